@@ -6,7 +6,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
 from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
@@ -26,12 +26,11 @@ from scheduler_svc.executors.tls import executor_tls, read_credentials
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
 from scheduler_svc.front.front import Front, client_services
 from scheduler_svc.front.text.text_model import ModelTokenizer
-from scheduler_svc.fronts import Fronts
 from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.joined_fronts import JoinedFronts
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
 from scheduler_svc.telemetry.metrics import LOOP_LAG, STEP_LOG, scheduler_families
-from shared.errors import OctavoServiceError
 from shared.exposure import warn_if_exposed
 from shared.grpc_metrics import CallMetrics, service_families
 from shared.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
@@ -55,15 +54,30 @@ FRONTS_INTERVAL_S = 0.2
 DRAIN_SHARE = 0.9
 
 
+async def tell_nobody() -> None:
+    """Do nothing."""
+
+
 class SchedulerService:
-    """One scheduler. It is ready while any executor is attached and it does not drain.
+    """One scheduler, or its core. It is ready while any executor is attached and it does not drain.
+
+    Args:
+        config: Of the scheduler.
+        link: Where fronts join, which are other processes; None: this one takes the clients' calls.
+        on_drained: Called at the end when no request is live any more: the fronts are to leave.
 
     Raises: OctavoServiceError: --tokenizer names a broken directory, or --vllm-engine or --tracing lacks
         what it needs, or a file of TLS or of tokens, or the folder of --step-log, cannot be used.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        link: str | None = None,
+        on_drained: Callable[[], Awaitable[None]] = tell_nobody,
+    ) -> None:
         self._config = config
+        self._on_drained = on_drained
         self._grace_s = config.shutdown_grace_s
         self.tls = server_tls(config)
         access = access_control(config)
@@ -74,7 +88,7 @@ class SchedulerService:
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
         health = self._health = Health([*client_services(config), ADMIN_SERVICE])
-        tokenizer = ModelTokenizer(config.tokenizer) if config.fronts == 0 else TokenizerFiles()
+        tokenizer = ModelTokenizer(config.tokenizer) if link is None else TokenizerFiles()
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
             functools.partial(executor_client, config, scheduler_id(config)),
@@ -84,15 +98,16 @@ class SchedulerService:
             self._step_log,
         )
         self.front: Front | None = None
-        self.fronts: Fronts | None = None
+        self.fronts: JoinedFronts | None = None
         self._has_executor = False
         self._is_ready: bool | None = None  # as health has it
         if isinstance(tokenizer, ModelTokenizer):
             self.front = Front(config, self.engine, tokenizer, health, self._metrics, call_metrics=self._calls)
             main = self.front.main
         else:
-            self.fronts = Fronts(config, CoreServicer(self.engine, tokenizer))
-            main = self.fronts.server(health)
+            assert link is not None, "who has files only hands them to fronts"
+            self.fronts = JoinedFronts(CoreServicer(self.engine, tokenizer), link, config.fronts)
+            main = self.fronts.server(health, config.max_message_bytes)
         self._ports = Ports(main, self._other_ports(config, health))
 
     async def start(self) -> str:
@@ -115,10 +130,11 @@ class SchedulerService:
         address = await self._ports.start()
         if self.fronts is not None:
             try:
-                address = await self.fronts.start()
-            except OctavoServiceError:
+                await self.fronts.wait_until_listening()
+            except asyncio.CancelledError:
                 await self._ports.stop(0)
                 raise
+            address = config.listen
         self._running = asyncio.create_task(self.engine.run(), name="engine")
         self._watching = [asyncio.create_task(self._loop_lag.watch(), name="loop-lag")]
         if self.front is not None:
@@ -168,13 +184,11 @@ class SchedulerService:
         deadline_s = time.monotonic() + self._grace_s
         drain_s = self._grace_s * DRAIN_SHARE
 
-        if self.fronts is not None:
-            self.fronts.start_stopping()
-
         async def drain() -> None:
             await self.engine.drain(drain_s)
             if self.fronts is not None:
-                await self.fronts.stop()
+                await self._on_drained()
+                await self.fronts.wait_until_left()
             if self.front is not None:
                 self.front.generation.shut_down()
 
@@ -191,7 +205,9 @@ class SchedulerService:
     @property
     def other_addresses(self) -> dict[str, str]:
         """Where operators ("admin"), OpenAI's clients, probes ("health") and metrics are served; after `start`."""
-        return self._ports.other_addresses | ({} if self.fronts is None else self.fronts.other_addresses)
+        openai = self._config.openai_listen
+        is_at_fronts = self.fronts is not None and openai is not None
+        return self._ports.other_addresses | ({"openai": str(openai)} if is_at_fronts else {})
 
     def _front_states(self) -> Sequence[admin_pb2.FrontState]:
         return () if self.fronts is None else self.fronts.states()

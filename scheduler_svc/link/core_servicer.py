@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import grpc.aio
@@ -35,6 +36,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     Attributes:
         incarnation: Orders the cores of a scheduler.
         metrics: What the fronts have counted.
+        num_sessions_of: How often each front has joined, by its name.
     """
 
     def __init__(self, engine: Engine, tokenizer: TokenizerFiles) -> None:
@@ -44,6 +46,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         self._numbers = itertools.count()
         self.metrics = FrontMetrics()
         self._changed = asyncio.Event()
+        self.num_sessions_of: Counter[str] = Counter()
         self.incarnation = time.time_ns() // 1_000_000
 
     @property
@@ -59,6 +62,11 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     async def wait_until_ready(self, num_fronts: int) -> None:
         """Return once so many fronts take calls."""
         while sum(session.is_ready for session in self.sessions) < num_fronts:
+            await self._next_change()
+
+    async def wait_until_left(self) -> None:
+        """Return once no front is joined."""
+        while self._sessions:
             await self._next_change()
 
     async def _next_change(self) -> None:
@@ -82,6 +90,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             self._engine,
             lambda: core_state(self._engine),
             hello.front_id,
+            hello.pid,
             self._changed.set,
             lambda content: self.metrics.take(number, content),
         )
@@ -94,6 +103,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         finally:
             if self._sessions.get(hello.front_id, (0, None))[1] is session:
                 del self._sessions[hello.front_id]
+                self._changed.set()
             self.metrics.end(number)
             log.info(Event("front_left", front=hello.front_id))
 
@@ -129,6 +139,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
                 raise FencedError(f"session {hello.session} of front {hello.front_id!r} is not newer than {number}")
             older.end(FencedError(f"session {hello.session} of front {hello.front_id!r} has begun"))
         self._sessions[hello.front_id] = hello.session, session
+        self.num_sessions_of[hello.front_id] += 1
 
 
 def agreed_version(hello: pb.FrontHello) -> int:

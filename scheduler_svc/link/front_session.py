@@ -36,10 +36,13 @@ class FrontSession:
         engine: Computes them.
         state: Returns how the core is now.
         name: The front, for people.
+        pid: Its process.
         on_readiness: Called when the front takes calls, or does no more.
         on_metrics: Called with what the front has counted.
 
     Attributes:
+        name: As above.
+        pid: As above.
         is_listening: Whether its ports are open.
         is_ready: Whether it takes calls.
     """
@@ -49,10 +52,12 @@ class FrontSession:
         engine: Engine,
         state: Callable[[], CoreState],
         name: str,
+        pid: int,
         on_readiness: Callable[[], None],
         on_metrics: Callable[[bytes], None],
     ) -> None:
         self.name = name
+        self.pid = pid
         self.is_listening = False
         self.is_ready = False
         self._on_readiness = on_readiness

@@ -7,6 +7,7 @@ core answers, and has it go on with the requests that are live: their clients no
 import asyncio
 import itertools
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -254,7 +255,7 @@ class RemoteCore:
                 trouble = failure_text(error)
             finally:
                 await self._lose(trouble)
-            if trouble != told:
+            if trouble != told and self._absence.is_on:
                 told = trouble
                 log.warning(Event("core_lost", front=self.front_id, cause=trouble))
             await asyncio.sleep(RETRY_S)
@@ -270,6 +271,7 @@ class RemoteCore:
             front_id=self.front_id,
             session=time.time_ns(),
             incarnation=self._incarnation,
+            pid=os.getpid(),
         )
         await call.write(pb.JoinRequest(hello=hello, credits=MAX_MESSAGES_ON_THEIR_WAY))
         tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._tell_metrics())]

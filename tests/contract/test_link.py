@@ -19,16 +19,17 @@ from octavo.client import Client
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from octavo.generation.v1 import generation_service_pb2 as generation
-from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link import front_session, remote_core
+from scheduler_svc.link.front_session import FrontSession
+from scheduler_svc.link.joined_fronts import JoinedFronts
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.submissions import encode_submission
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from shared.errors import UnavailableError as UnavailableOfServiceError
 from shared.step import SamplingRow
-from tests.support.fronts import FrontInProcess
 from tests.support.stack import Stack, collect, running_stack, token_request, until
 
 
@@ -336,14 +337,24 @@ async def test_a_link_that_breaks_again_and_again_costs_no_token(params: dict[st
             await until(lambda: stack.engine.requests)
             core = stack.driver.core
             assert core is not None
-            wanted = core.last_processed_step_id + num_steps
-            await until(lambda: core.last_processed_step_id >= wanted)
+            await some_steps(core, num_steps)
             assert not running.done()
             [session] = core_link.sessions
             session.end(ConnectionError("the test cuts it"))  # type: ignore[arg-type]
-            await until(lambda: core_link.sessions not in ([], [session]))
+            await until_replaced(core_link, session)
         assert await running == whole
         await until(lambda: not stack.engine.requests)
+
+
+async def some_steps(core: ExecutorCore, num_steps: int) -> None:
+    """Return so many steps later."""
+    wanted = core.last_processed_step_id + num_steps
+    await until(lambda: core.last_processed_step_id >= wanted)
+
+
+async def until_replaced(fronts: JoinedFronts, session: FrontSession) -> None:
+    """Return once a front has joined again."""
+    await until(lambda: fronts.sessions and session not in fronts.sessions)
 
 
 async def collect_outputs(stack: Stack, request: generation.GenerateRequest) -> list[Any]:
@@ -366,11 +377,11 @@ async def test_a_front_that_is_started_again_opens_its_ports_once_it_knows_the_c
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with running_stack(fronts=1) as stack:
-        fronts = stack.service.fronts
-        assert fronts is not None
-        [killed] = fronts._processes.values()
-        killed.kill()
-        await until(lambda: not fronts.sessions)
+        joined_fronts = stack.service.fronts
+        assert joined_fronts is not None
+        assert stack.fronts is not None
+        await stack.fronts.fronts[0].kill()
+        await until(lambda: not joined_fronts.sessions)
         is_told = asyncio.Event()
         take_state = RemoteCore._take_state
 
@@ -379,32 +390,31 @@ async def test_a_front_that_is_started_again_opens_its_ports_once_it_knows_the_c
             await take_state(self, *args)
 
         monkeypatch.setattr(RemoteCore, "_take_state", take_state_late)
-        config = SchedulerConfig(listen=stack.address, shutdown_grace_s=1.0)
-        again = FrontInProcess(fronts.link, 0, config.model_dump_json())
+        again = stack.fronts.start(0)
         try:
-            await until(lambda: fronts.sessions)
+            await until(lambda: joined_fronts.sessions)
             host, _, port = stack.address.rpartition(":")
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection(host, int(port))
             is_told.set()
-            await fronts.wait_until_ready()
+            await joined_fronts.wait_until_ready()
             async with Client(stack.address) as client:
                 assert len((await client.generate([40, 41], max_tokens=3)).outputs[0].token_ids) == 3
         finally:
-            again.terminate()
-            await again.task
+            await again.terminate()
 
 
 async def test_a_front_whose_link_fails_by_a_bug_ends_and_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_stack(fronts=1) as stack:
         assert stack.service.fronts is not None
-        [front] = stack.service.fronts._processes.values()
+        assert stack.fronts is not None
+        [front] = stack.fronts.fronts
         monkeypatch.setattr(RemoteCore, "_grant", lambda self: 1 / 0)
         [session] = stack.service.fronts.sessions
         session.batch()
         with pytest.raises(ZeroDivisionError):
             async with asyncio.timeout(30):
-                await front.task  # type: ignore[attr-defined]
+                await front.task
 
 
 async def test_a_front_without_its_core_refuses_at_once() -> None:

@@ -1,6 +1,7 @@
 """Fronts as processes: their answers, their death, their core's death, the end of all."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -31,9 +32,16 @@ class Running:
 
     def fronts(self) -> list[int]:
         """The processes of its fronts."""
-        pid = self.scheduler.process.pid
-        children = Path(f"/proc/{pid}/task").glob("*/children")
-        return sorted(int(child) for path in children for child in path.read_text(encoding="ascii").split())
+        return self._children("scheduler_svc.front_process")
+
+    def cores(self) -> list[int]:
+        """The process of its core, if there is one now."""
+        return self._children("scheduler_svc.core_process")
+
+    def _children(self, module: str) -> list[int]:
+        lists = Path(f"/proc/{self.scheduler.process.pid}/task").glob("*/children")
+        children = (int(child) for path in lists for child in path.read_text(encoding="ascii").split())
+        return sorted(child for child in children if module in command(child))
 
 
 @asynccontextmanager
@@ -45,6 +53,14 @@ async def running(num_fronts: int, *flags: str, step_ms: int = 5) -> AsyncIterat
             async with Client(scheduler.address) as client:
                 await client.wait_until_ready(timeout_s=60)
             yield Running(scheduler, executor)
+
+
+def command(pid: int) -> list[str]:
+    """Return what a process was started with; nothing if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
+    except OSError:
+        return []
 
 
 def runs(pid: int) -> bool:
@@ -128,13 +144,27 @@ async def test_a_front_that_is_told_to_end_lets_its_streams_finish_and_another_o
 
 
 @pytest.mark.slow
-async def test_fronts_end_with_their_core() -> None:
+async def test_core_and_fronts_end_with_their_supervisor() -> None:
     async with running(1) as services:
-        [front] = services.fronts()
+        pids = services.fronts() + services.cores()
         await services.scheduler.kill()
         async with asyncio.timeout(30):
-            while runs(front):
+            while any(map(runs, pids)):
                 await asyncio.sleep(0.02)
+
+
+async def test_a_core_that_is_killed_under_streams_is_started_again_and_nobody_notices() -> None:
+    async with running(2) as services, contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Client(services.scheduler.address)) for _ in PROMPTS]
+        whole = await asyncio.gather(*map(read_all, clients, PROMPTS))
+        reading = [asyncio.create_task(read_all(*pair)) for pair in zip(clients, PROMPTS, strict=True)]
+        [core] = services.cores()
+        await asyncio.sleep(0.5)
+        os.kill(core, signal.SIGKILL)
+        late = asyncio.create_task(read_all(clients[0], PROMPTS[0]))  # nobody refuses it either
+        assert await asyncio.gather(*reading) == whole
+        assert await late == whole[0]
+        assert services.cores() != [core]
 
 
 async def test_a_scheduler_that_is_told_to_end_lets_streams_through_fronts_finish() -> None:

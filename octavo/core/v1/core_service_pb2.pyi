@@ -120,6 +120,7 @@ class FrontHello(_message.Message):
     FRONT_ID_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
     min_version: _builtins.int
     """Lowest version of this protocol that the front speaks."""
     max_version: _builtins.int
@@ -130,6 +131,8 @@ class FrontHello(_message.Message):
     """Number of the session: larger than that of every earlier one of this front."""
     incarnation: _builtins.int
     """The largest incarnation of a core that it has joined. 0: none."""
+    pid: _builtins.int
+    """Its process."""
     def __init__(
         self,
         *,
@@ -138,10 +141,11 @@ class FrontHello(_message.Message):
         front_id: _builtins.str = ...,
         session: _builtins.int = ...,
         incarnation: _builtins.int = ...,
+        pid: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_id", b"front_id", "incarnation", b"incarnation", "max_version", b"max_version", "min_version", b"min_version", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_id", b"front_id", "incarnation", b"incarnation", "max_version", b"max_version", "min_version", b"min_version", "pid", b"pid", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,88 @@
+"""The fronts of a core, as the core has them: where they join, which have, and how they are."""
+
+import asyncio
+
+from octavo.admin.v1 import admin_pb2
+from octavo.core.v1 import core_service_pb2_grpc
+from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.front_metrics import FrontMetrics
+from scheduler_svc.link.front_session import FrontSession
+from shared.grpc_server import GrpcServer
+from shared.health import Health
+
+# How long fronts may take to leave at the end, in seconds.
+LEAVE_S = 5.0
+
+
+class JoinedFronts:
+    """The core's side of the link.
+
+    Args:
+        servicer: Serves it.
+        link: The address where fronts join.
+        num_fronts: How many there ought to be, named by their numbers from 0.
+
+    Attributes:
+        link: As above.
+        num_fronts: As above.
+    """
+
+    def __init__(self, servicer: CoreServicer, link: str, num_fronts: int) -> None:
+        self._servicer = servicer
+        self.link = link
+        self.num_fronts = num_fronts
+
+    def server(self, health: Health, max_message_bytes: int) -> GrpcServer:
+        """Return the port of the link: only processes of the same user reach it."""
+        port = GrpcServer(
+            listen=self.link,
+            max_message_bytes=max_message_bytes,
+            service_names=(),
+            health=health,
+            flag="the link to the fronts",
+        )
+        core_service_pb2_grpc.add_CoreServiceServicer_to_server(self._servicer, port.server)
+        return port
+
+    @property
+    def sessions(self) -> list[FrontSession]:
+        """The fronts that have joined."""
+        return self._servicer.sessions
+
+    @property
+    def metrics(self) -> FrontMetrics:
+        """What they have counted."""
+        return self._servicer.metrics
+
+    def states(self) -> list[admin_pb2.FrontState]:
+        """Return how each of them is, by its number."""
+        sessions = {session.name: session for session in self.sessions}
+        return [self._state(str(number), sessions.get(str(number))) for number in range(self.num_fronts)]
+
+    def _state(self, name: str, session: FrontSession | None) -> admin_pb2.FrontState:
+        num_restarts = max(0, self._servicer.num_sessions_of[name] - 1)
+        if session is None:
+            return admin_pb2.FrontState(front_id=name, num_restarts=num_restarts)
+        return admin_pb2.FrontState(
+            front_id=name,
+            pid=session.pid,
+            is_ready=session.is_ready,
+            num_requests=session.num_requests,
+            num_restarts=num_restarts,
+        )
+
+    async def wait_until_listening(self) -> None:
+        """Return once all of them have opened their ports."""
+        await self._servicer.wait_until_listening(self.num_fronts)
+
+    async def wait_until_ready(self) -> None:
+        """Return once all of them take calls: clients do not choose whom they reach."""
+        await self._servicer.wait_until_ready(self.num_fronts)
+
+    async def wait_until_left(self) -> None:
+        """Return once all have left, which they are told to do, or have not for LEAVE_S."""
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self._servicer.wait_until_left()
+        except TimeoutError:
+            return
