@@ -1,13 +1,13 @@
 """The async client of a scheduler: one channel, typed events in, typed errors out.
 
-Values are in octavo/outputs.py, errors in octavo/errors.py. A client never sends a request twice that a scheduler may
-have begun: its prompt could be answered twice. Who wants retries catches `OverloadedError` and `UnavailableError` and
-decides.
+Values are in octavo/outputs.py, errors in octavo/errors.py. When a call breaks, the client goes on with its answer in
+another one (octavo/resumption.py): callers get each token once, and notice a pause. What no scheduler has accepted is
+sent again to another address only: who wants more catches `OverloadedError` and `UnavailableError` and decides.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from octavo.errors import (
     UnavailableError,
 )
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
-from octavo.many_requests import run_many
+from octavo.many_requests import ManyRequests
 from octavo.outputs import (
     Accepted,
     Event,
@@ -40,9 +40,9 @@ from octavo.outputs import (
 )
 from octavo.prompts import detokenize_request, generate_request, tokenize_request
 from octavo.request_stream import RequestStream
+from octavo.resumption import NEVER, ResumableRequest, ResumePolicy
 from octavo.sampling_params import SamplingParams, list_params, one_for_each, with_keywords
 from octavo.scheduler_channel import SchedulerChannel
-from octavo.streamed_answer import StreamedAnswer
 from octavo.tls import TlsOptions
 
 _Request = TypeVar("_Request", bound=Message)
@@ -51,17 +51,23 @@ _Response = TypeVar("_Response")
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
 
+DEFAULT_RESUME_TIMEOUT_S = 30.0
+
 # Under this name the scheduler's grpc.health.v1 service says whether it can take requests.
 _READINESS_SERVICE = "readiness"
 
 # gRPC counts nanoseconds in 64 bits: a limit of more than 292 years would be over at once.
 _LONGEST_TIMEOUT_S = 1e9
 
-# What a scheduler calls the field lean_finished that does not know it.
-_LEAN_FINISHED_UNKNOWN = "field 10 of GenerateRequest"
+# What a scheduler of 0.1.0 calls the fields that it does not know: lean_finished and include_prompt_token_ids.
+_UNKNOWN_FIELDS = ("field 10 of GenerateRequest", "field 15 of GenerateRequest")
 
 # Pause before a watch of the readiness that ended is opened again.
 _WATCH_AGAIN_S = 0.2
+
+
+async def nothing_to_check() -> None:
+    """Do nothing."""
 
 
 class Client(SchedulerChannel):
@@ -70,9 +76,11 @@ class Client(SchedulerChannel):
     It belongs to the event loop in which it is opened, and serves any number of requests at once.
 
     Args:
-        address: HOST:PORT of the scheduler, or any gRPC target.
+        address: HOST:PORT of the scheduler, or any gRPC target; or several, of which one is used until it fails.
         tls: How to speak TLS; None: plaintext. The files are read when the client is opened.
         token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
+        resume_timeout_s: How long to try to go on with an answer whose call broke, in seconds since the loss; 0: the
+            error is raised at once.
 
     Raises:
         ConnectionOptionsError: the address is none, or the token cannot be sent; when the client is opened, also: a
@@ -88,9 +96,15 @@ class Client(SchedulerChannel):
     )
 
     def __init__(
-        self, address: str = DEFAULT_ADDRESS, *, tls: TlsOptions | None = None, token: str | None = None
+        self,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
+        *,
+        tls: TlsOptions | None = None,
+        token: str | None = None,
+        resume_timeout_s: float = DEFAULT_RESUME_TIMEOUT_S,
     ) -> None:
         super().__init__(address, tls=tls, token=token)
+        self._resume = ResumePolicy(resume_timeout_s)
         self._takes_lean_finished = True  # the scheduler
 
     def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
@@ -154,10 +168,10 @@ class Client(SchedulerChannel):
                     yield event
             return
         except InvalidRequestError as error:
-            if not request.lean_finished or error.field != _LEAN_FINISHED_UNKNOWN:
+            if not request.lean_finished or error.field not in _UNKNOWN_FIELDS:
                 raise
         # A scheduler of 0.1.0: it has refused the request, and repeats everything anyway.
-        request.lean_finished = self._takes_lean_finished = False
+        request.lean_finished = request.include_prompt_token_ids = self._takes_lean_finished = False
         async with aclosing(self._events(request, timeout_s)) as events:
             async for event in events:
                 yield event
@@ -165,15 +179,48 @@ class Client(SchedulerChannel):
     async def _events(
         self, request: generation_service_pb2.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[Event, None]:
-        """Send a request and yield its events."""
-        call = self._stub().Generate(request, timeout=timeout_s, metadata=self._metadata)
-        answer = StreamedAnswer() if request.lean_finished else None
+        """Send a request and yield its events; go on with it in another call if one breaks."""
+        loop = asyncio.get_running_loop()
+        deadline_s = None if timeout_s is None else loop.time() + timeout_s
+        running = ResumableRequest(request, self._resume if request.lean_finished else NEVER)
+        num_untried = len(self.addresses) - 1
+        while True:
+            left_s = None if deadline_s is None else max(0.0, deadline_s - loop.time())
+            address = self.address
+            try:
+                async with aclosing(self._call(running, left_s)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except UnavailableError as error:
+                if running.can_go_on:
+                    pause_s = running.losses.pause_s(error)
+                elif running.has_begun or not num_untried:
+                    raise
+                else:
+                    num_untried, pause_s = num_untried - 1, 0.0
+                self._move_on(address)
+            except OctavoError as error:
+                raise running.refused(error) from error
+            await asyncio.sleep(pause_s if left_s is None else min(pause_s, left_s))
+
+    async def _call(self, running: ResumableRequest, timeout_s: float | None) -> AsyncGenerator[Event, None]:
+        """Make one call for a request and yield the events that its caller has not had."""
+        is_first = not running.has_begun
+        message, answer = running.message(), running.answer
+        call = self._stub().Generate(message, timeout=timeout_s, metadata=self._metadata)
         is_finished = False
         try:
             async for response in call:
                 event = event_from_proto(response)
+                if isinstance(event, Accepted):
+                    answer.accepted = answer.accepted or response.accepted
+                    if is_first:
+                        yield event
+                    continue
                 is_finished = isinstance(event, Finished)
-                yield event if answer is None else answer.take(event)
+                running.losses.forget()
+                yield running.completed(event) if message.lean_finished else event
         except grpc.aio.AioRpcError as error:
             raise self._to_octavo_error(error) from error
         finally:
@@ -217,6 +264,7 @@ class Client(SchedulerChannel):
                     event.usage,
                     event.prompt_logprobs,
                     event.continued_on_other_numerics,
+                    event.num_resumptions,
                 )
         raise AssertionError("stream() ends with a Finished event or raises")
 
@@ -259,11 +307,33 @@ class Client(SchedulerChannel):
             (prompt, generate_request(prompt, params, priority=priority, tenant=tenant, cache_salt=cache_salt))
             for prompt, params in zip(prompts, each, strict=True)
         ]
-        async with self.request_stream() as stream:
-            running = run_many(stream, requests, max_in_flight=max_in_flight, include_text=include_text)
-            async with aclosing(running) as events:
-                async for index, event in events:
-                    yield index, event
+        running = self.run_requests(requests, max_in_flight=max_in_flight, include_text=include_text)
+        async with aclosing(running) as events:
+            async for index, event in events:
+                yield index, event
+
+    async def run_requests(
+        self,
+        requests: Sequence[tuple[Prompt, generation_service_pb2.GenerateRequest]],
+        *,
+        max_in_flight: int,
+        include_text: bool = True,
+        on_loss: Callable[[], Awaitable[None]] = nothing_to_check,
+    ) -> AsyncGenerator[tuple[int, Event | FailedRequest], None]:
+        """As `stream_many`, for messages that were made; `on_loss` is called when the stream broke."""
+        many = ManyRequests(requests, max_in_flight=max_in_flight, include_text=include_text, policy=self._resume)
+        while True:
+            address = self.address
+            try:
+                async with self.request_stream() as stream, aclosing(many.run(stream)) as events:
+                    async for index, event in events:
+                        yield index, event
+                return
+            except UnavailableError as error:
+                await on_loss()
+                pause_s = many.losses.pause_s(error)
+                self._move_on(address)
+            await asyncio.sleep(pause_s)
 
     def request_stream(self) -> RequestStream:
         """Return a stream for any number of requests, used as `async with`: for callers with many of them.

@@ -149,12 +149,14 @@ class Finished:
 
     `continued_on_other_numerics`: the request was moved while it ran, to an executor of another kind; its outputs may
     be none that one executor gives.
+    `num_resumptions`: how often its call broke, and another one went on with the answer.
     """
 
     outputs: tuple[Output, ...]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     continued_on_other_numerics: bool = False
+    num_resumptions: int = 0
 
 
 # PromptLogprobs come before the first Delta, each token once.
@@ -171,6 +173,7 @@ class RequestOutput:
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     continued_on_other_numerics: bool = False
+    num_resumptions: int = 0
 
     @property
     def error(self) -> None:
@@ -204,6 +207,11 @@ class FailedRequest:
 
     @property
     def continued_on_other_numerics(self) -> bool:
+        """There is no answer: raises `error`."""
+        raise self.error
+
+    @property
+    def num_resumptions(self) -> int:
         """There is no answer: raises `error`."""
         raise self.error
 

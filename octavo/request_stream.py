@@ -54,9 +54,9 @@ class _Request:
 
     __slots__ = ("answer", "prompt")
 
-    def __init__(self, prompt: Prompt) -> None:
+    def __init__(self, prompt: Prompt, answer: StreamedAnswer) -> None:
         self.prompt = prompt
-        self.answer = StreamedAnswer()
+        self.answer = answer
 
 
 class RequestStream:
@@ -148,15 +148,17 @@ class RequestStream:
         message.include_provenance = include_provenance
         return await self.send(prompt, message, include_text=include_text)
 
-    async def send(self, prompt: Prompt, message: pb.GenerateRequest, *, include_text: bool) -> int:
-        """As `submit`, for a message that was made."""
+    async def send(
+        self, prompt: Prompt, message: pb.GenerateRequest, *, include_text: bool, answer: StreamedAnswer | None = None
+    ) -> int:
+        """As `submit`, for a message that was made; `answer` has what came of it before; None: nothing."""
         if not self._takes_submissions:
             raise ClosedError("the stream takes no more requests; open another one")
         await self._room.acquire()
         self._raise_if_ended()
         # Nobody else runs from here on: who submits knows the number before anything can come of it.
         self._last_number += 1
-        self._requests[self._last_number] = _Request(prompt)
+        self._requests[self._last_number] = _Request(prompt, answer or StreamedAnswer())
         self._unwritten.put_nowait(
             pb.StreamRequestsRequest(number=self._last_number, submit=message, include_text=include_text)
         )
@@ -249,6 +251,8 @@ class RequestStream:
 
     def _events(self, response: pb.StreamRequestsResponse) -> Iterator[tuple[int, Event | FailedRequest]]:
         for accepted in response.accepted:
+            answer = self._requests[accepted.number].answer
+            answer.accepted = answer.accepted or accepted.accepted
             yield accepted.number, accepted_from_proto(accepted.accepted)
         for prompt in response.prompt_logprobs:
             event = prompt_logprobs_from_proto(prompt.prompt_logprobs)

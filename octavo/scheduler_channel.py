@@ -1,5 +1,6 @@
 """The channel to one port of a scheduler, for clients and operators alike: how it is opened, what its errors mean."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import grpc
@@ -42,7 +43,7 @@ class SchedulerChannel:
     """A channel with its token; use it as `async with`. It belongs to the event loop in which it is opened.
 
     Args:
-        address: HOST:PORT of the scheduler, or any gRPC target.
+        address: HOST:PORT of the scheduler, or any gRPC target; or several, of which one is used until it fails.
         tls: How to speak TLS; None: plaintext. The files are read when the channel is opened.
         token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
 
@@ -53,21 +54,35 @@ class SchedulerChannel:
 
     channel_options: ClassVar[tuple[tuple[str, int], ...]] = ()
 
-    def __init__(self, address: str, *, tls: TlsOptions | None = None, token: str | None = None) -> None:
-        if trouble := target_trouble(address):
-            raise ConnectionOptionsError(f"the address {trouble}")
-        self.address = address
+    def __init__(
+        self, address: str | Sequence[str], *, tls: TlsOptions | None = None, token: str | None = None
+    ) -> None:
+        self.addresses = (address,) if isinstance(address, str) else tuple(address)
+        if not self.addresses:
+            raise ConnectionOptionsError("there is no address; give one or more")
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        for one in self.addresses:
+            if trouble := target_trouble(one):
+                raise ConnectionOptionsError(f"the address {trouble}")
+            if token is not None:
+                self._metadata = token_metadata(one, token, is_encrypted=tls is not None)
         self._tls = tls
-        self._metadata = () if token is None else token_metadata(address, token, is_encrypted=tls is not None)
-        self._channel: grpc.aio.Channel | None = None
+        self._place = 0  # of the address that is used
+        self._channels: tuple[grpc.aio.Channel, ...] = ()  # of all; one that is not used has no connection
+
+    @property
+    def address(self) -> str:
+        """The address that is used."""
+        return self.addresses[self._place]
 
     async def __aenter__(self) -> Self:
         options: list[tuple[str, int | str]] = [*_COMMON_OPTIONS, *self.channel_options]
         if self._tls is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=options)
+            self._channels = tuple(grpc.aio.insecure_channel(one, options=options) for one in self.addresses)
         else:
             options += self._tls.channel_options
-            self._channel = grpc.aio.secure_channel(self.address, channel_credentials(self._tls), options=options)
+            credentials = channel_credentials(self._tls)
+            self._channels = tuple(grpc.aio.secure_channel(one, credentials, options=options) for one in self.addresses)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -75,15 +90,20 @@ class SchedulerChannel:
 
     async def close(self) -> None:
         """Cancel what still runs and close the channel; closing twice is fine."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
+        channels, self._channels = self._channels, ()
+        for channel in channels:
             await channel.close()
 
     def _open_channel(self) -> grpc.aio.Channel:
-        if self._channel is None:
+        if not self._channels:
             name = type(self).__name__
             raise ClosedError(f"the client is not open; use it as `async with {name}(address) as client`")
-        return self._channel
+        return self._channels[self._place]
+
+    def _move_on(self, failed: str) -> None:
+        """Use the next address, unless another call has moved on already from the one that failed."""
+        if failed == self.address:
+            self._place = (self._place + 1) % len(self.addresses)
 
     def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
         """Add what only the channel knows: whether UNAVAILABLE is the scheduler's word or its absence."""
@@ -91,7 +111,7 @@ class SchedulerChannel:
             return from_rpc_error(error)
         if trouble := handshake_trouble(error.details() or "", self._tls):
             return TlsHandshakeError(self.address, trouble)
-        state = None if self._channel is None else self._channel.get_state()
+        state = self._channels[self._place].get_state() if self._channels else None
         # A channel that could not connect may be at its next attempt already; then only gRPC's text tells.
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE or "failed to connect" in (error.details() or ""):
             return NotConnectedError(self.address)

@@ -8,9 +8,14 @@ from octavo.outputs import Delta, Event, Finished, Output, PromptLogprobs, Token
 
 
 class StreamedAnswer:
-    """Makes the last event complete, whose outputs come without what the deltas brought."""
+    """Makes the last event complete, whose outputs come without what the deltas brought.
+
+    Attributes:
+        accepted: The first event; None: it has not come.
+    """
 
     def __init__(self) -> None:
+        self.accepted: pb.Accepted | None = None
         self._deltas: dict[int, list[Delta]] = {}
         self._prompt: list[PromptLogprobs] = []
 

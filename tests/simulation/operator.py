@@ -24,7 +24,8 @@ class SimulatedAdminClient(AdminClient):
         self._network = network
 
     async def __aenter__(self) -> Self:
-        self._channel = SimulatedChannel(self._network, self.address, CLIENT_KEEPALIVE_S)  # type: ignore[assignment]
+        channel: Any = SimulatedChannel(self._network, self.address, CLIENT_KEEPALIVE_S)
+        self._channels = (channel,)
         return self
 
 

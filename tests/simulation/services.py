@@ -153,11 +153,12 @@ class SimulatedClient(Client):
     """octavo.Client on the simulated network; of the process in whose context it is opened."""
 
     def __init__(self, network: Network, address: str) -> None:
-        super().__init__(address)
+        super().__init__(address, resume_timeout_s=0.0)
         self._network = network
 
     async def __aenter__(self) -> Self:
-        self._channel = SimulatedChannel(self._network, self.address, CLIENT_KEEPALIVE_S)  # type: ignore[assignment]
+        channel: Any = SimulatedChannel(self._network, self.address, CLIENT_KEEPALIVE_S)
+        self._channels = (channel,)
         return self
 
 
