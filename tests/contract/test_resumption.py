@@ -130,7 +130,9 @@ def stack_seed(params: dict[str, Any], last: Finished) -> bool:
 async def test_many_requests_on_one_stream_go_on() -> None:
     async with served() as (stack, cutter), Client(cutter.address) as client:
         prompts = [[50 + number, 41, 42] for number in range(6)]
-        whole = [await client.generate(prompt, max_tokens=NUM_TOKENS, temperature=0.0, logprobs=0) for prompt in prompts]
+        whole = [
+            await client.generate(prompt, max_tokens=NUM_TOKENS, temperature=0.0, logprobs=0) for prompt in prompts
+        ]
         brought: dict[int, list[Event]] = {number: [] for number in range(6)}
         num_events = 0
         async for index, event in client.stream_many(
@@ -183,7 +185,7 @@ async def test_the_first_address_that_answers_is_used() -> None:
 @pytest.mark.parametrize("timeout_s", [0.0, 0.3])
 async def test_it_tries_for_a_limited_time(timeout_s: float) -> None:
     async with served() as (_, cutter), Client(cutter.address, resume_timeout_s=timeout_s) as client:
-        with pytest.raises(UnavailableError, match="lost|no scheduler answers") as error:
+        with pytest.raises(UnavailableError, match=r"lost|no scheduler answers") as error:
             async for event in client.stream(PROMPT, max_tokens=100_000, ignore_eos=True):
                 if isinstance(event, Delta):
                     cutter.close()

@@ -48,6 +48,9 @@ class PlayedEngine:
         self.crowded_tenant: str | None = None
         self.num_checked = 0
 
+    async def wait_until_reachable(self) -> None:
+        """It is here."""
+
     @contextmanager
     def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
         if tenant == self.crowded_tenant:
