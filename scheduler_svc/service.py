@@ -18,7 +18,7 @@ from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.client import ExecutorClient
-from scheduler_svc.executors.driver_interface import DriverSettings
+from scheduler_svc.executors.driver_interface import AtFaultPoint, DriverSettings, no_fault
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.executors.session import SessionTimings
@@ -58,11 +58,15 @@ DRAIN_SHARE = 0.9
 class SchedulerService:
     """One scheduler. It is ready while any executor is attached and it does not drain.
 
+    Args:
+        config: Its settings.
+        at_fault_point: Called at each fault point of each step (`FaultPoint`); tests kill processes there.
+
     Raises: OctavoServiceError: --tokenizer names a broken directory, or --vllm-engine or --tracing lacks
         what it needs, or a file of TLS or of tokens, or the folder of --step-log, cannot be used.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, at_fault_point: AtFaultPoint = no_fault) -> None:
         self._config = config
         self._grace_s = config.shutdown_grace_s
         self.tls = server_tls(config)
@@ -78,7 +82,7 @@ class SchedulerService:
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
             functools.partial(executor_client, config, scheduler_id(config)),
-            engine_settings(config),
+            engine_settings(config, at_fault_point),
             tokenizer.load,
             self._set_ready,
             self._step_log,
@@ -273,8 +277,8 @@ def executor_client(config: SchedulerConfig, own_id: str, address: str) -> Execu
     return ExecutorClient(address, own_id, timings, config.max_message_bytes, executor_tls(config))
 
 
-def engine_settings(config: SchedulerConfig) -> EngineSettings:
-    """Return the engine's part of the configuration."""
+def engine_settings(config: SchedulerConfig, at_fault_point: AtFaultPoint = no_fault) -> EngineSettings:
+    """Return the engine's part of the configuration, and what is called at the fault points of a step."""
     core = CoreSettings(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -292,6 +296,7 @@ def engine_settings(config: SchedulerConfig) -> EngineSettings:
             steps_in_flight=None if config.steps_in_flight == "auto" else int(config.steps_in_flight),
             checks_batch_table=config.check_batch_table,
             max_executors=config.max_executors,
+            at_fault_point=at_fault_point,
         ),
         policy=PriorityPolicy() if config.policy == "priority" else FcfsPolicy(),
         has_priorities=config.policy == "priority",

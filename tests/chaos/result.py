@@ -1,0 +1,77 @@
+"""What a piece of a row of `make chaos` found, and how pieces add up. Read next: `rows.py`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+# So many of what went wrong are kept in words.
+MAX_WORDS = 5
+
+
+@dataclass(slots=True)
+class Result:
+    """Answers and faults of a piece, or of several that are added up.
+
+    Attributes:
+        row: Its name in `rows.py`.
+        piece: Which part of the row it is.
+        num_faults: Faults that struck.
+        num_asked: Requests whose answers were compared.
+        num_equal: Answers equal to the undisturbed ones: token ids, log-probabilities to the bit, text.
+        num_lost: Answers that ended with an error, or too early.
+        num_repeated: Answers with the right tokens and more.
+        num_changed: Other answers that differ.
+        num_refused: Times that a request was refused before it was accepted, and sent again.
+        longest_gap_s: Longest time between two tokens of a stream.
+        least_s: Named times and sizes of which a piece tells the largest.
+        wrong: What went wrong, in words.
+        seconds: How long it took.
+    """
+
+    row: str
+    piece: str
+    num_faults: int = 0
+    num_asked: int = 0
+    num_equal: int = 0
+    num_lost: int = 0
+    num_repeated: int = 0
+    num_changed: int = 0
+    num_refused: int = 0
+    longest_gap_s: float = 0.0
+    largest: dict[str, float] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def note(self, name: str, value: float) -> None:
+        """Keep the largest of what goes by a name."""
+        self.largest[name] = max(value, self.largest.get(name, value))
+
+    def complain(self, text: str) -> None:
+        """Something went wrong."""
+        self.wrong.append(text)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the target was reached."""
+        return not self.wrong and self.num_equal == self.num_asked
+
+
+def added_up(row: str, results: Iterable[Result]) -> Result:
+    """Return the results of a row as one."""
+    total = Result(row, "all")
+    for each in results:
+        for name in (
+            "num_faults",
+            "num_asked",
+            "num_equal",
+            "num_lost",
+            "num_repeated",
+            "num_changed",
+            "num_refused",
+            "seconds",
+        ):
+            setattr(total, name, getattr(total, name) + getattr(each, name))
+        total.longest_gap_s = max(total.longest_gap_s, each.longest_gap_s)
+        for name, value in each.largest.items():
+            total.note(name, value)
+        total.wrong += [f"{each.piece}: {text}" for text in each.wrong][:MAX_WORDS]
+    return total
