@@ -1,9 +1,8 @@
 """Requests, what came of them, and whether that is what came when nothing was disturbed."""
 
 import asyncio
-import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import openai
@@ -56,8 +55,8 @@ class Answer:
         is_finished: Whether its last event came.
         error: How it failed.
         num_refused: Times that it was refused before it was accepted.
-        longest_gap_s: Longest time between two messages with tokens.
-        last_at_s: Monotonic time of the last one.
+        longest_gap_s: Longest time without a message with tokens, from the first attempt to send it.
+        last_at_s: Monotonic time of the last one, or of that attempt.
     """
 
     tokens: list[int | str] = field(default_factory=list)
@@ -67,13 +66,12 @@ class Answer:
     error: str = ""
     num_refused: int = 0
     longest_gap_s: float = 0.0
-    last_at_s: float | None = None
+    last_at_s: float = field(default_factory=time.monotonic)
 
     def take(self, tokens: Sequence[int | str], logprobs: Sequence[float], text: str) -> None:
         """Take a message."""
         now_s = time.monotonic()
-        if self.last_at_s is not None:
-            self.longest_gap_s = max(self.longest_gap_s, now_s - self.last_at_s)
+        self.longest_gap_s = max(self.longest_gap_s, now_s - self.last_at_s)
         self.last_at_s = now_s
         self.tokens += tokens
         self.logprobs += logprobs
@@ -190,8 +188,3 @@ def _difference(answer: Answer, undisturbed: Answer) -> tuple[str, str] | None:
     if answer.text != undisturbed.text:
         return "num_changed", "the text differs"
     return None
-
-
-def turns(stream: int, num_different: int, lengths: Sequence[int]) -> Iterator[Ask]:
-    """Return the requests of one client, for ever; so many of them differ."""
-    return itertools.cycle([Ask(stream, turn, lengths[(stream + turn) % len(lengths)]) for turn in range(num_different)])

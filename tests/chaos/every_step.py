@@ -6,7 +6,7 @@ The scheduler runs in this process, so that it can be stopped at a fault point; 
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -77,14 +77,14 @@ class EveryStep:
     Attributes:
         name: Of the row.
         what: What happens, in words.
-        command: Module and flags of the executors.
+        command: Returns module and flags of the executors.
         every: Kills are so many steps apart.
         target: What must come of it, in words.
     """
 
     name: str
     what: str
-    command: tuple[str, ...]
+    command: Callable[[], tuple[str, ...]]
     every: int = 1
     target: str = "all answers equal, to the bit"
 
@@ -97,7 +97,7 @@ class EveryStep:
 
     async def play(self, pieces: Sequence[str], _scale: Scale) -> AsyncIterator[Result]:
         """Run pieces and yield their results."""
-        async with running_executors(2, self.command) as executors:
+        async with running_executors(2, self.command()) as executors:
             killer = StepKiller(executors)
             async with running_service(executors, killer) as (service, address), Client(address) as client:
                 for piece in pieces:

@@ -22,7 +22,8 @@ class Result:
         num_changed: Other answers that differ.
         num_refused: Times that a request was refused before it was accepted, and sent again.
         longest_gap_s: Longest time between two tokens of a stream.
-        least_s: Named times and sizes of which a piece tells the largest.
+        largest: Named times and sizes: of each the largest.
+        counts: Named numbers of faults.
         wrong: What went wrong, in words.
         seconds: How long it took.
     """
@@ -38,6 +39,7 @@ class Result:
     num_refused: int = 0
     longest_gap_s: float = 0.0
     largest: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -73,5 +75,7 @@ def added_up(row: str, results: Iterable[Result]) -> Result:
         total.longest_gap_s = max(total.longest_gap_s, each.longest_gap_s)
         for name, value in each.largest.items():
             total.note(name, value)
+        for name, count in each.counts.items():
+            total.counts[name] = total.counts.get(name, 0) + count
         total.wrong += [f"{each.piece}: {text}" for text in each.wrong][:MAX_WORDS]
     return total

@@ -3,10 +3,14 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from tests.chaos.cancel_storm import CancelStorm
+from tests.chaos.drain import Drain
+from tests.chaos.endless import Endless
 from tests.chaos.every_step import EveryStep
+from tests.chaos.many_clients import ManyClients
 from tests.chaos.result import Result
 from tests.chaos.scale import Scale
-from tests.chaos.services import FAKE
+from tests.chaos.services import demo_executor, fake_executor
 
 
 class Row(Protocol):
@@ -32,18 +36,20 @@ class Row(Protocol):
         """Run pieces and yield their results."""
 
 
-DEMO_MODEL = ("executor_svc", "--model", "smollm2", "--num-device-blocks", "400")
-
 ROWS: tuple[Row, ...] = (
     EveryStep(
         "steps",
         "SIGKILL of the executor at every step of 64 tokens, in three phases; two fake executors",
-        FAKE,
+        fake_executor,
     ),
     EveryStep(
         "steps-demo",
         "the same at every fourth step; two executors with the demo model",
-        DEMO_MODEL,
+        demo_executor,
         every=4,
     ),
+    ManyClients(),
+    Endless(),
+    CancelStorm(),
+    Drain(),
 )

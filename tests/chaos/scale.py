@@ -8,11 +8,13 @@ class Scale:
     """How much is done; all of it by default.
 
     Attributes:
-        minutes: How long faults strike streams, one every ten seconds.
+        minutes: How long faults strike streams.
+        fault_every_s: Time from one of them to the next, in seconds.
         divisor: So many times fewer kills, requests and clients; 1: all.
     """
 
     minutes: float = 30.0
+    fault_every_s: float = 10.0
     divisor: int = 1
 
     def part_of(self, number: int) -> int:
@@ -21,4 +23,4 @@ class Scale:
 
 
 # At most a minute in all.
-SHORT = Scale(minutes=0.25, divisor=20)
+SHORT = Scale(minutes=0.25, fault_every_s=0.0, divisor=20)

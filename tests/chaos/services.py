@@ -11,14 +11,26 @@ from contextlib import asynccontextmanager
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin_client import AdminClient
+from octavo.models.store import find_model
 from tests.support.processes import Service, start_service
 
-FAKE = ("executor_svc.fake",)
 SCHEDULER = "scheduler_svc"
 PATIENCE_S = 120.0
 
 # Below those that machines give to outgoing connections: nobody takes the port while its process is away.
 _PORTS = range(20_000, 32_000)
+
+
+def fake_executor(*flags: str) -> tuple[str, ...]:
+    """Return module and flags of a fake executor."""
+    return ("executor_svc.fake", *flags)
+
+
+def demo_executor(*flags: str) -> tuple[str, ...]:
+    """Return module and flags of an executor with the demo model."""
+    directory = find_model("smollm2")
+    assert directory is not None, "the demo model is not prepared: run `octavo model prepare smollm2`"
+    return ("executor_svc", "--model", str(directory), "--num-device-blocks", "400", *flags)
 
 
 def free_port() -> int:
