@@ -94,7 +94,7 @@ class DriverSettings:
         checks_batch_table: Whether steps carry a digest for the executor to compare.
         retry_interval_s: Time between two attempts to attach, in seconds.
         max_executors: Most executors that one scheduler attaches to; None: any number.
-        at_fault_point: Called at each fault point of each step; no setting has it, only tests have one that does something.
+        at_fault_point: Called at each fault point of each step; tests kill processes there, and no setting has it.
     """
 
     steps_in_flight: int | None = None

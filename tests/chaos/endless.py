@@ -35,8 +35,8 @@ class Endless:
 
     name: str = "streams"
     what: str = (
-        "200 streams on 4 fake executors; every 10 s one of SIGKILL, SIGSTOP and SIGCONT (short, or longer than the lease), "
-        "a cut connection, a delayed one, failing steps, drain"
+        "200 streams on 4 fake executors; every 10 s one of SIGKILL, SIGSTOP (short, or longer than "
+        "the lease), a cut connection, a delayed one, failing steps, drain"
     )
     target: str = "0 lost, 0 repeated, 0 changed, 0 blocks leaked, memory flat"
 
@@ -63,7 +63,7 @@ async def play_for(seconds: float, num_streams: int, fault_every_s: float, resul
     ]
     async with AsyncExitStack() as stack:
         executors = await stack.enter_async_context(
-            running_executors(NUM_EXECUTORS, fake_executor("--step-ms", "50", "--num-device-blocks", "2000"))
+            running_executors(NUM_EXECUTORS, fake_executor("--step-ms", str(num_streams / 4)))
         )
         proxies = [await stack.enter_async_context(running_proxy(each.listen)) for each in executors[:NUM_PROXIES]]
         for executor, proxy in zip(executors, proxies, strict=False):
@@ -73,7 +73,7 @@ async def play_for(seconds: float, num_streams: int, fault_every_s: float, resul
         )
         client = await stack.enter_async_context(Client(scheduler.address))
         send = by_grpc(client)
-        undisturbed = await answers_to([ask for own in asks for ask in own], send, num_streams)
+        undisturbed = await answers_to([ask for own in asks for ask in own], send, len(asks) * NUM_DIFFERENT)
         target = Target(executors, proxies, scheduler, random.Random(result.piece))
         is_over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:

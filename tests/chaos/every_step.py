@@ -56,7 +56,9 @@ class StepKiller:
 
 
 @asynccontextmanager
-async def running_service(executors: Sequence[Executor], killer: StepKiller) -> AsyncIterator[tuple[SchedulerService, str]]:
+async def running_service(
+    executors: Sequence[Executor], killer: StepKiller
+) -> AsyncIterator[tuple[SchedulerService, str]]:
     """Run a scheduler in this process until the end of the block; gives it and its address."""
     addresses = tuple(executor.address for executor in executors)
     ports = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"}

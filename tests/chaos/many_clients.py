@@ -31,8 +31,8 @@ class ManyClients:
 
     name: str = "clients"
     what: str = (
-        "8 clients x 100 requests, by gRPC and with OpenAI's client; SIGKILL of one executor of two, and of the only one "
-        "(a new one after 3 s)"
+        "8 clients x 100 requests, by gRPC and with OpenAI's client; SIGKILL of one executor of two, and of the only "
+        "one (a new one after 3 s)"
     )
     target: str = "800 of 800 complete and equal, each time"
 

@@ -23,11 +23,11 @@ class Row(Protocol):
     """
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...
     @property
-    def what(self) -> str: ...  # noqa: D102
+    def what(self) -> str: ...
     @property
-    def target(self) -> str: ...  # noqa: D102
+    def target(self) -> str: ...
 
     def pieces(self, scale: Scale) -> list[str]:
         """Return the names of its pieces: what is done at a time, and not again by `--resume`."""

@@ -11,6 +11,7 @@ from tests.simulation.plan import MODES
 from tests.simulation.rare_lives import RARE_LIVES, Life, word_of
 from tests.simulation.sometimes import RARE
 from tests.simulation.summary import print_summary
+from tests.support.run_file import OtherCodeError, RunFile
 
 RUNS = [Run(seed, mode) for seed in range(60) for mode in MODES]
 

@@ -33,7 +33,7 @@ class RunFile(Generic[T]):
         folder: With the tests: what is kept depends on its code too.
 
     Attributes:
-        finished: What earlier pieces left there.
+        finished: What earlier pieces left there, and what was added.
 
     Raises: OtherCodeError: it was begun with other code. OSError: it cannot be read or written.
     """
@@ -55,6 +55,7 @@ class RunFile(Generic[T]):
 
     def add(self, finished: T) -> None:
         """Keep one."""
+        self.finished.append(finished)
         self._write(json.dumps(asdict(finished), sort_keys=True))
 
     def close(self) -> None:
