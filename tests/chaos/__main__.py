@@ -30,7 +30,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except (OtherCodeError, OSError) as error:
         parser.error(str(error))
     scale = SHORT if arguments.short else Scale(minutes=arguments.minutes)
-    rows = [row for row in ROWS if not arguments.only or row.name in arguments.only]
+    chosen = [row for row in ROWS if not arguments.only or row.name in arguments.only]
+    rows = [row for row in chosen if row.pieces(scale)]
     begin_s = time.monotonic()
     try:
         asyncio.run(play(rows, scale, file))
@@ -44,7 +45,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print(table_of(totals))
     print(f"\n{machine()}; {(time.monotonic() - begin_s) / 60:.1f} minutes")
     for row, result, _ in totals:
-        for text in result.wrong:
+        for text in result.wrong + result.missed:
             print(f"{row.name}: {text}")
     return int(not all(result.is_kept and is_complete for _, result, is_complete in totals))
 

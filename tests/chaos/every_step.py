@@ -93,7 +93,7 @@ class EveryStep:
     def pieces(self, scale: Scale) -> list[str]:
         """Return its pieces: a phase, and some of the steps."""
         every = self.every * scale.divisor
-        numbers = list(range(1, NUM_TOKENS + 1, every))
+        numbers = list(range((every + 1) // 2, NUM_TOKENS + 1, every)) if every <= NUM_TOKENS else []
         cut = [numbers[begin : begin + PIECE] for begin in range(0, len(numbers), PIECE)]
         return [f"{point.name} {part[0]} {part[-1]} {every}" for point in FaultPoint for part in cut]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is done; all of it by default.
+    """How much is done; all of it by default. A row may leave out what is too little to say anything.
 
     Attributes:
         minutes: How long faults strike streams.
@@ -23,4 +23,4 @@ class Scale:
 
 
 # At most a minute in all.
-SHORT = Scale(minutes=0.25, fault_every_s=0.0, divisor=20)
+SHORT = Scale(minutes=0.2, fault_every_s=0.0, divisor=32)
