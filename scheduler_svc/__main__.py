@@ -43,9 +43,7 @@ async def serve(config: SchedulerConfig) -> None:
     announce_listening("scheduler", address, service.other_addresses, awaits=awaits)
     announcing = asyncio.create_task(_announce_when_ready(service, address))
     settle()
-    collection = IdleCollection(
-        lambda: not service.engine.requests, lambda: service.engine.meter.num_executor_losses
-    )
+    collection = IdleCollection(lambda: not service.engine.requests, lambda: service.engine.meter.num_executor_losses)
     collecting = asyncio.create_task(collection.run())
     stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(service.wait_for_failure())
     await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
