@@ -15,8 +15,8 @@ An executor makes few objects, but has 390,000 when torch and transformers are i
 So what exists after the start is frozen (never looked at again), the young objects are looked at a hundred times less
 often, and a full look happens when nothing runs, or after `LONGEST_WAIT_S` if that never is the case.
 
-What a scheduler had made for an executor that is lost is a cycle too, and a large one. A scheduler that was never idle and
-had a fault every 10 s had 54 MiB of it after 5 minutes (`make chaos`, 200 streams, 2026-11-23). So it looks soon then.
+What a scheduler had made for an executor that is lost is a cycle too, and a large one. A scheduler that was never idle
+and had a fault every 10 s had 54 MiB of it after 5 minutes (`make chaos`, 200 streams, 2026-11-23). So it looks soon then.
 """
 
 import asyncio
