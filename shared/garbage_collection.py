@@ -16,7 +16,8 @@ So what exists after the start is frozen (never looked at again), the young obje
 often, and a full look happens when nothing runs, or after `LONGEST_WAIT_S` if that never is the case.
 
 What a scheduler had made for an executor that is lost is a cycle too, and a large one. A scheduler that was never idle
-and had a fault every 10 s had 54 MiB of it after 5 minutes (`make chaos`, 200 streams, 2026-11-23). So it looks soon then.
+and had a fault every 10 s had 54 MiB of it after 5 minutes (`make chaos`, 200 streams, 2026-11-23). So it looks soon
+after a loss.
 """
 
 import asyncio

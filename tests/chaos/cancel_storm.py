@@ -71,7 +71,8 @@ async def storm(send: Send, num_requests: int, draws: random.Random, result: Res
                 continue
             sending = asyncio.create_task(answer_to(ask, send))
             await asyncio.wait([sending], timeout=draws.uniform(0, LONGEST_LIFE_S))
-            result.num_faults += sending.cancel()
+            if sending.cancel():
+                result.note_fault("cancelled")
             await asyncio.gather(sending, return_exceptions=True)
 
     await asyncio.gather(*map(one_client, asks))

@@ -79,5 +79,5 @@ async def terminate_one(
     if all(task.done() for task in running):
         result.complain("all streams had ended before the executor was empty")
     result.note("ended_after_s", await draining)
-    result.num_faults += 1
+    result.note_fault("SIGTERM")
     await victim.start()

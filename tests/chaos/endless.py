@@ -4,7 +4,6 @@ import asyncio
 import math
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -99,24 +98,20 @@ async def ask_until(
 async def strike(target: Target, seconds: float, fault_every_s: float, result: Result) -> None:
     """Let faults strike for a while, each kind as often as the others; watch the scheduler's memory."""
     begin_s = time.monotonic()
-    struck: Counter[str] = Counter()
     sizes: list[tuple[float, float]] = []
     watching = asyncio.create_task(watch_memory(target, sizes))
     while (now_s := time.monotonic() - begin_s) < seconds:
-        [*rarest] = (name for name in FAULTS if struck[name] == min(struck[each] for each in FAULTS))
+        fewest = min(result.counts.get(each, 0) for each in FAULTS)
+        rarest = [each for each in FAULTS if result.counts.get(each, 0) == fewest]
         name = target.draws.choice(rarest)
         await target.scheduler.until(lambda state: num_attached(state) == NUM_EXECUTORS)
         await FAULTS[name](target)
-        struck[name] += 1
-        result.num_faults += 1
+        result.note_fault(name)
         await asyncio.sleep(max(0.0, begin_s + now_s + fault_every_s - time.monotonic()))
     watching.cancel()
-    for name, count in struck.items():
-        result.counts[name] = count
     warm = max(size for at_s, size in sizes if at_s <= begin_s + WARM_SHARE * seconds)
     growth_mib = max(size for _, size in sizes) - warm
     result.note("growth_mib", growth_mib)
-    result.note("scheduler_mib", max(size for _, size in sizes))
     if growth_mib > MOST_GROWTH_MIB:
         result.missed.append(f"the scheduler's memory grew by {growth_mib:.1f} MiB")
 

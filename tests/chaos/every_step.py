@@ -118,7 +118,7 @@ class EveryStep:
             if killer.victim is None:
                 result.complain(f"no executor was killed at step {number}")
                 continue
-            result.num_faults += 1
+            result.note_fault("SIGKILL")
             await killer.victim.kill()  # it waits for the end
             await until(lambda: len(service.engine.fleet.cores) == 1)
             await killer.victim.start()

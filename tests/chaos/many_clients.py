@@ -104,7 +104,7 @@ class _Load:
         states = await self._scheduler.executors()
         victim = max(self._executors, key=lambda each: states[each.address].num_running_requests)
         await victim.kill()
-        self._result.num_faults += 1
+        self._result.note_fault("SIGKILL")
         if len(self._executors) == 1:
             await asyncio.sleep(AWAY_S)
             await victim.start()

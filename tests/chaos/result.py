@@ -14,7 +14,6 @@ class Result:
     Attributes:
         row: Its name in `rows.py`.
         piece: Which part of the row it is.
-        num_faults: Faults that struck.
         num_asked: Requests whose answers were compared.
         num_equal: Answers equal to the undisturbed ones: token ids, log-probabilities to the bit, text.
         num_lost: Answers that ended with an error, or too early.
@@ -23,7 +22,7 @@ class Result:
         num_refused: Times that a request was refused before it was accepted, and sent again.
         longest_gap_s: Longest time between two tokens of a stream.
         largest: Named times and sizes: of each the largest.
-        counts: Named numbers of faults.
+        counts: How often each kind of fault struck.
         wrong: What went wrong, in words.
         missed: Times and sizes beyond their targets, in words; a busy machine may be the cause.
         seconds: How long it took.
@@ -31,7 +30,6 @@ class Result:
 
     row: str
     piece: str
-    num_faults: int = 0
     num_asked: int = 0
     num_equal: int = 0
     num_lost: int = 0
@@ -49,6 +47,10 @@ class Result:
         """Keep the largest of what goes by a name."""
         self.largest[name] = max(value, self.largest.get(name, value))
 
+    def note_fault(self, name: str) -> None:
+        """A fault of a kind struck."""
+        self.counts[name] = self.counts.get(name, 0) + 1
+
     def complain(self, text: str) -> None:
         """Something went wrong."""
         self.wrong.append(text)
@@ -64,7 +66,6 @@ def added_up(row: str, results: Iterable[Result]) -> Result:
     total = Result(row, "all")
     for each in results:
         for name in (
-            "num_faults",
             "num_asked",
             "num_equal",
             "num_lost",

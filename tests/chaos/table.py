@@ -14,8 +14,7 @@ _FIGURES = {
     "empty_after_s": "empty after {:.2f} s at most",
     "ended_after_s": "its process ended after {:.2f} s at most",
     "zero_after_s": "all counts are zero {:.2f} s after the last request",
-    "growth_mib": "memory grew by {:.1f} MiB",
-    "scheduler_mib": "to {:.0f} MiB",
+    "growth_mib": "the scheduler's memory grew by {:.1f} MiB at most",
 }
 
 
@@ -34,8 +33,7 @@ def in_words(result: Result) -> str:
     parts = [f"{result.num_equal:,} of {result.num_asked:,} equal"]
     if result.num_equal < result.num_asked:
         parts.append(f"{result.num_lost} lost, {result.num_repeated} repeated, {result.num_changed} changed")
-    faults = ", ".join(f"{count} {name}" for name, count in sorted(result.counts.items()))
-    parts.append(f"{result.num_faults:,} faults" + (f" ({faults})" if faults else ""))
+    parts.append(", ".join(f"{count:,} {name}" for name, count in sorted(result.counts.items())) or "no fault")
     if result.num_refused:
         parts.append(f"{result.num_refused} times refused and sent again")
     parts += [_FIGURES[name].format(value) for name, value in result.largest.items() if name in _FIGURES]

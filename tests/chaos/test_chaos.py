@@ -26,7 +26,7 @@ async def check(row: Row, pieces: list[str]) -> None:
     for result in results:
         assert result.wrong == []
         assert result.num_equal == result.num_asked > 0
-        assert result.num_faults > 0
+        assert result.counts
 
 
 async def test_streams_of_an_executor_that_is_told_to_end_go_on() -> None:
@@ -73,10 +73,10 @@ def test_what_a_file_has_is_not_run_again(tmp_path: Path, capsys: pytest.Capture
     path, row = tmp_path / "chaos.jsonl", SHORT_ROWS["steps"]
     file = RunFile(path, Result, "tests/chaos")
     for piece in row.pieces(SHORT):
-        file.add(Result(row.name, piece, num_faults=2, num_asked=2, num_equal=2))
+        file.add(Result(row.name, piece, num_asked=2, num_equal=2, counts={"SIGKILL": 2}))
     file.close()
     assert main(["--short", "--only", "steps", "--resume", str(path)]) == 0
-    assert "| 6 of 6 equal; 6 faults |" in capsys.readouterr().out
+    assert "| 6 of 6 equal; 6 SIGKILL |" in capsys.readouterr().out
 
 
 def test_a_row_without_all_its_pieces_is_not_reached() -> None:
