@@ -44,7 +44,8 @@ async def run_service(service: SchedulerService, config: SchedulerConfig, stop: 
     announce_listening("scheduler", address, service.other_addresses, awaits=awaits)
     announcing = asyncio.create_task(_announce_when_ready(service, address))
     settle()
-    collecting = asyncio.create_task(IdleCollection(lambda: not service.engine.requests).run())
+    collection = IdleCollection(lambda: not service.engine.requests, lambda: service.engine.meter.num_executor_losses)
+    collecting = asyncio.create_task(collection.run())
     failing = asyncio.create_task(service.wait_for_failure())
     await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
     if failing.done():  # a process that cannot work any more must not look as if it could

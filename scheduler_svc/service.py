@@ -18,7 +18,7 @@ from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.client import ExecutorClient
-from scheduler_svc.executors.driver_interface import DriverSettings
+from scheduler_svc.executors.driver_interface import AtFaultPoint, DriverSettings, no_fault
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.executors.session import SessionTimings
@@ -65,6 +65,7 @@ class SchedulerService:
         config: Of the scheduler.
         link: Where fronts join, which are other processes; None: this one takes the clients' calls.
         on_drained: Called at the end when no request is live any more: the fronts are to leave.
+        at_fault_point: Called at each fault point of each step (`FaultPoint`); tests kill processes there.
 
     Raises: OctavoServiceError: --tokenizer names a broken directory, or --vllm-engine or --tracing lacks
         what it needs, or a file of TLS or of tokens, or the folder of --step-log, cannot be used.
@@ -75,6 +76,8 @@ class SchedulerService:
         config: SchedulerConfig,
         link: str | None = None,
         on_drained: Callable[[], Awaitable[None]] = tell_nobody,
+        *,
+        at_fault_point: AtFaultPoint = no_fault,
     ) -> None:
         self._config = config
         self._on_drained = on_drained
@@ -92,7 +95,7 @@ class SchedulerService:
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
             functools.partial(executor_client, config, scheduler_id(config)),
-            engine_settings(config),
+            engine_settings(config, at_fault_point),
             tokenizer.load,
             self._set_ready,
             self._step_log,
@@ -289,8 +292,8 @@ def executor_client(config: SchedulerConfig, own_id: str, address: str) -> Execu
     return ExecutorClient(address, own_id, timings, config.max_message_bytes, executor_tls(config))
 
 
-def engine_settings(config: SchedulerConfig) -> EngineSettings:
-    """Return the engine's part of the configuration."""
+def engine_settings(config: SchedulerConfig, at_fault_point: AtFaultPoint = no_fault) -> EngineSettings:
+    """Return the engine's part of the configuration, and what is called at the fault points of a step."""
     core = CoreSettings(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -308,6 +311,7 @@ def engine_settings(config: SchedulerConfig) -> EngineSettings:
             steps_in_flight=None if config.steps_in_flight == "auto" else int(config.steps_in_flight),
             checks_batch_table=config.check_batch_table,
             max_executors=config.max_executors,
+            at_fault_point=at_fault_point,
         ),
         policy=PriorityPolicy() if config.policy == "priority" else FcfsPolicy(),
         has_priorities=config.policy == "priority",

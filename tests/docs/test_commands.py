@@ -37,6 +37,11 @@ EXCUSES = (
     Excuse(".*", r"octavo up.*", "runs until Ctrl-C; tests/e2e/test_readme.py runs it"),
     Excuse(".*", r"octavo generate .*", "the words are the model's; tests/unit/octavo/test_cli.py runs the command"),
     Excuse(
+        "docs/chaos.md",
+        r"make chaos.*|python -m tests.chaos.*",
+        "up to an hour of it; tests/chaos/test_chaos.py runs the short form",
+    ),
+    Excuse(
         "docs/testing.md",
         r"python -m tests.simulation.*",
         "minutes of it; tests/simulation/ runs seeds and its own tests",
