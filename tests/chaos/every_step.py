@@ -63,7 +63,7 @@ async def running_service(
     addresses = tuple(executor.address for executor in executors)
     ports = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"}
     config = SchedulerConfig.model_validate({**ports, "executor": addresses, "shutdown_grace_s": 1.0})
-    service = SchedulerService(config, killer)
+    service = SchedulerService(config, at_fault_point=killer)
     address = await service.start()
     try:
         await until(lambda: len(service.engine.fleet.cores) == len(executors))
