@@ -35,11 +35,12 @@ class Supervisor:
 
     Args:
         config: Of the scheduler.
+        core_module: What the core's process runs.
 
     Raises: AddressError: an address for clients cannot be bound.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, core_module: str = "scheduler_svc.core_process") -> None:
         self._folder = tempfile.mkdtemp(prefix="octavo-")  # nobody else may enter it
         link = f"unix:{self._folder}/core.sock"
         try:
@@ -50,7 +51,7 @@ class Supervisor:
         self._config = self._fronts.config
         self._core = KeptProcess(
             "core",
-            "scheduler_svc.core_process",
+            core_module,
             link,
             settings=lambda: self._config.model_dump_json(),
             on_line=self._take_line,

@@ -18,7 +18,7 @@ import pytest
 from octavo.client import Client
 from octavo.errors import UnavailableError
 from octavo.outputs import Delta, Finished
-from tests.support.processes import Service, running_service
+from tests.support.processes import Service, children_of, running_service
 
 PROMPTS = [[40 + number, 41, 42] for number in range(8)]
 
@@ -32,16 +32,11 @@ class Running:
 
     def fronts(self) -> list[int]:
         """The processes of its fronts."""
-        return self._children("scheduler_svc.front_process")
+        return children_of(self.scheduler.process.pid, "scheduler_svc.front_process")
 
     def cores(self) -> list[int]:
         """The process of its core, if there is one now."""
-        return self._children("scheduler_svc.core_process")
-
-    def _children(self, module: str) -> list[int]:
-        lists = Path(f"/proc/{self.scheduler.process.pid}/task").glob("*/children")
-        children = (int(child) for path in lists for child in path.read_text(encoding="ascii").split())
-        return sorted(child for child in children if module in command(child))
+        return children_of(self.scheduler.process.pid, "scheduler_svc.core_process")
 
 
 @asynccontextmanager
@@ -53,14 +48,6 @@ async def running(num_fronts: int, *flags: str, step_ms: int = 5) -> AsyncIterat
             async with Client(scheduler.address) as client:
                 await client.wait_until_ready(timeout_s=60)
             yield Running(scheduler, executor)
-
-
-def command(pid: int) -> list[str]:
-    """Return what a process was started with; nothing if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
-    except OSError:
-        return []
 
 
 def runs(pid: int) -> bool:
