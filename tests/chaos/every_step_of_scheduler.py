@@ -53,6 +53,18 @@ class EveryStepOfCore:
                     yield await _play_piece(self.name, piece, plan, client)
 
 
+def write(plan: Path, text: str) -> None:
+    """Let the core kill itself."""
+    plan.write_text(text, encoding="ascii")
+
+
+def withdraw(plan: Path) -> bool:
+    """Let the core live; return whether it did not kill itself."""
+    is_there = plan.exists()
+    plan.unlink(missing_ok=True)
+    return is_there
+
+
 async def _play_piece(name: str, piece: str, plan: Path, client: Client) -> Result:
     point, first, last, every = piece.split()
     result, begin_s = Result(name, piece), time.monotonic()
@@ -61,10 +73,9 @@ async def _play_piece(name: str, piece: str, plan: Path, client: Client) -> Resu
         ask = Ask(number % 2, number, NUM_TOKENS)
         undisturbed = await answer_to(ask, send)
         result.note("undisturbed_gap_s", undisturbed.longest_gap_s)
-        plan.write_text(f"{point} {number}", encoding="ascii")
+        write(plan, f"{point} {number}")
         compare(result, ask, await answer_to(ask, send), undisturbed)
-        if plan.exists():
-            plan.unlink()
+        if withdraw(plan):
             result.complain(f"the core was not killed at step {number}")
         else:
             result.note_fault("SIGKILL")
