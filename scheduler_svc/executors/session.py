@@ -43,7 +43,7 @@ class ExecutorLostError(OctavoServiceError):
 class SessionTimings:
     """Times in seconds. A lease outlives a few lost heartbeats and a whole resume.
 
-    The sockets of a process that is killed close one after another, so the first attempt to resume may still be accepted
+    The sockets of a process that is killed close one after another: the first attempt to resume may be accepted still
     and then reset. gRPC connects again after 0.1 s and fails attempts before that: the interval is how late it is seen
     then that nobody listens any more.
     """
