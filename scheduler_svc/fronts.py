@@ -16,7 +16,6 @@ from octavo.admin.v1 import admin_pb2
 from octavo.core.v1 import core_service_pb2_grpc
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.link.core_servicer import CoreServicer
-from scheduler_svc.link.front_metrics import FrontMetrics
 from scheduler_svc.link.front_session import FrontSession
 from shared.errors import AddressError, UnavailableError
 from shared.events import Event
@@ -80,13 +79,8 @@ class Fronts:
 
     @property
     def sessions(self) -> list[FrontSession]:
-        """The fronts that have joined."""
-        return self._servicer.sessions
-
-    @property
-    def metrics(self) -> FrontMetrics:
-        """What they have counted."""
-        return self._servicer.metrics
+        """Those that have joined."""
+        return self._servicer.own_sessions
 
     def states(self) -> list[admin_pb2.FrontState]:
         """Return how each of them is, by its number."""

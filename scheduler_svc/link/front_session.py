@@ -38,6 +38,7 @@ class FrontSession:
         name: The front, for people.
         on_readiness: Called when the front takes calls, or does no more.
         on_metrics: Called with what the front has counted.
+        address: From where it joined, host:port; empty: this scheduler has started it.
 
     Attributes:
         is_listening: Whether its ports are open.
@@ -51,8 +52,10 @@ class FrontSession:
         name: str,
         on_readiness: Callable[[], None],
         on_metrics: Callable[[bytes], None],
+        address: str = "",
     ) -> None:
         self.name = name
+        self.address = address
         self.is_listening = False
         self.is_ready = False
         self._on_readiness = on_readiness
@@ -74,6 +77,10 @@ class FrontSession:
         """End all its requests, and the stream with an error."""
         self._abort_all()
         self._gate.end(error)
+
+    def close(self) -> None:
+        """End the stream behind what there is for the front."""
+        self._gate.end()
 
     async def run(
         self,
