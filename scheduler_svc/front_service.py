@@ -24,6 +24,9 @@ from shared.metric import Family
 # Makes a port beside those of clients, from the health of the process and what returns its metrics.
 MakePort = Callable[[Health, Callable[[], list[Family]]], Port]
 
+# Share of the grace period that traces have in any case, also where the last calls took all of it.
+FLUSH_SHARE = 0.1
+
 
 class FrontService:
     """One front.
@@ -109,8 +112,8 @@ class FrontService:
             await asyncio.gather(*tasks, return_exceptions=True)
             if not opening.cancelled():
                 await self.ports.stop(0)
-            left_s = self._grace_s if deadline_s is None else deadline_s - time.monotonic()
-            await self.front.close(left_s)
+            left_s = 0.0 if deadline_s is None else deadline_s - time.monotonic()
+            await self.front.close(max(left_s, FLUSH_SHARE * self._grace_s))
 
     async def _drain(self) -> None:
         await self.core.leave()

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from octavo.admin.v1 import admin_pb2
 from octavo.core.v1 import core_service_pb2_grpc
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.http.listeners import reserve
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.front_session import FrontSession
-from shared.errors import AddressError, UnavailableError
+from shared.errors import UnavailableError
 from shared.events import Event
 from shared.grpc_server import GrpcServer
 from shared.health import Health
+from shared.tracing import MAX_FLUSH_S
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +30,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 
-# How long a front may take to end.
-END_S = 5.0
+# How long a front may take to end, in seconds: it sends its traces, and a little more.
+END_S = MAX_FLUSH_S + 1.0
 
 
 class Fronts:
@@ -100,15 +102,15 @@ class Fronts:
         return states
 
     async def start(self) -> str:
-        """Start all, and wait until they listen; return the address that clients use.
+        """Start all, and wait until they listen; return the address that clients use. `stop` is for the caller to call.
 
         Raises: AddressError: one of their addresses cannot be bound. UnavailableError: one ended at once.
         """
         config = self._config
-        listen = self._reserve(config.listen, "--listen")
+        listen = await self._reserve(config.listen, "--listen")
         changed: dict[str, object] = {"listen": listen}
         if config.openai_listen is not None:
-            changed["openai_listen"] = self.other_addresses["openai"] = self._reserve(
+            changed["openai_listen"] = self.other_addresses["openai"] = await self._reserve(
                 config.openai_listen, "--openai-listen"
             )
         settings = config.model_copy(update=changed).model_dump_json()
@@ -116,12 +118,13 @@ class Fronts:
             self._tasks.append(asyncio.create_task(self._keep(number, settings), name=f"front-{number}"))
         listening = asyncio.create_task(self._servicer.wait_until_listening(config.fronts))
         failing = asyncio.create_task(self._has_ended.wait())
-        await asyncio.wait((listening, failing), return_when=asyncio.FIRST_COMPLETED)
-        has_failed = not listening.done()
-        for task in (listening, failing):
-            task.cancel()
+        try:
+            await asyncio.wait((listening, failing), return_when=asyncio.FIRST_COMPLETED)
+            has_failed = not listening.done()
+        finally:
+            for task in (listening, failing):
+                task.cancel()
         if has_failed:
-            await self.stop()
             raise UnavailableError("a front process ended before it served; its own words are above")
         return listen
 
@@ -133,13 +136,13 @@ class Fronts:
         """Start no front again: the end of one is expected now."""
         self._stopping.set()
 
-    async def stop(self) -> None:
-        """End all; their calls have ended, or end now."""
+    async def stop(self, timeout_s: float = END_S) -> None:
+        """End all; their calls have ended, or end now. Who has not ended in that time, or in END_S, is killed."""
         self.start_stopping()
         for process in list(self._processes.values()):
             _unless_ended(process.terminate)
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=END_S)
+            _, late = await asyncio.wait(self._tasks, timeout=max(END_S, timeout_s))
             for process in list(self._processes.values()):
                 _unless_ended(process.kill)
             for task in late:
@@ -164,6 +167,8 @@ class Fronts:
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
             self._processes[number] = process
+            if self._stopping.is_set():  # `stop` has not seen it
+                _unless_ended(process.terminate)
             assert process.stdin is not None
             process.stdin.write(settings.encode() + b"\n")  # and kept open: a front ends when we do
             began_s = asyncio.get_running_loop().time()
@@ -181,26 +186,14 @@ class Fronts:
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
 
-    def _reserve(self, listen: str, flag: str) -> str:
+    async def _reserve(self, listen: str, flag: str) -> str:
         """Keep an address for the fronts: they share it, and nobody else gets it. Returns it with its port.
 
         Raises: AddressError: it is taken, or not ours.
         """
-        host, _, port = listen.rpartition(":")
-        plain = host.strip("[]")
-        family = socket.AF_INET6 if ":" in plain else socket.AF_INET
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as alone:  # refused where anybody is already
-                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                alone.bind((plain, int(port)))
-                bound = alone.getsockname()[1]
-            shared = socket.socket(family, socket.SOCK_STREAM)
-            shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            shared.bind((plain, bound))
-        except OSError as error:
-            raise AddressError(flag, listen) from error
-        self._reserved.append(shared)
-        return f"{host}:{bound}"
+        reserved = await asyncio.to_thread(reserve, listen, flag)  # names are looked up
+        self._reserved += reserved
+        return f"{listen.rpartition(':')[0]}:{reserved[0].getsockname()[1]}"
 
 
 def _unless_ended(tell: Callable[[], None]) -> None:

@@ -27,7 +27,7 @@ from scheduler_svc.executors.tls import FLAGS, executor_tls
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
 from scheduler_svc.front.front import Front, client_services
 from scheduler_svc.front.text.text_model import ModelTokenizer
-from scheduler_svc.fronts import Fronts
+from scheduler_svc.fronts import END_S, Fronts
 from scheduler_svc.link.core_port import core_port
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
@@ -133,7 +133,8 @@ class SchedulerService:
         if self.fronts is not None:
             try:
                 address = await self.fronts.start()
-            except OctavoServiceError:
+            except (OctavoServiceError, asyncio.CancelledError):
+                await self.fronts.stop()
                 await self._ports.stop(0)
                 raise
         self._running = asyncio.create_task(self.engine.run(), name="engine")
@@ -192,13 +193,14 @@ class SchedulerService:
         async def drain() -> None:
             await self.engine.drain(drain_s)
             if self.fronts is not None:
-                await self.fronts.stop()
+                await self.fronts.stop(deadline_s - time.monotonic())
             if self.link is not None:
                 await self.link.close(LAST_WORDS_S)
             if self.front is not None:
                 self.front.generation.shut_down()
 
-        await shut_down(self._ports, reason, drain=drain, grace_s=self._grace_s)
+        end_s = 0.0 if self.fronts is None else END_S
+        await shut_down(self._ports, reason, drain=drain, grace_s=self._grace_s + end_s)
         tasks = [self._running, *self._watching]
         for task in tasks:
             task.cancel()

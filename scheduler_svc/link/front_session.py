@@ -66,6 +66,7 @@ class FrontSession:
         self._batch = CoreBatch()
         self._gate = CreditGate(0, SLOW_FRONT_S)
         self._requests: dict[int, _RemoteSink] = {}
+        self._reading: asyncio.Task[None] | None = None
         self._last_number = 0
 
     @property
@@ -74,7 +75,9 @@ class FrontSession:
         return len(self._requests)
 
     def end(self, error: OctavoServiceError) -> None:
-        """End all its requests, and the stream with an error."""
+        """End all its requests, and the stream with an error; what the front has said since does not count."""
+        if self._reading is not None:
+            self._reading.cancel()
         self._abort_all()
         self._gate.end(error)
 
@@ -96,7 +99,8 @@ class FrontSession:
         self._batch.response.welcome.CopyFrom(welcome)
         self._gate.grant(num_credits)
         self.tell_state()
-        tasks = [asyncio.create_task(self._read(requests)), asyncio.create_task(self._tell_state())]
+        self._reading = asyncio.create_task(self._read(requests))
+        tasks = [self._reading, asyncio.create_task(self._tell_state())]
         for task in tasks:
             task.add_done_callback(self._on_end)
         try:

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
 from octavo.client import Client
 from octavo.core.v1 import core_service_pb2, core_service_pb2_grpc
-from octavo.errors import UnavailableError
+from octavo.errors import InvalidRequestError, UnavailableError
 from octavo.outputs import Delta
 from tests.support.certificates import Authority, PairFiles, replace
 from tests.support.processes import Service, running_service, start_service
@@ -173,6 +173,27 @@ async def test_a_front_reads_its_renewed_certificate_and_joins(
         replace(renewed.key, right.key)
         replace(renewed.cert, right.cert)
         assert await num_tokens(front.address) == 4
+
+
+async def test_the_core_says_which_tenants_are_served_and_whether_priorities_count() -> None:
+    async with AsyncExitStack() as stack:
+        rules = ["--tenant-weights", "red=1", "--policy", "priority"]
+        strict = await stack.enter_async_context(running_core(*rules))
+        plain = await stack.enter_async_context(running_core())
+        fronts = [
+            await stack.enter_async_context(running_front(core.other_addresses["fronts"])) for core in (strict, plain)
+        ]
+        async with Client(fronts[0].address) as at_strict, Client(fronts[1].address) as at_plain:
+            for client in (at_strict, at_plain):
+                await client.wait_until_ready(timeout_s=PATIENCE_S)
+            assert (
+                len((await at_strict.generate([40], tenant="red", priority=2, max_tokens=3)).outputs[0].token_ids) == 3
+            )
+            with pytest.raises(InvalidRequestError, match="tenant"):
+                await at_strict.generate([40], max_tokens=3, tenant="blue")
+            assert len((await at_plain.generate([40], max_tokens=3, tenant="blue")).outputs[0].token_ids) == 3
+            with pytest.raises(InvalidRequestError, match="priority"):
+                await at_plain.generate([40], max_tokens=3, priority=2)
 
 
 async def test_versions_that_do_not_meet_are_refused_and_newer_fronts_served(files: Files) -> None:
