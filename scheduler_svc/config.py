@@ -25,12 +25,13 @@ class SchedulerConfig(ClientSideConfig):
         description="Addresses of the executors, host:port, separated by commas. dns:///name:port means every "
         "address of that name, looked up again and again.",
     )
-    fronts: int = Field(
-        0,
-        ge=0,
-        le=64,
-        description="Processes that hold the calls of clients: texts, tokenizers, streams. 0: the scheduler's own "
-        "process does. More take work off the process that decides steps, where many clients stream.",
+    fronts: str = Field(
+        "0",
+        pattern=r"^(auto|\d|[1-5]\d|6[0-4])$",
+        coerce_numbers_to_str=True,
+        description="Processes that hold the calls of clients: texts, tokenizers, streams; 0 to 64. 0: the scheduler's "
+        "own process does. More take work off the process that decides steps, where many clients stream. auto: half "
+        "of the CPUs that the process may use, at most 7; none below 4 CPUs.",
     )
     core_listen: str | None = Field(
         None,
@@ -241,6 +242,11 @@ class SchedulerConfig(ClientSideConfig):
                 "--core-insecure where the network keeps others out"
             )
         return self
+
+    @property
+    def num_fronts(self) -> int:
+        """Return `fronts` as a number, once somebody has chosen one in place of auto."""
+        return int(self.fronts)
 
     @property
     def weights_of_tenants(self) -> dict[str, float]:

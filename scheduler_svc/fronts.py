@@ -77,7 +77,7 @@ class Fronts:
     @property
     def num_fronts(self) -> int:
         """How many there ought to be."""
-        return self._config.fronts
+        return self._config.num_fronts
 
     @property
     def sessions(self) -> list[FrontSession]:
@@ -88,7 +88,7 @@ class Fronts:
         """Return how each of them is, by its number."""
         sessions = {session.name: session for session in self.sessions}
         states = []
-        for number in range(self._config.fronts):
+        for number in range(self._config.num_fronts):
             session, process = sessions.get(str(number)), self._processes.get(number)
             states.append(
                 admin_pb2.FrontState(
@@ -114,9 +114,9 @@ class Fronts:
                 config.openai_listen, "--openai-listen"
             )
         settings = config.model_copy(update=changed).model_dump_json()
-        for number in range(config.fronts):
+        for number in range(config.num_fronts):
             self._tasks.append(asyncio.create_task(self._keep(number, settings), name=f"front-{number}"))
-        listening = asyncio.create_task(self._servicer.wait_until_listening(config.fronts))
+        listening = asyncio.create_task(self._servicer.wait_until_listening(config.num_fronts))
         failing = asyncio.create_task(self._has_ended.wait())
         try:
             await asyncio.wait((listening, failing), return_when=asyncio.FIRST_COMPLETED)
@@ -130,7 +130,7 @@ class Fronts:
 
     async def wait_until_ready(self) -> None:
         """Return once all of them take calls: clients do not choose whom they reach."""
-        await self._servicer.wait_until_ready(self._config.fronts)
+        await self._servicer.wait_until_ready(self._config.num_fronts)
 
     def start_stopping(self) -> None:
         """Start no front again: the end of one is expected now."""

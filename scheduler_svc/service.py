@@ -27,6 +27,7 @@ from scheduler_svc.executors.tls import FLAGS, executor_tls
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
 from scheduler_svc.front.front import Front, client_services
 from scheduler_svc.front.text.text_model import ModelTokenizer
+from scheduler_svc.front_count import choose_fronts
 from scheduler_svc.fronts import END_S, Fronts
 from scheduler_svc.link.core_port import core_port
 from scheduler_svc.link.core_servicer import CoreServicer
@@ -68,7 +69,7 @@ class SchedulerService:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self._config = config
+        config = self._config = choose_fronts(config)
         self._grace_s = config.shutdown_grace_s
         self.tls = server_tls(config)
         access = access_control(config)
@@ -79,9 +80,9 @@ class SchedulerService:
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
         health = self._health = Health([*client_services(config), ADMIN_SERVICE])
-        tokenizer = ModelTokenizer(config.tokenizer) if config.fronts == 0 else None
+        tokenizer = ModelTokenizer(config.tokenizer) if config.num_fronts == 0 else None
         files = TokenizerFiles(None if tokenizer is None else tokenizer.load)
-        is_joined = config.fronts > 0 or config.core_listen is not None
+        is_joined = config.num_fronts > 0 or config.core_listen is not None
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
             functools.partial(executor_client, config, scheduler_id(config)),
