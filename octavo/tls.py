@@ -55,7 +55,9 @@ def channel_credentials(options: TlsOptions) -> grpc.ChannelCredentials:
     )
 
 
-def handshake_trouble(details: str, tls: TlsOptions | None, flags: str = "--tls") -> str | None:
+def handshake_trouble(
+    details: str, tls: TlsOptions | None, flags: str = "--tls", authority_flag: str = "--tls-client-ca"
+) -> str | None:
     """Say what is wrong, and the fix, if a connection failed because of TLS; None: it failed otherwise.
 
     What the other side finds wrong it does not tell: it closes the connection.
@@ -64,6 +66,7 @@ def handshake_trouble(details: str, tls: TlsOptions | None, flags: str = "--tls"
         details: What gRPC says of the failed call.
         tls: How this side tried to speak TLS; None: it spoke plaintext.
         flags: What the names of this side's settings begin with.
+        authority_flag: The setting of the other side that names the authorities of certificates like ours.
     """
     if "failed to connect" not in details:
         return None
@@ -90,7 +93,7 @@ def handshake_trouble(details: str, tls: TlsOptions | None, flags: str = "--tls"
         )
     return (
         f"it closed the connection after the TLS handshake; it may refuse the client certificate {tls.cert}, which "
-        "must be valid and come from an authority in its --tls-client-ca"
+        f"must be valid and come from an authority in its {authority_flag}"
     )
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.front_count import choose_fronts
 from scheduler_svc.process import run_to_end
 from scheduler_svc.supervisor import Supervisor
 from shared.config import load_config_or_exit
@@ -19,7 +20,7 @@ PLAN = "OCTAVO_CHAOS_PLAN"
 async def serve(config: SchedulerConfig) -> int:
     """Run it until somebody wants it to stop."""
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
-    return await Supervisor(config, core_module="tests.chaos.doomed_core").run(stop.wait())
+    return await Supervisor(choose_fronts(config), core_module="tests.chaos.doomed_core").run(stop.wait())
 
 
 if __name__ == "__main__":
