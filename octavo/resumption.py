@@ -46,6 +46,7 @@ class Losses:
         self._policy = policy
         self._num_in_a_row = 0
         self._first_at_s = 0.0
+        self._first: UnavailableError | None = None
 
     def forget(self) -> None:
         """Something new came: losses before it do not count."""
@@ -57,9 +58,9 @@ class Losses:
         if not policy.timeout_s or isinstance(error, TlsHandshakeError):
             raise error
         if not self._num_in_a_row:
-            self._first_at_s = now_s
+            self._first_at_s, self._first = now_s, error
         elif now_s - self._first_at_s >= policy.timeout_s:
-            raise UnavailableError(f"{error}; for {now_s - self._first_at_s:.0f} s nobody has gone on with it")
+            raise UnavailableError(f"{self._first}; for {now_s - self._first_at_s:.0f} s nobody has gone on with it")
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**self._num_in_a_row)
         self._num_in_a_row += 1
         return pause_s * (0.5 + 0.5 * policy.draw())

@@ -274,7 +274,9 @@ class RemoteCore:
             if trouble != self.core_trouble:
                 self.core_trouble = trouble
                 is_lost = self._absence.is_on  # else there was none yet
-                log.log(logging.WARNING if is_lost else logging.INFO, Event("core_lost", front=self.front_id, cause=trouble))
+                log.log(
+                    logging.WARNING if is_lost else logging.INFO, Event("core_lost", front=self.front_id, cause=trouble)
+                )
             pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
 
