@@ -1,16 +1,18 @@
-"""A list of requests on one stream, so many at a time: for `Client.stream_many` and `octavo.LLM`."""
+"""A list of requests on one stream, so many at a time: for `Client.stream_many` and `octavo.LLM`.
+
+When the stream breaks, the next one goes on with what had been accepted, and gets the rest as it was.
+"""
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from octavo.errors import OctavoError, OverloadedError, UnavailableError
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.outputs import Accepted, Event, FailedRequest, Finished, Prompt
+from octavo.outputs import Delta, Event, FailedRequest, Finished, Prompt
 from octavo.request_stream import RequestStream
-from octavo.resumption import Losses, ResumableRequest, ResumePolicy
+from octavo.resumption import ResumableRequest, ResumeWindow
 
 
 class ManyRequests:
@@ -18,44 +20,50 @@ class ManyRequests:
 
     Args:
         requests: Their prompts, as callers gave them, and their messages.
+        make_window: Says how long something is tried again: the stream, or one request that failed on it.
         max_in_flight: How many the scheduler has at a time.
         include_text: Whether events have text.
-        policy: How long to try when a stream breaks, or a request on it.
+        has_other_addresses: Whether a stream is left when the scheduler takes no more requests.
 
     Attributes:
-        losses: Of streams.
+        window: Of the stream.
     """
 
     def __init__(
         self,
         requests: Sequence[tuple[Prompt, pb.GenerateRequest]],
+        make_window: Callable[[], ResumeWindow],
         *,
         max_in_flight: int,
         include_text: bool,
-        policy: ResumePolicy,
+        has_other_addresses: bool,
     ) -> None:
+        self.window = make_window()
         self._prompts = [prompt for prompt, _ in requests]
-        self._requests = [ResumableRequest(message, policy) for _, message in requests]
+        self._requests = [ResumableRequest(message, make_window()) for _, message in requests]
         self._max_in_flight = max_in_flight
         self._include_text = include_text
+        self._has_other_addresses = has_other_addresses
         self._unsent = deque(range(len(requests)))
         self._live: dict[int, None] = {}  # sent, and not ended
-        self.losses = Losses(policy)
 
     async def run(self, stream: RequestStream) -> AsyncGenerator[tuple[int, Event | FailedRequest], None]:
         """Run what has not ended on a stream, and yield (index, event) for the events of all of it.
 
         What a full queue refuses waits and is sent again: it had not begun. What fails for a moment is continued.
 
-        Raises: OctavoError: the stream broke; requests that had not ended have no last event.
+        Raises:
+            UnavailableError: the stream broke, or the scheduler takes no more requests; `run` goes on with another one.
+            OctavoError: the stream ended otherwise; requests that had not ended have no last event.
         """
         indexes: dict[int, int] = {}
 
         async def send(index: int) -> None:
             request = self._requests[index]
-            message, prompt = request.message(), self._prompts[index]
             self._live[index] = None
-            number = await stream.send(prompt, message, include_text=self._include_text, answer=request.answer)
+            number = await stream.send(
+                self._prompts[index], request.message(), include_text=self._include_text, answer=request.answer
+            )
             indexes[number] = index
 
         async def send_later(index: int, after_s: float) -> None:
@@ -63,58 +71,55 @@ class ManyRequests:
             with contextlib.suppress(OctavoError):  # a stream that broke tells so by itself
                 await send(index)
 
+        async def send_next() -> None:
+            if self._unsent:
+                await send(self._unsent.popleft())
+            elif not self._live:
+                await stream.close_submissions()
+
         sent_later: set[asyncio.Task[None]] = set()
         try:
             for index in list(self._live):
                 await send(index)
             while self._unsent and len(self._live) < self._max_in_flight:
-                await send(self._unsent.popleft())
+                await send_next()
             if not self._live:
                 await stream.close_submissions()
             async for number, event in stream:
                 index = indexes.pop(number) if isinstance(event, Finished | FailedRequest) else indexes[number]
-                if (pause_s := self._pause_s(index, event)) is not None:
-                    again = asyncio.create_task(send_later(index, pause_s))
+                told = self._told(index, event)
+                if isinstance(told, float):
+                    again = asyncio.create_task(send_later(index, told))
                     sent_later.add(again)
                     again.add_done_callback(sent_later.discard)
-                    continue
-                if isinstance(event, Finished | FailedRequest):
-                    del self._live[index]
-                for told in self._told(index, event):
+                elif told is not None:
                     yield index, told
-                if isinstance(event, Finished | FailedRequest):
-                    if self._unsent:
-                        await send(self._unsent.popleft())
-                    elif not self._live:
-                        await stream.close_submissions()
+                if isinstance(told, Finished | FailedRequest):
+                    await send_next()
         finally:
             for task in sent_later:
                 task.cancel()
             await asyncio.gather(*sent_later, return_exceptions=True)
 
-    def _pause_s(self, index: int, event: Event | FailedRequest) -> float | None:
-        """Return how long to wait before a request is sent again that has failed; None: its caller gets the event."""
-        if not isinstance(event, FailedRequest):
-            return None
-        if isinstance(event.error, OverloadedError):
-            return event.error.retry_after_s
-        request = self._requests[index]
-        if not isinstance(event.error, UnavailableError) or not request.can_go_on:
-            return None
-        try:
-            return request.losses.pause_s(event.error)
-        except UnavailableError:
-            return None
+    def _told(self, index: int, event: Event | FailedRequest) -> Event | FailedRequest | float | None:
+        """Return what the caller gets for an event; None: nothing; a number: it is sent again after so many seconds.
 
-    def _told(self, index: int, event: Event | FailedRequest) -> Sequence[Event | FailedRequest]:
-        """Return what the caller gets for an event of a request."""
+        Raises: UnavailableError: the scheduler takes no more requests, and another one may.
+        """
         request = self._requests[index]
-        if isinstance(event, Accepted):
-            return () if request.num_resumptions else (event,)
-        self.losses.forget()
-        request.losses.forget()
-        if isinstance(event, FailedRequest):
-            return (FailedRequest(event.prompt, request.refused(event.error)),)
-        if isinstance(event, Finished):
-            return (replace(event, num_resumptions=request.num_resumptions),)
-        return (event,)
+        if isinstance(event, Delta | Finished):
+            self.window.note_news()
+        if not isinstance(event, FailedRequest):
+            if isinstance(event, Finished):
+                del self._live[index]
+            return request.told(event)
+        error = event.error
+        if isinstance(error, OverloadedError) and not request.is_accepted:
+            return error.retry_after_s
+        if isinstance(error, UnavailableError) and not request.is_taken and self._has_other_addresses:
+            raise error
+        try:
+            return request.pause_s(error, asyncio.get_running_loop().time())
+        except OctavoError as final:
+            del self._live[index]
+            return FailedRequest(event.prompt, final)

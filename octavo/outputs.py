@@ -5,9 +5,9 @@ the wire. Next: octavo/client.py, which yields them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypedDict
 
 from octavo.errors import InternalError, OctavoError
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
@@ -149,7 +149,7 @@ class Finished:
 
     `continued_on_other_numerics`: the request was moved while it ran, to an executor of another kind; its outputs may
     be none that one executor gives.
-    `num_resumptions`: how often its call broke, and another one went on with the answer.
+    `num_resumptions`: how often the call was cut, and another one went on with the answer; 0: never.
     """
 
     outputs: tuple[Output, ...]
@@ -174,6 +174,11 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None = None
     continued_on_other_numerics: bool = False
     num_resumptions: int = 0
+
+    @classmethod
+    def of(cls, request_id: str, prompt: Prompt, finished: Finished) -> Self:
+        """Return what the last event says of a prompt."""
+        return cls(request_id, prompt, **{each.name: getattr(finished, each.name) for each in fields(finished)})
 
     @property
     def error(self) -> None:

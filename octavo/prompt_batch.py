@@ -63,7 +63,7 @@ async def generate_all(
                         case Accepted():
                             request_ids[index] = event.request_id
                         case Finished():
-                            end(index, _output(request_ids[index], requests[index], event))
+                            end(index, RequestOutput.of(request_ids[index], requests[index].prompt, event))
                         case FailedRequest():
                             if isinstance(event.error, UnavailableError):
                                 await _raise_if_stopped(services)
@@ -75,18 +75,6 @@ async def generate_all(
             if index not in outputs:
                 end(index, FailedRequest(requests[index].prompt, error))
     return [outputs[index] for index in range(len(requests))]
-
-
-def _output(request_id: str, request: LocalRequest, finished: Finished) -> RequestOutput:
-    return RequestOutput(
-        request_id,
-        request.prompt,
-        finished.outputs,
-        finished.usage,
-        finished.prompt_logprobs,
-        finished.continued_on_other_numerics,
-        finished.num_resumptions,
-    )
 
 
 def _named(failed: FailedRequest, request: LocalRequest, *, is_one: bool) -> FailedRequest:

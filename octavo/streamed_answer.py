@@ -34,9 +34,9 @@ class StreamedAnswer:
         return event
 
     @property
-    def has_deltas(self) -> bool:
-        """Whether something of the answer has come."""
-        return bool(self._deltas or self._prompt)
+    def num_tokens(self) -> int:
+        """How many tokens have come, of all outputs."""
+        return sum(len(delta.token_ids) for deltas in self._deltas.values() for delta in deltas)
 
     def continuation(self, attempt: int) -> pb.Continuation:
         """Return the message that has the answer go on behind what has come of it; see `pb.Continuation`."""

@@ -55,6 +55,11 @@ def channel_credentials(options: TlsOptions) -> grpc.ChannelCredentials:
     )
 
 
+def is_closed_at_once(details: str) -> bool:
+    """Return whether a connection was closed before it could be used, by what gRPC says of the failed call."""
+    return "failed to connect" in details and re.search("Socket closed|Connection reset", details) is not None
+
+
 def handshake_trouble(
     details: str, tls: TlsOptions | None, flags: str = "--tls", authority_flag: str = "--tls-client-ca"
 ) -> str | None:
@@ -70,7 +75,7 @@ def handshake_trouble(
     """
     if "failed to connect" not in details:
         return None
-    is_closed = re.search("Socket closed|Connection reset", details) is not None
+    is_closed = is_closed_at_once(details)
     if tls is None:
         if is_closed:
             return f"it closed the connection at once; if it speaks TLS, name its authority with {flags}-ca"

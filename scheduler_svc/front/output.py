@@ -119,10 +119,9 @@ class Output:
         for place, token_id in enumerate(continued.token_ids):
             self.append_token(token_id, continued.logprobs[place] if continued.logprobs else None)
         self.alternatives.extend(continued.alternatives)
-        text, num_characters = continued.text, continued.num_characters
-        self._pieces = [text[:num_characters]]
-        self.append_text(text[num_characters:])
-        self._num_taken_tokens, self._num_taken_pieces = len(self.token_ids), 1
+        self.append_text(continued.text[: continued.num_characters])
+        self._num_taken_tokens, self._num_taken_pieces = len(self.token_ids), len(self._pieces)
+        self.append_text(continued.text[continued.num_characters :])
         self._num_taken_alternatives = len(self.alternatives.token_ids)
         self.finish_reason, self.stop_string = continued.finish_reason, continued.stop_string
 

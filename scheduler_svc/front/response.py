@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -120,7 +121,7 @@ class Response:
         self._num_delivered_ranks = answer.num_ranked
         for index, continued in enumerate(answer.outputs):
             output = self._made[index]
-            output.restore(continued)
+            output.restore(continued if self._options.returns_text else replace(continued, text="", num_characters=0))
             if self._texts is not None:
                 self._texts[index] = continued.decoder
             if output.finish_reason is not None:

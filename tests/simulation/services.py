@@ -6,7 +6,7 @@ Left out are ports, health checks and the HTTP servers: sockets, which a simulat
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.servicer import ExecutionServicer
@@ -156,10 +156,8 @@ class SimulatedClient(Client):
         super().__init__(address, resume_timeout_s=0.0)
         self._network = network
 
-    async def __aenter__(self) -> Self:
-        channel: Any = SimulatedChannel(self._network, self.address, CLIENT_KEEPALIVE_S)
-        self._channels = (channel,)
-        return self
+    def _dial(self, address: str) -> Any:
+        return SimulatedChannel(self._network, address, CLIENT_KEEPALIVE_S)
 
 
 def virtual_unix_s(loop: SimulationLoop) -> float:
