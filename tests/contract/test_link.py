@@ -73,10 +73,12 @@ async def joined(
     session: int = 1,
     num_credits: int = 1000,
     versions: tuple[int, int] = (1, 1),
+    over_tcp: bool = False,
 ) -> AsyncIterator[RawFront]:
     """Join the core of a stack."""
     assert stack.service.fronts is not None
-    async with grpc.aio.insecure_channel(stack.service.fronts.link) as channel:
+    link = stack.service.other_addresses["fronts"] if over_tcp else stack.service.fronts.link
+    async with grpc.aio.insecure_channel(link) as channel:
         front = RawFront(pb_grpc.CoreServiceStub(channel).Join())
         hello = pb.FrontHello(min_version=versions[0], max_version=versions[1], front_id=front_id, session=session)
         await front.say(hello=hello, credits=num_credits)
@@ -298,6 +300,25 @@ async def test_operators_see_each_front_and_how_many_requests_it_has() -> None:
             ("0", True, 0),
             ("1", False, 1),
         ]
+
+
+async def test_a_front_of_its_own_is_none_of_ours_whatever_its_name() -> None:
+    async with (
+        running_stack(fronts=1, core_listen="127.0.0.1:0") as stack,
+        welcomed(stack, front_id="0", session=2**63, over_tcp=True) as front,
+    ):
+        await front.say(is_ready=False)
+        await front.submit(1, max_tokens=10_000)
+        await front.until("accepted")
+        assert stack.service.fronts is not None
+        [ours] = stack.service.fronts.sessions
+        assert ours.is_ready
+        state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
+        assert [(seen.front_id, bool(seen.address), seen.is_ready, seen.num_requests) for seen in state.fronts] == [
+            ("0", False, True, 0),
+            ("0", True, False, 1),
+        ]
+        assert (await collect(stack, token_request(4, 3))).finished is not None
 
 
 async def test_the_metrics_of_the_scheduler_have_the_calls_of_its_fronts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -84,6 +85,13 @@ async def is_ready(address: str) -> bool:
         health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
         answer = await health.Check(health_pb2.HealthCheckRequest(service="readiness"))
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def openai_health(front: Service) -> int:
+    """Return the status of OpenAI's port."""
+    url = f"http://{front.other_addresses['openai']}/health"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status
 
 
 async def num_tokens(address: str, max_tokens: int = 4) -> int:
@@ -226,8 +234,12 @@ async def test_a_front_waits_for_its_core_outlives_it_and_finds_the_next_one() -
         joined = first.other_addresses["fronts"]
         await first.kill()  # the address is free, and nobody is there
 
-        front = await stack.enter_async_context(running_front(joined, "--health-listen", "127.0.0.1:0"))
+        lonely = await stack.enter_async_context(running_front(joined))
+        ports = ["--health-listen", "127.0.0.1:0", "--openai-listen", "127.0.0.1:0"]
+        front = await stack.enter_async_context(running_front(joined, *ports))
         assert "the core does not answer" in await words(front)
+        assert await openai_health(front) == 503
+        assert await lonely.terminate() == 0
         assert not await is_ready(front.other_addresses["health"])
         async with Client(front.address) as client:
             with pytest.raises(UnavailableError, match="the core does not answer"):
@@ -236,6 +248,7 @@ async def test_a_front_waits_for_its_core_outlives_it_and_finds_the_next_one() -
             second = await start_service("scheduler_svc", *flags, "--core-listen", joined)
             await client.wait_until_ready(timeout_s=PATIENCE_S)
             assert await is_ready(front.other_addresses["health"])
+            assert await openai_health(front) == 200
             events = client.stream([40, 41], max_tokens=100_000, temperature=0.0, ignore_eos=True)
             while not isinstance(await anext(events), Delta):
                 pass
