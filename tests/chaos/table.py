@@ -34,8 +34,8 @@ def in_words(result: Result) -> str:
     if result.num_equal < result.num_asked:
         parts.append(f"{result.num_lost} lost, {result.num_repeated} repeated, {result.num_changed} changed")
     parts.append(", ".join(f"{count:,} {name}" for name, count in sorted(result.counts.items())) or "no fault")
-    if result.num_refused:
-        parts.append(f"{result.num_refused} times refused and sent again")
+    if result.refusals:
+        parts.append(f"refused before they were accepted, and sent again: {sum(result.refusals.values())} times")
     parts += [_FIGURES[name].format(value) for name, value in result.largest.items() if name in _FIGURES]
     return "; ".join(parts)
 
