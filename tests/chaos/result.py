@@ -20,6 +20,7 @@ class Result:
         num_repeated: Answers with the right tokens and more.
         num_changed: Other answers that differ.
         longest_gap_s: Longest time between two tokens of a stream.
+        pauses_s: Longest time without a token of each request that was struck by a kill of its own.
         largest: Named times and sizes: of each the largest.
         counts: How often each kind of fault struck.
         refusals: Why requests were refused before they were accepted, and how often; they were sent again.
@@ -36,6 +37,7 @@ class Result:
     num_repeated: int = 0
     num_changed: int = 0
     longest_gap_s: float = 0.0
+    pauses_s: list[float] = field(default_factory=list)
     largest: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
@@ -74,6 +76,7 @@ def added_up(row: str, results: Iterable[Result]) -> Result:
             "seconds",
         ):
             setattr(total, name, getattr(total, name) + getattr(each, name))
+        total.pauses_s += each.pauses_s
         total.longest_gap_s = max(total.longest_gap_s, each.longest_gap_s)
         for name, value in each.largest.items():
             total.note(name, value)
