@@ -47,6 +47,8 @@ def main(words: Sequence[str] | None = None) -> int:
     for row, result, _ in totals:
         for text in result.wrong + result.missed:
             print(f"{row.name}: {text}")
+        for text, count in result.refusals.items():
+            print(f"{row.name}: refused {count} times: {text}")
     return int(not all(result.is_kept and is_complete for _, result, is_complete in totals))
 
 

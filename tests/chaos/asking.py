@@ -54,7 +54,7 @@ class Answer:
         text: All of it.
         is_finished: Whether its last event came.
         error: How it failed.
-        num_refused: Times that it was refused before it was accepted.
+        refusals: Why it was refused before it was accepted, each time.
         longest_gap_s: Longest time without a message with tokens, from the first attempt to send it.
         last_at_s: Monotonic time of the last one, or of that attempt.
     """
@@ -64,7 +64,7 @@ class Answer:
     text: str = ""
     is_finished: bool = False
     error: str = ""
-    num_refused: int = 0
+    refusals: list[str] = field(default_factory=list)
     longest_gap_s: float = 0.0
     last_at_s: float = field(default_factory=time.monotonic)
 
@@ -103,10 +103,10 @@ def by_grpc(client: Client, on_token: OnToken = lambda _: None) -> Send:
                     elif isinstance(event, Finished):
                         answer.is_finished = True
                 return
-            except UnavailableError:
+            except UnavailableError as error:
                 if is_accepted:
                     raise
-            answer.num_refused += 1
+                answer.refusals.append(str(error))
             await asyncio.sleep(AGAIN_AFTER_S)
 
     return send
@@ -163,7 +163,8 @@ async def answers_to(asks: Sequence[Ask], send: Send, num_at_once: int = 16) -> 
 def compare(result: Result, ask: Ask, answer: Answer, undisturbed: Answer) -> None:
     """Count an answer as equal, lost, repeated or changed."""
     result.num_asked += 1
-    result.num_refused += answer.num_refused
+    for text in answer.refusals:
+        result.refusals[text] = result.refusals.get(text, 0) + 1
     result.longest_gap_s = max(result.longest_gap_s, answer.longest_gap_s)
     if verdict := _difference(answer, undisturbed):
         kind, words = verdict

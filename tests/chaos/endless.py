@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from statistics import median
 
 from octavo import Client
 from tests.chaos.asking import Answer, Ask, Send, answer_to, answers_to, by_grpc, compare
@@ -22,8 +23,7 @@ NUM_STREAMS = 200
 # Requests of a stream that differ.
 NUM_DIFFERENT = 4
 MINUTES_OF_A_PIECE = 5.0
-# Memory is compared with that at the end of the first part, when all that is kept of ended requests is there.
-WARM_SHARE = 0.25
+# Memory goes up and down with each loss. In the second quarter all that is kept of ended requests is there.
 MEMORY_INTERVAL_S = 1.0
 MOST_GROWTH_MIB = 16.0
 
@@ -98,7 +98,7 @@ async def ask_until(
 async def strike(target: Target, seconds: float, fault_every_s: float, result: Result) -> None:
     """Let faults strike for a while, each kind as often as the others; watch the scheduler's memory."""
     begin_s = time.monotonic()
-    sizes: list[tuple[float, float]] = []
+    sizes: list[float] = []
     watching = asyncio.create_task(watch_memory(target, sizes))
     while (now_s := time.monotonic() - begin_s) < seconds:
         fewest = min(result.counts.get(each, 0) for each in FAULTS)
@@ -109,15 +109,16 @@ async def strike(target: Target, seconds: float, fault_every_s: float, result: R
         result.note_fault(name)
         await asyncio.sleep(max(0.0, begin_s + now_s + fault_every_s - time.monotonic()))
     watching.cancel()
-    warm = max(size for at_s, size in sizes if at_s <= begin_s + WARM_SHARE * seconds)
-    growth_mib = max(size for _, size in sizes) - warm
+    quarter = len(sizes) // 4
+    growth_mib = median(sizes[-quarter - 1 :]) - median(sizes[quarter : 2 * quarter + 1])
     result.note("growth_mib", growth_mib)
+    result.note("scheduler_mib", max(sizes))
     if growth_mib > MOST_GROWTH_MIB:
         result.missed.append(f"the scheduler's memory grew by {growth_mib:.1f} MiB")
 
 
-async def watch_memory(target: Target, sizes: list[tuple[float, float]]) -> None:
-    """Note the time and the resident memory of the scheduler, in MiB, until cancelled."""
+async def watch_memory(target: Target, sizes: list[float]) -> None:
+    """Note the resident memory of the scheduler, in MiB, until cancelled."""
     while True:
-        sizes.append((time.monotonic(), target.scheduler.service.resident_mib()))
+        sizes.append(target.scheduler.service.resident_mib())
         await asyncio.sleep(MEMORY_INTERVAL_S)

@@ -118,7 +118,9 @@ class EveryStep:
             undisturbed = await answer_to(ask, send)
             result.note("undisturbed_gap_s", undisturbed.longest_gap_s)
             killer.plan(FaultPoint[point], number)
-            compare(result, ask, await answer_to(ask, send), undisturbed)
+            answer = await answer_to(ask, send)
+            compare(result, ask, answer, undisturbed)
+            result.pauses_s.append(answer.longest_gap_s)
             if killer.victim is None:
                 result.complain(f"no executor was killed at step {number}")
                 continue

@@ -19,10 +19,11 @@ class Result:
         num_lost: Answers that ended with an error, or too early.
         num_repeated: Answers with the right tokens and more.
         num_changed: Other answers that differ.
-        num_refused: Times that a request was refused before it was accepted, and sent again.
         longest_gap_s: Longest time between two tokens of a stream.
+        pauses_s: Longest time without a token of each request that was struck by a kill of its own.
         largest: Named times and sizes: of each the largest.
         counts: How often each kind of fault struck.
+        refusals: Why requests were refused before they were accepted, and how often; they were sent again.
         wrong: What went wrong, in words.
         missed: Times and sizes beyond their targets, in words; a busy machine may be the cause.
         seconds: How long it took.
@@ -35,10 +36,11 @@ class Result:
     num_lost: int = 0
     num_repeated: int = 0
     num_changed: int = 0
-    num_refused: int = 0
     longest_gap_s: float = 0.0
+    pauses_s: list[float] = field(default_factory=list)
     largest: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -71,15 +73,17 @@ def added_up(row: str, results: Iterable[Result]) -> Result:
             "num_lost",
             "num_repeated",
             "num_changed",
-            "num_refused",
             "seconds",
         ):
             setattr(total, name, getattr(total, name) + getattr(each, name))
+        total.pauses_s += each.pauses_s
         total.longest_gap_s = max(total.longest_gap_s, each.longest_gap_s)
         for name, value in each.largest.items():
             total.note(name, value)
         for name, count in each.counts.items():
             total.counts[name] = total.counts.get(name, 0) + count
+        for text, count in each.refusals.items():
+            total.refusals[text] = total.refusals.get(text, 0) + count
         total.wrong += [f"{each.piece}: {text}" for text in each.wrong][:MAX_WORDS]
         total.missed += [f"{each.piece}: {text}" for text in each.missed]
     return total

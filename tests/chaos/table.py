@@ -5,6 +5,7 @@ import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from tests.chaos.result import Result
 from tests.chaos.rows import Row
@@ -14,7 +15,8 @@ _FIGURES = {
     "empty_after_s": "empty after {:.2f} s at most",
     "ended_after_s": "its process ended after {:.2f} s at most",
     "zero_after_s": "all counts are zero {:.2f} s after the last request",
-    "growth_mib": "the scheduler's memory grew by {:.1f} MiB at most",
+    "growth_mib": "the scheduler's memory grew by {:.1f} MiB at most, from the second quarter of a piece to the last",
+    "scheduler_mib": "and was {:.0f} MiB at most",
 }
 
 
@@ -34,8 +36,10 @@ def in_words(result: Result) -> str:
     if result.num_equal < result.num_asked:
         parts.append(f"{result.num_lost} lost, {result.num_repeated} repeated, {result.num_changed} changed")
     parts.append(", ".join(f"{count:,} {name}" for name, count in sorted(result.counts.items())) or "no fault")
-    if result.num_refused:
-        parts.append(f"{result.num_refused} times refused and sent again")
+    if result.pauses_s:
+        parts.append(f"half of the pauses below {median(result.pauses_s):.2f} s")
+    if result.refusals:
+        parts.append(f"refused before they were accepted, and sent again: {sum(result.refusals.values())} times")
     parts += [_FIGURES[name].format(value) for name, value in result.largest.items() if name in _FIGURES]
     return "; ".join(parts)
 

@@ -10,7 +10,7 @@ from tests.chaos.asking import Answer, Ask, compare
 from tests.chaos.result import Result
 from tests.chaos.rows import ROWS, Row
 from tests.chaos.scale import SHORT
-from tests.chaos.table import table_of
+from tests.chaos.table import in_words, table_of
 from tests.support.run_file import RunFile
 
 SHORT_ROWS = {row.name: row for row in ROWS if row.pieces(SHORT)}
@@ -67,6 +67,14 @@ def test_an_equal_answer_counts_as_equal() -> None:
     result = Result("drain", "round 1")
     compare(result, ASK, replace(UNDISTURBED), UNDISTURBED)
     assert (result.num_asked, result.num_equal, result.is_kept) == (1, 1, True)
+
+
+def test_a_refusal_before_a_request_was_accepted_is_told() -> None:
+    result = Result("clients", "grpc, the only one")
+    for _ in range(2):
+        compare(result, ASK, replace(UNDISTURBED, refusals=["no executor is attached"]), UNDISTURBED)
+    assert (result.num_equal, result.refusals) == (2, {"no executor is attached": 2})
+    assert in_words(result).endswith("refused before they were accepted, and sent again: 2 times")
 
 
 def test_what_a_file_has_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
