@@ -4,6 +4,7 @@ import os
 import sys
 
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.front_count import choose_fronts
 from scheduler_svc.process import run_service, run_to_end
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.supervisor import Supervisor
@@ -23,7 +24,8 @@ async def serve(config: SchedulerConfig) -> int:
     Raises: OctavoServiceError: it cannot start.
     """
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
-    if config.fronts:
+    config = choose_fronts(config)
+    if config.num_fronts:
         return await Supervisor(config).run(stop.wait())
     await run_service(SchedulerService(config), config, stop)
     return 0

@@ -7,6 +7,7 @@ import contextlib
 import sys
 
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.executors.driver_interface import AtFaultPoint, no_fault
 from scheduler_svc.process import run_service, run_to_end
 from scheduler_svc.service import SchedulerService
 from shared.stop_request import StopRequest
@@ -21,21 +22,26 @@ async def tell_drained() -> None:
         print(DRAINED_LINE, flush=True)
 
 
-async def serve(config: SchedulerConfig, link: str) -> int:
+async def serve(config: SchedulerConfig, link: str, at_fault_point: AtFaultPoint) -> int:
     """Run the core until somebody wants it to stop; return the exit code.
 
     Raises: OctavoServiceError: it cannot start.
     """
     stop = StopRequest(exit_on_stdin_close=True)
-    await run_service(SchedulerService(config, link, on_drained=tell_drained), config, stop)
+    service = SchedulerService(config, link, on_drained=tell_drained, at_fault_point=at_fault_point)
+    await run_service(service, config, stop)
     return 0
 
 
-def main() -> int:
-    """Serve until SIGTERM, or until the supervisor ends; return the exit code."""
+def main(at_fault_point: AtFaultPoint = no_fault) -> int:
+    """Serve until SIGTERM, or until the supervisor ends; return the exit code.
+
+    Args:
+        at_fault_point: See `SchedulerService`.
+    """
     [link] = sys.argv[1:]
     config = SchedulerConfig.model_validate_json(sys.stdin.readline())
-    return run_to_end(config, serve(config, link))
+    return run_to_end(config, serve(config, link, at_fault_point))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ import asyncio
 import socket
 
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.http.listeners import reserve
 from scheduler_svc.kept_process import KeptProcess
-from shared.errors import AddressError
+from shared.tracing import MAX_FLUSH_S
 
-# How long a front may take to end.
-END_S = 5.0
+# How long a front may take to end, in seconds: it sends its traces, and a little more.
+END_S = MAX_FLUSH_S + 1.0
 
 
 class Fronts:
@@ -39,7 +40,7 @@ class Fronts:
                 str(number),
                 settings=self.config.model_dump_json,
             )
-            for number in range(config.fronts)
+            for number in range(config.num_fronts)
         ]
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -52,13 +53,13 @@ class Fronts:
         for process in self.processes:
             process.start_stopping()
 
-    async def stop(self) -> None:
-        """End all; their calls have ended, or end now."""
+    async def stop(self, timeout_s: float = END_S) -> None:
+        """End all; their calls have ended, or end now. Who has not ended in that time, or in END_S, is killed."""
         self.start_stopping()
         for process in self.processes:
             process.terminate()
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=END_S)
+            _, late = await asyncio.wait(self._tasks, timeout=max(END_S, timeout_s))
             for process in self.processes:
                 process.kill()
             for task in late:
@@ -72,18 +73,6 @@ class Fronts:
 
         Raises: AddressError: it is taken, or not ours.
         """
-        host, _, port = listen.rpartition(":")
-        plain = host.strip("[]")
-        family = socket.AF_INET6 if ":" in plain else socket.AF_INET
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as alone:  # refused where anybody is already
-                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                alone.bind((plain, int(port)))
-                bound = alone.getsockname()[1]
-            shared = socket.socket(family, socket.SOCK_STREAM)
-            shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            shared.bind((plain, bound))
-        except OSError as error:
-            raise AddressError(flag, listen) from error
-        self._reserved.append(shared)
-        return f"{host}:{bound}"
+        reserved = reserve(listen, flag)
+        self._reserved += reserved
+        return f"{listen.rpartition(':')[0]}:{reserved[0].getsockname()[1]}"

@@ -84,6 +84,8 @@ class KeptProcess:
             stdout=None if self._on_line is None else asyncio.subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
+        if self._stopping.is_set():  # `terminate` has not seen it
+            self.terminate()
         began_s = asyncio.get_running_loop().time()
         log.info(Event("process_started", name=self.name, pid=process.pid))
         assert process.stdin is not None

@@ -1,17 +1,20 @@
 """What the processes of a scheduler have in common: how they begin, serve and end."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import Coroutine
 
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.service import SchedulerService
 from shared.errors import OctavoServiceError
-from shared.events import configure_logging
+from shared.events import Event, configure_logging
 from shared.file_limit import raise_file_limit
 from shared.garbage_collection import IdleCollection, settle
 from shared.grpc_server import announce_listening, announce_serving
 from shared.stop_request import StopRequest
+
+log = logging.getLogger(__name__)
 
 # Time after which a start is worth a word, in seconds: the first attempts to attach have had their answers.
 SILENCE_S = 2.0
@@ -38,6 +41,7 @@ async def run_service(service: SchedulerService, config: SchedulerConfig, stop: 
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
+        log.info(Event("stopped_while_starting", reason=stopping.result()))
         return
     address = starting.result()
     awaits = f"an executor at {', '.join(config.executor)}"

@@ -35,11 +35,12 @@ class Supervisor:
 
     Args:
         config: Of the scheduler.
+        core_module: What the core's process runs.
 
     Raises: AddressError: an address for clients cannot be bound.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, core_module: str = "scheduler_svc.core_process") -> None:
         self._folder = tempfile.mkdtemp(prefix="octavo-")  # nobody else may enter it
         link = f"unix:{self._folder}/core.sock"
         try:
@@ -50,7 +51,7 @@ class Supervisor:
         self._config = self._fronts.config
         self._core = KeptProcess(
             "core",
-            "scheduler_svc.core_process",
+            core_module,
             link,
             settings=lambda: self._config.model_dump_json(),
             on_line=self._take_line,
@@ -92,13 +93,15 @@ class Supervisor:
         """End the core once its requests have ended, and the fronts before it: they still have words to deliver."""
         self._core.start_stopping()
         self._fronts.start_stopping()
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._config.shutdown_grace_s
         self._has_drained.clear()
         self._core.terminate()
         drained = asyncio.create_task(self._has_drained.wait())
         limit_s = self._config.shutdown_grace_s + END_S
         await asyncio.wait((drained, keeping), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         drained.cancel()
-        await self._fronts.stop()
+        await self._fronts.stop(deadline_s - loop.time())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 await asyncio.shield(keeping)
@@ -112,7 +115,8 @@ class Supervisor:
             self._has_drained.set()
             return
         if port := _PORT_LINE.match(line):  # the next core has the same
-            self._config = self._config.model_copy(update={f"{port['name']}_listen": port["address"]})
+            name = "core" if port["name"] == "fronts" else port["name"]
+            self._config = self._config.model_copy(update={f"{name}_listen": port["address"]})
         if not self._has_served:
             print(line, flush=True)
         if line.startswith(_LISTENING):

@@ -41,13 +41,18 @@ class ExecutorLostError(OctavoServiceError):
 
 @dataclass(frozen=True, slots=True)
 class SessionTimings:
-    """Times in seconds. A lease outlives a few lost heartbeats and a whole resume."""
+    """Times in seconds. A lease outlives a few lost heartbeats and a whole resume.
+
+    The sockets of a process that is killed close one after another: the first attempt to resume may be accepted still
+    and then reset. gRPC connects again after 0.1 s and fails attempts before that: the interval is how late it is seen
+    then that nobody listens any more.
+    """
 
     lease_s: float = 10.0
     heartbeat_interval_s: float = 2.0
     connect_timeout_s: float = 5.0
     resume_timeout_s: float = 3.0
-    resume_interval_s: float = 0.1
+    resume_interval_s: float = 0.02
     step_timeout_s: float = 600.0
     detach_timeout_s: float = 1.0
 

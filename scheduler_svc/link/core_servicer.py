@@ -1,6 +1,7 @@
 """CoreService: the core's side of the link, where fronts join."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
+from octavo.admin.v1 import admin_pb2
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from scheduler_svc.engine.engine import Engine
@@ -16,8 +18,9 @@ from scheduler_svc.link.front_metrics import FrontMetrics
 from scheduler_svc.link.front_session import FrontSession
 from scheduler_svc.link.state import CoreState
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
-from shared.errors import CallerError, FencedError
+from shared.errors import CallerError, FencedError, UnavailableError
 from shared.events import Event
+from shared.grpc_peer import peer_address
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +45,10 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     def __init__(self, engine: Engine, tokenizer: TokenizerFiles) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
-        self._sessions: dict[str, tuple[int, FrontSession]] = {}
+        self._sessions: dict[tuple[bool, str], tuple[int, FrontSession]] = {}  # of our own machine or not, and its name
         self._numbers = itertools.count()
         self.metrics = FrontMetrics()
+        self._is_closed = False
         self._changed = asyncio.Event()
         self.num_sessions_of: Counter[str] = Counter()
         self.incarnation = time.time_ns() // 1_000_000
@@ -54,19 +58,37 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         """The fronts that have joined."""
         return [session for _, session in self._sessions.values()]
 
+    @property
+    def own_sessions(self) -> list[FrontSession]:
+        """Those of them that this scheduler has started."""
+        return [session for session in self.sessions if not session.address]
+
+    def states_of_joined(self) -> list[admin_pb2.FrontState]:
+        """Return how each front of its own is that has joined."""
+        return [
+            admin_pb2.FrontState(
+                front_id=session.name,
+                is_ready=session.is_ready,
+                num_requests=session.num_requests,
+                address=session.address,
+            )
+            for session in self.sessions
+            if session.address
+        ]
+
     async def wait_until_listening(self, num_fronts: int) -> None:
-        """Return once so many fronts have opened their ports."""
-        while sum(session.is_listening for session in self.sessions) < num_fronts:
+        """Return once so many fronts of ours have opened their ports."""
+        while sum(session.is_listening for session in self.own_sessions) < num_fronts:
             await self._next_change()
 
     async def wait_until_ready(self, num_fronts: int) -> None:
-        """Return once so many fronts take calls."""
-        while sum(session.is_ready for session in self.sessions) < num_fronts:
+        """Return once so many fronts of ours take calls."""
+        while sum(session.is_ready for session in self.own_sessions) < num_fronts:
             await self._next_change()
 
     async def wait_until_left(self) -> None:
-        """Return once no front is joined."""
-        while self._sessions:
+        """Return once no front of ours is joined."""
+        while self.own_sessions:
             await self._next_change()
 
     async def _next_change(self) -> None:
@@ -80,6 +102,8 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     ) -> None:
         """Serve one front until its stream ends; its requests end with it."""
         first = await anext(requests, None)
+        if self._is_closed:
+            raise UnavailableError("the scheduler is shutting down")
         if first is None or not first.HasField("hello"):
             raise CallerError("a front says hello first")
         hello = first.hello
@@ -93,18 +117,18 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             hello.pid,
             self._changed.set,
             lambda content: self.metrics.take(number, content),
+            address=peer_address(context),
         )
-        self._begin(hello, session)
-        log.info(Event("front_joined", front=hello.front_id, version=version))
+        key = bool(session.address), hello.front_id
+        self._begin(key, hello, session)
+        log.info(Event("front_joined", front=hello.front_id, version=version, address=session.address or "here"))
         try:
-            await session.run(
-                pb.CoreWelcome(version=version, incarnation=self.incarnation), first.credits, requests, context.write
-            )
+            await session.run(self._welcome(version), first.credits, requests, context.write)
         finally:
-            if self._sessions.get(hello.front_id, (0, None))[1] is session:
-                del self._sessions[hello.front_id]
-                self._changed.set()
+            if self._sessions.get(key, (0, None))[1] is session:
+                del self._sessions[key]
             self.metrics.end(number)
+            self._changed.set()
             log.info(Event("front_left", front=hello.front_id))
 
     async def GetTokenizer(  # noqa: N802
@@ -131,14 +155,33 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             )
         self.incarnation = hello.incarnation + 1
 
-    def _begin(self, hello: pb.FrontHello, session: FrontSession) -> None:
+    async def close(self, timeout_s: float) -> None:
+        """The core ends: let each front have what there is for it, end its stream, and let none join."""
+        self._is_closed = True
+        for session in self.sessions:
+            session.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._sessions:
+                    await self._next_change()
+
+    def _welcome(self, version: int) -> pb.CoreWelcome:
+        settings = self._engine.settings
+        return pb.CoreWelcome(
+            version=version,
+            incarnation=self.incarnation,
+            tenants=settings.tenant_weights,
+            has_priorities=settings.has_priorities,
+        )
+
+    def _begin(self, key: tuple[bool, str], hello: pb.FrontHello, session: FrontSession) -> None:
         """Let a session begin; an older one of the same front ends first, with all its requests."""
-        number, older = self._sessions.get(hello.front_id, (0, None))
+        number, older = self._sessions.get(key, (0, None))
         if older is not None:
             if hello.session <= number:
                 raise FencedError(f"session {hello.session} of front {hello.front_id!r} is not newer than {number}")
             older.end(FencedError(f"session {hello.session} of front {hello.front_id!r} has begun"))
-        self._sessions[hello.front_id] = hello.session, session
+        self._sessions[key] = hello.session, session
         self.num_sessions_of[hello.front_id] += 1
 
 

@@ -39,6 +39,7 @@ class FrontSession:
         pid: Its process.
         on_readiness: Called when the front takes calls, or does no more.
         on_metrics: Called with what the front has counted.
+        address: From where it joined, host:port; empty: this scheduler has started it.
 
     Attributes:
         name: As above.
@@ -55,9 +56,11 @@ class FrontSession:
         pid: int,
         on_readiness: Callable[[], None],
         on_metrics: Callable[[bytes], None],
+        address: str = "",
     ) -> None:
         self.name = name
         self.pid = pid
+        self.address = address
         self.is_listening = False
         self.is_ready = False
         self._on_readiness = on_readiness
@@ -68,6 +71,7 @@ class FrontSession:
         self._batch = CoreBatch()
         self._gate = CreditGate(0, SLOW_FRONT_S)
         self._requests: dict[int, _RemoteSink] = {}
+        self._reading: asyncio.Task[None] | None = None
         self._last_number = 0
 
     @property
@@ -76,9 +80,15 @@ class FrontSession:
         return len(self._requests)
 
     def end(self, error: OctavoServiceError) -> None:
-        """End all its requests, and the stream with an error."""
+        """End all its requests, and the stream with an error; what the front has said since does not count."""
+        if self._reading is not None:
+            self._reading.cancel()
         self._abort_all()
         self._gate.end(error)
+
+    def close(self) -> None:
+        """End the stream behind what there is for the front."""
+        self._gate.end()
 
     async def run(
         self,
@@ -94,7 +104,8 @@ class FrontSession:
         self._batch.response.welcome.CopyFrom(welcome)
         self._gate.grant(num_credits)
         self.tell_state()
-        tasks = [asyncio.create_task(self._read(requests)), asyncio.create_task(self._tell_state())]
+        self._reading = asyncio.create_task(self._read(requests))
+        tasks = [self._reading, asyncio.create_task(self._tell_state())]
         for task in tasks:
             task.add_done_callback(self._on_end)
         try:

@@ -5,7 +5,6 @@ import asyncio
 from octavo.admin.v1 import admin_pb2
 from octavo.core.v1 import core_service_pb2_grpc
 from scheduler_svc.link.core_servicer import CoreServicer
-from scheduler_svc.link.front_metrics import FrontMetrics
 from scheduler_svc.link.front_session import FrontSession
 from shared.grpc_server import GrpcServer
 from shared.health import Health
@@ -15,7 +14,7 @@ LEAVE_S = 5.0
 
 
 class JoinedFronts:
-    """The core's side of the link.
+    """The fronts that the scheduler starts beside the core.
 
     Args:
         servicer: Serves it.
@@ -46,13 +45,8 @@ class JoinedFronts:
 
     @property
     def sessions(self) -> list[FrontSession]:
-        """The fronts that have joined."""
-        return self._servicer.sessions
-
-    @property
-    def metrics(self) -> FrontMetrics:
-        """What they have counted."""
-        return self._servicer.metrics
+        """Those that have joined."""
+        return self._servicer.own_sessions
 
     def states(self) -> list[admin_pb2.FrontState]:
         """Return how each of them is, by its number."""

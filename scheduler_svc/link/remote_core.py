@@ -30,6 +30,7 @@ from scheduler_svc.request.engine_client import AnswerSink, EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.served_model import ServedModel
+from shared.certificates import TlsFileError
 from shared.errors import (
     NoExecutorError,
     OctavoServiceError,
@@ -54,8 +55,9 @@ MAX_PROMPT_BYTES = 4 * 2**20
 
 LEAVING = "this front of the scheduler is shutting down"
 
-# From one attempt to join to the next one, in seconds.
-RETRY_S = 0.05
+# From one attempt to join to the next one, in seconds: twice as long each time while none succeeds.
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 0.5
 
 # From one word about metrics to the next one, in seconds: Prometheus asks every 15 s by default.
 METRICS_INTERVAL_S = 2.0
@@ -72,6 +74,11 @@ class RemoteCore:
         load_tokenizer: Called before a model is served whose tokenizer is another one.
         set_ready: Called with whether new requests find an executor, when that changes.
         collect: Returns what this front has counted, for the metrics of the scheduler.
+        on_welcome: Called with the core's first word, at each of them.
+        explain: Says why a stream broke or did not begin.
+
+    Attributes:
+        core_trouble: Why the core did not answer, when it last did not.
     """
 
     def __init__(
@@ -81,8 +88,14 @@ class RemoteCore:
         load_tokenizer: LoadTokenizer,
         set_ready: Callable[[bool], Awaitable[None]],
         collect: Callable[[], Iterable[Family]] = tuple,
+        on_welcome: Callable[[pb.CoreWelcome], None] = lambda _: None,
+        explain: Callable[[grpc.aio.AioRpcError], str] = failure_text,
     ) -> None:
         self._collect = collect
+        self._on_welcome = on_welcome
+        self._explain = explain
+        self._pause_s = FIRST_PAUSE_S
+        self.core_trouble = ""
         self.front_id = front_id
         self._open_channel = open_channel
         self._load_tokenizer = load_tokenizer
@@ -136,6 +149,8 @@ class RemoteCore:
     @property
     def last_trouble(self) -> str:
         """See `EngineClient`."""
+        if self._state is UNREACHABLE and self.core_trouble:
+            return f"{UNREACHABLE.why_not_ready}: {self.core_trouble}"
         return self._tokenizer_trouble or self._state.last_trouble or self.why_not_ready
 
     @property
@@ -245,20 +260,25 @@ class RemoteCore:
 
     async def run(self) -> None:
         """Be joined to the core, and join again whenever the stream breaks; until cancelled."""
-        told = ""
         while True:
             trouble = "it closed the stream"
             try:
                 async with self._open_channel() as channel:
                     await self._run_session(pb_grpc.CoreServiceStub(channel))
             except grpc.aio.AioRpcError as error:
-                trouble = failure_text(error)
+                trouble = self._explain(error)
+            except TlsFileError as error:
+                trouble = str(error)
             finally:
                 await self._lose(trouble)
-            if trouble != told and self._absence.is_on:
-                told = trouble
-                log.warning(Event("core_lost", front=self.front_id, cause=trouble))
-            await asyncio.sleep(RETRY_S)
+            if trouble != self.core_trouble:
+                self.core_trouble = trouble
+                is_lost = self._absence.is_on  # else there was none yet
+                log.log(
+                    logging.WARNING if is_lost else logging.INFO, Event("core_lost", front=self.front_id, cause=trouble)
+                )
+            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s)
 
     async def _run_session(self, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         self._take_outgoing()
@@ -274,9 +294,11 @@ class RemoteCore:
             pid=os.getpid(),
         )
         await call.write(pb.JoinRequest(hello=hello, credits=MAX_MESSAGES_ON_THEIR_WAY))
-        tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._tell_metrics())]
+        tasks: list[asyncio.Task[None]] = []
         try:
             async for message in call:
+                if not tasks:  # a write before the welcome could fail first, and hide why we are refused
+                    tasks += [asyncio.create_task(self._write(call)), asyncio.create_task(self._tell_metrics())]
                 await self._take(message, stub)
         finally:
             if self._loading is not None:
@@ -357,6 +379,9 @@ class RemoteCore:
     async def _take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         if message.HasField("welcome"):
             self._incarnation = message.welcome.incarnation
+            self._pause_s = FIRST_PAUSE_S
+            self.core_trouble = ""
+            self._on_welcome(message.welcome)
             log.info(Event("core_joined", front=self.front_id, version=message.welcome.version))
         if message.HasField("state"):
             await self._take_state(decode_state(message.state), stub)

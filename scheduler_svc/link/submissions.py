@@ -3,7 +3,7 @@
 import numpy as np
 
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.request.continuation_message import decode_continuation, encode_continuation
+from scheduler_svc.continuation_message import decode_continuation, encode_continuation
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from shared.step import NO_LOGPROBS

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from octavo.steplog.v1 import step_log_pb2 as pb
+from scheduler_svc.continuation_message import decode_continuation
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_cost import StepCost
-from scheduler_svc.request.continuation_message import decode_continuation
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from shared.executor_info import ExecutorInfo
 from shared.wire import INT32, decode_sampling

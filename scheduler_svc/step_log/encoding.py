@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from octavo.steplog.v1 import step_log_pb2 as pb
+from scheduler_svc.continuation_message import encode_continuation
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_cost import StepCost
-from scheduler_svc.request.continuation_message import encode_continuation
 from scheduler_svc.request.parameters import BeamSearchParams
 from scheduler_svc.request.provenance import Numerics
 from scheduler_svc.step_log.masking import TokenMask

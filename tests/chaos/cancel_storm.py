@@ -15,6 +15,7 @@ from tests.chaos.services import fake_executor, running_executors, running_sched
 NUM_REQUESTS = 10_000
 NUM_PIECES = 4
 NUM_CLIENTS = 100
+FEWEST_CLIENTS = 20
 NUM_TOKENS = 16
 # Requests of a client that differ: one may begin before the last one, which was cancelled, has ended.
 NUM_DIFFERENT = 6
@@ -38,7 +39,8 @@ class CancelStorm:
     async def play(self, pieces: Sequence[str], scale: Scale) -> AsyncIterator[Result]:
         """Run pieces and yield their results."""
         num_requests = scale.part_of(NUM_REQUESTS) // len(self.pieces(scale))
-        flags = ("--step-ms", "5", "--max-num-seqs", "32")  # many wait in the queue
+        num_clients = max(FEWEST_CLIENTS, scale.part_of(NUM_CLIENTS))
+        flags = ("--step-ms", "5", "--max-num-seqs", str(num_clients // 3))  # many wait in the queue
         async with (
             running_executors(2, fake_executor(*flags)) as executors,
             running_scheduler([one.address for one in executors]) as scheduler,
@@ -47,7 +49,7 @@ class CancelStorm:
             send = by_grpc(client)
             for piece in pieces:
                 result, begin_s = Result(self.name, piece), time.monotonic()
-                await storm(send, num_requests, random.Random(piece), result)
+                await storm(send, num_clients, num_requests, random.Random(piece), result)
                 waiting_s = time.monotonic()
                 await scheduler.until(lambda state: not state.num_running_requests + state.num_waiting_requests)
                 await scheduler.until(lambda state: not state.num_used_blocks)
@@ -57,10 +59,10 @@ class CancelStorm:
                 yield result
 
 
-async def storm(send: Send, num_requests: int, draws: random.Random, result: Result) -> None:
-    """Send so many requests, and cancel half of them; compare the others."""
-    asks = [[Ask(stream, turn, NUM_TOKENS) for turn in range(NUM_DIFFERENT)] for stream in range(NUM_CLIENTS)]
-    undisturbed = await answers_to([ask for each in asks for ask in each], send, NUM_CLIENTS)
+async def storm(send: Send, num_clients: int, num_requests: int, draws: random.Random, result: Result) -> None:
+    """Let clients send so many requests, and cancel half of them; compare the others."""
+    asks = [[Ask(stream, turn, NUM_TOKENS) for turn in range(NUM_DIFFERENT)] for stream in range(num_clients)]
+    undisturbed = await answers_to([ask for each in asks for ask in each], send, num_clients)
     numbers: Iterator[int] = iter(range(num_requests))
 
     async def one_client(own: list[Ask]) -> None:

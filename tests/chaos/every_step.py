@@ -72,6 +72,13 @@ async def running_service(
         await service.stop("the row ends")
 
 
+def pieces_of(phases: Sequence[str], every: int) -> list[str]:
+    """Return the pieces of a row: a phase, the first and the last step, and how far steps are apart."""
+    numbers = list(range((every + 1) // 2, NUM_TOKENS + 1, every)) if every <= NUM_TOKENS else []
+    cut = [numbers[begin : begin + PIECE] for begin in range(0, len(numbers), PIECE)]
+    return [f"{phase} {part[0]} {part[-1]} {every}" for phase in phases for part in cut]
+
+
 @dataclass(frozen=True, slots=True)
 class EveryStep:
     """The row.
@@ -92,10 +99,7 @@ class EveryStep:
 
     def pieces(self, scale: Scale) -> list[str]:
         """Return its pieces: a phase, and some of the steps."""
-        every = self.every * scale.divisor
-        numbers = list(range((every + 1) // 2, NUM_TOKENS + 1, every)) if every <= NUM_TOKENS else []
-        cut = [numbers[begin : begin + PIECE] for begin in range(0, len(numbers), PIECE)]
-        return [f"{point.name} {part[0]} {part[-1]} {every}" for point in FaultPoint for part in cut]
+        return pieces_of([point.name for point in FaultPoint], self.every * scale.divisor)
 
     async def play(self, pieces: Sequence[str], _scale: Scale) -> AsyncIterator[Result]:
         """Run pieces and yield their results."""

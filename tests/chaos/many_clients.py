@@ -1,9 +1,11 @@
 """Clients that send one request after another, while one of two executors is killed, or the only one."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import openai
@@ -21,8 +23,30 @@ NUM_DIFFERENT = 10
 # The only executor is away for so long, in seconds.
 AWAY_S = 3.0
 APIS = ("grpc", "openai")
-# How many executors there are, one of which is killed.
-SCENES = {"one of two": 2, "the only one": 1}
+NUM_FRONTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What is killed.
+
+    Attributes:
+        num_executors: How many there are, one of which may be killed.
+        kills_executor: Whether it is.
+        kills_core: Whether the core is.
+    """
+
+    num_executors: int
+    kills_executor: bool = True
+    kills_core: bool = False
+
+
+SCENES = {
+    "one of two": Scene(2),
+    "the only one": Scene(1),
+    "the core": Scene(1, kills_executor=False, kills_core=True),
+    "core and executor": Scene(1, kills_core=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +55,8 @@ class ManyClients:
 
     name: str = "clients"
     what: str = (
-        "8 clients x 100 requests, by gRPC and with OpenAI's client; SIGKILL of one executor of two, and of the only "
-        "one (a new one after 3 s)"
+        "8 clients x 100 requests through two fronts, by gRPC and with OpenAI's client; SIGKILL of one executor of "
+        "two, of the only one (a new one after 3 s), of the core, of core and executor together"
     )
     target: str = "800 of 800 complete and equal, each time"
 
@@ -45,13 +69,15 @@ class ManyClients:
         """Run pieces and yield their results."""
         for piece in pieces:
             api, scene = piece.split(", ")
+            flags = ("--openai-listen", "127.0.0.1:0", "--fronts", str(NUM_FRONTS))
             async with (
-                running_executors(SCENES[scene], fake_executor("--step-ms", "2")) as executors,
-                running_scheduler([one.address for one in executors], "--openai-listen", "127.0.0.1:0") as scheduler,
-                sender(api, scheduler) as send,
+                running_executors(SCENES[scene].num_executors, fake_executor("--step-ms", "2")) as executors,
+                running_scheduler([one.address for one in executors], *flags) as scheduler,
+                AsyncExitStack() as stack,
             ):
+                sends = [await stack.enter_async_context(sender(api, scheduler)) for _ in range(NUM_CLIENTS)]
                 result = Result(self.name, piece)
-                await _Load(scheduler, executors, send, result).run(scale.part_of(NUM_REQUESTS))
+                await _Load(SCENES[scene], scheduler, executors, sends, result).run(scale.part_of(NUM_REQUESTS))
                 yield result
 
 
@@ -68,10 +94,18 @@ async def sender(api: str, scheduler: Scheduler) -> AsyncIterator[Send]:
 
 
 class _Load:
-    def __init__(self, scheduler: Scheduler, executors: Sequence[Executor], send: Send, result: Result) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        scheduler: Scheduler,
+        executors: Sequence[Executor],
+        sends: Sequence[Send],
+        result: Result,
+    ) -> None:
+        self._scene = scene
         self._scheduler = scheduler
         self._executors = executors
-        self._send = send
+        self._sends = sends  # of each client, which has a connection of its own
         self._result = result
         self._is_time = asyncio.Event()
 
@@ -83,19 +117,19 @@ class _Load:
             [Ask(stream, turn, 40 + (11 * stream + 17 * turn) % 64) for turn in range(NUM_DIFFERENT)]
             for stream in range(NUM_CLIENTS)
         ]
-        undisturbed = await answers_to([ask for each in asks for ask in each], self._send, NUM_CLIENTS)
+        undisturbed = await answers_to([ask for each in asks for ask in each], self._sends[0], NUM_CLIENTS)
 
-        async def one_client(own: list[Ask]) -> None:
+        async def one_client(own: list[Ask], send: Send) -> None:
             for number in range(num_requests):
                 ask = own[number % len(own)]
-                compare(self._result, ask, await answer_to(ask, self._send), undisturbed[ask])
+                compare(self._result, ask, await answer_to(ask, send), undisturbed[ask])
                 if self._result.num_asked >= NUM_CLIENTS * num_requests // 4:
                     self._is_time.set()
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._kill())
-            for own in asks:
-                tasks.create_task(one_client(own))
+            for own, send in zip(asks, self._sends, strict=True):
+                tasks.create_task(one_client(own, send))
         self._result.seconds = time.monotonic() - begin_s
 
     async def _kill(self) -> None:
@@ -103,6 +137,12 @@ class _Load:
         await self._scheduler.until(lambda state: state.num_running_requests > NUM_CLIENTS // 2)
         states = await self._scheduler.executors()
         victim = max(self._executors, key=lambda each: states[each.address].num_running_requests)
+        if self._scene.kills_core:
+            [core] = self._scheduler.cores()
+            os.kill(core, signal.SIGKILL)
+            self._result.note_fault("SIGKILL")
+        if not self._scene.kills_executor:
+            return
         await victim.kill()
         self._result.note_fault("SIGKILL")
         if len(self._executors) == 1:

@@ -7,6 +7,7 @@ from tests.chaos.cancel_storm import CancelStorm
 from tests.chaos.drain import Drain
 from tests.chaos.endless import Endless
 from tests.chaos.every_step import EveryStep
+from tests.chaos.every_step_of_scheduler import EveryStepOfCore, EveryStepOfFront
 from tests.chaos.many_clients import ManyClients
 from tests.chaos.result import Result
 from tests.chaos.scale import Scale
@@ -48,6 +49,8 @@ ROWS: tuple[Row, ...] = (
         demo_executor,
         every=4,
     ),
+    EveryStepOfCore(),
+    EveryStepOfFront(),
     ManyClients(),
     Endless(),
     CancelStorm(),

@@ -5,14 +5,15 @@ import random
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin_client import AdminClient
 from octavo.models.store import find_model
-from tests.support.processes import Service, start_service
+from tests.support.processes import Service, children_of, start_service
 
 SCHEDULER = "scheduler_svc"
 PATIENCE_S = 120.0
@@ -106,10 +107,15 @@ async def running_executors(num: int, command: Sequence[str]) -> AsyncIterator[l
 
 
 @asynccontextmanager
-async def running_scheduler(addresses: Sequence[str], *flags: str) -> AsyncIterator["Scheduler"]:
-    """Run a scheduler with all of these executors until the end of the block."""
-    flags = ("--executor", ",".join(addresses), "--log-level", "error", *flags)
-    service = await start_service(SCHEDULER, *flags)
+async def running_scheduler(
+    addresses: Sequence[str],
+    *flags: str,
+    module: str = SCHEDULER,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> AsyncIterator["Scheduler"]:
+    """Run a scheduler with all of these executors until the end of the block; `environment` is added to ours."""
+    flags = ("--executor", ",".join(addresses), "--log-level", "error", "--admin-listen", "127.0.0.1:0", *flags)
+    service = await start_service(module, *flags, environment=environment)
     try:
         async with AdminClient(service.other_addresses["admin"]) as admin:
             scheduler = Scheduler(service, admin)
@@ -143,6 +149,15 @@ class Scheduler:
             while not condition(state := await self.admin.get_state()):
                 await asyncio.sleep(0.01)
         return state
+
+    def cores(self) -> list[int]:
+        """The process of its core, if it has fronts and the core runs."""
+        pid = self.service.process.pid
+        return children_of(pid, "scheduler_svc.core_process") + children_of(pid, "tests.chaos.doomed_core")
+
+    def fronts(self) -> list[int]:
+        """The processes of its fronts."""
+        return children_of(self.service.process.pid, "scheduler_svc.front_process")
 
     async def executors(self) -> dict[str, admin_pb2.ExecutorState]:
         """Return its executors by address."""

@@ -22,12 +22,14 @@ from octavo.generation.v1 import generation_service_pb2 as generation
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link import front_session, remote_core
+from scheduler_svc.link.core_servicer import core_state
 from scheduler_svc.link.front_session import FrontSession
 from scheduler_svc.link.joined_fronts import JoinedFronts
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.submissions import encode_submission
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
+from shared.errors import FencedError
 from shared.errors import UnavailableError as UnavailableOfServiceError
 from shared.step import SamplingRow
 from tests.support.stack import Stack, collect, running_stack, token_request, until
@@ -168,6 +170,35 @@ async def test_a_newer_session_of_a_front_ends_the_older_one_and_its_requests_fi
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "session 7 of front 'raw' is not newer than 8",
             )
+
+
+async def test_a_session_that_ends_reads_nothing_more_and_waits_for_no_write() -> None:
+    async with running_stack(fronts=1) as stack, welcomed(stack) as front:
+        is_writing, may_read = asyncio.Event(), asyncio.Event()
+        submission = encode_submission(
+            1,
+            EngineRequest("late", np.array([40], np.int32), SamplingRow(), StopConditions(10_000)),
+            front.model_hash,
+            front.max_model_len,
+        )
+
+        async def requests() -> AsyncIterator[pb.JoinRequest]:
+            await may_read.wait()
+            yield pb.JoinRequest(submissions=[submission])
+
+        async def write(_: pb.JoinResponse) -> None:
+            is_writing.set()
+            await asyncio.Event().wait()  # the front takes nothing
+
+        session = FrontSession(stack.engine, lambda: core_state(stack.engine), "stuck", 1, lambda: None, print)
+        running = asyncio.create_task(session.run(pb.CoreWelcome(), 9, requests(), write))
+        await is_writing.wait()
+        session.end(FencedError("a newer session has begun"))
+        may_read.set()
+        with pytest.raises(FencedError):
+            async with asyncio.timeout(front_session.SLOW_FRONT_S / 2):
+                await running
+        assert stack.engine._num_arrivals == 0
 
 
 async def test_a_front_that_leaves_takes_its_requests_with_it() -> None:

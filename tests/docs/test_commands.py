@@ -68,6 +68,11 @@ EXCUSES = (
         "runs until Ctrl-C, with the demo model; tests/e2e/test_processes.py and test_fleet_processes.py run both",
     ),
     Excuse(
+        "docs/getting-started.md",
+        r"kill -9 .*core_process.*",
+        "kills whatever core runs; tests/e2e/test_fronts.py kills one under streams",
+    ),
+    Excuse(
         "docs/sizing.md",
         r"(python|grpcurl) .*",
         "the numbers are the demo model's on one machine; docs/grpcurl.md asks an executor the same, executed",

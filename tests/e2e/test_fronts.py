@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pytest
 from octavo.client import Client
 from octavo.errors import UnavailableError
 from octavo.outputs import Delta, Finished
-from tests.support.processes import Service, running_service
+from tests.support.processes import Service, children_of, running_service
 
 PROMPTS = [[40 + number, 41, 42] for number in range(8)]
 
@@ -32,16 +32,11 @@ class Running:
 
     def fronts(self) -> list[int]:
         """The processes of its fronts."""
-        return self._children("scheduler_svc.front_process")
+        return children_of(self.scheduler.process.pid, "scheduler_svc.front_process")
 
     def cores(self) -> list[int]:
         """The process of its core, if there is one now."""
-        return self._children("scheduler_svc.core_process")
-
-    def _children(self, module: str) -> list[int]:
-        lists = Path(f"/proc/{self.scheduler.process.pid}/task").glob("*/children")
-        children = (int(child) for path in lists for child in path.read_text(encoding="ascii").split())
-        return sorted(child for child in children if module in command(child))
+        return children_of(self.scheduler.process.pid, "scheduler_svc.core_process")
 
 
 @asynccontextmanager
@@ -53,14 +48,6 @@ async def running(num_fronts: int, *flags: str, step_ms: int = 5) -> AsyncIterat
             async with Client(scheduler.address) as client:
                 await client.wait_until_ready(timeout_s=60)
             yield Running(scheduler, executor)
-
-
-def command(pid: int) -> list[str]:
-    """Return what a process was started with; nothing if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
-    except OSError:
-        return []
 
 
 def runs(pid: int) -> bool:
@@ -177,6 +164,38 @@ async def test_a_scheduler_that_is_told_to_end_lets_streams_through_fronts_finis
             assert len(await reading) == 400
         assert await ending == 0
         assert not runs(front)
+
+
+async def test_a_scheduler_that_is_told_to_end_before_its_fronts_listen_does_not_wait_for_them(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")  # a front waits for whoever writes it
+    flags = ["--fronts", "1", "--tokenizer", f"{tmp_path}", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "scheduler_svc", *flags),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    while b"front_started" not in await process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    while b"stopped_while_starting" not in (line := await process.stderr.readline()) and line:
+        with suppress(OSError):  # let the front go on, should it be there: it ends with an error
+            os.close(os.open(tmp_path / "tokenizer.json", os.O_WRONLY | os.O_NONBLOCK))
+    assert await process.wait() == 0
+    assert await process.stdout.read() == b""
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+async def test_fronts_share_the_addresses_of_a_name_and_of_ipv6(host: str) -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    async with running(2, "--listen", f"{host}:0", "--openai-listen", f"{host}:0") as services:
+        async with Client(services.scheduler.address) as client:
+            assert len((await client.generate([40], max_tokens=3)).outputs[0].token_ids) == 3
+        url = f"http://{services.scheduler.other_addresses['openai']}/health"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            assert answer.status == 200
 
 
 def refused_start(*flags: str) -> str:

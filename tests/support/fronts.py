@@ -51,7 +51,7 @@ class FrontsInProcess:
         self.link = f"unix:{folder}/core.sock"
         self._reserved = Fronts(config, self.link)  # its processes are never started
         self.config = self._reserved.config
-        self.fronts = [self.start(number) for number in range(config.fronts)]
+        self.fronts = [self.start(number) for number in range(config.num_fronts)]
 
     def start(self, number: int) -> FrontInProcess:
         """Start one."""
@@ -66,7 +66,7 @@ class FrontsInProcess:
 @asynccontextmanager
 async def fronts_in_this_process(config: SchedulerConfig) -> AsyncIterator[FrontsInProcess | None]:
     """Run the fronts of a scheduler here; None: it has none."""
-    if not config.fronts:
+    if not config.num_fronts:
         yield None
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -490,19 +490,29 @@ class CoreWelcome(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    HAS_PRIORITIES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of this protocol that is spoken from now on."""
     incarnation: _builtins.int
     """Orders the cores of a scheduler: a later one has a larger number."""
+    has_priorities: _builtins.bool
+    """Whether the priority of a request changes the order; it is refused otherwise."""
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The only tenants that are served. Empty: any."""
+
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         incarnation: _builtins.int = ...,
+        tenants: _abc.Iterable[_builtins.str] | None = ...,
+        has_priorities: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_priorities", b"has_priorities", "incarnation", b"incarnation", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

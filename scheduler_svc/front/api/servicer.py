@@ -46,8 +46,12 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 
     @property
     def settings(self) -> FrontSettings:
-        """The front's part of the configuration."""
+        """The front's part of the configuration; a core elsewhere says some of it."""
         return self._generation.settings
+
+    @settings.setter
+    def settings(self, settings: FrontSettings) -> None:
+        self._generation.settings = settings
 
     @property
     def model(self) -> TextModel | None:
