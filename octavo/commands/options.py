@@ -67,8 +67,8 @@ address_option = click.option(
     default=DEFAULT_ADDRESS,
     show_default=True,
     envvar="OCTAVO_ADDRESS",
-    metavar="HOST:PORT,...",
-    help="Address of the scheduler, or of several that serve one model: if one cannot serve, the next one does. "
+    metavar="HOST:PORT",
+    help="Address of the scheduler; or of several, with commas between them: if one cannot serve, the next one does. "
     "[OCTAVO_ADDRESS]",
 )
 

@@ -7,6 +7,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
@@ -153,8 +155,8 @@ async def whole_answer(client: Client, prompt: Any = PROMPT, **params: Any) -> F
     return events[-1]
 
 
-def record_requests(client: Client) -> list[pb.GenerateRequest]:
-    """Return a list that gets every message which the client sends by Generate."""
+def record_requests(client: Client, wrap: Callable[[Any], Any] = lambda call: call) -> list[pb.GenerateRequest]:
+    """Return a list that gets every message which the client sends by Generate; `wrap` may change the calls."""
     sent: list[pb.GenerateRequest] = []
     make_stub = client._stub
 
@@ -167,7 +169,7 @@ def record_requests(client: Client) -> list[pb.GenerateRequest]:
 
             def Generate(self, request: pb.GenerateRequest, **arguments: Any) -> Any:  # noqa: N802
                 sent.append(request)
-                return real.Generate(request, **arguments)
+                return wrap(real.Generate(request, **arguments))
 
         return Recording()
 
@@ -339,6 +341,30 @@ async def test_an_abort_reaches_the_scheduler_that_has_the_request() -> None:
         assert await client.abort("mine") is True
         assert await client.abort("mine") is False
         await asyncio.gather(running, return_exceptions=True)
+
+
+class EndsCut:
+    """A call whose connection breaks between its last event and its status."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def __aiter__(self) -> AsyncIterator[pb.GenerateResponse]:
+        async for response in self._call:
+            yield response
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "closed")
+
+    def cancel(self) -> None:
+        """End it."""
+        self._call.cancel()
+
+
+async def test_an_answer_that_is_whole_ends_once_though_its_call_is_cut_then() -> None:
+    async with served() as (_, cutter), Client(cutter.address) as client:
+        sent = record_requests(client, EndsCut)
+        events = [event async for event in client.stream(PROMPT, max_tokens=3, temperature=0)]
+        assert [type(event) for event in events].count(Finished) == 1
+        assert len(sent) == 1
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.3])
