@@ -24,7 +24,6 @@ def main(words: Sequence[str] | None = None) -> int:
     """Do what the arguments say; return the exit status."""
     parser = _parser()
     arguments = parser.parse_args(words)
-    logging.disable(logging.WARNING)  # of the scheduler in this process: faults are what this is about
     try:
         file = RunFile(arguments.resume, Result, FOLDER)
     except (OtherCodeError, OSError) as error:
@@ -83,4 +82,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # of the scheduler in this process: faults are what this is about
     sys.exit(main())

@@ -176,8 +176,9 @@ async def test_a_scheduler_that_is_told_to_end_before_its_fronts_listen_does_not
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    while b"front_started" not in await process.stderr.readline():
-        pass
+    async with asyncio.timeout(60):
+        while b"name='front 0'" not in await process.stderr.readline():
+            pass
     process.send_signal(signal.SIGTERM)
     while b"stopped_while_starting" not in (line := await process.stderr.readline()) and line:
         with suppress(OSError):  # let the front go on, should it be there: it ends with an error

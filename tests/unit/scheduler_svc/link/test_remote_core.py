@@ -77,7 +77,7 @@ async def test_a_front_asks_for_its_core_ever_less_often_until_it_has_one(monkey
     monkeypatch.setattr(asyncio, "sleep", pause)
     with pytest.raises(asyncio.CancelledError):
         await core.run()
-    assert pauses == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 0.2, 0.4]
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.05, 0.1]
     assert core.core_trouble == "the file is broken"
 
 
