@@ -21,6 +21,7 @@ from shared.garbage_collection import IdleCollection, settle
 from shared.grpc_metrics import CallMetrics, service_families
 from shared.grpc_server import Port, Ports, shut_down
 from shared.health import Health
+from shared.loop_lag import LoopLag
 from shared.metric import Family
 from shared.stop_request import StopRequest
 
@@ -53,8 +54,14 @@ async def serve(config: SchedulerConfig, link: str, name: str, wait_for_stop: Ca
     def collect() -> list[Family]:
         return [*service_families(calls, front.tls), *([] if front.openai is None else front.openai.families())]
 
+    lag = LoopLag()
     core = RemoteCore(
-        lambda: open_link(link, config.max_message_bytes), name, tokenizer.load, health.set_ready, collect
+        lambda: open_link(link, config.max_message_bytes),
+        name,
+        tokenizer.load,
+        health.set_ready,
+        collect,
+        lambda: lag.longest_s,
     )
     front = Front(config, core, tokenizer, health, collect, call_metrics=calls, is_shared=True)
     others: dict[str, Port] = {} if front.openai is None else {"openai": front.openai}
@@ -70,6 +77,7 @@ async def serve(config: SchedulerConfig, link: str, name: str, wait_for_stop: Ca
         opening,
         asyncio.create_task(core.run(), name="link"),
         asyncio.create_task(front.pace.watch(), name="pace"),
+        asyncio.create_task(lag.watch(), name="loop-lag"),
         asyncio.create_task(IdleCollection(lambda: core.num_requests == 0).run(), name="collector"),
     ]
 

@@ -101,6 +101,10 @@ class Fronts:
                     is_ready=session is not None and session.is_ready,
                     num_requests=0 if session is None else session.num_requests,
                     num_restarts=self._num_restarts[number],
+                    num_sessions=self._servicer.num_sessions[str(number)],
+                    num_output_tokens=self._servicer.num_output_tokens(str(number)),
+                    num_credits=None if session is None else session.num_credits,
+                    loop_lag_us=0 if session is None else session.loop_lag_us,
                 )
             )
         return states

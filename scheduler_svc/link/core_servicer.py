@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import grpc.aio
@@ -35,6 +36,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     Attributes:
         incarnation: Orders the cores of a scheduler.
         metrics: What the fronts have counted.
+        num_sessions: How often each front has joined, by its name.
     """
 
     def __init__(self, engine: Engine, tokenizer: TokenizerFiles) -> None:
@@ -43,6 +45,8 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         self._sessions: dict[str, tuple[int, FrontSession]] = {}
         self._numbers = itertools.count()
         self.metrics = FrontMetrics()
+        self.num_sessions: Counter[str] = Counter()
+        self._num_past_tokens: Counter[str] = Counter()  # of sessions that have ended, by the front's name
         self._changed = asyncio.Event()
         self.incarnation = time.time_ns() // 1_000_000
 
@@ -50,6 +54,11 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     def sessions(self) -> list[FrontSession]:
         """The fronts that have joined."""
         return [session for _, session in self._sessions.values()]
+
+    def num_output_tokens(self, front_id: str) -> int:
+        """Return how many tokens went to a front, over all its sessions."""
+        _, session = self._sessions.get(front_id, (0, None))
+        return self._num_past_tokens[front_id] + (0 if session is None else session.num_output_tokens)
 
     async def wait_until_listening(self, num_fronts: int) -> None:
         """Return once so many fronts have opened their ports."""
@@ -93,6 +102,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         finally:
             if self._sessions.get(hello.front_id, (0, None))[1] is session:
                 del self._sessions[hello.front_id]
+                self._num_past_tokens[hello.front_id] += session.num_output_tokens
             self.metrics.end(number)
             log.info(Event("front_left", front=hello.front_id))
 
@@ -113,7 +123,9 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             if hello.session <= number:
                 raise FencedError(f"session {hello.session} of front {hello.front_id!r} is not newer than {number}")
             older.end(FencedError(f"session {hello.session} of front {hello.front_id!r} has begun"))
+            self._num_past_tokens[hello.front_id] += older.num_output_tokens
         self._sessions[hello.front_id] = hello.session, session
+        self.num_sessions[hello.front_id] += 1
 
 
 def agreed_version(hello: pb.FrontHello) -> int:

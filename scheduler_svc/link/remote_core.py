@@ -71,6 +71,7 @@ class RemoteCore:
         load_tokenizer: Called before a model is served whose tokenizer is another one.
         set_ready: Called with whether new requests find an executor, when that changes.
         collect: Returns what this front has counted, for the metrics of the scheduler.
+        loop_lag_s: Returns how late a timer of this front was at most in the last minute, in seconds.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class RemoteCore:
         load_tokenizer: LoadTokenizer,
         set_ready: Callable[[bool], Awaitable[None]],
         collect: Callable[[], Iterable[Family]] = tuple,
+        loop_lag_s: Callable[[], float] = float,
     ) -> None:
         self._collect = collect
+        self._loop_lag_s = loop_lag_s
         self.front_id = front_id
         self._open_channel = open_channel
         self._load_tokenizer = load_tokenizer
@@ -287,6 +290,7 @@ class RemoteCore:
     async def _tell_metrics(self) -> None:
         while True:
             self._outgoing.metrics = encode_families(self._collect())
+            self._outgoing.loop_lag_us = round(1e6 * self._loop_lag_s())
             self._has_outgoing.set()
             await asyncio.sleep(METRICS_INTERVAL_S)
 
