@@ -19,6 +19,7 @@ from shared.grpc_metrics import CallMetrics, service_families
 from shared.grpc_server import Port, Ports, shut_down
 from shared.grpc_status import failure_text
 from shared.health import Health
+from shared.loop_lag import LoopLag
 from shared.metric import Family
 
 # Makes a port beside those of clients, from the health of the process and what returns its metrics.
@@ -60,11 +61,19 @@ class FrontService:
     ) -> None:
         self._grace_s = config.shutdown_grace_s
         self._calls = CallMetrics()
+        self._loop_lag = LoopLag()
         self._health = Health(client_services(config))
         self.is_ready = asyncio.Event()
         tokenizer = ModelTokenizer(config.tokenizer)
         self.core = RemoteCore(
-            open_channel, name, tokenizer.load, self._set_ready, self._collect, self._take_rules, explain
+            open_channel,
+            name,
+            tokenizer.load,
+            self._set_ready,
+            self._collect,
+            lambda: self._loop_lag.longest_s,
+            self._take_rules,
+            explain,
         )
         self.front = Front(
             config,
@@ -98,6 +107,7 @@ class FrontService:
             opening,
             asyncio.create_task(self.core.run(), name="link"),
             asyncio.create_task(self.front.pace.watch(), name="pace"),
+            asyncio.create_task(self._loop_lag.watch(), name="loop-lag"),
             asyncio.create_task(IdleCollection(lambda: self.core.num_requests == 0).run(), name="collector"),
         ]
         deadline_s = None

@@ -29,6 +29,11 @@ class CreditGate:
         self._changed = asyncio.Event()
         self._limit: asyncio.Timeout | None = None  # of the write that runs
 
+    @property
+    def num_credits(self) -> int | None:
+        """Messages that may be written now; None: as many as there are."""
+        return self._num_credits
+
     def grant(self, num_credits: int | None) -> None:
         """The reader takes so many messages more; None: all."""
         if num_credits is None or self._num_credits is None:

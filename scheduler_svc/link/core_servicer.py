@@ -5,8 +5,9 @@ import contextlib
 import itertools
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import grpc.aio
 
@@ -29,6 +30,27 @@ MIN_VERSION = MAX_VERSION = 1
 CHUNK_BYTES = 2**20
 
 
+@dataclass(slots=True)
+class _Past:
+    """What is known of a front beside its session.
+
+    Attributes:
+        num_sessions: How often it has joined.
+        num_restarts: How often as another process.
+        num_output_tokens: That went to it in sessions that have ended.
+    """
+
+    num_sessions: int = 0
+    num_restarts: int = 0
+    num_output_tokens: int = 0
+    _pid: int = 0
+
+    def begin(self, pid: int) -> None:
+        """It joins."""
+        self.num_restarts += self.num_sessions > 0 and pid != self._pid
+        self.num_sessions, self._pid = self.num_sessions + 1, pid
+
+
 class CoreServicer(pb_grpc.CoreServiceServicer):
     """Serves fronts. Errors of the service's tree become statuses outside.
 
@@ -39,7 +61,6 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     Attributes:
         incarnation: Orders the cores of a scheduler.
         metrics: What the fronts have counted.
-        num_sessions_of: How often each front has joined, by its name.
     """
 
     def __init__(self, engine: Engine, tokenizer: TokenizerFiles) -> None:
@@ -50,7 +71,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         self.metrics = FrontMetrics()
         self._is_closed = False
         self._changed = asyncio.Event()
-        self.num_sessions_of: Counter[str] = Counter()
+        self._past: defaultdict[tuple[bool, str], _Past] = defaultdict(_Past)
         self.incarnation = time.time_ns() // 1_000_000
 
     @property
@@ -65,16 +86,26 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
 
     def states_of_joined(self) -> list[admin_pb2.FrontState]:
         """Return how each front of its own is that has joined."""
-        return [
-            admin_pb2.FrontState(
-                front_id=session.name,
-                is_ready=session.is_ready,
-                num_requests=session.num_requests,
-                address=session.address,
-            )
-            for session in self.sessions
-            if session.address
-        ]
+        return [self.state_of(session.name, session) for session in self.sessions if session.address]
+
+    def state_of(self, name: str, session: FrontSession | None) -> admin_pb2.FrontState:
+        """Return how a front is; without a session it is one of ours, and away."""
+        past = self._past[session is not None and bool(session.address), name]
+        state = admin_pb2.FrontState(
+            front_id=name,
+            num_restarts=past.num_restarts,
+            num_sessions=past.num_sessions,
+            num_output_tokens=past.num_output_tokens,
+        )
+        if session is not None:
+            state.pid = 0 if session.address else session.pid
+            state.is_ready = session.is_ready
+            state.num_requests = session.num_requests
+            state.address = session.address
+            state.num_output_tokens += session.num_output_tokens
+            state.num_credits = session.num_credits
+            state.loop_lag_us = session.loop_lag_us
+        return state
 
     async def wait_until_listening(self, num_fronts: int) -> None:
         """Return once so many fronts of ours have opened their ports."""
@@ -127,6 +158,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         finally:
             if self._sessions.get(key, (0, None))[1] is session:
                 del self._sessions[key]
+                self._past[key].num_output_tokens += session.num_output_tokens
             self.metrics.end(number)
             self._changed.set()
             log.info(Event("front_left", front=hello.front_id))
@@ -181,8 +213,9 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             if hello.session <= number:
                 raise FencedError(f"session {hello.session} of front {hello.front_id!r} is not newer than {number}")
             older.end(FencedError(f"session {hello.session} of front {hello.front_id!r} has begun"))
+            self._past[key].num_output_tokens += older.num_output_tokens
         self._sessions[key] = hello.session, session
-        self.num_sessions_of[hello.front_id] += 1
+        self._past[key].begin(hello.pid)
 
 
 def agreed_version(hello: pb.FrontHello) -> int:

@@ -46,6 +46,8 @@ class FrontSession:
         pid: As above.
         is_listening: Whether its ports are open.
         is_ready: Whether it takes calls.
+        num_output_tokens: Of sampled outputs, that were sent to it.
+        loop_lag_us: How late a timer of its event loop was at most in the last minute.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class FrontSession:
         self.address = address
         self.is_listening = False
         self.is_ready = False
+        self.num_output_tokens = 0
+        self.loop_lag_us = 0
         self._on_readiness = on_readiness
         self._on_metrics = on_metrics
         self._engine = engine
@@ -78,6 +82,11 @@ class FrontSession:
     def num_requests(self) -> int:
         """Its live requests."""
         return len(self._requests)
+
+    @property
+    def num_credits(self) -> int:
+        """Messages that it takes now."""
+        return self._gate.num_credits or 0
 
     def end(self, error: OctavoServiceError) -> None:
         """End all its requests, and the stream with an error; what the front has said since does not count."""
@@ -111,6 +120,7 @@ class FrontSession:
         try:
             while await self._gate.wait():
                 batch, self._batch = self._batch, CoreBatch()
+                self.num_output_tokens += batch.num_tokens
                 async with self._gate.limit():
                     await write(batch.message())
         finally:
@@ -148,6 +158,7 @@ class FrontSession:
         if message.credits:
             self._gate.grant(message.credits)
         if message.metrics:
+            self.loop_lag_us = message.loop_lag_us
             self._on_metrics(message.metrics)
         if message.HasField("is_ready"):
             self.is_listening, self.is_ready = True, message.is_ready

@@ -51,19 +51,7 @@ class JoinedFronts:
     def states(self) -> list[admin_pb2.FrontState]:
         """Return how each of them is, by its number."""
         sessions = {session.name: session for session in self.sessions}
-        return [self._state(str(number), sessions.get(str(number))) for number in range(self.num_fronts)]
-
-    def _state(self, name: str, session: FrontSession | None) -> admin_pb2.FrontState:
-        num_restarts = max(0, self._servicer.num_sessions_of[name] - 1)
-        if session is None:
-            return admin_pb2.FrontState(front_id=name, num_restarts=num_restarts)
-        return admin_pb2.FrontState(
-            front_id=name,
-            pid=session.pid,
-            is_ready=session.is_ready,
-            num_requests=session.num_requests,
-            num_restarts=num_restarts,
-        )
+        return [self._servicer.state_of(name, sessions.get(name)) for name in map(str, range(self.num_fronts))]
 
     async def wait_until_listening(self) -> None:
         """Return once all of them have opened their ports."""

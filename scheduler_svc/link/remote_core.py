@@ -74,6 +74,7 @@ class RemoteCore:
         load_tokenizer: Called before a model is served whose tokenizer is another one.
         set_ready: Called with whether new requests find an executor, when that changes.
         collect: Returns what this front has counted, for the metrics of the scheduler.
+        loop_lag_s: Returns how late a timer of this front was at most in the last minute, in seconds.
         on_welcome: Called with the core's first word, at each of them.
         explain: Says why a stream broke or did not begin.
 
@@ -88,10 +89,12 @@ class RemoteCore:
         load_tokenizer: LoadTokenizer,
         set_ready: Callable[[bool], Awaitable[None]],
         collect: Callable[[], Iterable[Family]] = tuple,
+        loop_lag_s: Callable[[], float] = float,
         on_welcome: Callable[[pb.CoreWelcome], None] = lambda _: None,
         explain: Callable[[grpc.aio.AioRpcError], str] = failure_text,
     ) -> None:
         self._collect = collect
+        self._loop_lag_s = loop_lag_s
         self._on_welcome = on_welcome
         self._explain = explain
         self._pause_s = FIRST_PAUSE_S
@@ -323,6 +326,7 @@ class RemoteCore:
     async def _tell_metrics(self) -> None:
         while True:
             self._outgoing.metrics = encode_families(self._collect())
+            self._outgoing.loop_lag_us = round(1e6 * self._loop_lag_s())
             self._has_outgoing.set()
             await asyncio.sleep(METRICS_INTERVAL_S)
 

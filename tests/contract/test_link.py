@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_service_pb2 as admin
+from octavo.admin.v1.admin_pb2 import FrontState
 from octavo.client import Client
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
@@ -319,6 +320,32 @@ async def test_a_front_of_its_own_is_none_of_ours_whatever_its_name() -> None:
             ("0", True, False, 1),
         ]
         assert (await collect(stack, token_request(4, 3))).finished is not None
+
+
+async def test_operators_see_what_went_to_a_front_and_whether_it_keeps_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_core, "METRICS_INTERVAL_S", 0.01)
+    async with running_stack(fronts=2) as stack:
+
+        async def fronts() -> list[FrontState]:
+            return list((await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())).fronts)
+
+        for session in (2**63, 2**63 + 1):
+            async with welcomed(stack, front_id="1", session=session, num_credits=100) as front:
+                await front.submit(1, max_tokens=3)
+                await front.until("ended")
+                await front.say(metrics=b"# nothing is counted\n", loop_lag_us=1500)
+                while (await fronts())[1].loop_lag_us != 1500:
+                    await asyncio.sleep(0.01)
+                seen = (await fronts())[1]
+                assert 90 <= seen.num_credits < 100, "each message has taken one"
+        assert (seen.num_sessions, seen.num_output_tokens) == (3, 6), "the first session was the real front's"
+        await until(lambda: len(stack.service.fronts.sessions) == 1)  # type: ignore[union-attr]
+        real, gone = await fronts()
+        assert real.num_credits > 0
+        assert (real.num_sessions, real.num_output_tokens) == (1, 0)
+        assert (gone.HasField("num_credits"), gone.num_output_tokens) == (False, 6)
+        while not (await fronts())[0].loop_lag_us:
+            await asyncio.sleep(0.01)
 
 
 async def test_the_metrics_of_the_scheduler_have_the_calls_of_its_fronts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,12 +61,15 @@ class JoinRequest(_message.Message):
     CREDITS_FIELD_NUMBER: _builtins.int
     IS_READY_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    LOOP_LAG_US_FIELD_NUMBER: _builtins.int
     credits: _builtins.int
     """How many more messages the front takes."""
     is_ready: _builtins.bool
     """Whether the front takes calls now; absent: as before. It says so once its ports are open."""
     metrics: _builtins.bytes
     """What the front has counted so far, in Prometheus' text format. Empty: as before."""
+    loop_lag_us: _builtins.int
+    """Beside metrics: how late a timer of the front's event loop was at most in the last minute, in microseconds."""
     @_builtins.property
     def hello(self) -> Global___FrontHello:
         """Who it is. In the first message, and in no other."""
@@ -98,10 +101,11 @@ class JoinRequest(_message.Message):
         credits: _builtins.int = ...,
         is_ready: _builtins.bool | None = ...,
         metrics: _builtins.bytes = ...,
+        loop_lag_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_is_ready", b"_is_ready", "hello", b"hello", "is_ready", b"is_ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_ready", b"_is_ready", "abort_calls", b"abort_calls", "aborts", b"aborts", "credits", b"credits", "hello", b"hello", "is_ready", b"is_ready", "metrics", b"metrics", "output_ends", b"output_ends", "submissions", b"submissions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_ready", b"_is_ready", "abort_calls", b"abort_calls", "aborts", b"aborts", "credits", b"credits", "hello", b"hello", "is_ready", b"is_ready", "loop_lag_us", b"loop_lag_us", "metrics", b"metrics", "output_ends", b"output_ends", "submissions", b"submissions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__is_ready: _TypeAlias = _typing.Literal["is_ready"]  # noqa: Y015
     _WhichOneofArgType__is_ready: _TypeAlias = _typing.Literal["_is_ready", b"_is_ready"]  # noqa: Y015
