@@ -15,6 +15,7 @@ from octavo.admin.v1 import admin_pb2
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_metrics import FrontMetrics
 from scheduler_svc.link.front_session import FrontSession
 from scheduler_svc.link.state import CoreState
@@ -68,6 +69,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         self._tokenizer = tokenizer
         self._sessions: dict[tuple[bool, str], tuple[int, FrontSession]] = {}  # of our own machine or not, and its name
         self._numbers = itertools.count()
+        self._early_aborts = EarlyAborts()
         self.metrics = FrontMetrics()
         self._is_closed = False
         self._changed = asyncio.Event()
@@ -148,6 +150,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             hello.pid,
             self._changed.set,
             lambda content: self.metrics.take(number, content),
+            self._early_aborts,
             address=peer_address(context),
         )
         key = bool(session.address), hello.front_id

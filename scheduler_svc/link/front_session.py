@@ -6,6 +6,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from octavo.core.v1 import core_service_pb2 as pb
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.core_batch import CoreBatch
+from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.ends import REASONS, decode_reason, encode_ended, encode_search_end
 from scheduler_svc.link.failures import decode_failure, encode_failure
 from scheduler_svc.link.state import CoreState, encode_state
@@ -15,7 +16,7 @@ from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from shared.credit_gate import CreditGate
-from shared.errors import CallerError, OctavoServiceError, UnavailableError
+from shared.errors import CallerError, OctavoServiceError, RequestAbortedError, UnavailableError
 
 # How long a front may take nothing.
 SLOW_FRONT_S = 10.0
@@ -39,6 +40,7 @@ class FrontSession:
         pid: Its process.
         on_readiness: Called when the front takes calls, or does no more.
         on_metrics: Called with what the front has counted.
+        early_aborts: Of requests that some front still checks.
         address: From where it joined, host:port; empty: this scheduler has started it.
 
     Attributes:
@@ -58,6 +60,7 @@ class FrontSession:
         pid: int,
         on_readiness: Callable[[], None],
         on_metrics: Callable[[bytes], None],
+        early_aborts: EarlyAborts,
         address: str = "",
     ) -> None:
         self.name = name
@@ -69,6 +72,7 @@ class FrontSession:
         self.loop_lag_us = 0
         self._on_readiness = on_readiness
         self._on_metrics = on_metrics
+        self._early_aborts = early_aborts
         self._engine = engine
         self._state = state
         self._told_state: CoreState | None = None
@@ -154,6 +158,8 @@ class FrontSession:
         for call in message.abort_calls:
             tenant = call.tenant if call.HasField("tenant") else None
             was_live = await self._engine.abort_request(call.request_id, tenant)
+            if not was_live:
+                self._early_aborts.add(call.request_id, tenant)
             self.batch().response.abort_answers.add(call=call.call, was_live=was_live)
         if message.credits:
             self._gate.grant(message.credits)
@@ -171,6 +177,8 @@ class FrontSession:
         self._last_number = number
         try:
             request = decode_submission(submission)
+            if self._early_aborts.has(request.request_id, request.tenant, submission.received_before_us / 1e6):
+                raise RequestAbortedError(f"request {request.request_id!r} was aborted")
             sink = self._requests[number] = _RemoteSink(self, number, request)
             await self._engine.submit_checked(
                 request,

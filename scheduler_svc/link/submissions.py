@@ -6,6 +6,7 @@ from octavo.core.v1 import core_service_pb2 as pb
 from scheduler_svc.continuation_message import decode_continuation, encode_continuation
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
+from shared.clock import monotonic_s
 from shared.step import NO_LOGPROBS
 from shared.wire import INT32, decode_sampling, encode_sampling
 from shared.wire_rules import decode_rules, encode_rules
@@ -37,6 +38,7 @@ def encode_submission(
         model_hash=model_hash,
         max_model_len=max_model_len,
         was_queued=was_queued,
+        received_before_us=0 if request.received_at_s is None else int(1e6 * (monotonic_s() - request.received_at_s)),
         continuation=None if request.continuation is None else encode_continuation(request.continuation),
     )
 

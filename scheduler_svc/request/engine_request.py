@@ -1,11 +1,14 @@
 """A request as the engine takes it: token ids and checked parameters, no text."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
 from shared.token_rules import TokenRules
+
+# In characters.
+MAX_REQUEST_ID_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,7 @@ class EngineRequest:
     `has_stop_strings`: whether the front looks for some; it then says of each sampled output how many tokens count.
     `continuation`: what is known of its answer, which was cut; None: it begins.
     `trace_id`: the trace of its span, 32 hexadecimal digits, for the log; `traceparent`: the span, for the executors.
+    `received_at_s`: when the front got it, monotonic time in seconds; None: just now.
     """
 
     request_id: str
@@ -32,3 +36,4 @@ class EngineRequest:
     continuation: Continuation | None = None
     trace_id: str | None = None
     traceparent: str | None = None
+    received_at_s: float | None = field(default=None, compare=False)

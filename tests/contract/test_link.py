@@ -24,6 +24,7 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link import front_session, remote_core
 from scheduler_svc.link.core_servicer import core_state
+from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_session import FrontSession
 from scheduler_svc.link.joined_fronts import JoinedFronts
 from scheduler_svc.link.remote_core import RemoteCore
@@ -160,6 +161,46 @@ async def test_a_front_ends_its_own_requests_and_by_name_those_of_others() -> No
         assert not await client.abort("other")
 
 
+async def test_an_abort_that_comes_before_its_request_ends_it_and_no_later_one_of_the_same_id() -> None:
+    async with running_stack(fronts=1) as stack, welcomed(stack) as front:
+        await front.say(abort_calls=[pb.AbortCall(call=1, request_id="r1", tenant="")])
+        assert not (await front.until("abort_answers")).abort_answers[0].was_live
+        await front.submit(1, received_before_us=60_000_000)
+        [ended] = (await front.until("ended")).ended
+        assert (ended.failure.kind, ended.failure.message) == ("RequestAbortedError", "request 'r1' was aborted")
+        await front.submit(2, request_id="r1", max_tokens=3)
+        [ended] = (await front.until("ended")).ended
+        assert not ended.HasField("failure")
+
+
+async def test_a_request_that_one_front_checks_is_aborted_through_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    checking, may_go_on, to_thread = asyncio.Event(), asyncio.Event(), asyncio.to_thread
+    received_at_s = asyncio.get_running_loop().time() - 60.0  # no link is so slow
+
+    async def held(*arguments: Any) -> Any:
+        checking.set()
+        await may_go_on.wait()
+        return await to_thread(*arguments)
+
+    async with running_stack(fronts=1) as stack, welcomed(stack) as other:
+        with monkeypatch.context() as patch:
+            patch.setattr("scheduler_svc.front.api.generation.asyncio.to_thread", held)
+            patch.setattr("scheduler_svc.front.api.generation.monotonic_s", lambda: received_at_s)
+            answer = asyncio.create_task(collect(stack, token_request(4, 10_000, request_id="mine")))
+            await checking.wait()
+        await other.say(abort_calls=[pb.AbortCall(call=1, request_id="mine", tenant="")])
+        assert not (await other.until("abort_answers")).abort_answers[0].was_live
+        may_go_on.set()
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await answer
+        assert (error.value.code(), error.value.details()) == (
+            grpc.StatusCode.ABORTED,
+            "request 'mine' was aborted",
+        )
+        assert not stack.engine.requests
+        assert len((await collect(stack, token_request(4, 3, request_id="mine"))).token_ids) == 3
+
+
 async def test_a_newer_session_of_a_front_ends_the_older_one_and_its_requests_first() -> None:
     async with running_stack(fronts=1) as stack, welcomed(stack, session=5) as old:
         await old.submit(1, max_tokens=10_000)
@@ -193,7 +234,9 @@ async def test_a_session_that_ends_reads_nothing_more_and_waits_for_no_write() -
             is_writing.set()
             await asyncio.Event().wait()  # the front takes nothing
 
-        session = FrontSession(stack.engine, lambda: core_state(stack.engine), "stuck", 1, lambda: None, print)
+        session = FrontSession(
+            stack.engine, lambda: core_state(stack.engine), "stuck", 1, lambda: None, print, EarlyAborts()
+        )
         running = asyncio.create_task(session.run(pb.CoreWelcome(), 9, requests(), write))
         await is_writing.wait()
         session.end(FencedError("a newer session has begun"))

@@ -26,6 +26,7 @@ from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
 from scheduler_svc.request.engine_client import EngineClient
+from shared.clock import monotonic_s
 from shared.errors import NoExecutorError, RequestAbortedError
 from shared.step import Int32Array
 
@@ -127,6 +128,7 @@ class Generation:
 
         Raises: OctavoServiceError: it is refused.
         """
+        received_at_s = monotonic_s()
         request.tenant = current_identity().tenant_for(request.tenant)
         await self.engine.wait_until_reachable()
         with private_deployment(), self.traced(request, metadata) as trace:
@@ -135,7 +137,9 @@ class Generation:
             with self.engine.checking(new_id, request.tenant) as served, self._checks.running(request):
                 model = self._tokenizer.model(served)
                 valid = await asyncio.to_thread(check_request, request, model, self.settings)
-            asked = valid.engine if trace is None else trace.follow(valid.engine, model.name)
+            asked = replace(valid.engine, received_at_s=received_at_s)
+            if trace is not None:
+                asked = trace.follow(asked, model.name)
             options = valid.answer_options if returns_text else replace(valid.answer_options, returns_text=False)
             response = Response(asked, options, model.tokenizer, listener, self.pace)
             if valid.continued is not None:

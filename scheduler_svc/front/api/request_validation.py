@@ -25,13 +25,12 @@ from scheduler_svc.front.continued import ContinuedAnswer
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.engine_request import MAX_REQUEST_ID_LENGTH, EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from shared.errors import InvalidFieldError
 from shared.step import INT32_MAX, NO_LOGPROBS, Int32Array
 from shared.token_rules import MAX_STOP_TOKEN_IDS
 
-MAX_REQUEST_ID_LENGTH = 256
 MAX_CHAT_MESSAGES = 16_384
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
