@@ -80,13 +80,25 @@ async def test_the_answers_are_those_of_a_scheduler_without_fronts() -> None:
         assert answer["usage"]["completion_tokens"] == 4
 
 
-async def read_all(client: Client, prompt: list[int]) -> list[int]:
-    """Return the tokens of a long answer."""
+async def read_all(client: Client, prompt: list[int], begun: asyncio.Event | None = None) -> list[int]:
+    """Return the tokens of a long answer, and say when the first of them is there."""
     token_ids: list[int] = []
     async for event in client.stream(prompt, max_tokens=400, temperature=0.0, ignore_eos=True):
         if isinstance(event, Delta):
             token_ids += event.token_ids
+            if begun:
+                begun.set()
     return token_ids
+
+
+async def begin_reading(client: Client, prompt: list[int]) -> asyncio.Task[list[int]]:
+    """Return who reads a long answer, once its first token is there."""
+    begun = asyncio.Event()
+    reading = asyncio.create_task(read_all(client, prompt, begun))
+    waiting = asyncio.create_task(begun.wait())
+    await asyncio.wait((reading, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    return reading
 
 
 async def test_a_front_that_is_killed_takes_its_own_calls_with_it_and_nothing_else() -> None:
@@ -96,8 +108,7 @@ async def test_a_front_that_is_killed_takes_its_own_calls_with_it_and_nothing_el
         tasks = []
         for client, prompt in zip(clients, PROMPTS, strict=True):
             await client.__aenter__()
-            tasks.append(asyncio.create_task(read_all(client, prompt)))
-        await asyncio.sleep(0.5)
+            tasks.append(await begin_reading(client, prompt))
         os.kill(killed, signal.SIGKILL)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         for client in clients:
@@ -116,13 +127,12 @@ async def test_a_front_that_is_killed_takes_its_own_calls_with_it_and_nothing_el
 @pytest.mark.slow
 async def test_a_front_that_is_told_to_end_lets_its_streams_finish_and_another_one_comes() -> None:
     async with running(1) as services, Client(services.scheduler.address) as client:
-        reading = asyncio.create_task(read_all(client, PROMPTS[0]))
-        await asyncio.sleep(0.5)
+        reading = await begin_reading(client, PROMPTS[0])
         [front] = services.fronts()
         os.kill(front, signal.SIGTERM)
-        await asyncio.sleep(0.1)
         with pytest.raises(UnavailableError, match="shutting down"):
-            await client.generate([40], max_tokens=3)
+            while not reading.done():  # until the signal has arrived
+                await client.generate([40], max_tokens=3)
         assert len(await reading) == 400
         while services.fronts() in ([], [front]):
             await asyncio.sleep(0.02)
@@ -144,9 +154,8 @@ async def test_a_core_that_is_killed_under_streams_is_started_again_and_nobody_n
     async with running(2) as services, contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Client(services.scheduler.address)) for _ in PROMPTS]
         whole = await asyncio.gather(*map(read_all, clients, PROMPTS))
-        reading = [asyncio.create_task(read_all(*pair)) for pair in zip(clients, PROMPTS, strict=True)]
+        reading = [await begin_reading(*pair) for pair in zip(clients, PROMPTS, strict=True)]
         [core] = services.cores()
-        await asyncio.sleep(0.5)
         os.kill(core, signal.SIGKILL)
         late = asyncio.create_task(read_all(clients[0], PROMPTS[0]))  # nobody refuses it either
         assert await asyncio.gather(*reading) == whole
@@ -157,8 +166,7 @@ async def test_a_core_that_is_killed_under_streams_is_started_again_and_nobody_n
 async def test_a_scheduler_that_is_told_to_end_lets_streams_through_fronts_finish() -> None:
     async with running(1) as services:
         async with Client(services.scheduler.address) as client:
-            reading = asyncio.create_task(read_all(client, PROMPTS[0]))
-            await asyncio.sleep(0.5)
+            reading = await begin_reading(client, PROMPTS[0])
             [front] = services.fronts()
             ending = asyncio.create_task(services.scheduler.terminate())
             assert len(await reading) == 400

@@ -68,6 +68,12 @@ async def until_started(processes: list[Process], num_processes: int) -> None:
             await asyncio.sleep(0.001)
 
 
+async def settle() -> None:
+    """Let everything happen that waits for nothing but its turn."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 async def serving(processes: list[Process], stop: "asyncio.Future[str]") -> "asyncio.Task[int]":
     """Run a supervisor whose core listens and serves."""
     supervisor = Supervisor(SchedulerConfig(fronts=2, listen="127.0.0.1:0", admin_listen="127.0.0.1:0"))
@@ -76,7 +82,7 @@ async def serving(processes: list[Process], stop: "asyncio.Future[str]") -> "asy
     core = next(process for process in processes if process.module.endswith("core_process"))
     lines = ("serving admin on 127.0.0.1:7", "listening on 127.0.0.1:8, waiting for it", "serving on 127.0.0.1:8")
     core.stdout.feed_data("".join(f"octavo scheduler {line}\n" for line in lines).encode())
-    await asyncio.sleep(0.01)
+    await settle()
     return running
 
 
@@ -92,7 +98,7 @@ async def test_whatever_ends_is_started_again_until_the_scheduler_stops(
     cores = [process for process in processes if process.module.endswith("core_process")]
     assert cores[1].settings.admin_listen == "127.0.0.1:7", "the next core has the ports of the one before"
     cores[1].stdout.feed_data(b"octavo scheduler serving on 127.0.0.1:8\n")
-    await asyncio.sleep(0.01)
+    await settle()
     assert capsys.readouterr().out.count("serving on 127.0.0.1:8") == 1
     stop.set_result("the test says so")
     assert await running == 0
@@ -106,7 +112,7 @@ async def test_the_end_waits_for_no_pause(processes: list[Process], monkeypatch:
     stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     running = await serving(processes, stop)
     processes[0].end()
-    await asyncio.sleep(0.01)
+    await settle()
     stop.set_result("the test says so")
     async with asyncio.timeout(2):
         assert await running == 0
