@@ -96,6 +96,7 @@ class Client(GenerationCalls):
         tenant: str = "",
         cache_salt: str = "",
         include_provenance: bool = False,
+        require_same_numerics: bool = False,
         timeout_s: float | None = None,
         **keywords: Any,
     ) -> AsyncGenerator[Event, None]:
@@ -114,6 +115,8 @@ class Client(GenerationCalls):
             tenant: On whose account the request runs; tenants share the scheduler fairly.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
             include_provenance: Whether to say which kind of executor made which tokens: `Output.provenance`.
+            require_same_numerics: Whether executors of one kind have to make all of the answer; where none of that kind
+                comes, it ends with UnavailableError. Otherwise it goes on, and `continued_on_other_numerics` tells.
             timeout_s: Time limit for the whole answer, in seconds; None: none.
             keywords: Fields of SamplingParams, such as `temperature=0`; they win over those of `sampling_params`.
 
@@ -129,6 +132,7 @@ class Client(GenerationCalls):
             cache_salt=cache_salt,
         )
         request.include_provenance = include_provenance
+        request.require_same_numerics = require_same_numerics
         deadline_s = None if timeout_s is None else now_s() + grpc_timeout(timeout_s)
         async with aclosing(self._run(request, deadline_s)) as events:
             async for event in events:
@@ -144,6 +148,7 @@ class Client(GenerationCalls):
         tenant: str = "",
         cache_salt: str = "",
         include_provenance: bool = False,
+        require_same_numerics: bool = False,
         timeout_s: float | None = None,
         **keywords: Any,
     ) -> RequestOutput:
@@ -158,6 +163,7 @@ class Client(GenerationCalls):
             tenant=tenant,
             cache_salt=cache_salt,
             include_provenance=include_provenance,
+            require_same_numerics=require_same_numerics,
             timeout_s=timeout_s,
         ):
             if isinstance(event, Accepted):

@@ -50,6 +50,7 @@ _LONGEST_TIMEOUT_S = 1e9
 # it answers as it always did.
 _UNKNOWN_FIELDS = {
     "field 10 of GenerateRequest": "lean_finished",
+    "field 11 of GenerateRequest": "include_provenance",
     "field 15 of GenerateRequest": "include_prompt_token_ids",
 }
 
@@ -90,8 +91,9 @@ class GenerationCalls(SchedulerChannel):
         self, message: generation_service_pb2.GenerateRequest, deadline_s: float | None
     ) -> AsyncGenerator[Event, None]:
         """Run a request in as many calls as it takes."""
+        shows_provenance = message.include_provenance
         self._ask_for_what_is_known(message)
-        request = ResumableRequest(message, self._resume_window())
+        request = ResumableRequest(message, self._resume_window(), shows_provenance=shows_provenance)
         endpoint, tried = self._endpoint(), set[Endpoint]()
         while True:
             try:
@@ -154,6 +156,8 @@ class GenerationCalls(SchedulerChannel):
         message.lean_finished = "lean_finished" not in self._unknown_fields
         needs_prompt = self._resume_timeout_s > 0 and message.WhichOneof("prompt") != "token_ids"
         message.include_prompt_token_ids = needs_prompt and "include_prompt_token_ids" not in self._unknown_fields
+        if self._resume_timeout_s > 0 and "include_provenance" not in self._unknown_fields:
+            message.include_provenance = True
 
     def _forget_unknown_field(self, message: generation_service_pb2.GenerateRequest, error: OctavoError) -> bool:
         """Leave out a field that a scheduler of an earlier release does not know; False: it refused something else."""

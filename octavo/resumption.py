@@ -77,6 +77,7 @@ class ResumableRequest:
     Args:
         request: Its message; asks for the prompt as tokens if it needs that.
         window: How long it is tried again.
+        shows_provenance: Whether its caller asked who made the tokens; the client has to know in any case.
 
     Attributes:
         answer: What has come, over all calls.
@@ -84,13 +85,14 @@ class ResumableRequest:
         is_taken: Whether the last message was accepted.
     """
 
-    def __init__(self, request: pb.GenerateRequest, window: ResumeWindow) -> None:
+    def __init__(self, request: pb.GenerateRequest, window: ResumeWindow, *, shows_provenance: bool = False) -> None:
         self.answer = StreamedAnswer()
         self.num_resumptions = 0
         self.is_taken = False
         self._is_told = False  # that it was accepted, to its caller
         self._request = request
         self._window = window
+        self._shows_provenance = shows_provenance
         self._attempt = 0
 
     @property
@@ -126,8 +128,8 @@ class ResumableRequest:
             case Delta() | PromptLogprobs():
                 self._window.note_news()
             case Finished():
-                return replace(event, num_resumptions=self.num_resumptions)
-        return event
+                event = replace(event, num_resumptions=self.num_resumptions)
+        return event if self._shows_provenance else _without_provenance(event)
 
     def left_s(self, now_s: float) -> float:
         """Return how long somebody may take to accept a continuation."""
@@ -160,3 +162,12 @@ class ResumableRequest:
     def _place(self) -> str:
         num = self.answer.num_tokens
         return f"after {num:,} token{'' if num == 1 else 's'}" if num else "before its first token"
+
+
+def _without_provenance(event: Event) -> Event:
+    match event:
+        case Delta(provenance=(_, *_)):
+            return replace(event, provenance=())
+        case Finished():
+            return replace(event, outputs=tuple(replace(output, provenance=()) for output in event.outputs))
+    return event

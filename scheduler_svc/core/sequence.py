@@ -29,7 +29,7 @@ import numpy as np
 from scheduler_svc.core.beams.beam_search import BeamSearch
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
-from scheduler_svc.request.provenance import ENDED, UNKNOWN, Progress, Provenance, Span
+from scheduler_svc.request.provenance import ENDED, Progress, Provenance
 from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
 from shared.token_rules import TokenRules
 
@@ -55,6 +55,7 @@ class SequenceGroup:
     its tokens but the first; `num_known_prompt_logprobs` of them were handed out.
 
     `continuation`: what is known of its answer, which was cut; None: it begins.
+    `requires_same_numerics`: only executors of the kind that made its first token may go on with it.
     `traceparent`: the span of the request, passed on as it is with each admission; None: it is not traced.
 
     `has_run`: it was admitted once, so it goes before newcomers if it has to wait again.
@@ -80,6 +81,7 @@ class SequenceGroup:
     num_known_prompt_logprobs: int = 0
     traceparent: str | None = None
     continuation: Continuation | None = None
+    requires_same_numerics: bool = False
     order: tuple[int, int] = field(init=False)
     sequences: list[Sequence] = field(init=False)
     beams: BeamSearch | None = None
@@ -175,9 +177,7 @@ class SequenceGroup:
             sequence.token_ids = np.concatenate((self.prompt_token_ids, output.token_ids))
             if output.finish_reason is not None:
                 sequence.status = SequenceStatus.FINISHED
-        if continuation.numerics != UNKNOWN:
-            begin = Progress((0,) * self.num_sequences, 0)
-            self.provenance.spans.append(Span(continuation.numerics, begin))
+        self.provenance.go_on_behind(continuation.numerics, self.num_sequences)
 
     def end(self) -> None:
         """End all sequences."""

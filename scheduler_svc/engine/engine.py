@@ -190,7 +190,8 @@ class Engine:
         live = LiveRequest(group, sink, monotonic_s(), request.trace_id, has_stop_strings=request.has_stop_strings)
         is_taken = live.has_ended or self.fleet.can_ever_take(group)
         if self.drivers.is_complete and not is_taken:
-            raise CacheTooSmallError(self.fleet.why_never(group))
+            kind = UnavailableError if self.fleet.lacks_its_kind(group) else CacheTooSmallError
+            raise kind(self.fleet.why_never(group))
         self._num_arrivals += 1
         self.requests.add(live)
         if not is_taken:

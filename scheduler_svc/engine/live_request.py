@@ -62,6 +62,7 @@ class LiveRequest:
         self.num_lost_executors = 0
         self._finished: set[int] = set()
         self._has_found = False
+        self._told_span = group.provenance.spans[-1] if group.provenance.spans else None
         if group.continuation is not None:
             self._go_on_behind(group.continuation)
 
@@ -108,6 +109,14 @@ class LiveRequest:
         self.num_answer_tokens = num_tokens
         self.finish_reason = reason
         self._has_found = True
+
+    def tell_span(self) -> None:
+        """It was admitted: tell the sink which kind of executor goes on, if that is new."""
+        provenance = self.group.provenance
+        if provenance.spans[-1] is not self._told_span:
+            self._told_span = provenance.spans[-1]
+            assert provenance.latest is not None, "it was admitted"
+            self.sink.begin_span(provenance.latest)
 
     def note_loss(self, executor: str, *, counts: bool) -> None:
         """The executor at an address was lost, which ran it; `counts`: against the request, as far as is known now."""
@@ -170,4 +179,5 @@ def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> Sequen
         num_prompt_logprobs=request.num_prompt_logprobs,
         traceparent=request.traceparent,
         continuation=request.continuation,
+        requires_same_numerics=request.requires_same_numerics,
     )

@@ -244,7 +244,10 @@ class LiveRequests(Mapping[str, LiveRequest]):
         """Remember what a decision did to requests; `step_id` None: it led to no step of the executor."""
         for event in events:
             life_event = LifeEvent(event.kind, now_s, executor, step_id, event.num_tokens, event.num_computed_tokens)
-            self.of(event.group).life.add(life_event)
+            request = self.of(event.group)
+            request.life.add(life_event)
+            if event.kind is EventKind.ADMITTED:
+                request.tell_span()
 
     def end_failed(self, failures: Sequence[GroupFailure]) -> None:
         """End the requests that a core gave up, since they can never go on."""

@@ -7,7 +7,7 @@ from octavo.core.v1 import core_service_pb2 as pb
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.core_batch import CoreBatch
 from scheduler_svc.link.early_aborts import EarlyAborts
-from scheduler_svc.link.ends import REASONS, decode_reason, encode_ended, encode_search_end
+from scheduler_svc.link.ends import REASONS, decode_reason, encode_ended, encode_search_end, encode_span
 from scheduler_svc.link.failures import decode_failure, encode_failure
 from scheduler_svc.link.state import CoreState, encode_state
 from scheduler_svc.link.submissions import decode_submission
@@ -15,6 +15,7 @@ from scheduler_svc.request.engine_client import RequestHandle
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.provenance import Span
 from shared.credit_gate import CreditGate
 from shared.errors import CallerError, OctavoServiceError, RequestAbortedError, UnavailableError
 
@@ -260,6 +261,9 @@ class _RemoteSink:
     def begin(self, handle: RequestHandle) -> None:
         self.handle = handle
         self._session.batch().response.accepted.append(self.number)
+
+    def begin_span(self, span: Span) -> None:
+        self._session.batch().response.span_begins.add(number=self.number, span=encode_span(span))
 
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None

@@ -20,7 +20,7 @@ import grpc.aio
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from scheduler_svc.link.absence import Absence
-from scheduler_svc.link.ends import REASONS, decode_reason, decode_search_end
+from scheduler_svc.link.ends import REASONS, decode_reason, decode_search_end, decode_span
 from scheduler_svc.link.failures import encode_failure
 from scheduler_svc.link.front_metrics import encode_families
 from scheduler_svc.link.remote_request import RemoteRequest
@@ -396,6 +396,9 @@ class RemoteCore:
             if (request := self._requests.get(prompt.number)) is not None:
                 alternatives = Alternatives(list(prompt.alternative_token_ids), list(prompt.alternative_logprobs))
                 request.sink.push_prompt(list(prompt.logprobs), alternatives)
+        for begin in message.span_begins:
+            if (request := self._requests.get(begin.number)) is not None:
+                request.sink.begin_span(decode_span(begin.span))
         if message.HasField("tokens"):
             self._take_tokens(message.tokens)
         for end in message.output_ends:

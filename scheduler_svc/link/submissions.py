@@ -38,6 +38,7 @@ def encode_submission(
         model_hash=model_hash,
         max_model_len=max_model_len,
         was_queued=was_queued,
+        requires_same_numerics=request.requires_same_numerics,
         received_before_us=0 if request.received_at_s is None else int(1e6 * (monotonic_s() - request.received_at_s)),
         continuation=None if request.continuation is None else encode_continuation(request.continuation),
     )
@@ -63,6 +64,7 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
         has_stop_strings=message.has_stop_strings,
         continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
+        requires_same_numerics=message.requires_same_numerics,
         trace_id=message.trace_id or None,
         traceparent=message.traceparent or None,
     )

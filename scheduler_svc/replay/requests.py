@@ -11,6 +11,7 @@ from scheduler_svc.replay.run import Moment
 from scheduler_svc.request.engine_client import RequestHandle
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.provenance import Span
 from shared.errors import OctavoServiceError
 
 # Only these end groups.
@@ -21,6 +22,9 @@ class _NoSink:
     """Takes what nobody wants to have."""
 
     def begin(self, handle: RequestHandle) -> None:
+        pass
+
+    def begin_span(self, span: Span) -> None:
         pass
 
     def push(

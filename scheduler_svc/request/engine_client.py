@@ -17,6 +17,7 @@ from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.provenance import Span
 from scheduler_svc.request.served_model import ServedModel
 from shared.errors import OctavoServiceError
 
@@ -40,6 +41,9 @@ class TokenSink(Protocol):
 
     def begin(self, handle: RequestHandle) -> None:
         """The request is queued: the first call."""
+
+    def begin_span(self, span: Span) -> None:
+        """Executors of another kind than before make what follows `span.begin`; it may come before tokens of them."""
 
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None

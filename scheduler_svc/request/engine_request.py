@@ -17,6 +17,7 @@ class EngineRequest:
 
     `has_stop_strings`: whether the front looks for some; it then says of each sampled output how many tokens count.
     `continuation`: what is known of its answer, which was cut; None: it begins.
+    `requires_same_numerics`: whether only executors of the kind that made its first token may go on with it.
     `trace_id`: the trace of its span, 32 hexadecimal digits, for the log; `traceparent`: the span, for the executors.
     `received_at_s`: when the front got it, monotonic time in seconds; None: just now.
     """
@@ -34,6 +35,7 @@ class EngineRequest:
     num_prompt_logprobs: int = NO_LOGPROBS
     has_stop_strings: bool = False
     continuation: Continuation | None = None
+    requires_same_numerics: bool = False
     trace_id: str | None = None
     traceparent: str | None = None
     received_at_s: float | None = field(default=None, compare=False)

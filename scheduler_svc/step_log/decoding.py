@@ -69,6 +69,7 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
         num_prompt_logprobs=message.num_prompt_logprobs,
         traceparent=message.traceparent if message.HasField("traceparent") else None,
         continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
+        requires_same_numerics=message.requires_same_numerics,
     )
 
 

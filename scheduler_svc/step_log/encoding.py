@@ -117,6 +117,7 @@ def group_added(mask: Mask, group: SequenceGroup) -> pb.LogRecord:
             num_prompt_logprobs=group.num_prompt_logprobs,
             traceparent=group.traceparent,
             continuation=None if continuation is None else encode_continuation(continuation),
+            requires_same_numerics=group.requires_same_numerics,
         )
     )
 

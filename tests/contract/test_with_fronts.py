@@ -23,6 +23,7 @@ LEFT_OUT = {
     "test_continuation": [],
     "test_generation_service": ["test_a_front_that_falls_behind_sends_fewer_and_larger_deltas"],
     "test_lean_finished": [],
+    "test_numerics": [],
     "test_model_defaults": ["test_the_defaults_hold_beside_an_executor_that_does_not_tell_them"],
     "test_request_life": [],
     "test_request_stream": [],

@@ -9,6 +9,7 @@ from scheduler_svc.request.engine_client import RequestHandle, TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.provenance import Provenance, Span
 from shared.errors import OctavoServiceError
 from tests.support.driving import group as make_group
 
@@ -28,10 +29,14 @@ class RecordingSink:
         self.ended: EndedRequest | None = None
         self.error: OctavoServiceError | None = None
         self.handle: RequestHandle = _NoHandle()
+        self.provenance = Provenance()
         self._stop_after = stop_after
 
     def begin(self, handle: RequestHandle) -> None:
         self.handle = handle
+
+    def begin_span(self, span: Span) -> None:
+        self.provenance.go_on(*span)
 
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None

@@ -183,6 +183,7 @@ class Submission(_message.Message):
     CONTINUATION_FIELD_NUMBER: _builtins.int
     RECEIVED_BEFORE_US_FIELD_NUMBER: _builtins.int
     WAS_QUEUED_FIELD_NUMBER: _builtins.int
+    REQUIRES_SAME_NUMERICS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Its number: larger than all before it in this session."""
     request_id: _builtins.str
@@ -217,6 +218,8 @@ class Submission(_message.Message):
     """How long ago the front had received it, in microseconds: it ends if it was aborted since, by whichever front."""
     was_queued: _builtins.bool
     """Whether a core before had queued it: that the queue is full is no reason to refuse it."""
+    requires_same_numerics: _builtins.bool
+    """Whether only executors of the kind that made its first token may go on with it."""
     @_builtins.property
     def sampling(self) -> _sampling_params_pb2.SamplingParams:
         """How to sample."""
@@ -262,10 +265,11 @@ class Submission(_message.Message):
         continuation: _continuation_pb2.Continuation | None = ...,
         received_before_us: _builtins.int = ...,
         was_queued: _builtins.bool = ...,
+        requires_same_numerics: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling", "token_rules", b"token_rules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "received_before_us", b"received_before_us", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "trace_id", b"trace_id", "traceparent", b"traceparent", "was_queued", b"was_queued"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "received_before_us", b"received_before_us", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "trace_id", b"trace_id", "traceparent", b"traceparent", "was_queued", b"was_queued"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_search: _TypeAlias = _typing.Literal["beam_search"]  # noqa: Y015
     _WhichOneofArgType__beam_search: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search"]  # noqa: Y015
@@ -433,6 +437,7 @@ class JoinResponse(_message.Message):
     SEARCH_ENDS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     ABORT_ANSWERS_FIELD_NUMBER: _builtins.int
+    SPAN_BEGINS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___CoreWelcome:
         """The answer to `hello`."""
@@ -469,6 +474,10 @@ class JoinResponse(_message.Message):
     def abort_answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortAnswer]:
         """Answers to abort_calls."""
 
+    @_builtins.property
+    def span_begins(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpanBegin]:
+        """Who makes the next tokens of requests, where that is new."""
+
     def __init__(
         self,
         *,
@@ -481,10 +490,11 @@ class JoinResponse(_message.Message):
         search_ends: _abc.Iterable[Global___SearchEnd] | None = ...,
         ended: _abc.Iterable[Global___RequestEnd] | None = ...,
         abort_answers: _abc.Iterable[Global___AbortAnswer] | None = ...,
+        span_begins: _abc.Iterable[Global___SpanBegin] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_answers", b"abort_answers", "accepted", b"accepted", "ended", b"ended", "output_ends", b"output_ends", "prompt_logprobs", b"prompt_logprobs", "search_ends", b"search_ends", "state", b"state", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_answers", b"abort_answers", "accepted", b"accepted", "ended", b"ended", "output_ends", b"output_ends", "prompt_logprobs", b"prompt_logprobs", "search_ends", b"search_ends", "span_begins", b"span_begins", "state", b"state", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -948,7 +958,6 @@ class EndedRequest(_message.Message):
     ENDED_AT_UNIX_S_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    PROVENANCE_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     num_output_tokens: _builtins.int
@@ -975,10 +984,6 @@ class EndedRequest(_message.Message):
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___LifeEvent]:
         """What happened to it."""
 
-    @_builtins.property
-    def provenance(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProvenanceSpan]:
-        """Which kind of executor made which of its tokens."""
-
     def __init__(
         self,
         *,
@@ -994,11 +999,10 @@ class EndedRequest(_message.Message):
         ended_at_unix_s: _builtins.float = ...,
         events: _abc.Iterable[Global___LifeEvent] | None = ...,
         reason: Global___EndReason.ValueType | None = ...,
-        provenance: _abc.Iterable[Global___ProvenanceSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_scheduled_before_s", b"_first_scheduled_before_s", "_first_token_before_s", b"_first_token_before_s", "_last_token_before_s", b"_last_token_before_s", "_reason", b"_reason", "first_scheduled_before_s", b"first_scheduled_before_s", "first_token_before_s", b"first_token_before_s", "last_token_before_s", b"last_token_before_s", "reason", b"reason"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_scheduled_before_s", b"_first_scheduled_before_s", "_first_token_before_s", b"_first_token_before_s", "_last_token_before_s", b"_last_token_before_s", "_reason", b"_reason", "arrived_before_s", b"arrived_before_s", "ended_at_unix_s", b"ended_at_unix_s", "events", b"events", "first_scheduled_before_s", b"first_scheduled_before_s", "first_token_before_s", b"first_token_before_s", "last_token_before_s", b"last_token_before_s", "num_cached_tokens", b"num_cached_tokens", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "provenance", b"provenance", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_scheduled_before_s", b"_first_scheduled_before_s", "_first_token_before_s", b"_first_token_before_s", "_last_token_before_s", b"_last_token_before_s", "_reason", b"_reason", "arrived_before_s", b"arrived_before_s", "ended_at_unix_s", b"ended_at_unix_s", "events", b"events", "first_scheduled_before_s", b"first_scheduled_before_s", "first_token_before_s", b"first_token_before_s", "last_token_before_s", b"last_token_before_s", "num_cached_tokens", b"num_cached_tokens", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_scheduled_before_s: _TypeAlias = _typing.Literal["first_scheduled_before_s"]  # noqa: Y015
     _WhichOneofArgType__first_scheduled_before_s: _TypeAlias = _typing.Literal["_first_scheduled_before_s", b"_first_scheduled_before_s"]  # noqa: Y015
@@ -1084,6 +1088,34 @@ class ProvenanceSpan(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProvenanceSpan: _TypeAlias = ProvenanceSpan  # noqa: Y015
+
+@_typing.final
+class SpanBegin(_message.Message):
+    """SpanBegin says that an executor of another kind than before makes the next tokens of a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SPAN_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Number of the request."""
+    @_builtins.property
+    def span(self) -> Global___ProvenanceSpan:
+        """The kind, and how far the request has come."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        span: Global___ProvenanceSpan | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["span", b"span"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "span", b"span"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpanBegin: _TypeAlias = SpanBegin  # noqa: Y015
 
 @_typing.final
 class AbortAnswer(_message.Message):

@@ -41,6 +41,7 @@ class GenerateRequest(_message.Message):
     MIN_DELTA_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     CONTINUATION_FIELD_NUMBER: _builtins.int
     INCLUDE_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    REQUIRE_SAME_NUMERICS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request, unique among the live ones; at most 256 characters. Empty: the server makes
     one and tells it in `accepted`.
@@ -68,7 +69,7 @@ class GenerateRequest(_message.Message):
     and may be larger than a client takes: gRPC's own limit is 4 MiB.
     """
     include_provenance: _builtins.bool
-    """Say in `finished` which kinds of executors made each output: Output.provenance."""
+    """Say which kinds of executors made each output: in the deltas as it comes, and all of it in `finished`."""
     add_special_tokens: _builtins.bool
     """Whether `text` gets the special tokens that the tokenizer adds to a text, such as a token for its
     beginning. Refused with other prompts. Absent: true.
@@ -81,6 +82,11 @@ class GenerateRequest(_message.Message):
     """
     include_prompt_token_ids: _builtins.bool
     """Whether `accepted` tells the token ids of the prompt, which a continuation needs."""
+    require_same_numerics: _builtins.bool
+    """Let all of the answer be made by executors of one kind (Provenance): if it has begun, and no executor of that kind
+    comes, it ends with UNAVAILABLE. A continuation with tokens has to say the kind. Without it the answer goes on at
+    another kind, and `finished` tells.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are."""
@@ -118,10 +124,11 @@ class GenerateRequest(_message.Message):
         min_delta_interval_ms: _builtins.int | None = ...,
         continuation: Global___Continuation | None = ...,
         include_prompt_token_ids: _builtins.bool = ...,
+        require_same_numerics: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "continuation", b"continuation", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "prompt", b"prompt", "sampling_params", b"sampling_params", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "continuation", b"continuation", "include_prompt_token_ids", b"include_prompt_token_ids", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "continuation", b"continuation", "include_prompt_token_ids", b"include_prompt_token_ids", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "require_same_numerics", b"require_same_numerics", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -446,6 +453,7 @@ class OutputDelta(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
     output_index: _builtins.int
     """Which output; range 0 to n less 1."""
     text: _builtins.str
@@ -468,6 +476,12 @@ class OutputDelta(_message.Message):
     def alternative_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Log-probability of each of alternative_token_ids."""
 
+    @_builtins.property
+    def provenance(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Provenance]:
+        """Who makes the tokens from Provenance.first_token on, if that is one of token_ids: the first delta of an output has
+        it, and each in which another kind of executor goes on. Empty unless include_provenance asked for it.
+        """
+
     def __init__(
         self,
         *,
@@ -477,10 +491,11 @@ class OutputDelta(_message.Message):
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         alternative_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         alternative_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        provenance: _abc.Iterable[_generation_pb2.Provenance] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "logprobs", b"logprobs", "output_index", b"output_index", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "logprobs", b"logprobs", "output_index", b"output_index", "provenance", b"provenance", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -588,6 +603,7 @@ class StreamRequestsResponse(_message.Message):
     DELTAS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestAccepted]:
         """Requests that have been checked and queued."""
@@ -608,6 +624,10 @@ class StreamRequestsResponse(_message.Message):
     def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestFailed]:
         """Requests that were refused, or have failed."""
 
+    @_builtins.property
+    def provenance(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestProvenance]:
+        """Who makes the tokens of these deltas, where that is new, for requests that asked for include_provenance."""
+
     def __init__(
         self,
         *,
@@ -616,10 +636,11 @@ class StreamRequestsResponse(_message.Message):
         deltas: Global___RequestDeltas | None = ...,
         finished: _abc.Iterable[Global___RequestEnd] | None = ...,
         failed: _abc.Iterable[Global___RequestFailed] | None = ...,
+        provenance: _abc.Iterable[Global___RequestProvenance] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "deltas", b"deltas", "failed", b"failed", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "deltas", b"deltas", "failed", b"failed", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "provenance", b"provenance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -760,6 +781,38 @@ class RequestDeltas(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestDeltas: _TypeAlias = RequestDeltas  # noqa: Y015
+
+@_typing.final
+class RequestProvenance(_message.Message):
+    """RequestProvenance says who makes tokens of a request's output, from one of its new ones on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    OUTPUT_INDEX_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The request's number."""
+    output_index: _builtins.int
+    """Which output."""
+    @_builtins.property
+    def provenance(self) -> _generation_pb2.Provenance:
+        """As in OutputDelta."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        output_index: _builtins.int = ...,
+        provenance: _generation_pb2.Provenance | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "output_index", b"output_index", "provenance", b"provenance"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestProvenance: _TypeAlias = RequestProvenance  # noqa: Y015
 
 @_typing.final
 class RequestEnd(_message.Message):

@@ -185,6 +185,10 @@ class Fleet:
         """Return whether some core could take the group if it were empty."""
         return any(core.admissions.can_ever_admit(group) for core in self._takers)
 
+    def lacks_its_kind(self, group: SequenceGroup) -> bool:
+        """Return whether a waiting group that requires one kind of executor finds none of it."""
+        return bool(self._takers) and all(core.admissions.must_not_go_on(group) for core in self._takers)
+
     def why_never(self, group: SequenceGroup) -> str:
         """Say why no core can ever take the group: the reason of the first one."""
         return next(core.admissions.why_never(group) for core in self._takers)

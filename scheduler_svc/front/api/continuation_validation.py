@@ -48,6 +48,9 @@ def validate_continuation(
     is_drawn = engine.beam_search is None and engine.sampling.temperature > 0
     if is_drawn and not request.sampling_params.HasField("seed"):
         raise InvalidFieldError("sampling_params.seed", "unset", "what `accepted` told, to continue an answer")
+    if request.require_same_numerics and any(output.token_ids for output in message.outputs):
+        rule = "the Provenance.numerics_id of its last tokens, with require_same_numerics"
+        require(bool(message.numerics_id), f"{_FIELD}.numerics_id", "empty", rule)
     most = options.num_returned
     require(len(message.outputs) <= most, f"{_FIELD}.outputs", f"{len(message.outputs)} outputs", f"at most {most} (n)")
     num_ranked = len(message.outputs) if options.is_ranked else 0

@@ -26,8 +26,9 @@ from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
 from scheduler_svc.request.engine_client import EngineClient
+from scheduler_svc.request.served_model import ServedModel
 from shared.clock import monotonic_s
-from shared.errors import NoExecutorError, RequestAbortedError
+from shared.errors import NoExecutorError, RequestAbortedError, UnavailableError
 from shared.step import Int32Array
 
 if TYPE_CHECKING:  # imports opentelemetry
@@ -135,6 +136,7 @@ class Generation:
             # A continuation takes the place of a call that still has the request.
             new_id = "" if request.HasField("continuation") else request.request_id
             with self.engine.checking(new_id, request.tenant) as served, self._checks.running(request):
+                check_weights(request.continuation, served)
                 model = self._tokenizer.model(served)
                 valid = await asyncio.to_thread(check_request, request, model, self.settings)
             asked = replace(valid.engine, received_at_s=received_at_s)
@@ -190,6 +192,18 @@ def check_request(request: pb.GenerateRequest, model: TextModel, settings: Front
     limits = RequestLimits.of(model, settings)
     prompt_token_ids, banned_words = tokenize(request, model, limits)
     return validate_request(request, prompt_token_ids, limits, model.tokenizer, banned_words)
+
+
+def check_weights(continuation: pb.Continuation, served: ServedModel) -> None:
+    """Refuse to go on with an answer that another model began, as far as the weights are known.
+
+    Raises: UnavailableError: another scheduler may have that model.
+    """
+    begun_with, weights = continuation.weights_digest, served.reproducibility.weights_digest
+    if begun_with and weights and begun_with != weights:
+        raise UnavailableError(
+            f"the answer was begun with other weights ({begun_with[:12]}…) than are served here ({weights[:12]}…)"
+        )
 
 
 def tokenize(

@@ -1,11 +1,14 @@
 """The messages of GenerationService that an answer is made of."""
 
+from itertools import starmap
+
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.front.output import Delta, Output, PromptDelta
 from scheduler_svc.front.response import Response
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason
+from scheduler_svc.request.provenance import Numerics
 from shared.sampling_parameters import BEAMLESS_STAGES, ROW_PARAMETERS
 from shared.step import NO_LOGPROBS
 
@@ -57,7 +60,14 @@ def event_message(delta: Delta | PromptDelta) -> pb.GenerateResponse:
         alternative_token_ids=delta.alternatives.token_ids,
         alternative_logprobs=delta.alternatives.logprobs,
     )
+    if delta.provenance:
+        message.provenance.extend(starmap(provenance_message, delta.provenance))
     return pb.GenerateResponse(delta=message)
+
+
+def provenance_message(first_token: int, numerics: Numerics) -> generation_pb2.Provenance:
+    """Return the message of a span of an output."""
+    return generation_pb2.Provenance(first_token=first_token, **numerics._asdict())
 
 
 def prompt_message(logprobs: list[float], alternatives: Alternatives) -> generation_pb2.PromptLogprobs:
@@ -85,10 +95,7 @@ def finished_message(response: Response, *, is_lean: bool, shows_provenance: boo
     )
     if shows_provenance:
         for message, output in zip(finished.outputs, response.outputs, strict=True):
-            message.provenance.extend(
-                generation_pb2.Provenance(first_token=first_token, **numerics._asdict())
-                for first_token, numerics in response.provenance_of(output)
-            )
+            message.provenance.extend(starmap(provenance_message, response.provenance_of(output)))
     has_prompt_logprobs = response.request.num_prompt_logprobs != NO_LOGPROBS
     if has_prompt_logprobs and is_lean:
         finished.prompt_logprobs.SetInParent()

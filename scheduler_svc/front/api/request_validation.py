@@ -93,6 +93,7 @@ def validate_request(
         token_rules=token_rules(params, banned_words, limits),
         has_stop_strings=bool(params.stop),
         num_prompt_logprobs=NO_LOGPROBS if num_prompt_logprobs is None else num_prompt_logprobs,
+        requires_same_numerics=request.require_same_numerics,
     )
     answer_options = AnswerOptions(
         num_returned,
@@ -101,6 +102,7 @@ def validate_request(
         text_options(params),
         min_delta_interval_s=request.min_delta_interval_ms / 1000,
         max_output_tokens=conditions.length_limit(len(prompt), limits.max_len) - len(prompt),
+        tells_provenance=request.include_provenance,
     )
     if not request.HasField("continuation"):
         return ValidRequest(engine_request, answer_options)

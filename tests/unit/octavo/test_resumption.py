@@ -17,7 +17,7 @@ from octavo.errors import (
 )
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.outputs import Accepted, Delta, Event, Finished, Usage
+from octavo.outputs import Accepted, Delta, Event, Finished, FinishReason, Output, Provenance, Usage
 from octavo.resumption import ResumableRequest, ResumeWindow
 
 LOST = UnavailableError("the connection to the scheduler at a:1 was lost")
@@ -111,6 +111,34 @@ def test_a_continuation_has_the_prompt_as_tokens_the_parameters_in_effect_and_wh
     assert not message.include_prompt_token_ids
     [output] = message.continuation.outputs
     assert (list(output.token_ids), output.num_characters) == ([4, 5], 2)
+
+
+def test_a_continuation_says_who_made_the_last_of_the_answer() -> None:
+    request = begun()
+    assert request.message().continuation.numerics_id == ""
+    take(request, Delta(0, "c", (6,), (), provenance=(Provenance(2, "one", "digest"),)))
+    take(request, Delta(0, "d", (7,), ()))
+    continuation = request.message().continuation
+    assert (continuation.numerics_id, continuation.weights_digest) == ("one", "digest")
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_an_answer_of_two_calls_has_the_spans_of_both_for_who_asked(shows: bool) -> None:
+    request = ResumableRequest(text_request(), window(), shows_provenance=shows)
+    request.message()
+    accept(request, accepted(prompt_token_ids=[72, 105]))
+    first, second = Provenance(0, "one", "digest"), Provenance(2, "two", "digest")
+    told = [take(request, Delta(0, "ab", (4, 5), (), provenance=(first,)))]
+    request.message()
+    told.append(take(request, Delta(0, "c", (6,), (), provenance=(second,))))
+    assert [event.provenance for event in told if isinstance(event, Delta)] == (
+        [(first,), (second,)] if shows else [(), ()]
+    )
+    output = Output(0, "", (), (), FinishReason.LENGTH, None, provenance=(Provenance(0, "two", "digest"),))
+    finished = take(request, Finished((output,), Usage(2, 3, 0)))
+    assert isinstance(finished, Finished)
+    assert finished.outputs[0].provenance == ((first, second) if shows else ())
+    assert finished.continued_on_other_numerics
 
 
 def test_each_continuation_has_a_larger_attempt() -> None:
