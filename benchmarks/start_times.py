@@ -2,11 +2,11 @@
 
     python -m benchmarks.start_times [--streams 200] [--fronts 2] [--rounds 5] [--model DIR] [--json FILE]
 
-Times are seconds from the start of a process until it serves: an executor says so, and a scheduler is ready for requests
-then, with its fronts and an executor. Then streams run through the fronts, and the core is killed under them: each has a gap up to its
-first token behind that. A new core is there when its process is; the gap from then on is what its start costs. With
-`--model`, an executor with that model as well, and beside it how long `import torch` takes. Figures are medians over
-rounds.
+Times are seconds from the start of a process until it serves: an executor says so, and a scheduler is ready for
+requests then, with its fronts and an executor. Then streams run through the fronts, and the core is killed under them:
+each has a gap up to its first token behind that. A new core is there when its process is; the gap from then on is what
+its start costs. With `--model`, an executor with that model as well, and beside it how long `import torch` takes.
+Figures are medians over rounds.
 """
 
 import argparse
@@ -30,8 +30,9 @@ from tests.support.processes import Service, children_of, running_service, start
 
 NUM_WARM_UP_TOKENS = 20
 BLOCK_TOKENS = 16  # of the fake executor
-NUM_TOKENS = 16_000  # of a stream: more than it has time for
+NUM_TOKENS = 2_000  # of a stream: more than it has time for
 LOOK_INTERVAL_S = 0.002
+REST_S = 0.1  # without a token: the last ones of the core that is gone have come
 PATIENCE_S = 60.0
 
 
@@ -114,35 +115,37 @@ async def seconds_to_import_torch() -> float:
 
 
 async def gaps_of(scheduler: Service, num_streams: int, num_rounds: int) -> list[Gaps]:
-    """Kill the core under streams, once a round."""
-    stopping = asyncio.Event()
+    """Kill the core under new streams, once a round."""
+    gaps = []
+    async with octavo.Client(scheduler.address) as one, octavo.Client(scheduler.address) as two:
+        await one.wait_until_ready()
+        for _ in range(num_rounds):
+            await asyncio.sleep(LONGEST_PAUSE_S)  # who is killed again and again is started later
+            async with asyncio.timeout(PATIENCE_S):
+                gaps.append(await gap_of(scheduler, [(one, two)[number % 2] for number in range(num_streams)]))
+    return gaps
+
+
+async def gap_of(scheduler: Service, clients: Sequence[octavo.Client]) -> Gaps:
+    """Kill the core under a stream of each client; return what they saw."""
     last_token_s: dict[int, float] = {}
-    counts: dict[int, int] = dict.fromkeys(range(num_streams), 0)
+    num_tokens = dict.fromkeys(range(len(clients)), 0)
 
     async def read(client: octavo.Client, number: int) -> None:
         prompt = [33 + number % 94, 33 + number // 94 % 94, 40, 41]  # the fake cannot tell equal histories apart
         async for event in client.stream(prompt, temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True):
             if isinstance(event, Delta):
                 last_token_s[number] = time.monotonic()
-                counts[number] += 1
-            if stopping.is_set():
-                return
+                num_tokens[number] += 1
 
-    async with octavo.Client(scheduler.address) as one, octavo.Client(scheduler.address) as two:
-        await one.wait_until_ready()
-        reading = [asyncio.create_task(read((one, two)[number % 2], number)) for number in range(num_streams)]
-        gaps = []
-        async with asyncio.timeout(num_rounds * PATIENCE_S):
-            for _ in range(num_rounds):
-                await asyncio.sleep(LONGEST_PAUSE_S)  # who is killed again and again is started later
-                had = dict(counts)
-                await until(lambda had=had: all(counts[n] >= had[n] + NUM_WARM_UP_TOKENS for n in counts))  # type: ignore[misc]
-                gaps.append(await gap_of_kill(scheduler, last_token_s, num_streams))
-        stopping.set()
+    reading = [asyncio.create_task(read(client, number)) for number, client in enumerate(clients)]
+    try:
+        await until(lambda: min(num_tokens.values()) >= NUM_WARM_UP_TOKENS)
+        return await gap_of_kill(scheduler, last_token_s, len(clients))
+    finally:
         for task in reading:
             task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
-    return gaps
 
 
 async def gap_of_kill(scheduler: Service, last_token_s: dict[int, float], num_streams: int) -> Gaps:
@@ -151,8 +154,9 @@ async def gap_of_kill(scheduler: Service, last_token_s: dict[int, float], num_st
     os.kill(core, signal.SIGKILL)
     killed_s = time.monotonic()
     await until(lambda: children_of(scheduler.process.pid, "scheduler_svc.core_process") not in ([], [core]))
-    last_token_s.clear()  # the last tokens of the core that is gone have come by now
     started_s = time.monotonic()
+    await until(lambda: time.monotonic() - max(last_token_s.values()) > REST_S)
+    last_token_s.clear()
     await until(lambda: len(last_token_s) == num_streams)
     longest_s = max(last_token_s.values()) - killed_s
     return Gaps(
@@ -162,7 +166,7 @@ async def gap_of_kill(scheduler: Service, last_token_s: dict[int, float], num_st
 
 async def until(holds: Callable[[], bool]) -> None:
     """Return once something holds."""
-    while not holds():
+    while not holds():  # noqa: ASYNC110 - of what a process or a clock says
         await asyncio.sleep(LOOK_INTERVAL_S)
 
 
