@@ -98,14 +98,14 @@ class SchedulerService:
         self._interceptors = [] if access is None else [AccessInterceptor(access, (ADMIN_SERVICE,))]
         if tls := executor_tls(config):
             read_credentials(tls, FLAGS)  # what cannot be used ends the start, and not only every connection
-        self._step_log = step_log_writer(config)
+        key = prefix_key(config)
+        self._step_log = step_log_writer(config, key)
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
         health = self._health = Health([*client_services(config), ADMIN_SERVICE])
         tokenizer = model_tokenizer(config) if front_link is None else None
         files = TokenizerFiles(None if tokenizer is None else tokenizer.load)
         is_joined = front_link is not None or config.core_listen is not None
-        key = prefix_key(config)
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
             functools.partial(executor_client, config, scheduler_id(config), key_fingerprint(key, config)),
@@ -299,7 +299,7 @@ def model_tokenizer(config: SchedulerConfig) -> "ModelTokenizer":
     return ModelTokenizer(config.tokenizer)
 
 
-def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:
+def step_log_writer(config: SchedulerConfig, prefix_key: bytes) -> StepLogWriter | None:
     """Return what writes the step log; None: none is asked for. Raises StepLogError: its folder cannot be used."""
     if config.step_log is None:
         return None
@@ -310,6 +310,7 @@ def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:
             masks_tokens=config.step_log_tokens == "masked",
             policy=config.policy,
             tenant_weights=config.weights_of_tenants,
+            prefix_key=prefix_key,
         )
     )
 

@@ -159,7 +159,7 @@ class ExecutorClient:
                 min_wire_version=MIN_WIRE_VERSION,
                 max_wire_version=MAX_WIRE_VERSION,
                 capabilities=encode_capabilities(common(info.capabilities, WANTED)),
-                keep=Capability.NAMED_BLOCKS in info.capabilities,
+                keep=capability_pb2.CAPABILITY_NAMED_BLOCKS in info.capabilities,
                 key_fingerprint=self._key_fingerprint,
             )
             attached = await stub.Attach(request, timeout=self._timings.connect_timeout_s)

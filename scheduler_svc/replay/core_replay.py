@@ -129,7 +129,7 @@ class CoreReplay:
         if snapshot is None:
             policy = PriorityPolicy() if header.policy == "priority" else FcfsPolicy()
             weights = {item.tenant: item.weight for item in header.tenant_weights}
-            self.fleet = Fleet(WaitingQueue(policy, weights), policy)
+            self.fleet = Fleet(WaitingQueue(policy, weights), policy, header.prefix_key)
         else:
             self.fleet = snapshot.fleet
             self.cores.update(zip(snapshot.core_numbers, self.fleet.cores, strict=True))
