@@ -26,7 +26,7 @@ def taken(cache: PrefixCache, max_names: int = 100, written: set[int] | None = N
     """Return the blocks whose names are sent with the next step."""
     block_ids, names = cache.take_unsent_names(max_names, written or set())
     assert names == b"".join(map(name, block_ids.tolist()))
-    return block_ids.tolist()
+    return [int(block_id) for block_id in block_ids]
 
 
 def ids(*block_ids: int) -> Int32Array:
