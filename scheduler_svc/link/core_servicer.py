@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
 
@@ -31,20 +31,23 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     Args:
         engine: Computes their requests.
         tokenizer: The files of the served model's tokenizer.
+        unix_s: Returns the seconds since 1970.
 
     Attributes:
         incarnation: Orders the cores of a scheduler.
         metrics: What the fronts have counted.
     """
 
-    def __init__(self, engine: Engine, tokenizer: TokenizerFiles) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: TokenizerFiles, unix_s: Callable[[], float] = time.time
+    ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._sessions: dict[str, tuple[int, FrontSession]] = {}
         self._numbers = itertools.count()
         self.metrics = FrontMetrics()
         self._changed = asyncio.Event()
-        self.incarnation = time.time_ns() // 1_000_000
+        self.incarnation = int(unix_s() * 1000)
 
     @property
     def sessions(self) -> list[FrontSession]:

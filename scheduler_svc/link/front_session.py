@@ -68,6 +68,7 @@ class FrontSession:
         self._gate = CreditGate(0, SLOW_FRONT_S)
         self._requests: dict[int, _RemoteSink] = {}
         self._last_number = 0
+        self._is_over = False
 
     @property
     def num_requests(self) -> int:
@@ -75,7 +76,8 @@ class FrontSession:
         return len(self._requests)
 
     def end(self, error: OctavoServiceError) -> None:
-        """End all its requests, and the stream with an error."""
+        """End all its requests, and the stream with an error; what is on its way from the front is not taken."""
+        self._is_over = True
         self._abort_all()
         self._gate.end(error)
 
@@ -104,8 +106,9 @@ class FrontSession:
         finally:
             for task in tasks:
                 task.cancel()
+            self._is_over = True
+            self._abort_all()  # before we wait: whoever cancels us then must not leave them behind
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._abort_all()
 
     # What the front says ---------------------------------------------------------------------------------------
 
@@ -115,8 +118,12 @@ class FrontSession:
         self._gate.end()
 
     async def take(self, message: pb.JoinRequest) -> None:
-        """Do what a message asks for. Raises CallerError: it is nonsense."""
+        """Do what a message asks for; nothing, if the session has ended. Raises CallerError: it is nonsense."""
+        if self._is_over:
+            return
         for place, submission in enumerate(message.submissions):
+            if self._is_over:
+                return
             await self._submit(submission)
             if place % SUBMISSIONS_AT_ONCE == SUBMISSIONS_AT_ONCE - 1:
                 await asyncio.sleep(0)  # the step loop goes first

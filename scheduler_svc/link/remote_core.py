@@ -75,6 +75,7 @@ class RemoteCore:
         load_tokenizer: Called before a model is served whose tokenizer is another one.
         set_ready: Called with whether new requests find an executor, when that changes.
         collect: Returns what this front has counted, for the metrics of the scheduler.
+        unix_s: Returns the seconds since 1970: sessions are numbered by their beginning.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class RemoteCore:
         load_tokenizer: LoadTokenizer,
         set_ready: Callable[[bool], Awaitable[None]],
         collect: Callable[[], Iterable[Family]] = tuple,
+        unix_s: Callable[[], float] = time.time,
     ) -> None:
+        self._unix_s = unix_s
         self._collect = collect
         self.front_id = front_id
         self._open_channel = open_channel
@@ -260,8 +263,9 @@ class RemoteCore:
         self._full.clear()
         self._num_taken, self._is_ready = 0, None
         call = stub.Join()
+        session = int(self._unix_s() * 1e9)
         hello = pb.FrontHello(
-            min_version=MIN_VERSION, max_version=MAX_VERSION, front_id=self.front_id, session=time.time_ns()
+            min_version=MIN_VERSION, max_version=MAX_VERSION, front_id=self.front_id, session=session
         )
         await call.write(pb.JoinRequest(hello=hello, credits=MAX_MESSAGES_ON_THEIR_WAY))
         tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._tell_metrics())]

@@ -1,5 +1,6 @@
 """The promises that a run is checked against, all the time, and what was seen while it kept them."""
 
+import asyncio
 import logging
 import re
 from collections import Counter
@@ -20,12 +21,14 @@ from octavo.errors import (
 from octavo.outputs import Accepted, Event, Finished, FinishReason, Output
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.link.core_servicer import CoreServicer
 from shared import events
 from tests.simulation.alone import answer_alone
 from tests.simulation.engine_checks import COUNTED_OUT, EngineChecks
+from tests.simulation.link_checks import LinkChecks
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.plan import Plan, RequestPlan
-from tests.simulation.processes import PROCESS
+from tests.simulation.processes import PROCESS, SimulatedProcess
 from tests.simulation.shapes import MAX_MODEL_LEN, POISON, Shape, shape
 from tests.simulation.watching import Watcher
 
@@ -88,6 +91,7 @@ class Checks:
     is_poisoned: bool = False
     faults_at_s: dict[int, float] = field(default_factory=dict)
     _engines: dict[Engine, EngineChecks] = field(default_factory=dict)
+    _links: dict[Engine, LinkChecks] = field(default_factory=dict)
     _accepted: dict[str, set[int]] = field(default_factory=dict)
 
     def break_promise(self, what: str) -> None:
@@ -212,10 +216,25 @@ class Checks:
 
         return callback_ran
 
+    def watch_link(self, link: CoreServicer, engine: Engine) -> None:
+        """Look at the link between an engine and its fronts, now and then."""
+        self._links[engine] = LinkChecks(link, engine, self.break_promise)
+
+    def expect_no_end(self, task: asyncio.Task[None], process: SimulatedProcess) -> None:
+        """A process runs until it is ended: when its task ends, that was a bug."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            self.break_promise(f"{process.name} ended by itself: {type(error).__name__}: {error}")
+
+        task.add_done_callback(ended)
+
     def look_now(self, engine: Engine) -> None:
         """Look at all that is inside an engine, which has just run."""
         self.look_at_cores(engine)
         self._engines[engine].look()
+        if engine in self._links:
+            self._links[engine].look()
 
     def look_at_cores(self, engine: Engine) -> None:
         """Assert the invariants of all cores, and that each live request is in exactly one place."""

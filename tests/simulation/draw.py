@@ -11,7 +11,10 @@ from typing import Any
 
 from tests.simulation.network.link import Weather
 from tests.simulation.plan import (
-    FAULTS,
+    CLIENT_FAULTS,
+    EXECUTOR_FAULTS,
+    FRONT_FAULTS,
+    LINK_FAULTS,
     LIVENESS,
     MOMENTS,
     NO_MOMENT,
@@ -43,12 +46,21 @@ _AFTER = {
     "stall_scheduler": ("reset_link", "reset_link", "cut_client"),
     "reset_link": ("kill_executor", "stall_executor", "cut_link", "reset_link"),
     "cut_link": ("kill_executor", "stall_scheduler"),
+    "power_off_front": ("kill_front", "stall_scheduler"),
+    "cut_front": ("kill_front", "reset_front"),
+    "reset_front": ("reset_front", "stall_front"),
 }
 _MOMENT_AFTER = {
     "drain_executor": WHILE_DRAINED,
     "drain_scheduler": WHILE_DRAINED,
     "reset_link": WHILE_RESUMED,
 }
+
+# Two fifths of the seeds have fronts.
+_NUM_FRONTS = (0, 0, 0, 1, 2)
+
+# Where there are no fronts.
+_FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS)
 
 # How long a fault lasts; and a stall in which a lease may run out.
 _DURATIONS_S = (0.02, 0.3, 0.3, 1.0, 1.0, 2.5, 2.5, 6.0, 12.0)
@@ -102,6 +114,7 @@ def draw_plan(seed: int, mode: str) -> Plan:
     executors = _draw_executors(workload, load)
     num_schedulers = 2 if load.has_rivals else min(len(executors), workload.choice((1, 1, 1, 2)))
     num_clients = workload.randint(1, 4)
+    num_fronts = random.Random(f"front {seed}").choice(_NUM_FRONTS)
     return Plan(
         seed=seed,
         mode=mode,
@@ -111,6 +124,7 @@ def draw_plan(seed: int, mode: str) -> Plan:
         num_open=workload.choice((8, 12) if load.is_tight or load.is_alike else (12, 20, 40)),
         is_fair=workload.random() < 0.15,
         num_schedulers=num_schedulers,
+        num_fronts=num_fronts,
         num_clients=num_clients,
         sliding_window_tokens=workload.choice((0, 0, 0, 24)),
         drain_s=workload.choice((0.2, 1.0, 5.0)),
@@ -118,7 +132,7 @@ def draw_plan(seed: int, mode: str) -> Plan:
         weather=_draw_weather(workload),
         executors=executors,
         requests=_draw_requests(workload, load, seed, num_schedulers, num_clients),
-        faults=_draw_faults(faults, load),
+        faults=_draw_faults(faults, load, has_fronts=num_fronts > 0),
     )
 
 
@@ -245,8 +259,9 @@ def _draw_times(draw: random.Random, *, is_bursty: bool) -> list[float]:
     return sorted(times)
 
 
-def _draw_faults(draw: random.Random, load: Load) -> tuple[FaultPlan, ...]:
-    kinds = [kind for kind in FAULTS if draw.random() < 0.4] or ["kill_executor"]
+def _draw_faults(draw: random.Random, load: Load, *, has_fronts: bool) -> tuple[FaultPlan, ...]:
+    all_kinds = (*_FAULTS, *FRONT_FAULTS) if has_fronts else _FAULTS
+    kinds = [kind for kind in all_kinds if draw.random() < 0.4] or ["kill_executor"]
     kinds += ["stall_scheduler"] * 6 if load.has_rivals else []
     others = [kind for kind in kinds if kind not in SCHEDULER_FAULTS] or kinds  # nobody works without a scheduler
     gap_s, gap_steps = draw.choice(_FAULT_GAPS_S), draw.choice(_FAULT_GAPS_STEPS)

@@ -27,9 +27,18 @@ EXECUTOR_FAULTS = (
 SCHEDULER_FAULTS = ("kill_scheduler", "power_off_scheduler", "stall_scheduler", "drain_scheduler")
 LINK_FAULTS = ("reset_link", "cut_link", "cut_client", "bad_weather")
 CLIENT_FAULTS = ("kill_client", "stall_client")
+FRONT_FAULTS = (
+    "kill_front",
+    "power_off_front",
+    "stall_front",
+    "slow_front",
+    "drain_front",
+    "cut_front",
+    "reset_front",
+)
 # What stands in place of a fault that was taken away: the draws of the loop stay what they were until then.
 NOTHING = "nothing"
-FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS)
+FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS, *FRONT_FAULTS)
 
 # When a fault may wait for a moment in which its target is busy with something rare (`moments.py`).
 NO_MOMENT = ""
@@ -130,6 +139,7 @@ class Plan:
         num_steps, num_faults: When executors have run so many steps, and so many faults have struck, that is enough.
         settings: Of the schedulers.
         drain_s: How long a process may take that ends in order.
+        num_fronts: Of each scheduler; 0: clients call it itself.
         num_open: No request is sent while clients wait for so many others.
         is_fair: Whether what has been ready for longest runs first.
     """
@@ -142,6 +152,7 @@ class Plan:
     num_open: int
     is_fair: bool
     num_schedulers: int
+    num_fronts: int
     num_clients: int
     sliding_window_tokens: int
     drain_s: float
