@@ -24,6 +24,9 @@ MIN_VERSION = MAX_VERSION = 1
 
 CHUNK_BYTES = 2**20
 
+# How often the state of the core is looked at, and told if it has changed.
+STATE_INTERVAL_S = 0.05
+
 
 class CoreServicer(pb_grpc.CoreServiceServicer):
     """Serves fronts. Errors of the service's tree become statuses outside.
@@ -32,6 +35,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         engine: Computes their requests.
         tokenizer: The files of the served model's tokenizer.
         unix_s: Returns the seconds since 1970.
+        state_interval_s: How often it is looked whether fronts have to be told how the core is, in seconds.
 
     Attributes:
         incarnation: Orders the cores of a scheduler.
@@ -39,10 +43,15 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: TokenizerFiles, unix_s: Callable[[], float] = time.time
+        self,
+        engine: Engine,
+        tokenizer: TokenizerFiles,
+        unix_s: Callable[[], float] = time.time,
+        state_interval_s: float = STATE_INTERVAL_S,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
+        self._state_interval_s = state_interval_s
         self._sessions: dict[str, tuple[int, FrontSession]] = {}
         self._numbers = itertools.count()
         self.metrics = FrontMetrics()
@@ -86,6 +95,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             hello.front_id,
             self._changed.set,
             lambda content: self.metrics.take(number, content),
+            self._state_interval_s,
         )
         self._begin(hello, session)
         log.info(Event("front_joined", front=hello.front_id, version=version))

@@ -27,9 +27,6 @@ SLOW_FRONT_S = 10.0
 # Requests that are queued without letting others run: each takes some ten microseconds.
 SUBMISSIONS_AT_ONCE = 8
 
-# How often the state of the core is looked at, and told if it has changed.
-STATE_INTERVAL_S = 0.05
-
 FRONT_GONE = "the front that held the client's call ended"
 
 
@@ -42,6 +39,7 @@ class FrontSession:
         name: The front, for people.
         on_readiness: Called when the front takes calls, or does no more.
         on_metrics: Called with what the front has counted.
+        state_interval_s: How often it is looked whether `state` has changed.
 
     Attributes:
         is_listening: Whether its ports are open.
@@ -55,12 +53,14 @@ class FrontSession:
         name: str,
         on_readiness: Callable[[], None],
         on_metrics: Callable[[bytes], None],
+        state_interval_s: float,
     ) -> None:
         self.name = name
         self.is_listening = False
         self.is_ready = False
         self._on_readiness = on_readiness
         self._on_metrics = on_metrics
+        self._state_interval_s = state_interval_s
         self._engine = engine
         self._state = state
         self._told_state: CoreState | None = None
@@ -191,7 +191,7 @@ class FrontSession:
     async def _tell_state(self) -> None:
         while True:
             self.tell_state()
-            await asyncio.sleep(STATE_INTERVAL_S)
+            await asyncio.sleep(self._state_interval_s)
 
     def _on_end(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

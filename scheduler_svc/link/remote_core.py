@@ -264,9 +264,7 @@ class RemoteCore:
         self._num_taken, self._is_ready = 0, None
         call = stub.Join()
         session = int(self._unix_s() * 1e9)
-        hello = pb.FrontHello(
-            min_version=MIN_VERSION, max_version=MAX_VERSION, front_id=self.front_id, session=session
-        )
+        hello = pb.FrontHello(min_version=MIN_VERSION, max_version=MAX_VERSION, front_id=self.front_id, session=session)
         await call.write(pb.JoinRequest(hello=hello, credits=MAX_MESSAGES_ON_THEIR_WAY))
         tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._tell_metrics())]
         try:

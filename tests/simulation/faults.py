@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from tests.simulation.machines import NUMERICS, ExecutorMachine, FrontMachine, Machine, SchedulerMachine
 from tests.simulation.moments import wait_for_moment
 from tests.simulation.plan import BROKEN_AT_LEAST_S, FAULTS, NOTHING, FaultPlan
-from tests.simulation.machines import NUMERICS, ExecutorMachine, FrontMachine, Machine, SchedulerMachine
 from tests.simulation.world import World
 
 # Before the name of a fault, where it is counted.
@@ -75,10 +75,10 @@ async def _drain(machine: ExecutorMachine | SchedulerMachine | FrontMachine, pla
 
 
 async def _kill_core(scheduler: SchedulerMachine, plan: FaultPlan, *, is_silent: bool) -> bool:
-    """Its fronts end with it, as processes of one scheduler do; or they are told nothing, and find the next one."""
+    """Its fronts end with it, as they do when their machine has no power; or they live, and find the next one."""
     if not scheduler.is_up:
         return False
-    fronts = scheduler.fronts if plan.number % 2 else []
+    fronts = scheduler.fronts if is_silent or plan.number % 2 else []
     for front in fronts:
         front.kill(is_silent=is_silent)
     await _kill(scheduler, plan, is_silent=is_silent)

@@ -103,7 +103,11 @@ async def _run(
 
 
 async def _take_request(
-    take: Callable[[pb.JoinRequest], Any], session: FrontSession, link: CoreServicer, note: Note, message: pb.JoinRequest
+    take: Callable[[pb.JoinRequest], Any],
+    session: FrontSession,
+    link: CoreServicer,
+    note: Note,
+    message: pb.JoinRequest,
 ) -> None:
     submitted = {submission.number for submission in message.submissions}
     for end in message.output_ends:

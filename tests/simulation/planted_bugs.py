@@ -11,6 +11,7 @@ from tests.simulation.plan import LIVENESS
 CORE = "scheduler_svc/core"
 ENGINE = "scheduler_svc/engine"
 EXECUTORS = "scheduler_svc/executors"
+LINK = "scheduler_svc/link"
 SERVICE = "executor_svc/service"
 
 
@@ -254,5 +255,108 @@ BUGS = (
         f"{CORE}/dispatch/dispatcher.py",
         "                    self._dispatched_to.discard(inbox.core)\n        return self.take",
         "                    pass\n        return self.take",
+    ),
+    # The link between fronts and core
+    Bug(
+        "the requests of a front that is gone go on",
+        f"{LINK}/front_session.py",
+        "            self._abort_all()  # before we wait: whoever cancels us then must not leave them behind\n",
+        "",
+    ),
+    Bug(
+        "the requests of a front that is gone end, unless somebody is in a hurry",
+        f"{LINK}/front_session.py",
+        "            self._abort_all()  # before we wait: whoever cancels us then must not leave them behind\n"
+        "            await asyncio.gather(*tasks, return_exceptions=True)\n",
+        "            await asyncio.gather(*tasks, return_exceptions=True)\n            self._abort_all()\n",
+    ),
+    Bug(
+        "a newer session of a front does not end the older one",
+        f"{LINK}/core_servicer.py",
+        "            older.end(FencedError(",
+        "            repr(FencedError(",
+    ),
+    Bug(
+        "what is on its way from a front is taken although its session has ended",
+        f"{LINK}/front_session.py",
+        "        self._is_over = True\n        self._abort_all()\n",
+        "        self._abort_all()\n",
+    ),
+    Bug(
+        "a front grants no further messages",
+        f"{LINK}/remote_core.py",
+        "            self._outgoing.credits += self._num_taken\n",
+        "",
+    ),
+    Bug(
+        "a front grants one message too few each time",
+        f"{LINK}/remote_core.py",
+        "            self._outgoing.credits += self._num_taken\n",
+        "            self._outgoing.credits += self._num_taken - 1\n",
+    ),
+    Bug(
+        "the core does not hear how a front ends an output",
+        f"{LINK}/front_session.py",
+        "                    sink.finish_by_front(end.output_index, end.num_tokens, decode_reason(end.reason))\n",
+        "                    pass\n",
+    ),
+    Bug(
+        "what comes while a message is written is lost",
+        f"{LINK}/front_session.py",
+        "                batch, self._batch = self._batch, CoreBatch()\n"
+        "                async with self._gate.limit():\n"
+        "                    await write(batch.message())\n",
+        "                async with self._gate.limit():\n"
+        "                    await write(self._batch.message())\n"
+        "                self._batch = CoreBatch()\n",
+    ),
+    Bug(
+        "the last tokens of a message come behind the ends",
+        f"{LINK}/remote_core.py",
+        "        self._has_news.set()\n        self._grant()\n",
+        '        if message.HasField("tokens"):\n            self._take_tokens(message.tokens)\n'
+        "        self._has_news.set()\n        self._grant()\n",
+    ),
+    Bug(
+        "requests of a core that is gone never end",
+        f"{LINK}/remote_core.py",
+        "        for request in requests.values():\n            request.lose(error)\n",
+        "",
+    ),
+    Bug(
+        "each session of a front has the same numbers of requests again",
+        f"{LINK}/remote_core.py",
+        "        self._num_taken, self._is_ready = 0, None\n",
+        "        self._num_taken, self._is_ready, self._numbers = 0, None, itertools.count(1)\n",
+    ),
+    Bug(
+        "what is left to say to a core that is gone is said to the next one",
+        f"{LINK}/remote_core.py",
+        "        self._take_outgoing()\n        self._full.clear()\n",
+        "        self._full.clear()\n",
+    ),
+    Bug(
+        "a refused request stays in the session of its front",
+        f"{LINK}/front_session.py",
+        '        """A request was not queued."""\n        self._requests.pop(number, None)\n',
+        '        """A request was not queued."""\n',
+    ),
+    Bug(
+        "a request that a front has checked counts as waiting for ever",
+        f"{LINK}/remote_core.py",
+        "        finally:\n            self._num_checked -= 1\n",
+        "        finally:\n            pass\n",
+    ),
+    Bug(
+        "an Abort that a core was asked for is never answered if that one goes away",
+        f"{LINK}/remote_core.py",
+        "            if not call.done():\n                call.set_exception(error)\n",
+        "            pass\n",
+    ),
+    Bug(
+        "what a front has counted is counted for ever as if it were there",
+        f"{LINK}/core_servicer.py",
+        "            self.metrics.end(number)\n",
+        "",
     ),
 )

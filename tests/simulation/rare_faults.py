@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
+from tests.simulation.machines import ExecutorMachine, FrontMachine, SchedulerMachine
 from tests.simulation.plan import (
     CLIENT_FAULTS,
     EXECUTOR_FAULTS,
@@ -15,7 +16,6 @@ from tests.simulation.plan import (
     FaultPlan,
 )
 from tests.simulation.rare import Rare
-from tests.simulation.machines import ExecutorMachine, FrontMachine, SchedulerMachine
 from tests.simulation.world import World
 
 _ENDING = ("kill_executor", "power_off_executor", "shrink_executor", "change_numerics")

@@ -43,6 +43,10 @@ from tests.simulation.step_thread import SimulatedStepThread
 MAX_MESSAGE_BYTES = 64 * 2**20
 CLIENT_KEEPALIVE_S = 50.0  # as octavo.Client asks for it
 
+# How often a core looks whether its fronts have to be told how it is: less often than in production, as each look
+# costs a simulation time even where nothing happens, and fronts that know old things meet more.
+STATE_INTERVAL_S = 0.25
+
 # What a front has to tell of itself.
 METRIC = Metric("simulated_fronts_total", "Processes of fronts.", "counter")
 
@@ -123,7 +127,7 @@ class SimulatedScheduler:
             self.process, self.address, [KeepBodies(prompt_methods(config)), StatusInterceptor()]
         )
         if isinstance(tokenizer, TokenizerFiles):
-            self.link = CoreServicer(self.engine, tokenizer, self.surroundings.unix_s)
+            self.link = CoreServicer(self.engine, tokenizer, self.surroundings.unix_s, STATE_INTERVAL_S)
             self.on_link(self.link, self.engine)
             core_service_pb2_grpc.add_CoreServiceServicer_to_server(self.link, server)
         else:

@@ -53,11 +53,15 @@ _OTHERS = {
 
 _LINES = tuple(rare for _, rare in RARE_LINES)
 
-RARE: dict[str, str] = {
-    rare.name: rare.sentence
-    for table in (RARE_LIVES, RARE_DECISIONS, RARE_RESULTS, _LINES, RARE_ANSWERS, RARE_STRIKES)
-    for rare in table
-} | _OTHERS | RARE_ON_THE_LINK
+RARE: dict[str, str] = (
+    {
+        rare.name: rare.sentence
+        for table in (RARE_LIVES, RARE_DECISIONS, RARE_RESULTS, _LINES, RARE_ANSWERS, RARE_STRIKES)
+        for rare in table
+    }
+    | _OTHERS
+    | RARE_ON_THE_LINK
+)
 
 
 class Sometimes(Watcher):
