@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 # The suite starts hundreds of processes; each would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo dev test test-all check protos baseline record-release models bench bench-peers bench-pages bench-core gpu-check mutants coverage checkov k8s-check monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
+.PHONY: help demo dev test test-all check protos baseline record-release models bench bench-peers bench-pages bench-core gpu-check mutants chaos coverage checkov k8s-check monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
 
 help:
 	@echo "make demo      a real model answers, and an executor is killed in the middle of it"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-core the parts: scheduler's core, placing on executors, gaps between steps, who takes what of a step, what the stack costs"
 	@echo "make gpu-check on a machine with a GPU: check and measure its path, with the PYTHON that has torch there"
 	@echo "make mutants   plant faults in copies of the tree; each must be caught by the suite named beside it"
+	@echo "make chaos     kill, stop and cut off real processes under streams, compare every answer, print a table (an hour)"
 	@echo "make protos    write the stubs anew after a change in protos/"
 	@echo "make coverage  branch coverage of the scheduler's core"
 	@echo "make k8s-check manifests and Containerfiles: rendered, validated, linted, each check with a planted mistake"
@@ -166,8 +167,13 @@ gpu-check:
 mutants: $(INSTALLED) monitoring-tools
 	$(BIN)/python -m tests.mutants $(ARGS)
 
+# By hand and before releases; an hour. ARGS='--only drain' runs some rows, --minutes 5 is shorter, --resume FILE goes on.
+chaos: $(INSTALLED)
+	$(BIN)/octavo model prepare smollm2
+	$(BIN)/python -m tests.chaos $(ARGS)
+
 coverage: $(INSTALLED)
-	$(BIN)/coverage run --branch --source=scheduler_svc/core,shared -m pytest -q tests/unit tests/property tests/traces -m "not slow and not gpu"
+	$(BIN)/coverage run --branch --source=scheduler_svc/core,scheduler_svc/request,shared -m pytest -q tests/unit tests/property tests/traces -m "not slow and not gpu"
 	$(BIN)/coverage report --show-missing
 
 # checkov pins what other packages need newer, so it has an environment of its own.

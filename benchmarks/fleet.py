@@ -28,9 +28,9 @@ from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.request.parameters import StopConditions
 from shared.step import SamplingRow, StepResult
 
 NUM_CORES = (1, 4, 16, 64)

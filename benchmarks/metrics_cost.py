@@ -30,16 +30,17 @@ from benchmarks.machine import describe_machine
 from benchmarks.scheduler_core import BLOCK_SIZE, FIRST_ORDINARY_ID, CoreBench, limits_for
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stopping import FinishReason, StopConditions
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
-from scheduler_svc.engine.interface import EngineRequest
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.front.api.generation_messages import event_message
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.outputs import FinishReason
+from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.metrics import METRICS, scheduler_families
 from scheduler_svc.telemetry.request_log import log_end

@@ -31,9 +31,9 @@ from benchmarks.machine import describe_machine
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.request.parameters import StopConditions
 from shared.step import SamplingRow, Step, StepResult
 
 NUM_SEQUENCES = (32, 256, 1024, 4096)

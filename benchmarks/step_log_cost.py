@@ -24,9 +24,9 @@ from benchmarks.metrics_cost import measure_service
 from benchmarks.scheduler_core import BLOCK_SIZE, CONTEXT_TOKENS, limits_for
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.snapshot import Snapshot, dump
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter

@@ -14,7 +14,7 @@ from octavo.admin.v1 import admin_pb2, admin_service_pb2_grpc
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.client import DEFAULT_ADMIN_ADDRESS
 from octavo.errors import OctavoError, UnavailableError
-from octavo.scheduler_channel import SchedulerChannel
+from octavo.scheduler_channel import Endpoint, SchedulerChannel
 from octavo.tls import TlsOptions
 
 if TYPE_CHECKING:  # only the type stub of the generated module has it
@@ -139,19 +139,22 @@ class AdminClient(SchedulerChannel):
         method: "Callable[[_Stub], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]]",
         request: _Request,
     ) -> _Response:
-        stub: _Stub = admin_service_pb2_grpc.AdminServiceStub(self._open_channel())
+        endpoint = self._endpoint()
+        stub: _Stub = admin_service_pb2_grpc.AdminServiceStub(endpoint.channel)
         try:
             return await method(stub)(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise self._to_octavo_error(error) from error
+            raise self._to_octavo_error(error, endpoint) from error
 
-    def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
+    def _to_octavo_error(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> OctavoError:
         """Add what only this client knows: which port it dialled, and how long it waited."""
         match error.code():
             case grpc.StatusCode.NOT_FOUND:
                 return NotFoundError(error.details() or "")
             case grpc.StatusCode.UNIMPLEMENTED:
-                return AdminPortError(self.address)
+                return AdminPortError(endpoint.address)
             case grpc.StatusCode.DEADLINE_EXCEEDED:
-                return UnavailableError(f"the scheduler at {self.address} did not answer within {CALL_TIMEOUT_S:g} s")
-        return super()._to_octavo_error(error)
+                return UnavailableError(
+                    f"the scheduler at {endpoint.address} did not answer within {CALL_TIMEOUT_S:g} s"
+                )
+        return super()._to_octavo_error(error, endpoint)

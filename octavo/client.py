@@ -1,31 +1,28 @@
-"""The async client of a scheduler: one channel, typed events in, typed errors out.
+"""The async client of a scheduler: typed events in, typed errors out.
 
-Values are in octavo/outputs.py, errors in octavo/errors.py. A client never sends a request twice that a scheduler may
-have begun: its prompt could be answered twice. Who wants retries catches `OverloadedError` and `UnavailableError` and
-decides.
+Values are in octavo/outputs.py, errors in octavo/errors.py. An answer whose call is cut goes on in another call
+(octavo/resumption.py): callers get each token once, and notice a pause. A request that no scheduler has accepted goes
+to other addresses only, each once. Callers who want more catch `OverloadedError` and `UnavailableError` and decide.
 """
 
 import asyncio
-import math
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.errors import (
     DeadlineError,
     InternalError,
     InvalidRequestError,
     OctavoError,
-    TlsHandshakeError,
     UnavailableError,
 )
-from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
-from octavo.many_requests import run_many
+from octavo.generation.v1 import generation_service_pb2
+from octavo.generation_calls import GenerationCalls, grpc_timeout, now_s
+from octavo.many_requests import ManyRequests
 from octavo.outputs import (
     Accepted,
     Event,
@@ -35,72 +32,59 @@ from octavo.outputs import (
     Prompt,
     RequestOutput,
     TokenizedPrompt,
-    event_from_proto,
     model_from_proto,
 )
 from octavo.prompts import detokenize_request, generate_request, tokenize_request
 from octavo.request_stream import RequestStream
+from octavo.resumption import DEFAULT_RESUME_TIMEOUT_S
 from octavo.sampling_params import SamplingParams, list_params, one_for_each, with_keywords
-from octavo.scheduler_channel import SchedulerChannel
-from octavo.streamed_answer import StreamedAnswer
+from octavo.scheduler_channel import Endpoint, is_elsewhere_better
 from octavo.tls import TlsOptions
-
-_Request = TypeVar("_Request", bound=Message)
-_Response = TypeVar("_Response")
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
 
-# Under this name the scheduler's grpc.health.v1 service says whether it can take requests.
-_READINESS_SERVICE = "readiness"
 
-# gRPC counts nanoseconds in 64 bits: a limit of more than 292 years would be over at once.
-_LONGEST_TIMEOUT_S = 1e9
-
-# What a scheduler calls the field lean_finished that does not know it.
-_LEAN_FINISHED_UNKNOWN = "field 10 of GenerateRequest"
-
-# Pause before a watch of the readiness that ended is opened again.
-_WATCH_AGAIN_S = 0.2
+async def nothing_to_check() -> None:
+    """Do nothing."""
 
 
-class Client(SchedulerChannel):
+class Client(GenerationCalls):
     """Talks to one scheduler; use it as `async with Client(address) as client`.
 
     It belongs to the event loop in which it is opened, and serves any number of requests at once.
 
     Args:
-        address: HOST:PORT of the scheduler, or any gRPC target.
+        address: HOST:PORT of the scheduler, or any gRPC target. Several, where several schedulers serve one model:
+            calls go to one of them, and to the next when it cannot serve.
         tls: How to speak TLS; None: plaintext. The files are read when the client is opened.
         token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
+        resume_timeout_s: How long to try to go on with an answer whose call was cut, in seconds from the first loss
+            since something new came; 0: the error is raised at once.
 
     Raises:
-        ConnectionOptionsError: the address is none, or the token cannot be sent; when the client is opened, also: a
-            file cannot be used.
+        ConnectionOptionsError: an address or the time is none, or the token cannot be sent; when the client is opened,
+            also: a file cannot be used.
     """
 
-    channel_options = (
-        # Find a scheduler that vanished without a word. It allows pings this often (shared/grpc_server.py),
-        # also while a request waits in the queue and nothing else is sent.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.http2.max_pings_without_data", 0),
-    )
-
     def __init__(
-        self, address: str = DEFAULT_ADDRESS, *, tls: TlsOptions | None = None, token: str | None = None
+        self,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
+        *,
+        tls: TlsOptions | None = None,
+        token: str | None = None,
+        resume_timeout_s: float = DEFAULT_RESUME_TIMEOUT_S,
     ) -> None:
-        super().__init__(address, tls=tls, token=token)
-        self._takes_lean_finished = True  # the scheduler
+        super().__init__(address, tls=tls, token=token, resume_timeout_s=resume_timeout_s)
 
-    def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
+    def _to_octavo_error(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> OctavoError:
         """Add which port was dialled: what answers there may be another one of Octavo's, or no gRPC server at all."""
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return InternalError(
-                f"the server at {self.address} does not know this call; give a scheduler's --listen, by default "
+                f"the server at {endpoint.address} does not know this call; give a scheduler's --listen, by default "
                 f"{DEFAULT_ADDRESS}, or update that scheduler"
             )
-        return super()._to_octavo_error(error)
+        return super()._to_octavo_error(error, endpoint)
 
     async def stream(
         self,
@@ -112,6 +96,7 @@ class Client(SchedulerChannel):
         tenant: str = "",
         cache_salt: str = "",
         include_provenance: bool = False,
+        require_same_numerics: bool = False,
         timeout_s: float | None = None,
         **keywords: Any,
     ) -> AsyncGenerator[Event, None]:
@@ -130,6 +115,8 @@ class Client(SchedulerChannel):
             tenant: On whose account the request runs; tenants share the scheduler fairly.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
             include_provenance: Whether to say which kind of executor made which tokens: `Output.provenance`.
+            require_same_numerics: Whether executors of one kind have to make all of the answer; where none of that kind
+                comes, it ends with UnavailableError. Otherwise it goes on, and `continued_on_other_numerics` tells.
             timeout_s: Time limit for the whole answer, in seconds; None: none.
             keywords: Fields of SamplingParams, such as `temperature=0`; they win over those of `sampling_params`.
 
@@ -144,42 +131,12 @@ class Client(SchedulerChannel):
             tenant=tenant,
             cache_salt=cache_salt,
         )
-        if timeout_s is not None:
-            timeout_s = _grpc_timeout(timeout_s)
         request.include_provenance = include_provenance
-        request.lean_finished = self._takes_lean_finished
-        try:
-            async with aclosing(self._events(request, timeout_s)) as events:
-                async for event in events:
-                    yield event
-            return
-        except InvalidRequestError as error:
-            if not request.lean_finished or error.field != _LEAN_FINISHED_UNKNOWN:
-                raise
-        # A scheduler of 0.1.0: it has refused the request, and repeats everything anyway.
-        request.lean_finished = self._takes_lean_finished = False
-        async with aclosing(self._events(request, timeout_s)) as events:
+        request.require_same_numerics = require_same_numerics
+        deadline_s = None if timeout_s is None else now_s() + grpc_timeout(timeout_s)
+        async with aclosing(self._run(request, deadline_s)) as events:
             async for event in events:
                 yield event
-
-    async def _events(
-        self, request: generation_service_pb2.GenerateRequest, timeout_s: float | None
-    ) -> AsyncGenerator[Event, None]:
-        """Send a request and yield its events."""
-        call = self._stub().Generate(request, timeout=timeout_s, metadata=self._metadata)
-        answer = StreamedAnswer() if request.lean_finished else None
-        is_finished = False
-        try:
-            async for response in call:
-                event = event_from_proto(response)
-                is_finished = isinstance(event, Finished)
-                yield event if answer is None else answer.take(event)
-        except grpc.aio.AioRpcError as error:
-            raise self._to_octavo_error(error) from error
-        finally:
-            call.cancel()  # does nothing to a call that has ended
-        if not is_finished:
-            raise InternalError("the scheduler ended the stream without a last event")
 
     async def generate(
         self,
@@ -191,6 +148,7 @@ class Client(SchedulerChannel):
         tenant: str = "",
         cache_salt: str = "",
         include_provenance: bool = False,
+        require_same_numerics: bool = False,
         timeout_s: float | None = None,
         **keywords: Any,
     ) -> RequestOutput:
@@ -205,19 +163,13 @@ class Client(SchedulerChannel):
             tenant=tenant,
             cache_salt=cache_salt,
             include_provenance=include_provenance,
+            require_same_numerics=require_same_numerics,
             timeout_s=timeout_s,
         ):
             if isinstance(event, Accepted):
                 accepted_id = event.request_id
             elif isinstance(event, Finished):
-                return RequestOutput(
-                    accepted_id,
-                    prompt,
-                    event.outputs,
-                    event.usage,
-                    event.prompt_logprobs,
-                    event.continued_on_other_numerics,
-                )
+                return RequestOutput.of(accepted_id, prompt, event)
         raise AssertionError("stream() ends with a Finished event or raises")
 
     async def stream_many(
@@ -259,23 +211,69 @@ class Client(SchedulerChannel):
             (prompt, generate_request(prompt, params, priority=priority, tenant=tenant, cache_salt=cache_salt))
             for prompt, params in zip(prompts, each, strict=True)
         ]
-        async with self.request_stream() as stream:
-            running = run_many(stream, requests, max_in_flight=max_in_flight, include_text=include_text)
-            async with aclosing(running) as events:
-                async for index, event in events:
-                    yield index, event
+        running = self.run_requests(requests, max_in_flight=max_in_flight, include_text=include_text)
+        async with aclosing(running) as events:
+            async for index, event in events:
+                yield index, event
+
+    async def run_requests(
+        self,
+        requests: Sequence[tuple[Prompt, generation_service_pb2.GenerateRequest]],
+        *,
+        max_in_flight: int,
+        include_text: bool = True,
+        on_loss: Callable[[], Awaitable[None]] = nothing_to_check,
+    ) -> AsyncGenerator[tuple[int, Event | FailedRequest], None]:
+        """As `stream_many`, for messages that were made; `on_loss` is called when the stream broke."""
+        for _, message in requests:
+            self._ask_for_what_is_known(message)
+        many = ManyRequests(
+            requests,
+            self._resume_window,
+            max_in_flight=max_in_flight,
+            include_text=include_text,
+            has_other_addresses=len(self.addresses) > 1,
+        )
+        while True:
+            endpoint = self._endpoint()
+            try:
+                async with self._request_stream(endpoint) as stream, aclosing(many.run(stream)) as events:
+                    async for index, event in events:
+                        yield index, event
+                return
+            except UnavailableError as error:
+                if not is_elsewhere_better(error):
+                    raise
+                await on_loss()
+                pause_s = many.window.pause_s(error, now_s())
+                self._move_on(endpoint)
+            await asyncio.sleep(pause_s)
 
     def request_stream(self) -> RequestStream:
         """Return a stream for any number of requests, used as `async with`: for callers with many of them.
 
-        A request on it costs no call, and one message brings what a step made of all of them.
+        A request on it costs no call, and one message brings what a step made of all of them. When it breaks,
+        nothing on it is continued: `stream_many` does that.
         """
-        return RequestStream(lambda: self._stub().StreamRequests(metadata=self._metadata), self._to_octavo_error)
+        return self._request_stream(self._endpoint())
 
     async def abort(self, request_id: str) -> bool:
-        """End a request; with a token, one of its tenant. Returns whether it was live; unknown ids are fine."""
+        """End a request; with a token, one of its tenant. Returns whether it was live; unknown ids are fine.
+
+        Of several addresses each is asked until one knows it.
+        """
         request = generation_service_pb2.AbortRequest(request_id=request_id)
-        return (await self._answer(self._stub().Abort, request)).was_live
+        num_answers, trouble = 0, UnavailableError("")
+        for endpoint in self._all_endpoints():
+            try:
+                if (await self._answer_of(endpoint, lambda stub: stub.Abort, request)).was_live:
+                    return True
+                num_answers += 1
+            except UnavailableError as error:
+                trouble = error
+        if not num_answers:
+            raise trouble
+        return False
 
     async def get_model(self) -> ModelInfo:
         """Describe the model that answers.
@@ -283,7 +281,9 @@ class Client(SchedulerChannel):
         Raises:
             UnavailableError: no executor is attached yet.
         """
-        return model_from_proto(await self._answer(self._stub().GetModel, generation_service_pb2.GetModelRequest()))
+        return model_from_proto(
+            await self._answer(lambda stub: stub.GetModel, generation_service_pb2.GetModelRequest())
+        )
 
     async def tokenize(
         self, prompt: str | Sequence[Mapping[str, object]], *, add_special_tokens: bool | None = None
@@ -299,7 +299,7 @@ class Client(SchedulerChannel):
             OctavoError: `generate` would refuse the prompt, too; or the model has no tokenizer.
         """
         request = tokenize_request(prompt, add_special_tokens)
-        response = await self._answer(self._stub().Tokenize, request)
+        response = await self._answer(lambda stub: stub.Tokenize, request)
         return TokenizedPrompt(tuple(response.token_ids), response.max_model_len)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None) -> str:
@@ -313,7 +313,7 @@ class Client(SchedulerChannel):
             OctavoError: the model does not know a token, or has no tokenizer.
         """
         request = detokenize_request(token_ids, skip_special_tokens)
-        return (await self._answer(self._stub().Detokenize, request)).text
+        return (await self._answer(lambda stub: stub.Detokenize, request)).text
 
     async def wait_until_ready(self, timeout_s: float | None = None) -> None:
         """Return as soon as the scheduler takes requests: it runs and an executor is attached.
@@ -321,50 +321,16 @@ class Client(SchedulerChannel):
         Raises:
             DeadlineError: it did not within `timeout_s` seconds.
         """
-        trouble = ""
+        troubles: dict[Endpoint, str] = {}
+        watches = [asyncio.create_task(self._wait_at(each, troubles)) for each in self._all_endpoints()]
         try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    try:
-                        await self._watch_readiness()
-                        return
-                    except UnavailableError as error:  # it is not there yet, or it went away while we watched
-                        trouble = f" ({error})" if isinstance(error, TlsHandshakeError) else ""
-                    await asyncio.sleep(_WATCH_AGAIN_S)
-        except TimeoutError:
-            text = f"the scheduler at {self.address} was not ready within {timeout_s:g} s{trouble}"
-            raise DeadlineError(text) from None
-
-    async def _watch_readiness(self) -> None:
-        """Return once the scheduler is ready. Raises UnavailableError: it ended the watch, or does not answer."""
-        request = health_pb2.HealthCheckRequest(service=_READINESS_SERVICE)
-        stub = health_pb2_grpc.HealthStub(self._open_channel())  # type: ignore[no-untyped-call]
-        watch = stub.Watch(request)
-        try:
-            async for response in watch:
-                if response.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-        except grpc.aio.AioRpcError as error:
-            raise self._to_octavo_error(error) from error
+            done, _ = await asyncio.wait(watches, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                self._go_to(next(iter(done)).result())
+                return
         finally:
-            watch.cancel()
-        raise UnavailableError(f"the scheduler at {self.address} ended the watch")
-
-    async def _answer(
-        self, method: Callable[..., grpc.aio.UnaryUnaryCall[_Request, _Response]], request: _Request
-    ) -> _Response:
-        """Return the answer to a call that has one."""
-        try:
-            return await method(request, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise self._to_octavo_error(error) from error
-
-    def _stub(self) -> "generation_service_pb2_grpc.GenerationServiceAsyncStub":  # quoted: only the type stub has it
-        return generation_service_pb2_grpc.GenerationServiceStub(self._open_channel())
-
-
-def _grpc_timeout(timeout_s: object) -> float:
-    """Return a time limit as gRPC can count it; one that has passed already is one too."""
-    if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
-        raise InvalidRequestError(f"timeout_s is {timeout_s!r}; it must be a number of seconds", field="timeout_s")
-    return min(timeout_s, _LONGEST_TIMEOUT_S)
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+        addresses, trouble = " or ".join(self.addresses), "".join(f" ({each})" for each in troubles.values())
+        raise DeadlineError(f"the scheduler at {addresses} was not ready within {timeout_s:g} s{trouble}")

@@ -29,6 +29,8 @@ from google.rpc import error_details_pb2
 
 from octavo.status_details import names_us, packed_details, unpack_detail
 
+TIME_LIMIT_PASSED = "the time limit passed before the answer was complete"
+
 
 class OctavoError(Exception):
     """Any failure that a caller of this package can expect."""
@@ -75,13 +77,26 @@ class ResourceExhaustedError(OctavoError):
 class UnavailableError(OctavoError):
     """The request cannot be served now; it may be sent again later."""
 
+    def but(self, further: str) -> "UnavailableError":
+        """Return the same error with a longer sentence."""
+        return UnavailableError(f"{self}{further}")
+
 
 class NotConnectedError(UnavailableError):
-    """Nothing answers at the scheduler's address."""
+    """Nothing answers at the scheduler's address.
 
-    def __init__(self, address: str) -> None:
+    Args:
+        address: Of the scheduler.
+        further: The rest of the sentence.
+    """
+
+    def __init__(self, address: str, further: str = "") -> None:
         self.address = address
-        super().__init__(f"no scheduler answers at {address}")
+        super().__init__(f"no scheduler answers at {address}{further}")
+
+    def but(self, further: str) -> "NotConnectedError":
+        """Return the same error with a longer sentence."""
+        return NotConnectedError(self.address, further)
 
 
 class TlsHandshakeError(UnavailableError):
@@ -165,6 +180,8 @@ def from_status(status_code: grpc.StatusCode, message: str, details: Sequence[an
                 f"the call exceeds a limit of the connection ({reason}); send or ask for less: requests are limited by "
                 "--max-request-bytes of the scheduler"
             )
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            return InvalidRequestError(message)
         case grpc.StatusCode.ALREADY_EXISTS:
             return RequestExistsError(message)
         case grpc.StatusCode.UNAVAILABLE:
@@ -183,7 +200,7 @@ def from_status(status_code: grpc.StatusCode, message: str, details: Sequence[an
         case grpc.StatusCode.ABORTED:
             return RequestAbortedError(message)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineError("the time limit passed before the answer was complete")
+            return DeadlineError(TIME_LIMIT_PASSED)
         case grpc.StatusCode.UNIMPLEMENTED:
             return InternalError(f"the server is not an Octavo scheduler of this release: {message}")
         case code:

@@ -5,9 +5,9 @@ the wire. Next: octavo/client.py, which yields them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypedDict
 
 from octavo.errors import InternalError, OctavoError
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
@@ -134,6 +134,7 @@ class Delta:
     `text` may lag behind `token_ids`: incomplete characters and possible stop strings are held back.
     Each token is delivered exactly once over all deltas. Deltas of several outputs come interleaved;
     ranked outputs (`best_of` above `n`, beams) come in one delta each, at the end.
+    `provenance`: which kind of executor makes the tokens from one of these on; empty: the same as before.
     """
 
     output_index: int
@@ -141,6 +142,7 @@ class Delta:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     alternatives: tuple[tuple[TokenLogprob, ...], ...] = ()
+    provenance: tuple[Provenance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +151,14 @@ class Finished:
 
     `continued_on_other_numerics`: the request was moved while it ran, to an executor of another kind; its outputs may
     be none that one executor gives.
+    `num_resumptions`: how often the call was cut, and another one went on with the answer; 0: never.
     """
 
     outputs: tuple[Output, ...]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     continued_on_other_numerics: bool = False
+    num_resumptions: int = 0
 
 
 # PromptLogprobs come before the first Delta, each token once.
@@ -171,6 +175,12 @@ class RequestOutput:
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     continued_on_other_numerics: bool = False
+    num_resumptions: int = 0
+
+    @classmethod
+    def of(cls, request_id: str, prompt: Prompt, finished: Finished) -> Self:
+        """Return what the last event says of a prompt."""
+        return cls(request_id, prompt, **{each.name: getattr(finished, each.name) for each in fields(finished)})
 
     @property
     def error(self) -> None:
@@ -204,6 +214,11 @@ class FailedRequest:
 
     @property
     def continued_on_other_numerics(self) -> bool:
+        """There is no answer: raises `error`."""
+        raise self.error
+
+    @property
+    def num_resumptions(self) -> int:
         """There is no answer: raises `error`."""
         raise self.error
 
@@ -270,6 +285,7 @@ def event_from_proto(response: generation_service_pb2.GenerateResponse) -> Event
                 tuple(delta.token_ids),
                 tuple(delta.logprobs),
                 _alternatives_from_proto(delta, len(delta.token_ids)),
+                tuple(map(provenance_from_proto, delta.provenance)),
             )
         case "prompt_logprobs":
             return prompt_logprobs_from_proto(response.prompt_logprobs)
@@ -340,8 +356,13 @@ def _output_from_proto(output: generation_pb2.Output) -> Output:
         cumulative_logprob=output.cumulative_logprob if output.HasField("cumulative_logprob") else None,
         beam_score=output.beam_score if output.HasField("beam_score") else None,
         alternatives=_alternatives_from_proto(output, len(output.token_ids)),
-        provenance=tuple(Provenance(s.first_token, s.numerics_id, s.weights_digest) for s in output.provenance),
+        provenance=tuple(map(provenance_from_proto, output.provenance)),
     )
+
+
+def provenance_from_proto(message: generation_pb2.Provenance) -> Provenance:
+    """Return the span in the message."""
+    return Provenance(message.first_token, message.numerics_id, message.weights_digest)
 
 
 def prompt_logprobs_from_proto(message: generation_pb2.PromptLogprobs) -> PromptLogprobs:

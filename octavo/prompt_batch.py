@@ -9,7 +9,6 @@ from octavo.client import Client
 from octavo.errors import InvalidRequestError, OctavoError, UnavailableError
 from octavo.generation.v1 import generation_service_pb2
 from octavo.local import LocalServices
-from octavo.many_requests import run_many
 from octavo.outputs import Accepted, FailedRequest, Finished, Prompt, RequestOutput
 
 # Time within which the end of a process is seen here after its connections broke.
@@ -53,15 +52,18 @@ async def generate_all(
         on_output(output)
 
     try:
-        async with Client(services.address) as client, client.request_stream() as stream:
+        async with Client(services.address) as client:
             messages = [(request.prompt, request.message) for request in requests]
-            async with contextlib.aclosing(run_many(stream, messages, max_in_flight=max_in_flight)) as events:
+            running = client.run_requests(
+                messages, max_in_flight=max_in_flight, on_loss=lambda: _raise_if_stopped(services)
+            )
+            async with contextlib.aclosing(running) as events:
                 async for index, event in events:
                     match event:
                         case Accepted():
                             request_ids[index] = event.request_id
                         case Finished():
-                            end(index, _output(request_ids[index], requests[index], event))
+                            end(index, RequestOutput.of(request_ids[index], requests[index].prompt, event))
                         case FailedRequest():
                             if isinstance(event.error, UnavailableError):
                                 await _raise_if_stopped(services)
@@ -73,17 +75,6 @@ async def generate_all(
             if index not in outputs:
                 end(index, FailedRequest(requests[index].prompt, error))
     return [outputs[index] for index in range(len(requests))]
-
-
-def _output(request_id: str, request: LocalRequest, finished: Finished) -> RequestOutput:
-    return RequestOutput(
-        request_id,
-        request.prompt,
-        finished.outputs,
-        finished.usage,
-        finished.prompt_logprobs,
-        finished.continued_on_other_numerics,
-    )
 
 
 def _named(failed: FailedRequest, request: LocalRequest, *, is_one: bool) -> FailedRequest:

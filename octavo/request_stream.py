@@ -5,7 +5,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from itertools import islice, repeat
 from typing import Any, Self, TypeAlias
 
@@ -19,11 +19,13 @@ from octavo.outputs import (
     Event,
     FailedRequest,
     Prompt,
+    Provenance,
     TokenLogprob,
     accepted_from_proto,
     alternatives_of,
     finished_from_proto,
     prompt_logprobs_from_proto,
+    provenance_from_proto,
 )
 from octavo.prompts import generate_request
 from octavo.sampling_params import SamplingParams, with_keywords
@@ -54,9 +56,9 @@ class _Request:
 
     __slots__ = ("answer", "prompt")
 
-    def __init__(self, prompt: Prompt) -> None:
+    def __init__(self, prompt: Prompt, answer: StreamedAnswer) -> None:
         self.prompt = prompt
-        self.answer = StreamedAnswer()
+        self.answer = answer
 
 
 class RequestStream:
@@ -148,15 +150,17 @@ class RequestStream:
         message.include_provenance = include_provenance
         return await self.send(prompt, message, include_text=include_text)
 
-    async def send(self, prompt: Prompt, message: pb.GenerateRequest, *, include_text: bool) -> int:
-        """As `submit`, for a message that was made."""
+    async def send(
+        self, prompt: Prompt, message: pb.GenerateRequest, *, include_text: bool, answer: StreamedAnswer | None = None
+    ) -> int:
+        """As `submit`, for a message that was made; `answer` has what came of it before; None: nothing."""
         if not self._takes_submissions:
             raise ClosedError("the stream takes no more requests; open another one")
         await self._room.acquire()
         self._raise_if_ended()
         # Nobody else runs from here on: who submits knows the number before anything can come of it.
         self._last_number += 1
-        self._requests[self._last_number] = _Request(prompt)
+        self._requests[self._last_number] = _Request(prompt, answer or StreamedAnswer())
         self._unwritten.put_nowait(
             pb.StreamRequestsRequest(number=self._last_number, submit=message, include_text=include_text)
         )
@@ -249,11 +253,13 @@ class RequestStream:
 
     def _events(self, response: pb.StreamRequestsResponse) -> Iterator[tuple[int, Event | FailedRequest]]:
         for accepted in response.accepted:
+            answer = self._requests[accepted.number].answer
+            answer.accepted = answer.accepted or accepted.accepted
             yield accepted.number, accepted_from_proto(accepted.accepted)
         for prompt in response.prompt_logprobs:
             event = prompt_logprobs_from_proto(prompt.prompt_logprobs)
             yield prompt.number, self._requests[prompt.number].answer.take(event)
-        yield from self._deltas(response.deltas)
+        yield from self._deltas(response.deltas, _by_output(response.provenance))
         for end in response.finished:
             request = self._requests.pop(end.number)
             yield end.number, request.answer.take(finished_from_proto(end.finished))
@@ -262,7 +268,9 @@ class RequestStream:
             code = _CODES.get(failed.code, grpc.StatusCode.UNKNOWN)
             yield failed.number, FailedRequest(request.prompt, from_status(code, failed.message, failed.details))
 
-    def _deltas(self, deltas: pb.RequestDeltas) -> Iterator[tuple[int, Delta]]:
+    def _deltas(
+        self, deltas: pb.RequestDeltas, begun: Mapping[tuple[int, int], tuple[Provenance, ...]]
+    ) -> Iterator[tuple[int, Delta]]:
         num_places = len(deltas.numbers)
         token_ids, logprobs = iter(deltas.token_ids), iter(deltas.logprobs)
         alternative_ids, alternative_logprobs = iter(deltas.alternative_token_ids), iter(deltas.alternative_logprobs)
@@ -280,9 +288,18 @@ class RequestStream:
                 ids, values = islice(alternative_ids, num_alternatives), islice(alternative_logprobs, num_alternatives)
                 alternatives = alternatives_of(tuple(ids), tuple(values), num_tokens)
             new_ids, new_logprobs = tuple(islice(token_ids, num_tokens)), tuple(islice(logprobs, num_logprobs))
-            delta = Delta(index, text, new_ids, new_logprobs, alternatives)
+            delta = Delta(index, text, new_ids, new_logprobs, alternatives, begun.get((number, index), ()))
             self._requests[number].answer.take(delta)
             yield number, delta
+
+
+def _by_output(begun: Iterable[pb.RequestProvenance]) -> dict[tuple[int, int], tuple[Provenance, ...]]:
+    """Return the spans that begin, by number of the request and index of the output."""
+    spans: dict[tuple[int, int], tuple[Provenance, ...]] = {}
+    for each in begun:
+        key = each.number, each.output_index
+        spans[key] = (*spans.get(key, ()), provenance_from_proto(each.provenance))
+    return spans
 
 
 def _has_lost_reason(error: grpc.aio.AioRpcError) -> bool:

@@ -1,5 +1,10 @@
-"""The channel to one port of a scheduler, for clients and operators alike: how it is opened, what its errors mean."""
+"""The channels to one port of a scheduler, for clients and operators: how they are opened, what their errors mean.
 
+Several addresses are several ways to the same answers: calls go to one of them until nobody serves there.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import grpc
@@ -17,7 +22,7 @@ from octavo.errors import (
     from_rpc_error,
 )
 from octavo.status_details import is_from_service
-from octavo.tls import TlsOptions, channel_credentials, handshake_trouble
+from octavo.tls import TlsOptions, channel_credentials, handshake_trouble, is_closed_at_once
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -38,61 +43,120 @@ _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Endpoint:
+    """An address, and the channel to it."""
+
+    address: str
+    channel: grpc.aio.Channel
+
+
+def is_elsewhere_better(error: OctavoError) -> bool:
+    """Return whether another address, or the same one later, may serve what ended with this error."""
+    return isinstance(error, UnavailableError) and not isinstance(error, TlsHandshakeError)
+
+
 class SchedulerChannel:
     """A channel with its token; use it as `async with`. It belongs to the event loop in which it is opened.
 
     Args:
-        address: HOST:PORT of the scheduler, or any gRPC target.
+        address: HOST:PORT of the scheduler, or any gRPC target; or several of them.
         tls: How to speak TLS; None: plaintext. The files are read when the channel is opened.
         token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
 
     Raises:
-        ConnectionOptionsError: the address is none, or the token cannot be sent; when the channel is opened, also: a
+        ConnectionOptionsError: an address is none, or the token cannot be sent; when the channel is opened, also: a
             file cannot be used.
     """
 
     channel_options: ClassVar[tuple[tuple[str, int], ...]] = ()
 
-    def __init__(self, address: str, *, tls: TlsOptions | None = None, token: str | None = None) -> None:
-        if trouble := target_trouble(address):
-            raise ConnectionOptionsError(f"the address {trouble}")
-        self.address = address
+    def __init__(
+        self, address: str | Sequence[str], *, tls: TlsOptions | None = None, token: str | None = None
+    ) -> None:
+        self.addresses = (address,) if isinstance(address, str) else tuple(dict.fromkeys(address))
+        if not self.addresses:
+            raise ConnectionOptionsError("there is no address; give HOST:PORT of a scheduler, or several")
         self._tls = tls
-        self._metadata = () if token is None else token_metadata(address, token, is_encrypted=tls is not None)
-        self._channel: grpc.aio.Channel | None = None
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        for each in self.addresses:
+            if trouble := target_trouble(each):
+                raise ConnectionOptionsError(f"the address {trouble}")
+            if token is not None:
+                self._metadata = token_metadata(each, token, is_encrypted=tls is not None)
+        self._endpoints: list[Endpoint] = []  # empty: it is not open
+        self._current = 0  # the index of the one that calls go to
+        self._answering: set[Endpoint] = set()  # those that have answered a call
+
+    @property
+    def address(self) -> str:
+        """Where calls go now."""
+        return self.addresses[self._current]
 
     async def __aenter__(self) -> Self:
-        options: list[tuple[str, int | str]] = [*_COMMON_OPTIONS, *self.channel_options]
-        if self._tls is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=options)
-        else:
-            options += self._tls.channel_options
-            self._channel = grpc.aio.secure_channel(self.address, channel_credentials(self._tls), options=options)
+        self._endpoints = [Endpoint(address, self._dial(address)) for address in self.addresses]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what still runs and close the channel; closing twice is fine."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
+        """Cancel what still runs and close the channels; closing twice is fine."""
+        endpoints, self._endpoints = self._endpoints, []
+        for endpoint in endpoints:
+            await endpoint.channel.close()
 
-    def _open_channel(self) -> grpc.aio.Channel:
-        if self._channel is None:
+    def _dial(self, address: str) -> grpc.aio.Channel:
+        """Return a channel; it connects with its first call."""
+        options: list[tuple[str, int | str]] = [*_COMMON_OPTIONS, *self.channel_options]
+        if self._tls is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        options += self._tls.channel_options
+        return grpc.aio.secure_channel(address, channel_credentials(self._tls), options=options)
+
+    def _endpoint(self) -> Endpoint:
+        """Return the one that calls go to."""
+        if not self._endpoints:
             name = type(self).__name__
             raise ClosedError(f"the client is not open; use it as `async with {name}(address) as client`")
-        return self._channel
+        return self._endpoints[self._current]
 
-    def _to_octavo_error(self, error: grpc.aio.AioRpcError) -> OctavoError:
+    def _all_endpoints(self) -> list[Endpoint]:
+        """Return all of them, the one that calls go to first."""
+        self._endpoint()
+        return [*self._endpoints[self._current :], *self._endpoints[: self._current]]
+
+    def _untried(self, tried: Collection[Endpoint]) -> Endpoint | None:
+        """Return the one that calls go to, or the first one behind it that was not tried; None: all were."""
+        return next((endpoint for endpoint in self._all_endpoints() if endpoint not in tried), None)
+
+    def _move_on(self, endpoint: Endpoint) -> None:
+        """Nobody serves there: let calls go to the next address. Many calls fail at once; only the first moves."""
+        if self._endpoints and self._endpoints[self._current] is endpoint:
+            self._current = (self._current + 1) % len(self._endpoints)
+
+    def _go_to(self, endpoint: Endpoint) -> None:
+        """Let calls go there."""
+        self._current = self._endpoints.index(endpoint)
+
+    def _failed(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> OctavoError:
+        """Return what a call ended with as an error of the tree; later calls go elsewhere if that is better."""
+        ours = self._to_octavo_error(error, endpoint)
+        if is_elsewhere_better(ours):
+            self._move_on(endpoint)
+        return ours
+
+    def _to_octavo_error(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> OctavoError:
         """Add what only the channel knows: whether UNAVAILABLE is the scheduler's word or its absence."""
         if error.code() is not grpc.StatusCode.UNAVAILABLE or is_from_service(error):
             return from_rpc_error(error)
-        if trouble := handshake_trouble(error.details() or "", self._tls):
-            return TlsHandshakeError(self.address, trouble)
-        state = None if self._channel is None else self._channel.get_state()
+        details = error.details() or ""
+        # One that answered before does not mind how we speak: it, or what stands behind it, goes away.
+        is_leaving = endpoint in self._answering and is_closed_at_once(details)
+        if not is_leaving and (trouble := handshake_trouble(details, self._tls)):
+            return TlsHandshakeError(endpoint.address, trouble)
+        state = endpoint.channel.get_state() if self._endpoints else None
         # A channel that could not connect may be at its next attempt already; then only gRPC's text tells.
-        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE or "failed to connect" in (error.details() or ""):
-            return NotConnectedError(self.address)
-        return UnavailableError(f"the connection to the scheduler at {self.address} was lost")
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE or "failed to connect" in details:
+            return NotConnectedError(endpoint.address)
+        return UnavailableError(f"the connection to the scheduler at {endpoint.address} was lost")

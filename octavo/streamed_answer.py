@@ -2,29 +2,76 @@
 
 from dataclasses import replace
 
-from octavo.outputs import Delta, Event, Finished, Output, PromptLogprobs, TokenLogprob
+from octavo.generation.v1 import generation_pb2
+from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo.outputs import Delta, Event, Finished, Output, PromptLogprobs, Provenance, TokenLogprob
 
 
 class StreamedAnswer:
-    """Makes the last event complete, whose outputs come without what the deltas brought."""
+    """Makes the last event complete, whose outputs come without what the deltas brought.
+
+    Attributes:
+        accepted: The first event; None: it has not come.
+    """
 
     def __init__(self) -> None:
+        self.accepted: pb.Accepted | None = None
         self._deltas: dict[int, list[Delta]] = {}
         self._prompt: list[PromptLogprobs] = []
+        self._latest: Provenance | None = None  # of all outputs
 
     def take(self, event: Event) -> Event:
         """Return an event as callers get it."""
         match event:
             case Delta():
                 self._deltas.setdefault(event.output_index, []).append(event)
+                if event.provenance:
+                    self._latest = event.provenance[-1]
             case PromptLogprobs():
                 self._prompt.append(event)
             case Finished():
                 prompt_logprobs = None if event.prompt_logprobs is None else self._joined()
+                outputs = tuple(map(self._completed, event.outputs))
                 return replace(
-                    event, outputs=tuple(map(self._completed, event.outputs)), prompt_logprobs=prompt_logprobs
+                    event,
+                    outputs=outputs,
+                    prompt_logprobs=prompt_logprobs,
+                    continued_on_other_numerics=event.continued_on_other_numerics
+                    or any(len(output.provenance) > 1 for output in outputs),
                 )
         return event
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens have come, of all outputs."""
+        return sum(len(delta.token_ids) for deltas in self._deltas.values() for delta in deltas)
+
+    def continuation(self, attempt: int) -> pb.Continuation:
+        """Return the message that has the answer go on behind what has come of it; see `pb.Continuation`."""
+        prompt = self._joined()
+        latest = self._latest
+        return pb.Continuation(
+            attempt=attempt,
+            numerics_id=latest.numerics_id if latest else "",
+            weights_digest=latest.weights_digest if latest else "",
+            outputs=map(self._continued, range(max(self._deltas, default=-1) + 1)),
+            prompt_logprobs=generation_pb2.PromptLogprobs(
+                logprobs=prompt.logprobs,
+                alternative_token_ids=(token.token_id for place in prompt.alternatives for token in place),
+                alternative_logprobs=(token.logprob for place in prompt.alternatives for token in place),
+            ),
+        )
+
+    def _continued(self, index: int) -> pb.ContinuedOutput:
+        output = pb.ContinuedOutput()
+        for delta in self._deltas.get(index, ()):
+            output.token_ids.extend(delta.token_ids)
+            output.logprobs.extend(delta.logprobs)
+            for place in delta.alternatives:
+                output.alternative_token_ids.extend(token.token_id for token in place)
+                output.alternative_logprobs.extend(token.logprob for token in place)
+            output.num_characters += len(delta.text)
+        return output
 
     def _completed(self, output: Output) -> Output:
         deltas = self._deltas.get(output.output_index, [])
@@ -41,6 +88,7 @@ class StreamedAnswer:
             token_ids=tuple(token_ids),
             logprobs=tuple(logprobs),
             alternatives=tuple(alternatives),
+            provenance=tuple(span for delta in deltas for span in delta.provenance) or output.provenance,
         )
 
     def _joined(self) -> PromptLogprobs:

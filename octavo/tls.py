@@ -55,7 +55,14 @@ def channel_credentials(options: TlsOptions) -> grpc.ChannelCredentials:
     )
 
 
-def handshake_trouble(details: str, tls: TlsOptions | None, flags: str = "--tls") -> str | None:
+def is_closed_at_once(details: str) -> bool:
+    """Return whether a connection was closed before it could be used, by what gRPC says of the failed call."""
+    return "failed to connect" in details and re.search("Socket closed|Connection reset", details) is not None
+
+
+def handshake_trouble(
+    details: str, tls: TlsOptions | None, flags: str = "--tls", authority_flag: str = "--tls-client-ca"
+) -> str | None:
     """Say what is wrong, and the fix, if a connection failed because of TLS; None: it failed otherwise.
 
     What the other side finds wrong it does not tell: it closes the connection.
@@ -64,10 +71,11 @@ def handshake_trouble(details: str, tls: TlsOptions | None, flags: str = "--tls"
         details: What gRPC says of the failed call.
         tls: How this side tried to speak TLS; None: it spoke plaintext.
         flags: What the names of this side's settings begin with.
+        authority_flag: The setting of the other side that names the authorities of certificates like ours.
     """
     if "failed to connect" not in details:
         return None
-    is_closed = re.search("Socket closed|Connection reset", details) is not None
+    is_closed = is_closed_at_once(details)
     if tls is None:
         if is_closed:
             return f"it closed the connection at once; if it speaks TLS, name its authority with {flags}-ca"
@@ -90,7 +98,7 @@ def handshake_trouble(details: str, tls: TlsOptions | None, flags: str = "--tls"
         )
     return (
         f"it closed the connection after the TLS handshake; it may refuse the client certificate {tls.cert}, which "
-        "must be valid and come from an authority in its --tls-client-ca"
+        f"must be valid and come from an authority in its {authority_flag}"
     )
 
 

@@ -1,68 +1,34 @@
 """The scheduler process: `python -m scheduler_svc`."""
 
-import asyncio
 import os
 import sys
 
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.front_count import choose_fronts
+from scheduler_svc.process import run_service, run_to_end
 from scheduler_svc.service import SchedulerService
+from scheduler_svc.supervisor import Supervisor
 from shared.config import load_config_or_exit
-from shared.errors import OctavoServiceError
-from shared.events import configure_logging
-from shared.file_limit import raise_file_limit
-from shared.garbage_collection import IdleCollection, settle
-from shared.grpc_server import announce_listening, announce_serving
 from shared.stop_request import StopRequest
-
-# Time after which a start is worth a word, in seconds: the first attempts to attach have had their answers.
-SILENCE_S = 2.0
 
 
 def main() -> int:
     """Serve until SIGTERM; return the exit code."""
     config = load_config_or_exit(SchedulerConfig, sys.argv[1:], os.environ)
-    configure_logging(config.log_level, config.log_format)
-    raise_file_limit()
-    try:
-        asyncio.run(serve(config))
-    except OctavoServiceError as error:
-        print(f"octavo scheduler: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_to_end(config, serve(config))
 
 
-async def serve(config: SchedulerConfig) -> None:
-    """Run the service until somebody wants it to stop.
+async def serve(config: SchedulerConfig) -> int:
+    """Run the scheduler until somebody wants it to stop; return the exit code.
 
     Raises: OctavoServiceError: it cannot start.
     """
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
-    service = SchedulerService(config)
-    address = await service.start()
-    awaits = f"an executor at {', '.join(config.executor)}"
-    announce_listening("scheduler", address, service.other_addresses, awaits=awaits)
-    announcing = asyncio.create_task(_announce_when_ready(service, address))
-    settle()
-    collecting = asyncio.create_task(IdleCollection(lambda: not service.engine.requests).run())
-    stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(service.wait_for_failure())
-    await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
-    if failing.done():  # a process that cannot work any more must not look as if it could
-        failing.result()
-    failing.cancel()
-    announcing.cancel()
-    collecting.cancel()
-    await service.stop(stopping.result())
-
-
-async def _announce_when_ready(service: SchedulerService, address: str) -> None:
-    """Say on stdout that the service serves, once it does; if that takes long, what keeps it."""
-    try:
-        async with asyncio.timeout(SILENCE_S):
-            await service.wait_until_ready()
-    except TimeoutError:
-        print(f"octavo scheduler not serving yet: {service.report_not_ready()}", flush=True)
-        await service.wait_until_ready()
-    announce_serving("scheduler", address)
+    config = choose_fronts(config)
+    if config.num_fronts:
+        return await Supervisor(config).run(stop.wait())
+    await run_service(SchedulerService(config), config, stop)
+    return 0
 
 
 if __name__ == "__main__":

@@ -3,49 +3,57 @@
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from shared.service_config import ADDRESS_PATTERN, ServiceConfig
+from octavo.address import is_loopback
+from scheduler_svc.client_side_config import CertificateName, ClientSideConfig
+from shared.service_config import ADDRESS_PATTERN
 
 ExecutorTarget = Annotated[str, Field(pattern=ADDRESS_PATTERN)]
-ClientName = Annotated[str, Field(min_length=1)]
 TenantWeight = Annotated[str, Field(pattern=r"^[^=]{1,256}=(0\.\d*[1-9]\d*|[1-9]\d{0,8}(\.\d{1,9})?)$")]
 
 
-# In place of an address: the port is not opened.
-OFF = "off"
-
-
-class SchedulerConfig(ServiceConfig):
+class SchedulerConfig(ClientSideConfig):
     """Serve clients: tokenize, schedule steps on executors, stream the tokens."""
 
     service: ClassVar[str] = "scheduler"
     program: ClassVar[str] = "python -m scheduler_svc"
 
-    listen: str = Field(
-        "127.0.0.1:50051",
-        pattern=ADDRESS_PATTERN,
-        description="Address for clients, host:port. Port 0 takes a free one. To serve other machines, set "
-        "--tls-cert and --tokens-file too.",
-    )
     executor: tuple[ExecutorTarget, ...] = Field(
         ("127.0.0.1:50061",),
         min_length=1,
         description="Addresses of the executors, host:port, separated by commas. dns:///name:port means every "
         "address of that name, looked up again and again.",
     )
-    max_request_bytes: int = Field(
-        4 * 2**20,
-        ge=2**10,
-        lt=2**31,
-        description="Largest request of a client, in bytes. gRPC refuses a larger one with RESOURCE_EXHAUSTED.",
+    fronts: str = Field(
+        "0",
+        pattern=r"^(auto|\d|[1-5]\d|6[0-4])$",
+        coerce_numbers_to_str=True,
+        description="Processes that hold the calls of clients: texts, tokenizers, streams; 0 to 64. 0: the scheduler's "
+        "own process does. More take work off the process that decides steps, where many clients stream. auto: half "
+        "of the CPUs that the process may use, at most 7; none below 4 CPUs.",
     )
-    fronts: int = Field(
-        0,
-        ge=0,
-        le=64,
-        description="Processes that hold the calls of clients: texts, tokenizers, streams. 0: the scheduler's own "
-        "process does. More take work off the process that decides steps, where many clients stream.",
+    core_listen: str | None = Field(
+        None,
+        pattern=ADDRESS_PATTERN,
+        description="Address where fronts of their own join (octavo-front --core), host:port, with TLS as at --listen. "
+        "They are not for clients. If other machines reach it, set --front-tls-ca and --trusted-fronts. Port 0 takes "
+        "a free one. By default none join.",
+    )
+    front_tls_ca: Path | None = Field(
+        None,
+        description="PEM file with the authorities of the certificates that fronts show at --core-listen. Whoever "
+        "shows none is refused. It is read again when it changes. Needs --tls-cert.",
+    )
+    trusted_fronts: tuple[CertificateName, ...] = Field(
+        (),
+        description="Names in certificates of fronts, separated by commas: only these join at --core-listen. A front "
+        "may run requests of all tenants. Needs --front-tls-ca.",
+    )
+    core_insecure: bool = Field(
+        False,
+        description="Let whoever reaches --core-listen join without a certificate, although other machines reach it. "
+        "Only where the network keeps them out.",
     )
     resolve_interval_s: float = Field(
         5.0, gt=0, description="Seconds between two DNS lookups of the names in --executor."
@@ -60,16 +68,6 @@ class SchedulerConfig(ServiceConfig):
         "127.0.0.1:50052",
         pattern=ADDRESS_PATTERN,
         description="Address for operators, host:port: AdminService, and a page for browsers. Port 0 takes a free one.",
-    )
-    tokens_file: Path | None = Field(
-        None,
-        description="File with the tokens of clients, one TENANT TOKEN a line; tenant * may act for any tenant and "
-        "use AdminService. It is read again when it changes. By default no token is needed.",
-    )
-    trusted_clients: tuple[ClientName, ...] = Field(
-        (),
-        description="Names in client certificates, separated by commas. These clients need no token and may act for "
-        "any tenant. Needs --tls-client-ca.",
     )
     executor_tls_ca: Path | None = Field(
         None,
@@ -104,9 +102,6 @@ class SchedulerConfig(ServiceConfig):
         description="Name of the model that clients see. By default the executor's: a hub id, or the last part of a "
         "directory.",
     )
-    tokenizer: Path | None = Field(
-        None, description="Directory with tokenizer.json. By default the executor sends the model's own."
-    )
     max_num_seqs: int | None = Field(
         None, ge=1, description="Most sequences that run at once. By default as many as the executor has slots."
     )
@@ -131,14 +126,6 @@ class SchedulerConfig(ServiceConfig):
         (),
         description="Tenants and their shares: name=weight, separated by commas. Other tenants are refused. By "
         "default every tenant is served, with weight 1.",
-    )
-    generation_config: Literal["auto", "none"] = Field(
-        "auto",
-        description="Defaults of sampling parameters. auto: those in the model's generation_config.json, if it has "
-        "one. none: always those of the API.",
-    )
-    max_beam_width: int = Field(
-        16, ge=2, description="Widest beam search that a request may ask for. A search of width w takes w slots."
     )
     preemption_mode: Literal["auto", "recompute", "swap"] = Field(
         "auto",
@@ -216,67 +203,9 @@ class SchedulerConfig(ServiceConfig):
         description="Token ids in --step-log. masked: each stands for another one, and nobody knows for which. Such a "
         "log cannot be run on an executor.",
     )
-    openai_listen: str | None = Field(
-        None,
-        pattern=ADDRESS_PATTERN,
-        description="Address for OpenAI's API over HTTP, host:port, with TLS and tokens as at --listen. Port 0 takes a "
-        "free one. By default, and with the word off, it is not served.",
-    )
-    openai_unknown_fields: Literal["refuse", "ignore"] = Field(
-        "refuse",
-        description="What becomes of a field that OpenAI's API here does not know. refuse: the request is refused, and "
-        "the field is named. ignore: the header x-octavo-ignored-fields of the answer names it.",
-    )
-    vllm_engine: bool = Field(
-        False,
-        description="Serve vllm.grpc.engine.VllmEngine at --listen too: the SMG gateway needs it for OpenAI's API. "
-        "Needs octavo[openai].",
-    )
-    gateway_tenant: str = Field(
-        "",
-        max_length=256,
-        description="Tenant of the requests that come through --vllm-engine. By default the one without a name.",
-    )
-    tool_call_parser: Literal[
-        "auto",
-        "none",
-        "hermes",
-        "llama3_json",
-        "mistral",
-        "qwen3_coder",
-        "deepseek_v3",
-        "deepseek_v31",
-        "glm45",
-        "granite",
-        "hunyuan_a13b",
-        "kimi_k2",
-        "minimax_m2",
-        "olmo3",
-        "phi4_mini_json",
-        "pythonic",
-        "seed_oss",
-        "json",
-    ] = Field(
-        "auto",
-        description="How the model writes tool calls, for OpenAI's API. auto: as its chat template shows. none: "
-        "requests with tools are refused. The others are families of models.",
-    )
-    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3", "mistral", "seed_oss"] = Field(
-        "auto",
-        description="How the model marks its reasoning, for OpenAI's API. auto: as its chat template shows. none: "
-        "reasoning is part of the answer. The others are families of models.",
-    )
-
-    @field_validator("openai_listen", mode="before")
-    @classmethod
-    def _serve_nothing_if_off(cls, value: object) -> object:
-        """A file may have set an address: the word takes it back, in a flag or a variable."""
-        return None if value == OFF else value
 
     @model_validator(mode="after")
     def _check_identities(self) -> Self:
-        if self.trusted_clients and self.tls_client_ca is None:
-            raise ValueError("--trusted-clients needs --tls-client-ca: without it no client proves its name")
         if (self.executor_tls_cert is None) != (self.executor_tls_key is None):
             raise ValueError(
                 "--executor-tls-cert and --executor-tls-key go together: a certificate and its private key"
@@ -287,6 +216,37 @@ class SchedulerConfig(ServiceConfig):
                 "speaks plaintext with its executors"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_fronts(self) -> Self:
+        if self.core_listen is None:
+            if self.front_tls_ca or self.trusted_fronts or self.core_insecure:
+                raise ValueError(
+                    "--front-tls-ca, --trusted-fronts and --core-insecure need --core-listen: without it no front of "
+                    "its own joins"
+                )
+            return self
+        if (self.front_tls_ca is None) != (not self.trusted_fronts):
+            raise ValueError(
+                "--front-tls-ca and --trusted-fronts go together: who signed the certificates of fronts, and which "
+                "names they have; an authority may have signed others too"
+            )
+        if self.front_tls_ca is not None and self.tls_cert is None:
+            raise ValueError("--front-tls-ca needs --tls-cert and --tls-key: without TLS fronts show no certificate")
+        if self.front_tls_ca is not None and self.core_insecure:
+            raise ValueError("--core-insecure and --front-tls-ca exclude each other: leave out one of them")
+        if self.front_tls_ca is None and not self.core_insecure and not is_loopback(self.core_listen):
+            raise ValueError(
+                f"--core-listen {self.core_listen} is reached from other machines, and who joins there may run "
+                "requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, or "
+                "--core-insecure where the network keeps others out"
+            )
+        return self
+
+    @property
+    def num_fronts(self) -> int:
+        """Return `fronts` as a number, once somebody has chosen one in place of auto."""
+        return int(self.fronts)
 
     @property
     def weights_of_tenants(self) -> dict[str, float]:

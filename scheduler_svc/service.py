@@ -6,7 +6,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
 from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
@@ -15,23 +15,24 @@ from scheduler_svc.admin.servicer import AdminServicer
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
+from scheduler_svc.dial_tls import read_credentials
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.client import ExecutorClient
-from scheduler_svc.executors.driver_interface import DriverSettings
+from scheduler_svc.executors.driver_interface import AtFaultPoint, DriverSettings, no_fault
 from scheduler_svc.executors.membership import Membership
-from scheduler_svc.executors.served_model import CoreSettings
+from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.executors.session import SessionTimings
-from scheduler_svc.executors.tls import executor_tls, read_credentials
+from scheduler_svc.executors.tls import FLAGS, executor_tls
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
 from scheduler_svc.front.front import Front, client_services
 from scheduler_svc.front.text.text_model import ModelTokenizer
-from scheduler_svc.fronts import Fronts
+from scheduler_svc.link.core_port import core_port
 from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.joined_fronts import LEAVE_S, JoinedFronts
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
 from scheduler_svc.telemetry.metrics import LOOP_LAG, STEP_LOG, scheduler_families
-from shared.errors import OctavoServiceError
 from shared.exposure import warn_if_exposed
 from shared.grpc_metrics import CallMetrics, service_families
 from shared.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
@@ -50,49 +51,75 @@ HEARTBEATS_PER_LEASE = 5
 # How often it is looked at whether any front takes calls, in seconds.
 FRONTS_INTERVAL_S = 0.2
 
+# How long fronts of their own may take to hear that requests have ended, in seconds.
+LAST_WORDS_S = 1.0
+
 # Share of the grace period in which live requests may end by themselves; the rest is for telling
 # the others that they ended.
 DRAIN_SHARE = 0.9
 
 
+async def tell_nobody() -> None:
+    """Do nothing."""
+
+
 class SchedulerService:
-    """One scheduler. It is ready while any executor is attached and it does not drain.
+    """One scheduler, or its core. It is ready while any executor is attached and it does not drain.
+
+    Args:
+        config: Of the scheduler.
+        front_link: Where fronts join that have all calls of clients; None: this process takes them.
+        on_drained: Called at the end when no request is live any more: the fronts are to leave.
+        at_fault_point: Called at each fault point of each step (`FaultPoint`); tests kill processes there.
 
     Raises: OctavoServiceError: --tokenizer names a broken directory, or --vllm-engine or --tracing lacks
         what it needs, or a file of TLS or of tokens, or the folder of --step-log, cannot be used.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        front_link: str | None = None,
+        on_drained: Callable[[], Awaitable[None]] = tell_nobody,
+        *,
+        at_fault_point: AtFaultPoint = no_fault,
+    ) -> None:
         self._config = config
+        self._on_drained = on_drained
         self._grace_s = config.shutdown_grace_s
         self.tls = server_tls(config)
         access = access_control(config)
         self._interceptors = [] if access is None else [AccessInterceptor(access, (ADMIN_SERVICE,))]
         if tls := executor_tls(config):
-            read_credentials(tls)  # what cannot be used ends the start, and not only every connection
+            read_credentials(tls, FLAGS)  # what cannot be used ends the start, and not only every connection
         self._step_log = step_log_writer(config)
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
         health = self._health = Health([*client_services(config), ADMIN_SERVICE])
-        tokenizer = ModelTokenizer(config.tokenizer) if config.fronts == 0 else TokenizerFiles()
+        tokenizer = ModelTokenizer(config.tokenizer) if front_link is None else None
+        files = TokenizerFiles(None if tokenizer is None else tokenizer.load)
+        is_joined = front_link is not None or config.core_listen is not None
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
             functools.partial(executor_client, config, scheduler_id(config)),
-            engine_settings(config),
-            tokenizer.load,
+            engine_settings(config, at_fault_point),
+            files.load if is_joined or tokenizer is None else tokenizer.load,
             self._set_ready,
             self._step_log,
         )
+        self.link = CoreServicer(self.engine, files) if is_joined else None
         self.front: Front | None = None
-        self.fronts: Fronts | None = None
+        self.fronts: JoinedFronts | None = None
         self._has_executor = False
         self._is_ready: bool | None = None  # as health has it
-        if isinstance(tokenizer, ModelTokenizer):
+        if tokenizer is not None:
             self.front = Front(config, self.engine, tokenizer, health, self._metrics, call_metrics=self._calls)
             main = self.front.main
         else:
-            self.fronts = Fronts(config, CoreServicer(self.engine, tokenizer))
-            main = self.fronts.server(health)
+            assert front_link is not None
+            assert self.link is not None
+            self.fronts = JoinedFronts(self.link, front_link, config.num_fronts)
+            main = self.fronts.server(health, config.max_message_bytes)
         self._ports = Ports(main, self._other_ports(config, health))
 
     async def start(self) -> str:
@@ -112,13 +139,22 @@ class SchedulerService:
             knows_clients=bool(self._interceptors) or config.tls_client_ca is not None,
             how_to_know_clients="set --tokens-file to ask for tokens, or --tls-client-ca to demand client certificates",
         )
+        if config.core_listen is not None:
+            warn_if_exposed(
+                "scheduler",
+                {"--core-listen": config.core_listen},
+                is_encrypted=self.tls is not None,
+                knows_clients=config.front_tls_ca is not None,
+                how_to_know_clients="set --front-tls-ca and --trusted-fronts to let fronts join and nobody else",
+            )
         address = await self._ports.start()
         if self.fronts is not None:
             try:
-                address = await self.fronts.start()
-            except OctavoServiceError:
+                await self.fronts.wait_until_listening()
+            except asyncio.CancelledError:
                 await self._ports.stop(0)
                 raise
+            address = config.listen
         self._running = asyncio.create_task(self.engine.run(), name="engine")
         self._watching = [asyncio.create_task(self._loop_lag.watch(), name="loop-lag")]
         if self.front is not None:
@@ -130,14 +166,15 @@ class SchedulerService:
     async def _set_ready(self, is_ready: bool) -> None:
         """Tell everybody whether new requests find an executor."""
         self._has_executor = is_ready
-        if self.fronts is not None:
-            for session in self.fronts.sessions:
+        if self.link is not None:
+            for session in self.link.sessions:
                 session.tell_state()
         await self._tell_health()
 
     async def _tell_health(self) -> None:
         """Say through health whether clients reach a front, and their requests an executor, if that has changed."""
-        is_ready = self._has_executor and (self.fronts is None or any(one.is_ready for one in self.fronts.sessions))
+        takes_calls = self.link is None or self.front is not None or any(one.is_ready for one in self.link.sessions)
+        is_ready = self._has_executor and takes_calls
         if is_ready != self._is_ready:
             self._is_ready = is_ready
             await self._health.set_ready(is_ready)
@@ -168,17 +205,18 @@ class SchedulerService:
         deadline_s = time.monotonic() + self._grace_s
         drain_s = self._grace_s * DRAIN_SHARE
 
-        if self.fronts is not None:
-            self.fronts.start_stopping()
-
         async def drain() -> None:
             await self.engine.drain(drain_s)
             if self.fronts is not None:
-                await self.fronts.stop()
+                await self._on_drained()
+                await self.fronts.wait_until_left()
+            if self.link is not None:
+                await self.link.close(LAST_WORDS_S)
             if self.front is not None:
                 self.front.generation.shut_down()
 
-        await shut_down(self._ports, reason, drain=drain, grace_s=self._grace_s)
+        end_s = 0.0 if self.fronts is None else LEAVE_S
+        await shut_down(self._ports, reason, drain=drain, grace_s=self._grace_s + end_s)
         tasks = [self._running, *self._watching]
         for task in tasks:
             task.cancel()
@@ -191,10 +229,13 @@ class SchedulerService:
     @property
     def other_addresses(self) -> dict[str, str]:
         """Where operators ("admin"), OpenAI's clients, probes ("health") and metrics are served; after `start`."""
-        return self._ports.other_addresses | ({} if self.fronts is None else self.fronts.other_addresses)
+        openai = self._config.openai_listen
+        is_at_fronts = self.fronts is not None and openai is not None
+        return self._ports.other_addresses | ({"openai": str(openai)} if is_at_fronts else {})
 
     def _front_states(self) -> Sequence[admin_pb2.FrontState]:
-        return () if self.fronts is None else self.fronts.states()
+        own = [] if self.fronts is None else self.fronts.states()
+        return own if self.link is None else [*own, *self.link.states_of_joined()]
 
     def _metrics(self) -> list[Family]:
         families = [
@@ -204,7 +245,7 @@ class SchedulerService:
             *service_families(self._calls, self.tls),
             *(() if self.front is None or self.front.openai is None else self.front.openai.families()),
         ]
-        return families if self.fronts is None else list(self.fronts.metrics.merged(families))
+        return families if self.link is None else list(self.link.metrics.merged(families))
 
     def _other_ports(self, config: SchedulerConfig, health: Health) -> dict[str, Port]:
         """Return the ports of operators, of probes and of metrics, by name."""
@@ -229,6 +270,8 @@ class SchedulerService:
         others: dict[str, Port] = {"admin": AdminPort(config, service, admin_server)}
         if self.front is not None and self.front.openai is not None:
             others["openai"] = self.front.openai
+        if self.link is not None and config.core_listen is not None:
+            others["fronts"] = core_port(config, config.core_listen, self.link, health)
         if config.health_listen is not None:
             others["health"] = probe_server(config.health_listen, health)
         if config.metrics_listen is not None:
@@ -273,8 +316,8 @@ def executor_client(config: SchedulerConfig, own_id: str, address: str) -> Execu
     return ExecutorClient(address, own_id, timings, config.max_message_bytes, executor_tls(config))
 
 
-def engine_settings(config: SchedulerConfig) -> EngineSettings:
-    """Return the engine's part of the configuration."""
+def engine_settings(config: SchedulerConfig, at_fault_point: AtFaultPoint = no_fault) -> EngineSettings:
+    """Return the engine's part of the configuration, and what is called at the fault points of a step."""
     core = CoreSettings(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -292,6 +335,7 @@ def engine_settings(config: SchedulerConfig) -> EngineSettings:
             steps_in_flight=None if config.steps_in_flight == "auto" else int(config.steps_in_flight),
             checks_batch_table=config.check_batch_table,
             max_executors=config.max_executors,
+            at_fault_point=at_fault_point,
         ),
         policy=PriorityPolicy() if config.policy == "priority" else FcfsPolicy(),
         has_priorities=config.policy == "priority",

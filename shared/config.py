@@ -37,7 +37,7 @@ import octavo
 from octavo.wording import did_you_mean
 from shared.service_config import ADDRESS_PATTERN, ServiceConfig
 
-TABLES = ("scheduler", "executor", "fake")
+TABLES = ("scheduler", "front", "executor", "fake")
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
 # The commands read these; some are called like a setting.
 _VARIABLES_OF_COMMANDS = frozenset({"tls_ca", "tls_cert", "tls_key", "token_file"})

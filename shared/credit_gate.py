@@ -27,6 +27,12 @@ class CreditGate:
         self._is_over = False
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
+        self._limit: asyncio.Timeout | None = None  # of the write that runs
+
+    @property
+    def num_credits(self) -> int | None:
+        """Messages that may be written now; None: as many as there are."""
+        return self._num_credits
 
     def grant(self, num_credits: int | None) -> None:
         """The reader takes so many messages more; None: all."""
@@ -45,6 +51,8 @@ class CreditGate:
         """Nothing more will come, behind what there is; with an error: at once."""
         self._is_over, self._error = True, self._error or error
         self._changed.set()
+        if self._error is not None and self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time())
 
     async def wait(self) -> bool:
         """Return once a message may be written; False: there will be none. What is new counts as taken.
@@ -71,9 +79,14 @@ class CreditGate:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Bound how long the reader takes to take something. Raises SlowCallerError: it takes longer."""
+        """Bound how long the reader takes to take something.
+
+        Raises: SlowCallerError: it takes longer. The error of `end`, at once.
+        """
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with asyncio.timeout(self._limit_s) as self._limit:
                 yield
         except TimeoutError as error:
-            raise SlowCallerError(self._limit_s) from error
+            raise self._error or SlowCallerError(self._limit_s) from error
+        finally:
+            self._limit = None

@@ -150,6 +150,12 @@ def _details(error: Exception) -> Sequence[Message]:
     return []
 
 
+def is_refused(error: grpc.aio.AioRpcError) -> bool:
+    """Return whether a call found no connection because nobody listens at the address; gRPC says it in words only."""
+    match = _NO_CONNECTION.fullmatch(error.details() or "")
+    return match is not None and match["reason"] == "Connection refused"
+
+
 def failure_text(error: grpc.aio.AioRpcError) -> str:
     """Return why a call failed, for people: its status, and the reason without gRPC's account of all it tried."""
     details = error.details() or "no reason was given"

@@ -42,6 +42,10 @@ class Stage(Enum):
     OTHER = auto()
 
 
+# Beams have nothing that is read there.
+BEAMLESS_STAGES = (Stage.FILTER, Stage.DRAW)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParameter:
     """One parameter.

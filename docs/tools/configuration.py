@@ -9,13 +9,14 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from executor_svc.config import ExecutorConfig, FakeConfig
+from scheduler_svc.client_side_config import FrontConfig
 from scheduler_svc.config import SchedulerConfig
 from shared.config import CONFIG_VARIABLE
 from shared.service_config import ADDRESS_PATTERN, ServiceConfig
 
-CONFIG_CLASSES: tuple[type[ServiceConfig], ...] = (SchedulerConfig, ExecutorConfig, FakeConfig)
+CONFIG_CLASSES: tuple[type[ServiceConfig], ...] = (SchedulerConfig, FrontConfig, ExecutorConfig, FakeConfig)
 
-_TITLES = {"scheduler": "Scheduler", "executor": "Executor", "fake": "Fake executor"}
+_TITLES = {"scheduler": "Scheduler", "front": "Front of its own", "executor": "Executor", "fake": "Fake executor"}
 
 # A flag in a description, which is plain text.
 _FLAG = re.compile(r"(?<![\w`-])--([a-z][a-z-]+[a-z])")
@@ -56,8 +57,8 @@ def page(_: str) -> str:
         sections.append(_section(config_class, own))
     sections.append(
         "## Every service\n\n"
-        "The scheduler, the executor and the fake executor have these, each in its own table and with its own "
-        "variables: for `SERVICE` put `SCHEDULER`, `EXECUTOR` or `FAKE`.\n"
+        "The scheduler, a front of its own, the executor and the fake executor have these, each in its own table and "
+        "with its own variables: for `SERVICE` put `SCHEDULER`, `FRONT`, `EXECUTOR` or `FAKE`.\n"
     )
     sections += [_setting(ServiceConfig, name, "service") for name in common]
     return "\n".join(sections)

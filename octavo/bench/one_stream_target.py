@@ -10,7 +10,7 @@ from typing import Any, Self
 from octavo.bench.errors import RequestFailedError
 from octavo.bench.record import RequestRecord, TargetInfo, TokenUsage
 from octavo.client import Client
-from octavo.errors import DeadlineError, InvalidRequestError, OctavoError
+from octavo.errors import TIME_LIMIT_PASSED, DeadlineError, InvalidRequestError, OctavoError
 from octavo.outputs import Delta, FailedRequest, Finished
 from octavo.request_stream import RequestStream
 from octavo.sampling_params import SamplingParams
@@ -82,7 +82,7 @@ class OneStreamTarget:
                 self._running[number] = (record, ended)
                 await ended
         except TimeoutError:
-            raise DeadlineError("the time limit passed before the answer was complete") from None
+            raise DeadlineError(TIME_LIMIT_PASSED) from None
         except InvalidRequestError as error:
             raise InvalidRequestError(self._in_words(str(error)), field=error.field) from error
         finally:

@@ -108,7 +108,7 @@ def _with_connection(
     @functools.wraps(command)
     def with_client(
         *args: Any,
-        address: str,
+        address: Any,  # HOST:PORT, or several for a Client
         speaks_tls: bool,
         tls_ca: Path | None,
         tls_cert: Path | None,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,29 +24,31 @@ _HEADINGS = ("NAME", "SIZE", "WEIGHTS", "ARCHITECTURE", "WHERE")
 @click.command("list")
 @address_option
 @click.option("--json", "is_json", is_flag=True, help="Print one line of JSON, with sizes in bytes.")
-def list_models(address: str, is_json: bool) -> None:
+def list_models(address: tuple[str, ...], is_json: bool) -> None:
     """List the models on this machine.
 
     These are the demo model, and the models in the Hugging Face cache. If a scheduler answers at --address, its model
     is named too.
     """
     models = list_local_models()
-    served = asyncio.run(_served_model(address))
+    served, where = asyncio.run(_served_model(address))
     if is_json:
         values = [{**asdict(model), "directory": model.directory and str(model.directory)} for model in models]
-        click.echo(json.dumps({"models": values, "served": served and {"model_id": served, "address": address}}))
+        click.echo(json.dumps({"models": values, "served": served and {"model_id": served, "address": where}}))
         return
     click.echo(_table([_HEADINGS, *map(_row, models)]))
     if served is not None:
-        click.echo(f"\nserved at {address}: {printable(served)}")
+        click.echo(f"\nserved at {where}: {printable(served)}")
 
 
-async def _served_model(address: str) -> str | None:
+async def _served_model(addresses: Sequence[str]) -> tuple[str | None, str]:
+    """Return the model that is served, and where."""
+    client = Client(addresses)
     try:
-        async with asyncio.timeout(_LONGEST_WAIT_S), Client(address) as client:
-            return (await client.get_model()).model_id
+        async with asyncio.timeout(_LONGEST_WAIT_S), client:
+            return (await client.get_model()).model_id, client.address
     except (OctavoError, TimeoutError):
-        return None
+        return None, client.address
 
 
 def _row(model: LocalModel) -> tuple[str, ...]:

@@ -37,6 +37,12 @@ def check_address(ctx: click.Context, param: click.Parameter, address: str) -> s
     return address
 
 
+def check_addresses(ctx: click.Context, param: click.Parameter, addresses: str) -> tuple[str, ...]:
+    """Return the addresses in a list with commas; a target of gRPC's that has commas itself is one."""
+    each = (addresses,) if addresses.startswith(("ipv4:", "ipv6:")) else tuple(addresses.split(","))
+    return tuple(check_address(ctx, param, address.strip()) for address in each)
+
+
 def check_listen(ctx: click.Context, param: click.Parameter, address: str | None) -> str | None:
     """Refuse what no service can listen on; a callback of click. Port 0 takes a free one."""
     del ctx, param
@@ -57,12 +63,13 @@ def check_listen_or_off(ctx: click.Context, param: click.Parameter, address: str
 
 address_option = click.option(
     "--address",
-    callback=check_address,
+    callback=check_addresses,
     default=DEFAULT_ADDRESS,
     show_default=True,
     envvar="OCTAVO_ADDRESS",
     metavar="HOST:PORT",
-    help="Address of the scheduler. [OCTAVO_ADDRESS]",
+    help="Address of the scheduler; or of several, with commas between them: if one cannot serve, the next one does. "
+    "[OCTAVO_ADDRESS]",
 )
 
 

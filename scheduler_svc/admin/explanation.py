@@ -15,8 +15,8 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle, Wait
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.request.life import EndedRequest
 from shared.wording import counted, duration_text
 
 MAX_EXECUTORS_IN_TEXT = 3

@@ -3,10 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from octavo.admin.v1 import admin_pb2
-from scheduler_svc.core.group_event import EventKind
-from scheduler_svc.engine.interface import EndedRequest
-from scheduler_svc.engine.request_life import LifeEvent
-from scheduler_svc.engine.request_times import RequestTimes
+from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
 from shared.wording import counted
 
 EVENT_KIND: Mapping[EventKind, "admin_pb2.RequestEventKind.ValueType"] = {

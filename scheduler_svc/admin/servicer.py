@@ -21,8 +21,8 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.engine.ended_requests import NUM_KEPT_REQUESTS
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.executors.driver import ExecutorDriver
+from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.telemetry.step_log import NUM_KEPT_STEPS
 from shared.clock import monotonic_s
 from shared.errors import CallerError, InvalidFieldError, NoExecutorError, UnknownNameError

@@ -50,7 +50,6 @@ from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.blocks.swapping import SwappedGroups
 from scheduler_svc.core.dispatch.block_holders import BlockHolders
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
-from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.admission import HALF_OPEN, Admissions, Obstacle, Wait
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
@@ -63,6 +62,7 @@ from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_plan import Decision, StepInFlight, StepPlan
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
+from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from shared.errors import ExecutorFaultError
 from shared.executor_info import ExecutorInfo
 from shared.step import StepResult

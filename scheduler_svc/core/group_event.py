@@ -3,29 +3,10 @@
 Nothing in the core reads it again.
 """
 
-import enum
 from dataclasses import dataclass
 
 from scheduler_svc.core.sequence import SequenceGroup
-
-
-class EventKind(enum.Enum):
-    """What can happen to a request between its arrival and its first token, or between two tokens."""
-
-    ADMITTED = "admitted"
-    """It got blocks and slots; of `num_tokens`, `num_computed_tokens` were in the cache."""
-    PREEMPTED = "preempted"
-    """It left the batch, and its blocks were freed: `num_tokens` are to be computed again."""
-    SWAPPED_OUT = "swapped_out"
-    """It left the batch, and its blocks went to the host pool."""
-    SWAPPED_IN = "swapped_in"
-    """It came back from the host pool."""
-    DROPPED = "dropped"
-    """Its blocks in the host pool were given up: `num_tokens` are to be computed again."""
-    EXECUTOR_LOST = "executor_lost"
-    """The executor that had it is gone."""
-    PARKED = "parked"
-    """It may have broken executors, and waits until other suspects have been computed."""
+from scheduler_svc.request.life import EventKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from scheduler_svc.core.beams.beam_search import BeamSearch, BeamSearchParams
-from scheduler_svc.core.provenance import ENDED, Progress, Provenance
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.core.beams.beam_search import BeamSearch
+from scheduler_svc.request.continuation import Continuation
+from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
+from scheduler_svc.request.provenance import ENDED, Progress, Provenance
 from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
 from shared.token_rules import TokenRules
 
@@ -53,6 +54,8 @@ class SequenceGroup:
     `num_prompt_logprobs`: with how many alternatives the log-probabilities of the prompt are wanted, of all
     its tokens but the first; `num_known_prompt_logprobs` of them were handed out.
 
+    `continuation`: what is known of its answer, which was cut; None: it begins.
+    `requires_same_numerics`: only executors of the kind that made its first token may go on with it.
     `traceparent`: the span of the request, passed on as it is with each admission; None: it is not traced.
 
     `has_run`: it was admitted once, so it goes before newcomers if it has to wait again.
@@ -77,6 +80,8 @@ class SequenceGroup:
     num_prompt_logprobs: int = NO_LOGPROBS
     num_known_prompt_logprobs: int = 0
     traceparent: str | None = None
+    continuation: Continuation | None = None
+    requires_same_numerics: bool = False
     order: tuple[int, int] = field(init=False)
     sequences: list[Sequence] = field(init=False)
     beams: BeamSearch | None = None
@@ -92,6 +97,8 @@ class SequenceGroup:
         assert self.beam_search is None or self.num_sequences == 1, "a search chooses its own sequences"
         self.order = 0, self.arrival
         self.sequences = [Sequence(self, index, self.prompt_token_ids) for index in range(self.num_sequences)]
+        if self.continuation is not None:
+            self._go_on_behind(self.continuation)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -160,6 +167,17 @@ class SequenceGroup:
     def sampling_of(self, sequence: Sequence) -> SamplingRow:
         """Return how to sample one of the sequences."""
         return self.sampling if sequence.index == 0 else replace(self.sampling, output_index=sequence.index)
+
+    def _go_on_behind(self, continuation: Continuation) -> None:
+        """Give the sequences the tokens that were made before, as if it had lost its executor there."""
+        self.num_known_prompt_logprobs = continuation.num_prompt_logprobs
+        if self.beam_search is not None:
+            return  # a search begins anew
+        for sequence, output in zip(self.sequences, continuation.outputs, strict=True):
+            sequence.token_ids = np.concatenate((self.prompt_token_ids, output.token_ids))
+            if output.finish_reason is not None:
+                sequence.status = SequenceStatus.FINISHED
+        self.provenance.go_on_behind(continuation.numerics, self.num_sequences)
 
     def end(self) -> None:
         """End all sequences."""

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
-from scheduler_svc.engine.interface import EndedRequest
+from scheduler_svc.request.life import EndedRequest
 
 NUM_KEPT_REQUESTS = 1000
 

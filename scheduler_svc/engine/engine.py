@@ -24,8 +24,7 @@ from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.ended_requests import EndedRequests
-from scheduler_svc.engine.interface import EngineLoad, EngineRequest, TokenSink
-from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.engine.live_request import LiveRequest, group_of
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.engine.orphans import Orphans
 from scheduler_svc.engine.readiness import Readiness
@@ -38,8 +37,10 @@ from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.drivers import Drivers
 from scheduler_svc.executors.fleet_model import FleetModel, LoadTokenizer
 from scheduler_svc.executors.membership import Membership
-from scheduler_svc.executors.served_model import ServedModel
 from scheduler_svc.executors.session import ExecutorSession
+from scheduler_svc.request.engine_client import EngineLoad, TokenSink
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.served_model import ServedModel
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.writer import StepLogWriter
 from scheduler_svc.telemetry.meter import Meter
@@ -122,6 +123,9 @@ class Engine:
 
     # Requests ------------------------------------------------------------------------------------
 
+    async def wait_until_reachable(self) -> None:
+        """Return at once: it is here."""
+
     def admitting_model(self, request_id: str, tenant: str) -> ServedModel:
         """Return the model that a new request is to be checked against.
 
@@ -129,13 +133,17 @@ class Engine:
 
         Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
         """
+        model = self._admitting_model(request_id)
+        self.waiting.require_room(tenant)
+        return model
+
+    def _admitting_model(self, request_id: str) -> ServedModel:
         if self.readiness.is_draining:
             raise UnavailableError(f"{self.readiness.why_not}; send the request to another scheduler")
         if not self.fleet.cores or self.model is None:
             raise NoExecutorError("no executor is attached", self.last_trouble)
         if request_id in self.requests:
             raise RequestExistsError(request_id)
-        self.waiting.require_room(tenant)
         return self.model
 
     @contextmanager
@@ -158,22 +166,49 @@ class Engine:
         await self.submit_checked(request, sink, checked_for.info.model_hash, checked_for.max_model_len)
 
     async def submit_checked(
-        self, request: EngineRequest, sink: TokenSink, model_hash: str, max_model_len: int
+        self,
+        request: EngineRequest,
+        sink: TokenSink,
+        model_hash: str,
+        max_model_len: int,
+        *,
+        was_queued: bool = False,
     ) -> None:
-        """Queue a request that was checked for the model of a hash and for its longest sequence; see `submit`."""
-        model = self.admitting_model(request.request_id, request.tenant)
+        """Queue a request that was checked for the model of a hash and for its longest sequence; see `submit`.
+
+        `was_queued`: by a core before this one, so it is not new.
+        """
+        self._supersede(request)
+        model = self._admitting_model(request.request_id)
+        if not was_queued:
+            self.waiting.require_room(request.tenant)
         if model.info.model_hash != model_hash:
             raise UnavailableError(
                 "the executor came back with another model, number format or quantization; send the request again"
             )
-        group = request.to_group(self._num_arrivals + 1, max_model_len)
-        if self.drivers.is_complete and not self.fleet.can_ever_take(group):
-            raise CacheTooSmallError(self.fleet.why_never(group))
-        self._num_arrivals += 1
+        group = group_of(request, self._num_arrivals + 1, max_model_len)
         live = LiveRequest(group, sink, monotonic_s(), request.trace_id, has_stop_strings=request.has_stop_strings)
+        is_taken = live.has_ended or self.fleet.can_ever_take(group)
+        if self.drivers.is_complete and not is_taken:
+            kind = UnavailableError if self.fleet.lacks_its_kind(group) else CacheTooSmallError
+            raise kind(self.fleet.why_never(group))
+        self._num_arrivals += 1
         self.requests.add(live)
-        if not self.fleet.can_ever_take(group):
+        if not is_taken:
             self.orphans.add(live, live.times.arrived_at_s)
+
+    def _supersede(self, request: EngineRequest) -> None:
+        """End the call that a continuation takes a request from.
+
+        Its client has left it, and it does not know yet; or it is another request that took the id while nobody knew
+        of this one, and it has brought nothing.
+        """
+        live = self.requests.get(request.request_id)
+        if live is None or request.continuation is None or live.group.tenant != request.tenant:
+            return
+        is_fresh = live.group.continuation is None and not live.num_output_tokens
+        if request.continuation.attempt > live.attempt or is_fresh:
+            self.requests.abort(live, RequestAbortedError("another call goes on with this request"))
 
     def abort(self, request_id: str, error: OctavoServiceError | None = None) -> bool:
         """End a live request with an error and free its blocks; return False if there is none."""

@@ -1,13 +1,15 @@
 """A live request as the engine sees it: tokens, times, losses; no text.
 
-What its client gets is made elsewhere, by the `TokenSink` that came with it (`interface.py`).
+What its client gets is made elsewhere, by the `TokenSink` that came with it (`request/engine_client.py`).
 """
 
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stopping import FinishReason
-from scheduler_svc.engine.interface import EndedRequest, TokenSink
 from scheduler_svc.engine.request_life import RequestLife
-from scheduler_svc.engine.request_times import RequestTimes
+from scheduler_svc.request.continuation import Continuation
+from scheduler_svc.request.engine_client import TokenSink
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest, RequestTimes
+from scheduler_svc.request.outputs import FinishReason
 from shared.errors import OctavoServiceError
 from shared.grpc_status import status_code
 
@@ -60,11 +62,26 @@ class LiveRequest:
         self.num_lost_executors = 0
         self._finished: set[int] = set()
         self._has_found = False
+        self._told_span = group.provenance.spans[-1] if group.provenance.spans else None
+        if group.continuation is not None:
+            self._go_on_behind(group.continuation)
+
+    def _go_on_behind(self, continuation: Continuation) -> None:
+        """Count the tokens and ends that were there before."""
+        for index, output in enumerate(continuation.outputs):
+            self.num_tokens_of[index] = len(output.token_ids)
+            if output.finish_reason is not None:
+                self.note_finished_output(index, output.finish_reason)
 
     @property
     def request_id(self) -> str:
         """The id that the client knows."""
         return self.group.request_id
+
+    @property
+    def attempt(self) -> int:
+        """How often it has been continued; 0: it began here."""
+        return 0 if self.group.continuation is None else self.group.continuation.attempt
 
     @property
     def num_output_tokens(self) -> int:
@@ -92,6 +109,14 @@ class LiveRequest:
         self.num_answer_tokens = num_tokens
         self.finish_reason = reason
         self._has_found = True
+
+    def tell_span(self) -> None:
+        """It was admitted: tell the sink which kind of executor goes on, if that is new."""
+        provenance = self.group.provenance
+        if provenance.spans[-1] is not self._told_span:
+            self._told_span = provenance.spans[-1]
+            assert provenance.latest is not None, "it was admitted"
+            self.sink.begin_span(provenance.latest)
 
     def note_loss(self, executor: str, *, counts: bool) -> None:
         """The executor at an address was lost, which ran it; `counts`: against the request, as far as is known now."""
@@ -135,3 +160,24 @@ class LiveRequest:
             trace_id=self.trace_id,
             provenance=group.provenance,
         )
+
+
+def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> SequenceGroup:
+    """Return a request in the core's terms, where sequences of at most `max_model_len` tokens are served."""
+    return SequenceGroup(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling=request.sampling,
+        stop_conditions=request.stop_conditions.accept(len(request.prompt_token_ids), max_model_len),
+        arrival=arrival,
+        num_sequences=request.num_sequences,
+        beam_search=request.beam_search,
+        priority=request.priority,
+        tenant=request.tenant,
+        cache_salt=request.cache_salt,
+        token_rules=request.token_rules,
+        num_prompt_logprobs=request.num_prompt_logprobs,
+        traceparent=request.traceparent,
+        continuation=request.continuation,
+        requires_same_numerics=request.requires_same_numerics,
+    )

@@ -13,14 +13,13 @@ from typing import TypeAlias
 
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.group_event import EventKind, GroupEvent, GroupFailure
+from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
-from scheduler_svc.core.stopping import FinishReason
-from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.engine.live_request import LiveRequest
-from scheduler_svc.engine.request_life import LifeEvent
 from scheduler_svc.engine.suspects import Suspects
+from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
+from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 from shared.clock import monotonic_s
 from shared.errors import CacheTooSmallError, OctavoServiceError
@@ -93,7 +92,11 @@ class LiveRequests(Mapping[str, LiveRequest]):
         self._requests[request.request_id] = request
         self._all_ended.clear()
         request.sink.begin(_Handle(self, request))
-        self.enqueue(request)
+        if request.has_ended:  # all its outputs had, before its call was cut
+            request.group.end()
+            self._forget(request, self._clock())
+        else:
+            self.enqueue(request)
 
     def enqueue(self, request: LiveRequest) -> None:
         """Queue a live request, or park it: a suspect behind other suspects."""
@@ -241,7 +244,10 @@ class LiveRequests(Mapping[str, LiveRequest]):
         """Remember what a decision did to requests; `step_id` None: it led to no step of the executor."""
         for event in events:
             life_event = LifeEvent(event.kind, now_s, executor, step_id, event.num_tokens, event.num_computed_tokens)
-            self.of(event.group).life.add(life_event)
+            request = self.of(event.group)
+            request.life.add(life_event)
+            if event.kind is EventKind.ADMITTED:
+                request.tell_span()
 
     def end_failed(self, failures: Sequence[GroupFailure]) -> None:
         """End the requests that a core gave up, since they can never go on."""
@@ -258,7 +264,9 @@ class LiveRequests(Mapping[str, LiveRequest]):
             last_tokens_at_s.append(last_s)
         else:
             times.first_scheduled_at_s, times.first_token_at_s = request.group.first_scheduled_at_s, now_s
-            self._meter.first_token(request, core)
+            continuation = request.group.continuation
+            if continuation is None or not continuation.num_tokens:  # else it was counted in the call that was cut
+                self._meter.first_token(request, core)
         if self.suspects.current is not None:
             self._clear_suspect(request)
 

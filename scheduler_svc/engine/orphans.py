@@ -1,7 +1,8 @@
 """Requests that no attached executor can take: they wait for one, and not for ever.
 
 None can while none is attached, or while those that are hold shorter sequences, fewer outputs or a smaller cache
-than the request was accepted for: nothing that was accepted is cut short. What waits so for longer than
+than the request was accepted for: nothing that was accepted is cut short; or while all are of another kind than the
+one that the request requires. What waits so for longer than
 `timeout_s` ends with UNAVAILABLE. The clock begins when nobody can take the request and is set back when somebody
 can. So what a healthy executor only has to get to waits as long as it takes.
 """
@@ -93,9 +94,10 @@ class Orphans:
             return
         self._told = set(orphans)
         longest = max(new, key=lambda request: request.group.stop_conditions.accepted_len or 0)
+        lacks_kind = self._fleet.lacks_its_kind(longest.group)
         log.warning(
             Event(
-                "requests_wait_for_a_larger_executor",
+                "requests_wait_for_an_equal_executor" if lacks_kind else "requests_wait_for_a_larger_executor",
                 requests=len(new),
                 request_id=longest.request_id,
                 cause=self._fleet.why_never(longest.group),
@@ -108,4 +110,6 @@ class Orphans:
         if not self._fleet.cores:
             return UnavailableError(f"no executor was attached {waited}; send the request again later")
         reason = self._fleet.why_never(request.group)
+        if self._fleet.lacks_its_kind(request.group):
+            return UnavailableError(f"{reason}; none of that kind came {waited}; send it again later")
         return UnavailableError(f"{reason}; no larger one came {waited}; send it again later, or ask for less")

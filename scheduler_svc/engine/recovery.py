@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
-from scheduler_svc.engine.request_life import LifeEvent
+from scheduler_svc.request.life import EventKind, LifeEvent
 from shared.clock import monotonic_s
 from shared.errors import OctavoServiceError, UnavailableError
 

@@ -1,37 +1,8 @@
-"""What happened to a request between its arrival and its end, for people: `GetRequest` of `AdminService` shows it.
+"""The events of a live request, for people: `GetRequest` of `AdminService` shows them."""
 
-Arrival, first token and end are in `RequestTimes`; here is the rest, which only some requests have and some
-have often.
-"""
-
-from dataclasses import dataclass
-
-from scheduler_svc.core.group_event import EventKind
+from scheduler_svc.request.life import LifeEvent
 
 MAX_EVENTS = 96
-
-
-@dataclass(frozen=True, slots=True)
-class LifeEvent:
-    """One thing that happened to a request.
-
-    Attributes:
-        kind: What.
-        at_s: When, monotonic time in seconds.
-        executor: Address of the executor concerned; empty: none is.
-        step_id: The step of that executor that it happened with; None: with none.
-        num_tokens: Tokens that were known, prompt and output, of the first live sequence.
-        num_computed_tokens: Of these, those that needed not be computed.
-        cause: Why, in words; empty: the kind says it.
-    """
-
-    kind: EventKind
-    at_s: float
-    executor: str = ""
-    step_id: int | None = None
-    num_tokens: int = 0
-    num_computed_tokens: int = 0
-    cause: str = ""
 
 
 class RequestLife:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.executors.driver_interface import DriverSettings
-from scheduler_svc.executors.served_model import CoreSettings
+from scheduler_svc.executors.serving_limits import CoreSettings
 
 
 @dataclass(frozen=True, slots=True)

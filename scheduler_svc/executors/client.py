@@ -17,8 +17,9 @@ from octavo.execution.v1 import capability_pb2
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.tls import TlsOptions, handshake_trouble
+from scheduler_svc.dial_tls import read_credentials
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
-from scheduler_svc.executors.tls import FLAGS, read_credentials
+from scheduler_svc.executors.tls import FLAGS
 from shared.capability import Capability, common, names_of
 from shared.certificates import TlsFileError
 from shared.errors import OctavoServiceError
@@ -135,7 +136,7 @@ class ExecutorClient:
         if self._tls is None:
             return grpc.aio.insecure_channel(address, options=self._options)
         try:
-            credentials = read_credentials(self._tls)
+            credentials = read_credentials(self._tls, FLAGS)
         except TlsFileError as error:
             raise ExecutorLostError(str(error)) from error
         return grpc.aio.secure_channel(address, credentials, options=[*self._options, *self._tls.channel_options])

@@ -15,13 +15,13 @@ from dataclasses import replace
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
-from scheduler_svc.core.stopping import FinishReason
 from scheduler_svc.executors.circuit_breaker import CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
-from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings, OtherDrivers
+from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings, FaultPoint, OtherDrivers
 from scheduler_svc.executors.in_flight_limit import InFlightLimit
 from scheduler_svc.executors.probe import probe
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
+from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.step_log import LoggedStep, StepLog
 from shared.clock import monotonic_s
@@ -264,7 +264,9 @@ class ExecutorDriver:
                 logged = LoggedStep(step, scheduled.layout, decided_at_s=decided_at_s)
                 self.step_log.add(logged)
                 self.in_flight.note_sent(logged.logged_at_s, is_alone=num_in_flight == 0)
+                self._settings.at_fault_point(FaultPoint.BEFORE_SEND, self.address)
                 logged.request_bytes = await session.send(step)
+                self._settings.at_fault_point(FaultPoint.AFTER_SEND, self.address)
                 if self._answered_at_s is not None:
                     self._meter.step_turnaround.observe(monotonic_s() - self._answered_at_s)
                     self._answered_at_s = None
@@ -275,6 +277,7 @@ class ExecutorDriver:
     async def _receive_results(self, core: ExecutorCore, session: ExecutorSession) -> None:
         while True:
             result = await session.receive()
+            self._settings.at_fault_point(FaultPoint.AFTER_ANSWER, self.address)
             self._answered_at_s = answered_at_s = monotonic_s()
             updates = self._owner.fleet.process(core, result)
             self._note_answered(answered_at_s, result, updates)

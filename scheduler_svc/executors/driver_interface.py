@@ -1,5 +1,7 @@
 """What a driver is given by the configuration, and what it asks of its owner, the engine. Read next: `driver.py`."""
 
+import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -67,6 +69,22 @@ class DriverOwner(Protocol):
         """Groups may stand in line: give them to cores that have room, and set `work` of their drivers."""
 
 
+class FaultPoint(enum.Enum):
+    """A moment in the life of a step at which `tests/chaos` kills a process."""
+
+    BEFORE_SEND = "the step is decided, and not sent"
+    AFTER_SEND = "the step is sent"
+    AFTER_ANSWER = "the answer has come, and is not processed"
+
+
+# Called with the point and the address of the executor.
+AtFaultPoint = Callable[[FaultPoint, str], None]
+
+
+def no_fault(_point: FaultPoint, _address: str) -> None:
+    """Go on: no fault is planned."""
+
+
 @dataclass(frozen=True, slots=True)
 class DriverSettings:
     """What a driver takes from the configuration.
@@ -76,9 +94,11 @@ class DriverSettings:
         checks_batch_table: Whether steps carry a digest for the executor to compare.
         retry_interval_s: Time between two attempts to attach, in seconds.
         max_executors: Most executors that one scheduler attaches to; None: any number.
+        at_fault_point: Called at each fault point of each step; tests kill processes there, and no setting has it.
     """
 
     steps_in_flight: int | None = None
     checks_batch_table: bool = False
     retry_interval_s: float = 0.5
     max_executors: int | None = None
+    at_fault_point: AtFaultPoint = no_fault

@@ -3,7 +3,7 @@
 The first executor of a fleet says which model is served; others must have the same, also while the first one is away
 for a restart. They may be larger or smaller: each core has the limits of its executor. Served are sequences up to the
 longest that any of them holds, of those that are attached and of those that ought to be: what each address had when
-it was last attached counts. So it does not matter who comes first. Read next: `served_model.py`.
+it was last attached counts. So it does not matter who comes first. Read next: `serving_limits.py`.
 """
 
 import asyncio
@@ -15,10 +15,11 @@ from typing import TypeAlias
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.provenance import Numerics
 from scheduler_svc.executors.client import ExecutorRefusedError
-from scheduler_svc.executors.served_model import CoreSettings, Reproducibility, ServedModel, serving_limits
+from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
 from scheduler_svc.executors.session import ExecutorSession
+from scheduler_svc.request.provenance import Numerics
+from scheduler_svc.request.served_model import Reproducibility, ServedModel
 from shared.events import Event
 from shared.executor_info import ExecutorInfo, TokenizerFile
 

@@ -11,10 +11,10 @@ import numpy as np
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
+from scheduler_svc.request.parameters import StopConditions
 from shared.clock import monotonic_s
 from shared.executor_info import ExecutorInfo
 from shared.step import SamplingRow

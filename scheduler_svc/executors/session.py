@@ -1,9 +1,9 @@
 """One attachment of an executor: keep the lease, carry steps over one stream.
 
 A stream that breaks is opened again and resumed by step id: the executor sends the responses that got lost,
-the session sends the later steps again byte for byte. Whatever cannot be resumed raises
-`ExecutorLostError`; the caller attaches anew and computes its sequences again. Read next:
-`stream.py` for a single stream, `driver.py` for the caller.
+the session sends the later steps again byte for byte. An address that refuses connections has no process any
+more, so nothing is waited for. Whatever cannot be resumed raises `ExecutorLostError`; the caller attaches anew
+and computes its sequences again. Read next: `stream.py` for a single stream, `driver.py` for the caller.
 """
 
 import asyncio
@@ -41,13 +41,18 @@ class ExecutorLostError(OctavoServiceError):
 
 @dataclass(frozen=True, slots=True)
 class SessionTimings:
-    """Times in seconds. A lease outlives a few lost heartbeats and a whole resume."""
+    """Times in seconds. A lease outlives a few lost heartbeats and a whole resume.
+
+    The sockets of a process that is killed close one after another: the first attempt to resume may be accepted still
+    and then reset. gRPC connects again after 0.1 s and fails attempts before that: the interval is how late it is seen
+    then that nobody listens any more.
+    """
 
     lease_s: float = 10.0
     heartbeat_interval_s: float = 2.0
     connect_timeout_s: float = 5.0
     resume_timeout_s: float = 3.0
-    resume_interval_s: float = 0.1
+    resume_interval_s: float = 0.02
     step_timeout_s: float = 600.0
     detach_timeout_s: float = 1.0
 
@@ -257,6 +262,8 @@ class ExecutorSession:
             except StreamBrokenError as broken:
                 if not broken.may_resume:
                     raise ExecutorLostError(f"its step stream broke, and then it answered {broken}") from broken
+                if broken.is_refused:
+                    raise ExecutorLostError(f"its step stream broke, and its process is gone: {broken}") from broken
             await asyncio.sleep(self._timings.resume_interval_s)
 
     async def _start_stream(self) -> StepStream:

@@ -8,7 +8,7 @@ import grpc.aio
 
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.status_details import is_from_service
-from shared.grpc_status import failure_text
+from shared.grpc_status import failure_text, is_refused
 
 StepStream = grpc.aio.StreamStreamCall[pb.StreamStepsRequest, pb.StreamStepsResponse]
 
@@ -19,10 +19,13 @@ class StreamBrokenError(Exception):
     Args:
         message: How, in one line.
         may_resume: Whether the connection broke. If not, it is the executor's own word that it is over.
+        is_refused: Whether nobody listens at the address: the process is gone, as a machine that cannot be reached or
+            is slow refuses nothing.
     """
 
-    def __init__(self, message: str, *, may_resume: bool) -> None:
+    def __init__(self, message: str, *, may_resume: bool, is_refused: bool = False) -> None:
         self.may_resume = may_resume
+        self.is_refused = is_refused
         super().__init__(message)
 
 
@@ -42,7 +45,8 @@ async def read_message(stream: StepStream) -> pb.StreamStepsResponse:
     except grpc.aio.AioRpcError as error:
         # The code alone does not tell: a write that meets the break leaves INTERNAL behind.
         text = failure_text(error)
-        raise StreamBrokenError(text, may_resume=not is_from_service(error)) from error
+        may_resume = not is_from_service(error)
+        raise StreamBrokenError(text, may_resume=may_resume, is_refused=may_resume and is_refused(error)) from error
     if not isinstance(message, pb.StreamStepsResponse):
         raise StreamBrokenError("the executor closed the stream", may_resume=True)
     return message

@@ -6,13 +6,14 @@ for operators.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
+from scheduler_svc.client_side_config import ClientSideConfig
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.engine.interface import EngineClient
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_body import KeepBodies
@@ -22,6 +23,7 @@ from scheduler_svc.front.api.vllm_engine import SERVICE_NAME as VLLM_ENGINE_SERV
 from scheduler_svc.front.api.vllm_engine import add_vllm_engine, generate_request_class
 from scheduler_svc.front.openai.set_up import openai_server
 from scheduler_svc.front.text.text_model import ModelTokenizer
+from scheduler_svc.request.engine_client import EngineClient
 from shared.grpc_metrics import CallMetrics
 from shared.grpc_server import GrpcServer
 from shared.health import Health
@@ -59,7 +61,7 @@ class Front:
 
     def __init__(
         self,
-        config: SchedulerConfig,
+        config: ClientSideConfig,
         engine: EngineClient,
         tokenizer: ModelTokenizer,
         health: Health,
@@ -107,12 +109,12 @@ def request_tracer(tracing: Tracing | None) -> "RequestTracer | None":
     return RequestTracer(tracing.tracer)
 
 
-def client_services(config: SchedulerConfig) -> list[str]:
+def client_services(config: ClientSideConfig) -> list[str]:
     """Return the full names of the services at --listen."""
     return [GENERATION_SERVICE, VLLM_ENGINE_SERVICE] if config.vllm_engine else [GENERATION_SERVICE]
 
 
-def prompt_methods(config: SchedulerConfig) -> dict[str, type[Message]]:
+def prompt_methods(config: ClientSideConfig) -> dict[str, type[Message]]:
     """Return the methods whose requests may be large, with the class of the request."""
     methods: dict[str, type[Message]] = {
         f"/{GENERATION_SERVICE}/Generate": generation_service_pb2.GenerateRequest,
@@ -125,11 +127,15 @@ def prompt_methods(config: SchedulerConfig) -> dict[str, type[Message]]:
     return methods
 
 
-def front_settings(config: SchedulerConfig) -> FrontSettings:
-    """Return the front's part of the configuration."""
-    return FrontSettings(
-        max_beam_width=config.max_beam_width,
+def front_settings(config: ClientSideConfig) -> FrontSettings:
+    """Return the front's part of the configuration; a front of its own hears the rest from the core."""
+    settings = FrontSettings(
+        max_beam_width=config.max_beam_width, has_model_defaults=config.generation_config == "auto"
+    )
+    if not isinstance(config, SchedulerConfig):
+        return settings
+    return replace(
+        settings,
         tenants=frozenset(config.weights_of_tenants) or None,
         has_priorities=config.policy == "priority",
-        has_model_defaults=config.generation_config == "auto",
     )

@@ -1,10 +1,13 @@
 """One output of a request while it is made, and what of it is new to its client."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from scheduler_svc.engine.interface import Alternatives, FinishReason
+from scheduler_svc.front.continued import ContinuedText
 from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.request.outputs import Alternatives, FinishReason
+from scheduler_svc.request.provenance import Numerics
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,8 @@ class AnswerOptions:
         text: How tokens become text.
         returns_text: Whether the client gets text; without it, tokens become text only to look for stop strings.
         min_delta_interval_s: Least time between two deltas, in seconds.
+        max_output_tokens: Most tokens of an output, as its request and the model's length have it.
+        tells_provenance: Whether deltas say which kind of executor made their tokens.
     """
 
     num_returned: int
@@ -26,6 +31,8 @@ class AnswerOptions:
     text: TextOptions
     returns_text: bool = True
     min_delta_interval_s: float = 0.0
+    max_output_tokens: int = 0
+    tells_provenance: bool = False
 
     @property
     def is_ranked(self) -> bool:
@@ -38,13 +45,17 @@ _NO_ALTERNATIVES = Alternatives([], [])
 
 
 class Delta(NamedTuple):
-    """New tokens and text of one output. `text` may lag behind `token_ids`."""
+    """New tokens and text of one output. `text` may lag behind `token_ids`.
+
+    `provenance`: who made them, where that is new: the first token and the kind of executor of each span.
+    """
 
     output_index: int
     text: str
     token_ids: list[int]
     logprobs: list[float]
     alternatives: Alternatives = _NO_ALTERNATIVES
+    provenance: Sequence[tuple[int, Numerics]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +75,13 @@ class Output:
 
     Attributes:
         is_announced: Whether somebody was told that there is something to take.
+        num_taken_tokens: How many were taken.
+        num_spanned_tokens: It was told who made the first so many, and perhaps more.
     """
 
     __slots__ = (
         "_num_taken_alternatives",
         "_num_taken_pieces",
-        "_num_taken_tokens",
         "_pieces",
         "_returns_logprobs",
         "alternatives",
@@ -78,6 +90,8 @@ class Output:
         "finish_reason",
         "is_announced",
         "logprobs",
+        "num_spanned_tokens",
+        "num_taken_tokens",
         "output_index",
         "sequence_index",
         "stop_string",
@@ -96,7 +110,8 @@ class Output:
         self.is_announced = False
         self._returns_logprobs = returns_logprobs
         self._pieces: list[str] = []
-        self._num_taken_tokens = 0
+        self.num_taken_tokens = 0
+        self.num_spanned_tokens = 0
         self._num_taken_pieces = 0
         self._num_taken_alternatives = 0
 
@@ -110,6 +125,23 @@ class Output:
         """The token that ended it, if a token did."""
         ended_by_token = self.finish_reason is FinishReason.STOP and self.stop_string is None
         return self.token_ids[-1] if ended_by_token else None
+
+    def restore(self, continued: ContinuedText) -> None:
+        """Take what the client has of it from a call that was cut: it is there, and not new."""
+        for place, token_id in enumerate(continued.token_ids):
+            self.append_token(token_id, continued.logprobs[place] if continued.logprobs else None)
+        self.alternatives.extend(continued.alternatives)
+        self.append_text(continued.text[: continued.num_characters])
+        self.num_taken_tokens = self.num_spanned_tokens = len(self.token_ids)
+        self._num_taken_pieces = len(self._pieces)
+        self.append_text(continued.text[continued.num_characters :])
+        self._num_taken_alternatives = len(self.alternatives.token_ids)
+        self.finish_reason, self.stop_string = continued.finish_reason, continued.stop_string
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to take."""
+        return self.num_taken_tokens < len(self.token_ids) or self._num_taken_pieces < len(self._pieces)
 
     def append_token(self, token_id: int, logprob: float | None, alternatives: Alternatives | None = None) -> None:
         """Add a token; `logprob` None: it was not computed; `alternatives` None: they were not asked for."""
@@ -134,13 +166,13 @@ class Output:
     def take_token_ids(self) -> list[int]:
         """Return the token ids that are new since the last time; as `take`, where there is nothing else."""
         self.is_announced = False
-        begin, self._num_taken_tokens = self._num_taken_tokens, len(self.token_ids)
+        begin, self.num_taken_tokens = self.num_taken_tokens, len(self.token_ids)
         return self.token_ids[begin:]
 
     def take(self) -> Delta:
         """Return what is new since the last time."""
         self.is_announced = False
-        begin, self._num_taken_tokens = self._num_taken_tokens, len(self.token_ids)
+        begin, self.num_taken_tokens = self.num_taken_tokens, len(self.token_ids)
         logprobs = self.logprobs[begin:] if self.logprobs else _NO_LOGPROBS
         text, alternatives = "", _NO_ALTERNATIVES
         if self._num_taken_pieces < len(self._pieces):

@@ -15,20 +15,21 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from scheduler_svc.engine.interface import (
-    Alternatives,
-    EndedRequest,
-    EngineRequest,
-    FinishReason,
-    Hypothesis,
-    Numerics,
-    RequestHandle,
-)
+import numpy as np
+
+from scheduler_svc.front.continued import ContinuedAnswer
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.front.text.output_text import OutputText
 from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.request.continuation import Continuation, ContinuedOutput
+from scheduler_svc.request.engine_client import RequestHandle
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.provenance import UNKNOWN, Numerics, Provenance, Span
 from shared.errors import OctavoServiceError
 from shared.step import NO_LOGPROBS
 
@@ -73,6 +74,7 @@ class Response:
         self._texts = [OutputText(tokenizer, options.text) for _ in self._made] if decodes else None
         self._num_unfinished = len(self._made)
         self._returned = [] if options.is_ranked else self._made
+        self._num_delivered_ranks = 0  # before the call was cut
         self._is_streamed = not options.is_ranked
         self._has_logprobs = request.sampling.num_logprobs != NO_LOGPROBS
         self._handle: RequestHandle | None = None
@@ -82,6 +84,7 @@ class Response:
         self._pace = pace
         self._has_given = False
         self._is_over = asyncio.Event()
+        self._provenance = Provenance()
 
     @property
     def request_id(self) -> str:
@@ -89,26 +92,59 @@ class Response:
         return self.request.request_id
 
     @property
+    def max_output_tokens(self) -> int:
+        """Most tokens of an output."""
+        return self._options.max_output_tokens
+
+    @property
     def outputs(self) -> Sequence[Output]:
         """The outputs in the answer, by output index; ranked ones are there once the last one has finished."""
         return self._returned
 
     def provenance_of(self, output: Output) -> list[tuple[int, Numerics]]:
-        """Return the first token and the kind of executor of each span of an output; the request has finished."""
-        assert self.ended is not None, "until then it may be moved"
-        return self.ended.provenance.of_output(output.sequence_index, len(output.token_ids))
+        """Return the first token and the kind of executor of each span of an output."""
+        return self._provenance.of_output(output.sequence_index, len(output.token_ids))
 
     @property
     def was_continued_on_other_numerics(self) -> bool:
-        """Whether executors of several kinds made the answer; the request has finished."""
-        assert self.ended is not None, "until then it may be moved"
-        if self.ended.provenance.has_mixed_prompt_logprobs(len(self.prompt_logprobs)):
+        """Whether executors of several kinds made the answer."""
+        if self._provenance.has_mixed_prompt_logprobs(len(self.prompt_logprobs)):
             return True
         return any(len(self.provenance_of(output)) > 1 for output in self.outputs)
+
+    def take_provenance(self, output: Output) -> list[tuple[int, Numerics]]:
+        """Return as `provenance_of` the spans that begin with a token that was taken, and that are new."""
+        spans, index = self._provenance.spans, output.sequence_index
+        if not spans or spans[-1].begin.num_tokens[index] < output.num_spanned_tokens:
+            return []
+        told, output.num_spanned_tokens = output.num_spanned_tokens, output.num_taken_tokens
+        return [span for span in self._provenance.of_output(index, output.num_taken_tokens) if span[0] >= told]
+
+    def go_on_behind(self, answer: ContinuedAnswer) -> None:
+        """Take what the client has of the answer, from a call that was cut; before the request is submitted."""
+        self.prompt_logprobs.extend(answer.prompt_logprobs)
+        self.prompt_alternatives.extend(answer.prompt_alternatives)
+        self._num_taken_prompt_logprobs = len(self.prompt_logprobs)
+        self._num_delivered_ranks = answer.num_ranked
+        if (continuation := self.request.continuation) is not None:
+            self._provenance.go_on_behind(continuation.numerics, len(self._made) or 1)
+        for index, continued in enumerate(answer.outputs):
+            output = self._made[index]
+            output.restore(continued if self._options.returns_text else replace(continued, text="", num_characters=0))
+            if self._texts is not None:
+                self._texts[index] = continued.decoder
+            if output.finish_reason is not None:
+                self._num_unfinished -= 1
+            if output.has_news:  # the call was cut before the text was delivered that its tokens had made
+                self._announce(output)
 
     def begin(self, handle: RequestHandle) -> None:
         """The request is queued."""
         self._handle = handle
+
+    def begin_span(self, span: Span) -> None:
+        """See `TokenSink`."""
+        self._provenance.go_on(span.numerics, span.begin)
 
     def abort(self, error: OctavoServiceError) -> None:
         """End the request with an error, unless it has ended."""
@@ -162,6 +198,18 @@ class Response:
             self.prompt_alternatives.extend(alternatives)
             self._tell()
 
+    def so_far(self) -> Continuation:
+        """See `AnswerSink`."""
+        earlier, spans = self.request.continuation, self._provenance.spans
+        return Continuation(
+            outputs=tuple(
+                ContinuedOutput(np.array(output.token_ids, np.int32), output.finish_reason) for output in self._made
+            ),
+            num_prompt_logprobs=len(self.prompt_logprobs),
+            numerics=spans[-1].numerics if spans else UNKNOWN,
+            attempt=0 if earlier is None else earlier.attempt,
+        )
+
     def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
         """The request has ended, with its last output or with an error."""
         if self.ended is None:
@@ -212,7 +260,13 @@ class Response:
 
     def take(self) -> Delta | None:
         """Return what is new in the output that changed first; None: nothing is new in any."""
-        return self._news.popleft().take() if self._news else None
+        if not self._news:
+            return None
+        output = self._news.popleft()
+        delta = output.take()
+        if self._options.tells_provenance and (begun := self.take_provenance(output)):
+            return delta._replace(provenance=begun)
+        return delta
 
     def take_changed(self) -> list[Output]:
         """Return the outputs in which something is new, which the caller takes from them."""
@@ -271,7 +325,9 @@ class Response:
         for rank, output in enumerate(outputs):
             output.output_index, output.is_announced = rank, True
         self._returned = list(outputs)
-        self._news.extend(outputs)
+        for delivered in outputs[: self._num_delivered_ranks]:
+            delivered.take()
+        self._news.extend(outputs[self._num_delivered_ranks :])
         self._tell()
 
 

@@ -7,8 +7,8 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from scheduler_svc.config import SchedulerConfig
 from shared.certificates import PemFile, TlsFileError, read_authorities, read_pair
+from shared.service_config import ServiceConfig
 from shared.watched_files import WatchedFiles
 
 
@@ -32,8 +32,8 @@ class HttpTls:
         return self._files.current()
 
 
-def http_tls(config: SchedulerConfig) -> HttpTls | None:
-    """Return the TLS that the scheduler is configured for; None: it speaks plaintext.
+def http_tls(config: ServiceConfig) -> HttpTls | None:
+    """Return the TLS that a service is configured for; None: it speaks plaintext.
 
     Raises: TlsFileError: a file cannot be used.
     """

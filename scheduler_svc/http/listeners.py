@@ -3,6 +3,8 @@
 import errno
 import ipaddress
 import socket
+from collections.abc import Callable
+from functools import partial
 
 from shared.errors import AddressError
 
@@ -22,6 +24,25 @@ def open_listeners(listen: str, flag: str, *, is_shared: bool = False) -> list[s
 
     Raises: AddressError: one is taken, or none is ours.
     """
+    return _open_all(listen, flag, partial(_listener, is_shared=is_shared))
+
+
+def reserve(listen: str, flag: str) -> list[socket.socket]:
+    """Return sockets that keep every address of a name for processes of ours, which share it; none of them listens.
+
+    Args:
+        listen: As above.
+        flag: As above.
+
+    Raises: AddressError: somebody listens on one, or none is ours.
+    """
+    return _open_all(listen, flag, _reserved)
+
+
+def _open_all(
+    listen: str, flag: str, open_one: Callable[[socket.AddressFamily, str, int], socket.socket]
+) -> list[socket.socket]:
+    """Open every address of a name, all on one port. Raises AddressError."""
     host, _, port_text = listen.rpartition(":")
     listeners: list[socket.socket] = []
     trouble: OSError | None = None
@@ -29,7 +50,7 @@ def open_listeners(listen: str, flag: str, *, is_shared: bool = False) -> list[s
         for family, address in _addresses(host.strip("[]")):
             port = listeners[0].getsockname()[1] if listeners else int(port_text)
             try:
-                listeners.append(_listener(family, address, port, is_shared=is_shared))
+                listeners.append(open_one(family, address, port))
             except OSError as error:
                 if error.errno not in _NOT_OURS:
                     raise
@@ -65,3 +86,25 @@ def _listener(family: socket.AddressFamily, address: str, port: int, *, is_share
     )
     listener.setblocking(False)
     return listener
+
+
+def _reserved(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    with _unbound(family, address) as alone:  # refused where anybody is already
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        alone.bind((address, port))
+        port = alone.getsockname()[1]
+    shared = _unbound(family, address)
+    try:
+        shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        shared.bind((address, port))
+    except OSError:
+        shared.close()
+        raise
+    return shared
+
+
+def _unbound(family: socket.AddressFamily, address: str) -> socket.socket:
+    unbound = socket.socket(family, socket.SOCK_STREAM)
+    if family is socket.AF_INET6:
+        unbound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != "::"))
+    return unbound

@@ -4,6 +4,6 @@
     Generation ──> RemoteCore ══ Join (stream) ══> CoreServicer ──> Engine
                    the EngineClient of a front      one FrontSession each
 
-The front has the same interface as in the core's own process, `engine/interface.py`. Next: `remote_core.py`,
+The front has the same interface as in the core's own process, `request/engine_client.py`. Next: `remote_core.py`,
 `core_servicer.py`; the other files turn values into messages and back.
 """

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.engine.interface import Alternatives
+from scheduler_svc.request.outputs import Alternatives
 
 
 class CoreBatch:

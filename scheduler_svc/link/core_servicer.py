@@ -1,22 +1,28 @@
 """CoreService: the core's side of the link, where fronts join."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import grpc.aio
 
+from octavo.admin.v1 import admin_pb2
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_metrics import FrontMetrics
 from scheduler_svc.link.front_session import FrontSession
 from scheduler_svc.link.state import CoreState
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
-from shared.errors import CallerError, FencedError
+from shared.errors import CallerError, FencedError, UnavailableError
 from shared.events import Event
+from shared.grpc_peer import peer_address
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +32,27 @@ CHUNK_BYTES = 2**20
 
 # How often the state of the core is looked at, and told if it has changed.
 STATE_INTERVAL_S = 0.05
+
+
+@dataclass(slots=True)
+class _Past:
+    """What is known of a front beside its session.
+
+    Attributes:
+        num_sessions: How often it has joined.
+        num_restarts: How often as another process.
+        num_output_tokens: That went to it in sessions that have ended.
+    """
+
+    num_sessions: int = 0
+    num_restarts: int = 0
+    num_output_tokens: int = 0
+    _pid: int = 0
+
+    def begin(self, pid: int) -> None:
+        """It joins."""
+        self.num_restarts += self.num_sessions > 0 and pid != self._pid
+        self.num_sessions, self._pid = self.num_sessions + 1, pid
 
 
 class CoreServicer(pb_grpc.CoreServiceServicer):
@@ -52,10 +79,13 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         self._engine = engine
         self._tokenizer = tokenizer
         self._state_interval_s = state_interval_s
-        self._sessions: dict[str, tuple[int, FrontSession]] = {}
+        self._sessions: dict[tuple[bool, str], tuple[int, FrontSession]] = {}  # of our own machine or not, and its name
         self._numbers = itertools.count()
+        self._early_aborts = EarlyAborts()
         self.metrics = FrontMetrics()
+        self._is_closed = False
         self._changed = asyncio.Event()
+        self._past: defaultdict[tuple[bool, str], _Past] = defaultdict(_Past)
         self.incarnation = int(unix_s() * 1000)
 
     @property
@@ -63,14 +93,47 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         """The fronts that have joined."""
         return [session for _, session in self._sessions.values()]
 
+    @property
+    def own_sessions(self) -> list[FrontSession]:
+        """Those of them that this scheduler has started."""
+        return [session for session in self.sessions if not session.address]
+
+    def states_of_joined(self) -> list[admin_pb2.FrontState]:
+        """Return how each front of its own is that has joined."""
+        return [self.state_of(session.name, session) for session in self.sessions if session.address]
+
+    def state_of(self, name: str, session: FrontSession | None) -> admin_pb2.FrontState:
+        """Return how a front is; without a session it is one of ours, and away."""
+        past = self._past[session is not None and bool(session.address), name]
+        state = admin_pb2.FrontState(
+            front_id=name,
+            num_restarts=past.num_restarts,
+            num_sessions=past.num_sessions,
+            num_output_tokens=past.num_output_tokens,
+        )
+        if session is not None:
+            state.pid = 0 if session.address else session.pid
+            state.is_ready = session.is_ready
+            state.num_requests = session.num_requests
+            state.address = session.address
+            state.num_output_tokens += session.num_output_tokens
+            state.num_credits = session.num_credits
+            state.loop_lag_us = session.loop_lag_us
+        return state
+
     async def wait_until_listening(self, num_fronts: int) -> None:
-        """Return once so many fronts have opened their ports."""
-        while sum(session.is_listening for session in self.sessions) < num_fronts:
+        """Return once so many fronts of ours have opened their ports."""
+        while sum(session.is_listening for session in self.own_sessions) < num_fronts:
             await self._next_change()
 
     async def wait_until_ready(self, num_fronts: int) -> None:
-        """Return once so many fronts take calls."""
-        while sum(session.is_ready for session in self.sessions) < num_fronts:
+        """Return once so many fronts of ours take calls."""
+        while sum(session.is_ready for session in self.own_sessions) < num_fronts:
+            await self._next_change()
+
+    async def wait_until_left(self) -> None:
+        """Return once no front of ours is joined."""
+        while self.own_sessions:
             await self._next_change()
 
     async def _next_change(self) -> None:
@@ -84,29 +147,36 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     ) -> None:
         """Serve one front until its stream ends; its requests end with it."""
         first = await anext(requests, None)
+        if self._is_closed:
+            raise UnavailableError("the scheduler is shutting down")
         if first is None or not first.HasField("hello"):
             raise CallerError("a front says hello first")
         hello = first.hello
         version = agreed_version(hello)
+        self._keep_order(hello)
         number = next(self._numbers)
         session = FrontSession(
             self._engine,
             lambda: core_state(self._engine),
             hello.front_id,
+            hello.pid,
             self._changed.set,
             lambda content: self.metrics.take(number, content),
             self._state_interval_s,
+            self._early_aborts,
+            address=peer_address(context),
         )
-        self._begin(hello, session)
-        log.info(Event("front_joined", front=hello.front_id, version=version))
+        key = bool(session.address), hello.front_id
+        self._begin(key, hello, session)
+        log.info(Event("front_joined", front=hello.front_id, version=version, address=session.address or "here"))
         try:
-            await session.run(
-                pb.CoreWelcome(version=version, incarnation=self.incarnation), first.credits, requests, context.write
-            )
+            await session.run(self._welcome(version), first.credits, requests, context.write)
         finally:
-            if self._sessions.get(hello.front_id, (0, None))[1] is session:
-                del self._sessions[hello.front_id]
+            if self._sessions.get(key, (0, None))[1] is session:
+                del self._sessions[key]
+                self._past[key].num_output_tokens += session.num_output_tokens
             self.metrics.end(number)
+            self._changed.set()
             log.info(Event("front_left", front=hello.front_id))
 
     async def GetTokenizer(  # noqa: N802
@@ -119,14 +189,49 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             for begin in range(0, max(1, len(file.content)), CHUNK_BYTES):
                 yield pb.GetTokenizerResponse(name=file.name, content=file.content[begin : begin + CHUNK_BYTES])
 
-    def _begin(self, hello: pb.FrontHello, session: FrontSession) -> None:
+    def _keep_order(self, hello: pb.FrontHello) -> None:
+        """Be later than every core that the front has joined.
+
+        Raises: FencedError: we are not, and have executors or fronts already: another core has taken our place.
+        """
+        if hello.incarnation <= self.incarnation:
+            return
+        if self._sessions or self._engine.fleet.cores:
+            raise FencedError(
+                f"front {hello.front_id!r} has joined a core of incarnation {hello.incarnation}; this one has "
+                f"{self.incarnation}"
+            )
+        self.incarnation = hello.incarnation + 1
+
+    async def close(self, timeout_s: float) -> None:
+        """The core ends: let each front have what there is for it, end its stream, and let none join."""
+        self._is_closed = True
+        for session in self.sessions:
+            session.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._sessions:
+                    await self._next_change()
+
+    def _welcome(self, version: int) -> pb.CoreWelcome:
+        settings = self._engine.settings
+        return pb.CoreWelcome(
+            version=version,
+            incarnation=self.incarnation,
+            tenants=settings.tenant_weights,
+            has_priorities=settings.has_priorities,
+        )
+
+    def _begin(self, key: tuple[bool, str], hello: pb.FrontHello, session: FrontSession) -> None:
         """Let a session begin; an older one of the same front ends first, with all its requests."""
-        number, older = self._sessions.get(hello.front_id, (0, None))
+        number, older = self._sessions.get(key, (0, None))
         if older is not None:
             if hello.session <= number:
                 raise FencedError(f"session {hello.session} of front {hello.front_id!r} is not newer than {number}")
             older.end(FencedError(f"session {hello.session} of front {hello.front_id!r} has begun"))
-        self._sessions[hello.front_id] = hello.session, session
+            self._past[key].num_output_tokens += older.num_output_tokens
+        self._sessions[key] = hello.session, session
+        self._past[key].begin(hello.pid)
 
 
 def agreed_version(hello: pb.FrontHello) -> int:

@@ -5,18 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.engine.interface import (
-    EndedRequest,
-    EventKind,
-    FinishReason,
-    Hypothesis,
-    LifeEvent,
-    Numerics,
-    Progress,
-    Provenance,
-    RequestTimes,
-    Span,
-)
+from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
+from scheduler_svc.request.outputs import FinishReason, Hypothesis
+from scheduler_svc.request.provenance import Numerics, Progress, Provenance, Span
 from shared.errors import OctavoServiceError
 from shared.grpc_status import status_code
 from shared.wire import FLOAT32, INT32
@@ -82,16 +73,23 @@ def encode_ended(ended: EndedRequest) -> pb.EndedRequest:
             for event in ended.events
         ],
         reason=None if ended.finish_reason is None else REASONS[ended.finish_reason],
-        provenance=[
-            pb.ProvenanceSpan(
-                numerics_id=span.numerics.numerics_id,
-                weights_digest=span.numerics.weights_digest,
-                num_tokens=span.begin.num_tokens,
-                num_prompt_logprobs=span.begin.num_prompt_logprobs,
-            )
-            for span in ended.provenance.spans
-        ],
     )
+
+
+def encode_span(span: Span) -> pb.ProvenanceSpan:
+    """Return the message of a span."""
+    return pb.ProvenanceSpan(
+        numerics_id=span.numerics.numerics_id,
+        weights_digest=span.numerics.weights_digest,
+        num_tokens=span.begin.num_tokens,
+        num_prompt_logprobs=span.begin.num_prompt_logprobs,
+    )
+
+
+def decode_span(message: pb.ProvenanceSpan) -> Span:
+    """Return the span in a message."""
+    numerics = Numerics(message.numerics_id, message.weights_digest)
+    return Span(numerics, Progress(tuple(message.num_tokens), message.num_prompt_logprobs))
 
 
 def decode_ended(
@@ -109,14 +107,6 @@ def decode_ended(
     def at(before_s: float, is_known: bool) -> float | None:
         return now_s - before_s if is_known else None
 
-    provenance = Provenance()
-    provenance.spans = [
-        Span(
-            Numerics(span.numerics_id, span.weights_digest),
-            Progress(tuple(span.num_tokens), span.num_prompt_logprobs),
-        )
-        for span in message.provenance
-    ]
     return EndedRequest(
         request_id=request_id,
         tenant=tenant,
@@ -141,5 +131,5 @@ def decode_ended(
         error_code=None if error is None else status_code(error).name,
         error_message="" if error is None else str(error),
         trace_id=trace_id,
-        provenance=provenance,
+        provenance=Provenance(),  # the front was told it span by span
     )

@@ -5,21 +5,19 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 
 from octavo.core.v1 import core_service_pb2 as pb
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.interface import (
-    Alternatives,
-    EndedRequest,
-    EngineRequest,
-    FinishReason,
-    Hypothesis,
-    RequestHandle,
-)
 from scheduler_svc.link.core_batch import CoreBatch
-from scheduler_svc.link.ends import REASONS, decode_reason, encode_ended, encode_search_end
+from scheduler_svc.link.early_aborts import EarlyAborts
+from scheduler_svc.link.ends import REASONS, decode_reason, encode_ended, encode_search_end, encode_span
 from scheduler_svc.link.failures import decode_failure, encode_failure
 from scheduler_svc.link.state import CoreState, encode_state
 from scheduler_svc.link.submissions import decode_submission
+from scheduler_svc.request.engine_client import RequestHandle
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.provenance import Span
 from shared.credit_gate import CreditGate
-from shared.errors import CallerError, OctavoServiceError, UnavailableError
+from shared.errors import CallerError, OctavoServiceError, RequestAbortedError, UnavailableError
 
 # How long a front may take nothing.
 SLOW_FRONT_S = 10.0
@@ -37,13 +35,20 @@ class FrontSession:
         engine: Computes them.
         state: Returns how the core is now.
         name: The front, for people.
+        pid: Its process.
         on_readiness: Called when the front takes calls, or does no more.
         on_metrics: Called with what the front has counted.
         state_interval_s: How often it is looked whether `state` has changed.
+        early_aborts: Of requests that some front still checks.
+        address: From where it joined, host:port; empty: this scheduler has started it.
 
     Attributes:
+        name: As above.
+        pid: As above.
         is_listening: Whether its ports are open.
         is_ready: Whether it takes calls.
+        num_output_tokens: Of sampled outputs, that were sent to it.
+        loop_lag_us: How late a timer of its event loop was at most in the last minute.
     """
 
     def __init__(
@@ -51,35 +56,53 @@ class FrontSession:
         engine: Engine,
         state: Callable[[], CoreState],
         name: str,
+        pid: int,
         on_readiness: Callable[[], None],
         on_metrics: Callable[[bytes], None],
         state_interval_s: float,
+        early_aborts: EarlyAborts,
+        address: str = "",
     ) -> None:
         self.name = name
+        self.pid = pid
+        self.address = address
         self.is_listening = False
         self.is_ready = False
+        self.num_output_tokens = 0
+        self.loop_lag_us = 0
         self._on_readiness = on_readiness
         self._on_metrics = on_metrics
         self._state_interval_s = state_interval_s
+        self._early_aborts = early_aborts
         self._engine = engine
         self._state = state
         self._told_state: CoreState | None = None
         self._batch = CoreBatch()
         self._gate = CreditGate(0, SLOW_FRONT_S)
         self._requests: dict[int, _RemoteSink] = {}
+        self._reading: asyncio.Task[None] | None = None
         self._last_number = 0
-        self._is_over = False
 
     @property
     def num_requests(self) -> int:
         """Its live requests."""
         return len(self._requests)
 
+    @property
+    def num_credits(self) -> int:
+        """Messages that it takes now."""
+        return self._gate.num_credits or 0
+
     def end(self, error: OctavoServiceError) -> None:
-        """End all its requests, and the stream with an error; what is on its way from the front is not taken."""
-        self._is_over = True
+        """End all its requests, and the stream with an error; what the front has said since does not count."""
+        if self._reading is not None:
+            self._reading.cancel()
         self._abort_all()
         self._gate.end(error)
+
+    def close(self) -> None:
+        """End the stream behind what there is for the front."""
+        self._gate.end()
 
     async def run(
         self,
@@ -95,18 +118,19 @@ class FrontSession:
         self._batch.response.welcome.CopyFrom(welcome)
         self._gate.grant(num_credits)
         self.tell_state()
-        tasks = [asyncio.create_task(self._read(requests)), asyncio.create_task(self._tell_state())]
+        self._reading = asyncio.create_task(self._read(requests))
+        tasks = [self._reading, asyncio.create_task(self._tell_state())]
         for task in tasks:
             task.add_done_callback(self._on_end)
         try:
             while await self._gate.wait():
                 batch, self._batch = self._batch, CoreBatch()
+                self.num_output_tokens += batch.num_tokens
                 async with self._gate.limit():
                     await write(batch.message())
         finally:
             for task in tasks:
                 task.cancel()
-            self._is_over = True
             self._abort_all()  # before we wait: whoever cancels us then must not leave them behind
             await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -118,12 +142,8 @@ class FrontSession:
         self._gate.end()
 
     async def take(self, message: pb.JoinRequest) -> None:
-        """Do what a message asks for; nothing, if the session has ended. Raises CallerError: it is nonsense."""
-        if self._is_over:
-            return
+        """Do what a message asks for. Raises CallerError: it is nonsense."""
         for place, submission in enumerate(message.submissions):
-            if self._is_over:
-                return
             await self._submit(submission)
             if place % SUBMISSIONS_AT_ONCE == SUBMISSIONS_AT_ONCE - 1:
                 await asyncio.sleep(0)  # the step loop goes first
@@ -139,10 +159,13 @@ class FrontSession:
         for call in message.abort_calls:
             tenant = call.tenant if call.HasField("tenant") else None
             was_live = await self._engine.abort_request(call.request_id, tenant)
+            if not was_live:
+                self._early_aborts.add(call.request_id, tenant)
             self.batch().response.abort_answers.add(call=call.call, was_live=was_live)
         if message.credits:
             self._gate.grant(message.credits)
         if message.metrics:
+            self.loop_lag_us = message.loop_lag_us
             self._on_metrics(message.metrics)
         if message.HasField("is_ready"):
             self.is_listening, self.is_ready = True, message.is_ready
@@ -155,11 +178,19 @@ class FrontSession:
         self._last_number = number
         try:
             request = decode_submission(submission)
+            if self._early_aborts.has(request.request_id, request.tenant, submission.received_before_us / 1e6):
+                raise RequestAbortedError(f"request {request.request_id!r} was aborted")
             sink = self._requests[number] = _RemoteSink(self, number, request)
-            await self._engine.submit_checked(request, sink, submission.model_hash, submission.max_model_len)
+            await self._engine.submit_checked(
+                request,
+                sink,
+                submission.model_hash,
+                submission.max_model_len,
+                was_queued=submission.was_queued,
+            )
         except OctavoServiceError as error:
             self.refuse(number, error)
-        except (ValueError, AssertionError) as error:
+        except (IndexError, ValueError, AssertionError) as error:
             self._requests.pop(number, None)
             raise CallerError(f"the front {self.name} submits what is no request") from error
 
@@ -214,6 +245,9 @@ class _RemoteSink:
         self.handle: RequestHandle
         self._session = session
         self._num_tokens_of = [0] * request.num_sequences
+        if request.continuation is not None:
+            for index, output in enumerate(request.continuation.outputs):
+                self._num_tokens_of[index] = len(output.token_ids)
 
     def finish_by_front(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
         """The front says with how many tokens an output ends.
@@ -227,6 +261,9 @@ class _RemoteSink:
     def begin(self, handle: RequestHandle) -> None:
         self.handle = handle
         self._session.batch().response.accepted.append(self.number)
+
+    def begin_span(self, span: Span) -> None:
+        self._session.batch().response.span_begins.add(number=self.number, span=encode_span(span))
 
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None

@@ -1,12 +1,13 @@
 """The core as a front in a process of its own has it: `EngineClient` over the wire.
 
-One stream carries all requests of the front. When it breaks, the requests that are live end with an error, and the
-front joins again, as a new session, at whichever core answers. Until then it refuses new requests.
+One stream carries all requests of the front. When it breaks, the front joins again, as a new session, at whichever
+core answers, and has it go on with the requests that are live: their clients notice nothing. New ones wait meanwhile.
 """
 
 import asyncio
 import itertools
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -18,21 +19,18 @@ import grpc.aio
 
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
-from scheduler_svc.engine.interface import (
-    Alternatives,
-    EngineLoad,
-    EngineRequest,
-    FinishReason,
-    ServedModel,
-    TokenSink,
-)
-from scheduler_svc.link.ends import REASONS, decode_reason, decode_search_end
+from scheduler_svc.link.absence import Absence
+from scheduler_svc.link.ends import REASONS, decode_reason, decode_search_end, decode_span
 from scheduler_svc.link.failures import encode_failure
 from scheduler_svc.link.front_metrics import encode_families
 from scheduler_svc.link.remote_request import RemoteRequest
 from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state
-from scheduler_svc.link.submissions import encode_submission
 from scheduler_svc.link.tokenizer_fetch import fetch_tokenizer
+from scheduler_svc.request.engine_client import AnswerSink, EngineLoad
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.outputs import Alternatives, FinishReason
+from scheduler_svc.request.served_model import ServedModel
+from shared.certificates import TlsFileError
 from shared.errors import (
     NoExecutorError,
     OctavoServiceError,
@@ -57,8 +55,9 @@ MAX_PROMPT_BYTES = 4 * 2**20
 
 LEAVING = "this front of the scheduler is shutting down"
 
-# From one attempt to join to the next one, in seconds.
-RETRY_S = 0.2
+# From one attempt to join to the next one, in seconds: twice as long each time while none succeeds.
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 0.5
 
 # From one word about metrics to the next one, in seconds: Prometheus asks every 15 s by default.
 METRICS_INTERVAL_S = 2.0
@@ -76,6 +75,12 @@ class RemoteCore:
         set_ready: Called with whether new requests find an executor, when that changes.
         collect: Returns what this front has counted, for the metrics of the scheduler.
         unix_s: Returns the seconds since 1970: sessions are numbered by their beginning.
+        loop_lag_s: Returns how late a timer of this front was at most in the last minute, in seconds.
+        on_welcome: Called with the core's first word, at each of them.
+        explain: Says why a stream broke or did not begin.
+
+    Attributes:
+        core_trouble: Why the core did not answer, when it last did not.
     """
 
     def __init__(
@@ -85,10 +90,18 @@ class RemoteCore:
         load_tokenizer: LoadTokenizer,
         set_ready: Callable[[bool], Awaitable[None]],
         collect: Callable[[], Iterable[Family]] = tuple,
+        loop_lag_s: Callable[[], float] = float,
+        on_welcome: Callable[[pb.CoreWelcome], None] = lambda _: None,
+        explain: Callable[[grpc.aio.AioRpcError], str] = failure_text,
         unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._unix_s = unix_s
         self._collect = collect
+        self._loop_lag_s = loop_lag_s
+        self._on_welcome = on_welcome
+        self._explain = explain
+        self._pause_s = FIRST_PAUSE_S
+        self.core_trouble = ""
         self.front_id = front_id
         self._open_channel = open_channel
         self._load_tokenizer = load_tokenizer
@@ -110,7 +123,10 @@ class RemoteCore:
         self._calls = itertools.count(1)
         self._requests: dict[int, RemoteRequest] = {}
         self._num_checked = 0
-        self._abort_calls: dict[int, asyncio.Future[bool]] = {}
+        self._abort_calls: dict[int, tuple[pb.AbortCall, asyncio.Future[bool]]] = {}
+        self._absence = Absence(self._give_up)
+        self._incarnation = 0
+        self._trouble = ""  # that broke the last stream
         self._num_taken = 0
         self._has_news = asyncio.Event()
 
@@ -139,6 +155,8 @@ class RemoteCore:
     @property
     def last_trouble(self) -> str:
         """See `EngineClient`."""
+        if self._state is UNREACHABLE and self.core_trouble:
+            return f"{UNREACHABLE.why_not_ready}: {self.core_trouble}"
         return self._tokenizer_trouble or self._state.last_trouble or self.why_not_ready
 
     @property
@@ -171,18 +189,13 @@ class RemoteCore:
         finally:
             self._num_checked -= 1
 
-    async def submit(self, request: EngineRequest, sink: TokenSink, checked_for: ServedModel) -> None:
+    async def submit(self, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel) -> None:
         """See `EngineClient`."""
+        await self.wait_until_reachable()
         self._require_core()
         number = next(self._numbers)
-        remote = RemoteRequest(self, number, request, sink)
-        self._requests[number] = remote
-        submission = encode_submission(number, request, checked_for.info.model_hash, checked_for.max_model_len)
-        self._outgoing.submissions.append(submission)
-        self._num_prompt_bytes += len(submission.prompt_token_ids)
-        if self._num_prompt_bytes >= MAX_PROMPT_BYTES:
-            self._full.append(self._take_outgoing())
-        self._has_outgoing.set()
+        remote = self._requests[number] = RemoteRequest(self, number, request, sink, checked_for)
+        self._send(remote.submission())
         try:
             await remote.queued
         except asyncio.CancelledError:
@@ -191,13 +204,18 @@ class RemoteCore:
 
     async def abort_request(self, request_id: str, tenant: str | None) -> bool:
         """See `EngineClient`. Raises UnavailableError: the core does not answer, or goes away before it does."""
+        await self.wait_until_reachable()
         self._require_core()
-        call = next(self._calls)
+        call = pb.AbortCall(call=next(self._calls), request_id=request_id, tenant=tenant)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._abort_calls[call] = answer
-        self._outgoing.abort_calls.add(call=call, request_id=request_id, tenant=tenant)
+        self._abort_calls[call.call] = call, answer
+        self._outgoing.abort_calls.append(call)
         self._has_outgoing.set()
         return await answer
+
+    async def wait_until_reachable(self) -> None:
+        """See `EngineClient`."""
+        await self._absence.wait()
 
     def _require_core(self) -> None:
         if self._state is UNREACHABLE:
@@ -236,6 +254,11 @@ class RemoteCore:
 
     def abort(self, number: int, error: OctavoServiceError) -> None:
         """A request is to end."""
+        if self._absence.is_on:
+            if (request := self._requests.pop(number, None)) is not None:
+                request.fail(error)
+                self._has_news.set()
+            return
         self._outgoing.aborts.add(number=number, failure=encode_failure(error))
         self._has_outgoing.set()
 
@@ -243,32 +266,45 @@ class RemoteCore:
 
     async def run(self) -> None:
         """Be joined to the core, and join again whenever the stream breaks; until cancelled."""
-        told = ""
         while True:
             trouble = "it closed the stream"
             try:
                 async with self._open_channel() as channel:
                     await self._run_session(pb_grpc.CoreServiceStub(channel))
             except grpc.aio.AioRpcError as error:
-                trouble = failure_text(error)
+                trouble = self._explain(error)
+            except TlsFileError as error:
+                trouble = str(error)
             finally:
                 await self._lose(trouble)
-            if trouble != told:
-                told = trouble
-                log.warning(Event("core_lost", front=self.front_id, cause=trouble))
-            await asyncio.sleep(RETRY_S)
+            if trouble != self.core_trouble:
+                self.core_trouble = trouble
+                is_lost = self._absence.is_on  # else there was none yet
+                log.log(
+                    logging.WARNING if is_lost else logging.INFO, Event("core_lost", front=self.front_id, cause=trouble)
+                )
+            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s)
 
     async def _run_session(self, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         self._take_outgoing()
         self._full.clear()
         self._num_taken, self._is_ready = 0, None
         call = stub.Join()
-        session = int(self._unix_s() * 1e9)
-        hello = pb.FrontHello(min_version=MIN_VERSION, max_version=MAX_VERSION, front_id=self.front_id, session=session)
+        hello = pb.FrontHello(
+            min_version=MIN_VERSION,
+            max_version=MAX_VERSION,
+            front_id=self.front_id,
+            session=int(self._unix_s() * 1e9),
+            incarnation=self._incarnation,
+            pid=os.getpid(),
+        )
         await call.write(pb.JoinRequest(hello=hello, credits=MAX_MESSAGES_ON_THEIR_WAY))
-        tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._tell_metrics())]
+        tasks: list[asyncio.Task[None]] = []
         try:
             async for message in call:
+                if not tasks:  # a write before the welcome could fail first, and hide why we are refused
+                    tasks += [asyncio.create_task(self._write(call)), asyncio.create_task(self._tell_metrics())]
                 await self._take(message, stub)
         finally:
             if self._loading is not None:
@@ -293,27 +329,66 @@ class RemoteCore:
     async def _tell_metrics(self) -> None:
         while True:
             self._outgoing.metrics = encode_families(self._collect())
+            self._outgoing.loop_lag_us = round(1e6 * self._loop_lag_s())
             self._has_outgoing.set()
             await asyncio.sleep(METRICS_INTERVAL_S)
 
+    def _send(self, submission: pb.Submission) -> None:
+        self._outgoing.submissions.append(submission)
+        self._num_prompt_bytes += len(submission.prompt_token_ids)
+        if self._num_prompt_bytes >= MAX_PROMPT_BYTES:
+            self._full.append(self._take_outgoing())
+        self._has_outgoing.set()
+
     async def _lose(self, trouble: str) -> None:
-        """The core is gone: what was asked of it ends."""
+        """The core is gone: what was asked of it waits for the next one."""
+        if self._state is not UNREACHABLE:
+            self._trouble = trouble
+            self._absence.begin()
         self._state = UNREACHABLE
-        error = UnavailableError(f"the scheduler's core went away ({trouble}); send the request again in a moment")
-        requests, self._requests = self._requests, {}
-        self._has_news.set()
-        for request in requests.values():
-            request.lose(error)
-        calls, self._abort_calls = self._abort_calls, {}
-        for call in calls.values():
-            if not call.done():
-                call.set_exception(error)
         await self._tell_readiness()
+
+    def _give_up(self, after_s: float) -> None:
+        """No core came: what waits for one ends."""
+        error = UnavailableError(
+            f"the scheduler's core went away ({self._trouble}), and none has come for {after_s:g} s; send the request "
+            "again in a moment"
+        )
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            request.fail(error)
+        calls, self._abort_calls = self._abort_calls, {}
+        for _, answer in calls.values():
+            if not answer.done():
+                answer.set_exception(error)
+        self._has_news.set()
+
+    def _go_on(self) -> None:
+        """Have the core that we joined go on with what the one before it had, once it can."""
+        model = self._state.model
+        has_model = model is not None and model.info.instance_id == self._tokenizer_of
+        if not self._absence.is_on or not self._state.has_executor or model is None or not has_model:
+            return
+        for number, request in list(self._requests.items()):
+            try:
+                self._send(request.resubmission(model))
+            except UnavailableError as error:
+                del self._requests[number]
+                request.fail(error)
+        self._outgoing.abort_calls.extend(call for call, _ in self._abort_calls.values())
+        self._absence.end()
+        self._has_outgoing.set()
+        self._has_news.set()
+        log.info(Event("requests_go_on", front=self.front_id, requests=len(self._requests)))
 
     # What the core says ----------------------------------------------------------------------------------------
 
     async def _take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         if message.HasField("welcome"):
+            self._incarnation = message.welcome.incarnation
+            self._pause_s = FIRST_PAUSE_S
+            self.core_trouble = ""
+            self._on_welcome(message.welcome)
             log.info(Event("core_joined", front=self.front_id, version=message.welcome.version))
         if message.HasField("state"):
             await self._take_state(decode_state(message.state), stub)
@@ -324,6 +399,9 @@ class RemoteCore:
             if (request := self._requests.get(prompt.number)) is not None:
                 alternatives = Alternatives(list(prompt.alternative_token_ids), list(prompt.alternative_logprobs))
                 request.sink.push_prompt(list(prompt.logprobs), alternatives)
+        for begin in message.span_begins:
+            if (request := self._requests.get(begin.number)) is not None:
+                request.sink.begin_span(decode_span(begin.span))
         if message.HasField("tokens"):
             self._take_tokens(message.tokens)
         for end in message.output_ends:
@@ -336,7 +414,8 @@ class RemoteCore:
             if (request := self._requests.pop(ended.number, None)) is not None:
                 request.end(ended)
         for answer in message.abort_answers:
-            if (waiting := self._abort_calls.pop(answer.call, None)) is not None and not waiting.done():
+            _, waiting = self._abort_calls.pop(answer.call, (None, None))
+            if waiting is not None and not waiting.done():
                 waiting.set_result(answer.was_live)
         self._has_news.set()
         self._grant()
@@ -375,6 +454,7 @@ class RemoteCore:
             elif self._loading is None or self._loading.done():  # streams go on meanwhile
                 self._loading = asyncio.create_task(self._load(state.model, stub), name="tokenizer")
         self._is_told.set()
+        self._go_on()
         await self._tell_readiness()
 
     async def _load(self, model: ServedModel, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
@@ -386,6 +466,7 @@ class RemoteCore:
             self._tokenizer_trouble = str(error)
         else:
             self._tokenizer_of, self._tokenizer_trouble, self._model = model.info.instance_id, "", model
+            self._go_on()
         await self._tell_readiness()
 
     async def _tell_readiness(self) -> None:

@@ -1,14 +1,19 @@
 """A request as a front in a process of its own has it."""
 
 import asyncio
+from dataclasses import replace
 from typing import Protocol
 
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.engine.interface import EngineRequest, FinishReason, TokenSink
 from scheduler_svc.link.ends import decode_ended
 from scheduler_svc.link.failures import decode_failure
+from scheduler_svc.link.submissions import encode_submission
+from scheduler_svc.request.engine_client import AnswerSink
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.outputs import FinishReason
+from scheduler_svc.request.served_model import ServedModel
 from shared.clock import monotonic_s
-from shared.errors import OctavoServiceError
+from shared.errors import OctavoServiceError, UnavailableError
 
 
 class RequestsOfCore(Protocol):
@@ -34,17 +39,40 @@ class RemoteRequest:
         queued: Done once the core has queued it, or refused it.
     """
 
-    __slots__ = ("_core", "_number", "queued", "request", "sink")
+    __slots__ = ("_checked_for", "_core", "_number", "queued", "request", "sink")
 
-    def __init__(self, core: RequestsOfCore, number: int, request: EngineRequest, sink: TokenSink) -> None:
+    def __init__(
+        self, core: RequestsOfCore, number: int, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel
+    ) -> None:
         self.request = request
         self.sink = sink
+        self._checked_for = checked_for
         self.queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._core = core
         self._number = number
 
+    def submission(self) -> pb.Submission:
+        """Return the message that submits it the first time."""
+        model = self._checked_for
+        return encode_submission(self._number, self.request, model.info.model_hash, model.max_model_len)
+
+    def resubmission(self, served: ServedModel) -> pb.Submission:
+        """Return the message that has the next core go on with it.
+
+        Raises: UnavailableError: that core serves another model.
+        """
+        model = self._checked_for
+        digests = {model.reproducibility.weights_digest, served.reproducibility.weights_digest} - {""}
+        if served.info.model_hash != model.info.model_hash or len(digests) > 1:
+            raise UnavailableError("the scheduler came back with another model; send the request again")
+        request = replace(self.request, continuation=self.sink.so_far())
+        was_queued = self.queued.done()
+        return encode_submission(
+            self._number, request, model.info.model_hash, model.max_model_len, was_queued=was_queued
+        )
+
     def begin(self) -> None:
-        """The core has queued it."""
+        """A core has queued it."""
         self.sink.begin(self)
         if not self.queued.done():
             self.queued.set_result(None)
@@ -60,15 +88,14 @@ class RemoteRequest:
     def end(self, message: pb.RequestEnd) -> None:
         """The core has ended it, or refused it."""
         error = decode_failure(message.failure) if message.HasField("failure") else None
-        if not message.HasField("ended"):
+        if message.HasField("ended"):
+            self._end(message.ended, error)
+        else:
             assert error is not None, "what was refused has a reason"
-            if not self.queued.done():
-                self.queued.set_exception(error)
-            return
-        self._end(message.ended, error)
+            self.fail(error)
 
-    def lose(self, error: OctavoServiceError) -> None:
-        """The core is gone."""
+    def fail(self, error: OctavoServiceError) -> None:
+        """No core has it, and none will."""
         if not self.queued.done():
             self.queued.set_exception(error)
         else:

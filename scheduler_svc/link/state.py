@@ -3,7 +3,8 @@
 from dataclasses import astuple, dataclass
 
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.engine.interface import EngineLoad, Reproducibility, ServedModel
+from scheduler_svc.request.engine_client import EngineLoad
+from scheduler_svc.request.served_model import Reproducibility, ServedModel
 from shared.wire import decode_info, encode_info
 
 

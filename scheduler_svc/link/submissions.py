@@ -3,13 +3,18 @@
 import numpy as np
 
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.engine.interface import BeamSearchParams, EarlyStopping, EngineRequest, StopConditions
+from scheduler_svc.continuation_message import decode_continuation, encode_continuation
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
+from shared.clock import monotonic_s
 from shared.step import NO_LOGPROBS
 from shared.wire import INT32, decode_sampling, encode_sampling
 from shared.wire_rules import decode_rules, encode_rules
 
 
-def encode_submission(number: int, request: EngineRequest, model_hash: str, max_model_len: int) -> pb.Submission:
+def encode_submission(
+    number: int, request: EngineRequest, model_hash: str, max_model_len: int, *, was_queued: bool = False
+) -> pb.Submission:
     """Return the message of a request that was checked for a model and its longest sequence."""
     conditions, search = request.stop_conditions, request.beam_search
     return pb.Submission(
@@ -32,6 +37,10 @@ def encode_submission(number: int, request: EngineRequest, model_hash: str, max_
         traceparent=request.traceparent or "",
         model_hash=model_hash,
         max_model_len=max_model_len,
+        was_queued=was_queued,
+        requires_same_numerics=request.requires_same_numerics,
+        received_before_us=0 if request.received_at_s is None else int(1e6 * (monotonic_s() - request.received_at_s)),
+        continuation=None if request.continuation is None else encode_continuation(request.continuation),
     )
 
 
@@ -54,6 +63,8 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         token_rules=decode_rules(message.token_rules) if message.HasField("token_rules") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
         has_stop_strings=message.has_stop_strings,
+        continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
+        requires_same_numerics=message.requires_same_numerics,
         trace_id=message.trace_id or None,
         traceparent=message.traceparent or None,
     )

@@ -8,13 +8,13 @@ from octavo.execution.v1 import step_pb2
 from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.provenance import Numerics
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.replay.difference import FieldDifference, differences
+from scheduler_svc.request.provenance import Numerics
 from scheduler_svc.step_log import decoding
 from scheduler_svc.step_log.snapshot import Snapshot
 from shared.wire import decode_result, encode_step

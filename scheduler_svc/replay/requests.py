@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.results import StepUpdates
-from scheduler_svc.engine.interface import Alternatives, EndedRequest, FinishReason, Hypothesis, RequestHandle
 from scheduler_svc.engine.live_request import LiveRequest
-from scheduler_svc.engine.request_life import LifeEvent
 from scheduler_svc.replay.core_replay import CoreReplay
 from scheduler_svc.replay.run import Moment
+from scheduler_svc.request.engine_client import RequestHandle
+from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.provenance import Span
 from shared.errors import OctavoServiceError
 
 # Only these end groups.
@@ -21,6 +22,9 @@ class _NoSink:
     """Takes what nobody wants to have."""
 
     def begin(self, handle: RequestHandle) -> None:
+        pass
+
+    def begin_span(self, span: Span) -> None:
         pass
 
     def push(

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping
+from scheduler_svc.continuation_message import decode_continuation
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_cost import StepCost
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from shared.executor_info import ExecutorInfo
 from shared.wire import INT32, decode_sampling
 from shared.wire_rules import decode_rules
@@ -68,6 +68,8 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
         token_rules=decode_rules(message.token_rules) if message.HasField("token_rules") else None,
         num_prompt_logprobs=message.num_prompt_logprobs,
         traceparent=message.traceparent if message.HasField("traceparent") else None,
+        continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
+        requires_same_numerics=message.requires_same_numerics,
     )
 
 

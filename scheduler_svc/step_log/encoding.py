@@ -6,14 +6,16 @@ They run in the writer's thread, some time after the call: what they are given d
 import dataclasses
 import enum
 import json
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
+from scheduler_svc.continuation_message import encode_continuation
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.provenance import Numerics
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_cost import StepCost
+from scheduler_svc.request.parameters import BeamSearchParams
+from scheduler_svc.request.provenance import Numerics
 from scheduler_svc.step_log.masking import TokenMask
 from shared.executor_info import ExecutorInfo
 from shared.step import Step, StepResult
@@ -92,6 +94,10 @@ def group_added(mask: Mask, group: SequenceGroup) -> pb.LogRecord:
     conditions = group.stop_conditions if mask is None else mask.conditions(group.stop_conditions)
     prompt = group.prompt_token_ids if mask is None else mask.ids(group.prompt_token_ids)
     rules = group.token_rules if mask is None else mask.rules(group.token_rules)
+    continuation = group.continuation
+    if mask is not None and continuation is not None:
+        outputs = [replace(output, token_ids=mask.ids(output.token_ids)) for output in continuation.outputs]
+        continuation = replace(continuation, outputs=tuple(outputs))
     return pb.LogRecord(
         group_added=pb.GroupAdded(
             arrival=group.arrival,
@@ -110,6 +116,8 @@ def group_added(mask: Mask, group: SequenceGroup) -> pb.LogRecord:
             cache_salt=group.cache_salt,
             num_prompt_logprobs=group.num_prompt_logprobs,
             traceparent=group.traceparent,
+            continuation=None if continuation is None else encode_continuation(continuation),
+            requires_same_numerics=group.requires_same_numerics,
         )
     )
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.request.parameters import StopConditions
 from shared.step import Int32Array, Step, StepResult
 from shared.token_rules import TokenRules
 

@@ -10,13 +10,13 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from scheduler_svc.step_log import encoding
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.snapshot import Snapshot, dump

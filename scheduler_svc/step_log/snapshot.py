@@ -23,13 +23,16 @@ import numpy as np
 import numpy.typing as npt
 
 import scheduler_svc.core
+import scheduler_svc.request
 import shared
 from scheduler_svc.core.beams.beam_batch import BeamBatch, Continuation
 from scheduler_svc.core.beams.beam_search import BeamSearch, Candidates
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from scheduler_svc.core.stopping import StopChecker, StopConditions
+from scheduler_svc.core.stopping import StopChecker
+from scheduler_svc.request.continuation import ContinuedOutput
+from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.step_log.masking import TokenMask
 from shared.batch_table import BatchTable
 from shared.executor_info import ExecutorInfo
@@ -37,12 +40,16 @@ from shared.sampling_row import SAMPLING_ROW
 from shared.step import Admission, Int32Array, TableDelta
 from shared.token_rules import TokenRules
 
-# What the core imports of `shared/` and decides with.
+# What the core imports of other rooms and decides with.
 _SHARED_SOURCES = (
     *("batch_table", "delta_check", "executor_info", "sampling_row", "step", "step_layout", "step_size"),
     *("table_columns", "token_rules"),
 )
-_SHARED_MODULES = {f"shared.{name}" for name in _SHARED_SOURCES}
+_REQUEST_SOURCES = ("continuation", "life", "outputs", "parameters", "provenance")
+_OTHER_MODULES = {
+    *(f"shared.{name}" for name in _SHARED_SOURCES),
+    *(f"scheduler_svc.request.{name}" for name in _REQUEST_SOURCES),
+}
 _COLLECTIONS = {"Counter", "OrderedDict", "deque"}
 _METHODS = {"expects_nobody", "order_of", "_charge"}
 
@@ -72,8 +79,14 @@ class Snapshot:
 @functools.cache
 def core_digest() -> str:
     """Return the SHA-256 of the sources of the core, in hexadecimal digits."""
-    core, common = Path(scheduler_svc.core.__path__[0]), Path(shared.__path__[0])
-    paths = [*sorted(core.rglob("*.py")), *(common / f"{name}.py" for name in _SHARED_SOURCES)]
+    core, request, common = (
+        Path(package.__path__[0]) for package in (scheduler_svc.core, scheduler_svc.request, shared)
+    )
+    paths = [
+        *sorted(core.rglob("*.py")),
+        *(request / f"{name}.py" for name in _REQUEST_SOURCES),
+        *(common / f"{name}.py" for name in _SHARED_SOURCES),
+    ]
     digest = hashlib.sha256()
     for path in paths:
         content = path.read_bytes()
@@ -132,6 +145,7 @@ def _masking_reducers(mask: TokenMask) -> dict[type, Callable[[Any], _Reduced]]:
     masked_fields: dict[type, dict[str, Callable[[Any], Any]]] = {
         SequenceGroup: {"prompt_token_ids": ids},
         Sequence: {"token_ids": ids},
+        ContinuedOutput: {"token_ids": ids},
         StopConditions: {"stop_token_ids": mask.id_set},
         StopChecker: {"_eos_token_ids": mask.id_tuple, "_stop_token_ids": lambda sets: list(map(mask.id_set, sets))},
         CoreLimits: {"eos_token_ids": mask.id_tuple},
@@ -240,7 +254,7 @@ class _Unpickler(pickle.Unpickler):
             return getattr(collections, name)
         if (module, name) in (("copyreg", "__newobj__"), ("builtins", "set"), ("builtins", "frozenset")):
             return getattr(importlib.import_module(module), name)
-        if module.startswith("scheduler_svc.core.") or module in _SHARED_MODULES:
+        if module.startswith("scheduler_svc.core.") or module in _OTHER_MODULES:
             found = getattr(importlib.import_module(module), name, None) if module in _core_modules() else None
             if isinstance(found, type) and found.__module__ == module:
                 return found
@@ -252,4 +266,4 @@ def _core_modules() -> frozenset[str]:
     """Return the names of the modules whose classes a snapshot may hold."""
     root = Path(scheduler_svc.core.__path__[0])
     names = (path.relative_to(root).with_suffix("").parts for path in root.rglob("*.py"))
-    return frozenset({"scheduler_svc.core." + ".".join(parts) for parts in names} | _SHARED_MODULES)
+    return frozenset({"scheduler_svc.core." + ".".join(parts) for parts in names} | _OTHER_MODULES)

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.telemetry.step_log import LoggedStep
 from shared.histogram import Histogram
 from shared.step import NO_LOGPROBS

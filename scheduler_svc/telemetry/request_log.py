@@ -2,7 +2,7 @@
 
 import logging
 
-from scheduler_svc.engine.interface import EndedRequest
+from scheduler_svc.request.life import EndedRequest
 from shared.events import Event
 
 log = logging.getLogger(__name__)

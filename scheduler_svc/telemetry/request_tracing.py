@@ -25,8 +25,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from octavo.generation.v1 import generation_service_pb2
-from scheduler_svc.engine.interface import EngineRequest, RequestTimes
 from scheduler_svc.front.response import Response
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import RequestTimes
 from shared.errors import InvalidFieldError, OctavoServiceError
 from shared.grpc_status import status_code
 from shared.tracing import traceparent_of

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("octavo", "scheduler_svc", "executor_svc", "shared")
 HEAVY = ("torch", "transformers", "safetensors")
+CORE_ROOMS = ("scheduler_svc.core", "scheduler_svc.engine", "scheduler_svc.executors", "scheduler_svc.admin")
 CONTRACTS = [
     contract["name"]
     for contract in tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -29,12 +31,14 @@ PURE_CORE = "the scheduler's core is pure: no transport, clock, randomness or lo
 FRONT_BY_INTERFACE = "the front knows the engine by its interface alone"
 FRONT_PROCESS_BY_INTERFACE = "so does a front in a process of its own, and all that it needs of the link"
 TOKENS_ONLY = "the engine, the core and the executors' sessions know no text and no clients"
+REQUEST_BELOW = "what front and engine know of a request imports neither of them"
 SHARED_BELOW = "what both services share imports neither of them"
 FAKE_WITHOUT_TORCH = "the fake executor runs without torch"
 EXECUTOR_ROOMS = "the rooms of the executor stand on each other"
 
 PURE_MODULES = [
     *sorted((REPOSITORY / "scheduler_svc" / "core").rglob("*.py")),
+    *sorted((REPOSITORY / "scheduler_svc" / "request").rglob("*.py")),
     *(REPOSITORY / "shared" / f"{name}.py" for name in ("batch_table", "table_columns", "table_digest", "delta_check")),
     *(REPOSITORY / "shared" / f"{name}.py" for name in ("step", "errors", "sampling_parameters", "sampling_row")),
 ]
@@ -67,7 +71,7 @@ PLANTS = [
     (PURE_CORE, "scheduler_svc/core/planted.py", "import scheduler_svc.executors.session"),
     (FRONT_BY_INTERFACE, "scheduler_svc/front/planted.py", "import scheduler_svc.core.sequence"),
     (FRONT_BY_INTERFACE, "scheduler_svc/front/api/planted.py", LAZY.format("import scheduler_svc.engine.engine")),
-    (FRONT_BY_INTERFACE, "scheduler_svc/front/text/planted.py", "from scheduler_svc.executors import served_model"),
+    (FRONT_BY_INTERFACE, "scheduler_svc/front/text/planted.py", "from scheduler_svc.executors import serving_limits"),
     (FRONT_BY_INTERFACE, "scheduler_svc/front/planted.py", "from scheduler_svc.link.remote_core import RemoteCore"),
     (FRONT_PROCESS_BY_INTERFACE, "scheduler_svc/front_process.py", "from scheduler_svc.engine.engine import Engine"),
     (
@@ -79,6 +83,8 @@ PLANTS = [
     (TOKENS_ONLY, "scheduler_svc/engine/planted.py", "from scheduler_svc.link import remote_core"),
     (TOKENS_ONLY, "scheduler_svc/engine/planted.py", "from scheduler_svc.front import response"),
     (TOKENS_ONLY, "scheduler_svc/executors/planted.py", "import scheduler_svc.admin.state"),
+    (REQUEST_BELOW, "scheduler_svc/request/planted.py", "import scheduler_svc.core.sequence"),
+    (REQUEST_BELOW, "scheduler_svc/request/planted.py", LAZY.format("import scheduler_svc.telemetry.meter")),
     (SHARED_BELOW, "shared/planted.py", "import scheduler_svc.core.sequence"),
     (SHARED_BELOW, "shared/planted.py", "from executor_svc import worker"),
     (FAKE_WITHOUT_TORCH, "executor_svc/fake/planted.py", "import torch"),
@@ -189,7 +195,7 @@ def import_cycle(root: Path, *folders: str) -> list[str]:
 
 
 def test_no_modules_of_the_core_or_shared_import_each_other() -> None:
-    assert import_cycle(REPOSITORY, "scheduler_svc/core", "shared") == []
+    assert import_cycle(REPOSITORY, "scheduler_svc/core", "scheduler_svc/request", "shared") == []
 
 
 TYPES_ONLY = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from shared.b import B\n"
@@ -221,28 +227,42 @@ def modules_below(package: str) -> list[str]:
     return names
 
 
-def heavy_modules_after_importing(modules: list[str]) -> str:
-    """Import modules in a fresh process; return which heavy ones came with them, as a printed list."""
+def loaded_after_importing(modules: list[str], looked_for: Sequence[str]) -> list[str]:
+    """Import modules in a fresh process; return which of the packages and modules looked for came with them."""
     code = (
         f"import importlib, sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
         f"for name in {modules!r}: importlib.import_module(name)\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+        f"print(*(name for name in {looked_for!r} if name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return done.stdout.split()
 
 
 def test_the_scheduler_imports_no_torch_in_a_fresh_process() -> None:
     modules = modules_below("scheduler_svc") + modules_below("shared")
 
     assert "scheduler_svc.__main__" in modules
-    assert heavy_modules_after_importing(modules) == "[]"
+    assert loaded_after_importing(modules, HEAVY) == []
 
 
 def test_the_fake_executor_imports_no_torch_in_a_fresh_process() -> None:
-    assert heavy_modules_after_importing(["executor_svc.fake.__main__", "executor_svc.fake.worker"]) == "[]"
+    assert loaded_after_importing(["executor_svc.fake.__main__", "executor_svc.fake.worker"], HEAVY) == []
 
 
 def test_the_check_for_torch_can_fail() -> None:
-    assert heavy_modules_after_importing(["executor_svc.cache.cache_engine"]) == "['torch']"
+    assert loaded_after_importing(["executor_svc.cache.cache_engine"], HEAVY) == ["torch"]
+
+
+def test_a_front_process_loads_nothing_of_the_core() -> None:
+    """Nor when it has imported what it imports only if it is configured: the SMG gateway's service, and tracing."""
+    modules = ["scheduler_svc.front_process", *modules_below("scheduler_svc.front")]
+    modules.append("scheduler_svc.telemetry.request_tracing")
+
+    assert loaded_after_importing(modules, [*CORE_ROOMS, *HEAVY]) == []
+
+
+def test_the_check_for_the_core_can_fail() -> None:
+    found = loaded_after_importing(["scheduler_svc.link.core_servicer"], CORE_ROOMS)
+
+    assert found == ["scheduler_svc.core", "scheduler_svc.engine", "scheduler_svc.executors"]

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import grpc
 import pytest
@@ -13,6 +14,7 @@ from executor_svc.service.servicer import ExecutionServicer
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.executors.session import SessionTimings
 from shared.errors import StepFailedError
 from shared.executor_info import TokenizerFile
 from shared.step import Step, StepResult
@@ -69,11 +71,25 @@ async def test_a_replaced_executor_goes_on_with_every_stream(expected: list[Answ
         assert_same(await answers, expected)
         life = await stack.admin.GetRequest(admin.GetRequestRequest(request_id=(await answers)[0].request_id))
         (loss,) = [each for each in life.request.events if each.kind == admin_pb2.REQUEST_EVENT_KIND_EXECUTOR_LOST]
-        assert loss.text.startswith("the executor was lost: its step stream broke, and then it answered ")
+        assert loss.text.startswith("the executor was lost: its step stream broke, and ")
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert state.executors[0].num_losses == 1
         assert state.executors[0].status == admin_pb2.EXECUTOR_STATUS_ATTACHED
         assert state.num_used_blocks == 0
+
+
+async def test_a_process_that_is_gone_is_not_waited_for(
+    expected: list[Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient = partial(SessionTimings, resume_timeout_s=3600.0)
+    monkeypatch.setattr("scheduler_svc.service.SessionTimings", patient)
+    async with running_stack(FakeWorker(step_ms=2), FakeWorker(step_ms=2)) as stack:
+        answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+        await tokens_arrived(stack, 10)
+        lost = next(executor for executor in stack.executors if stack.num_groups_on(executor))
+        await lost.kill()
+        assert_same(await answers, expected)
+        assert "its process is gone: UNAVAILABLE: connection refused" in stack.driver_of(lost).last_trouble
 
 
 async def test_a_broken_stream_is_resumed_without_a_new_epoch(expected: list[Answer]) -> None:
@@ -81,7 +97,7 @@ async def test_a_broken_stream_is_resumed_without_a_new_epoch(expected: list[Ans
         answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
         for num_tokens in (1, 10, 20):
             await tokens_arrived(stack, num_tokens)
-            await stack.executor.break_connections()
+            stack.executor.break_connections()
         assert_same(await answers, expected)
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert state.executors[0].num_losses == 0
@@ -168,7 +184,7 @@ async def test_a_stream_that_breaks_during_a_long_step_is_resumed() -> None:
     async with running_stack(TrickedWorker(3, wait_long)) as stack:
         answer = asyncio.create_task(collect(stack, token_request(20, 30)))
         await asyncio.to_thread(entered.wait)
-        await stack.executor.break_connections()
+        stack.executor.break_connections()
         await until(lambda: stack.executor.servicer.has_stream)
         release.set()
         assert len((await answer).token_ids) == 30

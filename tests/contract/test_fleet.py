@@ -445,6 +445,7 @@ async def test_a_vanished_address_gets_no_new_requests_and_ends_those_it_has(exp
         staying, leaving = stack.executors
         directory.addresses = {staying.address, leaving.address}
         await until(lambda: len(stack.engine.fleet.cores) == 2)
+        await stack.attached()
         driver = stack.driver_of(leaving)
         answers = asyncio.create_task(all_answers(stack))
         await until(lambda: stack.num_groups_on(leaving) > 1 and not stack.engine.has_waiting)

@@ -23,7 +23,7 @@ ASKED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ASKED)
 async def test_a_lean_last_event_has_what_no_delta_brought_and_the_client_makes_it_whole(name: str) -> None:
     async def events(client: Client, *, is_lean: bool) -> Finished:
-        client._takes_lean_finished = is_lean
+        client._unknown_fields = set() if is_lean else {"lean_finished"}
         params = SamplingParams(max_tokens=6, **ASKED[name])
         found: list[Event] = [event async for event in client.stream(prompt, params)]
         assert isinstance(found[-1], Finished)

@@ -15,19 +15,25 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_service_pb2 as admin
+from octavo.admin.v1.admin_pb2 import FrontState
 from octavo.client import Client
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
-from octavo.errors import UnavailableError
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.engine.interface import EngineRequest, StopConditions
+from octavo.generation.v1 import generation_service_pb2 as generation
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link import front_session, remote_core
+from scheduler_svc.link.core_servicer import core_state
+from scheduler_svc.link.early_aborts import EarlyAborts
+from scheduler_svc.link.front_session import FrontSession
+from scheduler_svc.link.joined_fronts import JoinedFronts
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.submissions import encode_submission
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.parameters import StopConditions
+from shared.errors import FencedError
 from shared.errors import UnavailableError as UnavailableOfServiceError
 from shared.step import SamplingRow
-from tests.support.fronts import FrontInProcess
 from tests.support.stack import Stack, collect, running_stack, token_request, until
 
 
@@ -69,10 +75,12 @@ async def joined(
     session: int = 1,
     num_credits: int = 1000,
     versions: tuple[int, int] = (1, 1),
+    over_tcp: bool = False,
 ) -> AsyncIterator[RawFront]:
     """Join the core of a stack."""
     assert stack.service.fronts is not None
-    async with grpc.aio.insecure_channel(stack.service.fronts.link) as channel:
+    link = stack.service.other_addresses["fronts"] if over_tcp else stack.service.fronts.link
+    async with grpc.aio.insecure_channel(link) as channel:
         front = RawFront(pb_grpc.CoreServiceStub(channel).Join())
         hello = pb.FrontHello(min_version=versions[0], max_version=versions[1], front_id=front_id, session=session)
         await front.say(hello=hello, credits=num_credits)
@@ -153,6 +161,46 @@ async def test_a_front_ends_its_own_requests_and_by_name_those_of_others() -> No
         assert not await client.abort("other")
 
 
+async def test_an_abort_that_comes_before_its_request_ends_it_and_no_later_one_of_the_same_id() -> None:
+    async with running_stack(fronts=1) as stack, welcomed(stack) as front:
+        await front.say(abort_calls=[pb.AbortCall(call=1, request_id="r1", tenant="")])
+        assert not (await front.until("abort_answers")).abort_answers[0].was_live
+        await front.submit(1, received_before_us=60_000_000)
+        [ended] = (await front.until("ended")).ended
+        assert (ended.failure.kind, ended.failure.message) == ("RequestAbortedError", "request 'r1' was aborted")
+        await front.submit(2, request_id="r1", max_tokens=3)
+        [ended] = (await front.until("ended")).ended
+        assert not ended.HasField("failure")
+
+
+async def test_a_request_that_one_front_checks_is_aborted_through_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    checking, may_go_on, to_thread = asyncio.Event(), asyncio.Event(), asyncio.to_thread
+    received_at_s = asyncio.get_running_loop().time() - 60.0  # no link is so slow
+
+    async def held(*arguments: Any) -> Any:
+        checking.set()
+        await may_go_on.wait()
+        return await to_thread(*arguments)
+
+    async with running_stack(fronts=1) as stack, welcomed(stack) as other:
+        with monkeypatch.context() as patch:
+            patch.setattr("scheduler_svc.front.api.generation.asyncio.to_thread", held)
+            patch.setattr("scheduler_svc.front.api.generation.monotonic_s", lambda: received_at_s)
+            answer = asyncio.create_task(collect(stack, token_request(4, 10_000, request_id="mine")))
+            await checking.wait()
+        await other.say(abort_calls=[pb.AbortCall(call=1, request_id="mine", tenant="")])
+        assert not (await other.until("abort_answers")).abort_answers[0].was_live
+        may_go_on.set()
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await answer
+        assert (error.value.code(), error.value.details()) == (
+            grpc.StatusCode.ABORTED,
+            "request 'mine' was aborted",
+        )
+        assert not stack.engine.requests
+        assert len((await collect(stack, token_request(4, 3, request_id="mine"))).token_ids) == 3
+
+
 async def test_a_newer_session_of_a_front_ends_the_older_one_and_its_requests_first() -> None:
     async with running_stack(fronts=1) as stack, welcomed(stack, session=5) as old:
         await old.submit(1, max_tokens=10_000)
@@ -166,6 +214,37 @@ async def test_a_newer_session_of_a_front_ends_the_older_one_and_its_requests_fi
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "session 7 of front 'raw' is not newer than 8",
             )
+
+
+async def test_a_session_that_ends_reads_nothing_more_and_waits_for_no_write() -> None:
+    async with running_stack(fronts=1) as stack, welcomed(stack) as front:
+        is_writing, may_read = asyncio.Event(), asyncio.Event()
+        submission = encode_submission(
+            1,
+            EngineRequest("late", np.array([40], np.int32), SamplingRow(), StopConditions(10_000)),
+            front.model_hash,
+            front.max_model_len,
+        )
+
+        async def requests() -> AsyncIterator[pb.JoinRequest]:
+            await may_read.wait()
+            yield pb.JoinRequest(submissions=[submission])
+
+        async def write(_: pb.JoinResponse) -> None:
+            is_writing.set()
+            await asyncio.Event().wait()  # the front takes nothing
+
+        session = FrontSession(
+            stack.engine, lambda: core_state(stack.engine), "stuck", 1, lambda: None, print, EarlyAborts()
+        )
+        running = asyncio.create_task(session.run(pb.CoreWelcome(), 9, requests(), write))
+        await is_writing.wait()
+        session.end(FencedError("a newer session has begun"))
+        may_read.set()
+        with pytest.raises(FencedError):
+            async with asyncio.timeout(front_session.SLOW_FRONT_S / 2):
+                await running
+        assert stack.engine._num_arrivals == 0
 
 
 async def test_a_front_that_leaves_takes_its_requests_with_it() -> None:
@@ -267,6 +346,51 @@ async def test_operators_see_each_front_and_how_many_requests_it_has() -> None:
         ]
 
 
+async def test_a_front_of_its_own_is_none_of_ours_whatever_its_name() -> None:
+    async with (
+        running_stack(fronts=1, core_listen="127.0.0.1:0") as stack,
+        welcomed(stack, front_id="0", session=2**63, over_tcp=True) as front,
+    ):
+        await front.say(is_ready=False)
+        await front.submit(1, max_tokens=10_000)
+        await front.until("accepted")
+        assert stack.service.fronts is not None
+        [ours] = stack.service.fronts.sessions
+        assert ours.is_ready
+        state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
+        assert [(seen.front_id, bool(seen.address), seen.is_ready, seen.num_requests) for seen in state.fronts] == [
+            ("0", False, True, 0),
+            ("0", True, False, 1),
+        ]
+        assert (await collect(stack, token_request(4, 3))).finished is not None
+
+
+async def test_operators_see_what_went_to_a_front_and_whether_it_keeps_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_core, "METRICS_INTERVAL_S", 0.01)
+    async with running_stack(fronts=2) as stack:
+
+        async def fronts() -> list[FrontState]:
+            return list((await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())).fronts)
+
+        for session in (2**63, 2**63 + 1):
+            async with welcomed(stack, front_id="1", session=session, num_credits=100) as front:
+                await front.submit(1, max_tokens=3)
+                await front.until("ended")
+                await front.say(metrics=b"# nothing is counted\n", loop_lag_us=1500)
+                while (await fronts())[1].loop_lag_us != 1500:
+                    await asyncio.sleep(0.01)
+                seen = (await fronts())[1]
+                assert 90 <= seen.num_credits < 100, "each message has taken one"
+        assert (seen.num_sessions, seen.num_output_tokens) == (3, 6), "the first session was the real front's"
+        await until(lambda: len(stack.service.fronts.sessions) == 1)  # type: ignore[union-attr]
+        real, gone = await fronts()
+        assert real.num_credits > 0
+        assert (real.num_sessions, real.num_output_tokens) == (1, 0)
+        assert (gone.HasField("num_credits"), gone.num_output_tokens) == (False, 6)
+        while not (await fronts())[0].loop_lag_us:
+            await asyncio.sleep(0.01)
+
+
 async def test_the_metrics_of_the_scheduler_have_the_calls_of_its_fronts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_core, "METRICS_INTERVAL_S", 0.01)
     async with running_stack(fronts=1) as stack:
@@ -314,28 +438,72 @@ async def test_news_waits_for_credits_in_one_message_and_a_front_that_takes_noth
         await until(lambda: not stack.engine.requests)
 
 
-async def test_a_call_whose_core_goes_away_ends_with_unavailable_and_the_front_joins_again() -> None:
-    async with running_stack(fronts=1) as stack, Client(stack.address) as client:
-        reading = asyncio.create_task(client.generate([40, 41], max_tokens=100_000, ignore_eos=True))
-        await until(lambda: stack.engine.requests)
-        assert stack.service.fronts is not None
-        [session] = stack.service.fronts.sessions
-        session.end(ConnectionError("the test cuts it"))  # type: ignore[arg-type]
-        with pytest.raises(UnavailableError, match="the scheduler's core went away"):
-            await reading
-        await client.wait_until_ready(timeout_s=30)
-        assert len((await client.generate([40, 41], max_tokens=3)).outputs[0].token_ids) == 3
+REQUESTS: dict[str, dict[str, Any]] = {
+    "greedy": {"logprobs": 1, "prompt_logprobs": 0},
+    "three outputs": {"temperature": 1.0, "seed": 3, "n": 3},
+    "stop strings": {"temperature": 1.0, "seed": 4, "n": 2, "stop": ["a", "e"]},
+    "best of three": {"temperature": 1.0, "seed": 5, "best_of": 3, "n": 2},
+    "beams": {"beam_width": 3, "n": 2, "logprobs": 0},
+}
+
+
+@pytest.mark.parametrize("params", REQUESTS.values(), ids=REQUESTS)
+async def test_a_link_that_breaks_again_and_again_costs_no_token(params: dict[str, Any]) -> None:
+    async with running_stack(FakeWorker(step_ms=1), fronts=1) as stack:
+        request = token_request(6, 60, **params)
+        whole = await collect_outputs(stack, request)
+        running = asyncio.create_task(collect_outputs(stack, request))
+        core_link = stack.service.fronts
+        assert core_link is not None
+        for num_steps in (2, 1, 10, 0):
+            await until(lambda: stack.engine.requests)
+            core = stack.driver.core
+            assert core is not None
+            await some_steps(core, num_steps)
+            assert not running.done()
+            [session] = core_link.sessions
+            session.end(ConnectionError("the test cuts it"))  # type: ignore[arg-type]
+            await until_replaced(core_link, session)
+        assert await running == whole
+        await until(lambda: not stack.engine.requests)
+
+
+async def some_steps(core: ExecutorCore, num_steps: int) -> None:
+    """Return so many steps later."""
+    wanted = core.last_processed_step_id + num_steps
+    await until(lambda: core.last_processed_step_id >= wanted)
+
+
+async def until_replaced(fronts: JoinedFronts, session: FrontSession) -> None:
+    """Return once a front has joined again."""
+    await until(lambda: fronts.sessions and session not in fronts.sessions)
+
+
+async def collect_outputs(stack: Stack, request: generation.GenerateRequest) -> list[Any]:
+    """Return what a request ends with, and what its deltas brought of each output."""
+    brought: dict[int, list[Any]] = {}
+    async for event in stack.generation.Generate(request):
+        delta = event.delta
+        if event.HasField("delta"):
+            known = brought.setdefault(delta.output_index, ["", []])
+            known[0] += delta.text
+            known[1] += delta.token_ids
+    outputs = list(event.finished.outputs)
+    assert [brought[output.output_index] for output in outputs] == [
+        [output.text, list(output.token_ids)] for output in outputs
+    ]
+    return [*outputs, event.finished.prompt_logprobs]
 
 
 async def test_a_front_that_is_started_again_opens_its_ports_once_it_knows_the_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with running_stack(fronts=1) as stack:
-        fronts = stack.service.fronts
-        assert fronts is not None
-        [killed] = fronts._processes.values()
-        killed.kill()
-        await until(lambda: not fronts.sessions)
+        joined_fronts = stack.service.fronts
+        assert joined_fronts is not None
+        assert stack.fronts is not None
+        await stack.fronts.fronts[0].kill()
+        await until(lambda: not joined_fronts.sessions)
         is_told = asyncio.Event()
         take_state = RemoteCore._take_state
 
@@ -344,32 +512,31 @@ async def test_a_front_that_is_started_again_opens_its_ports_once_it_knows_the_c
             await take_state(self, *args)
 
         monkeypatch.setattr(RemoteCore, "_take_state", take_state_late)
-        config = SchedulerConfig(listen=stack.address, shutdown_grace_s=1.0)
-        again = FrontInProcess(fronts.link, 0, config.model_dump_json())
+        again = stack.fronts.start(0)
         try:
-            await until(lambda: fronts.sessions)
+            await until(lambda: joined_fronts.sessions)
             host, _, port = stack.address.rpartition(":")
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection(host, int(port))
             is_told.set()
-            await fronts.wait_until_ready()
+            await joined_fronts.wait_until_ready()
             async with Client(stack.address) as client:
                 assert len((await client.generate([40, 41], max_tokens=3)).outputs[0].token_ids) == 3
         finally:
-            again.terminate()
-            await again.task
+            await again.terminate()
 
 
 async def test_a_front_whose_link_fails_by_a_bug_ends_and_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_stack(fronts=1) as stack:
         assert stack.service.fronts is not None
-        [front] = stack.service.fronts._processes.values()
+        assert stack.fronts is not None
+        [front] = stack.fronts.fronts
         monkeypatch.setattr(RemoteCore, "_grant", lambda self: 1 / 0)
         [session] = stack.service.fronts.sessions
         session.batch()
         with pytest.raises(ZeroDivisionError):
             async with asyncio.timeout(30):
-                await front.task  # type: ignore[attr-defined]
+                await front.task
 
 
 async def test_a_front_without_its_core_refuses_at_once() -> None:

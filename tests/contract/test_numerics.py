@@ -2,16 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
+import grpc.aio
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.client import Client
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.outputs import Provenance
+from octavo.generation.v1.generation_pb2 import Provenance as Span
+from octavo.outputs import Delta, Provenance
 from tests.support.stack import ExecutorProcess, Stack, collect, running_stack, token_request, until
 
 DIGEST = FakeWorker().info.weights_digest
@@ -22,21 +27,49 @@ def worker(numerics_id: str, **options: object) -> FakeWorker:
     return FakeWorker(numerics_id=numerics_id, step_ms=2, **options)  # type: ignore[arg-type]
 
 
+Spans = list[tuple[int, str, str]]
+
+
+@dataclass
+class Told:
+    """What a client was told of one request.
+
+    Attributes:
+        finished: The last event.
+        begun: Of each output, the spans that its deltas named: first token, kind, and the weights.
+    """
+
+    finished: pb.RequestFinished = field(default_factory=pb.RequestFinished)
+    begun: dict[int, Spans] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self, delta: pb.OutputDelta, num_tokens: int) -> None:
+        """Take the spans of a delta behind so many tokens of its output."""
+        for span in spans_of(delta.provenance):
+            assert num_tokens <= span[0] < num_tokens + len(delta.token_ids), "it begins with one of these tokens"
+            self.begun[delta.output_index].append(span)
+
+
+def spans_of(message: Iterable[Span]) -> Spans:
+    return [(span.first_token, span.numerics_id, span.weights_digest) for span in message]
+
+
 @asynccontextmanager
-async def moved_request(*others: str, **params: object) -> AsyncIterator[tuple[Stack, pb.RequestFinished]]:
+async def moved_request(
+    *others: str, settings: dict[str, Any] | None = None, is_strict: bool = False, **params: Any
+) -> AsyncIterator[tuple[Stack, Told]]:
     """Lose the executor of the kind "one" while a request runs there, beside executors of these kinds.
 
-    Gives what the request ended with.
+    `is_strict`: it requires one kind. Gives what its client was told.
     """
-    async with running_stack(worker("one"), *map(worker, others), loses_soon=True) as stack:
+    async with running_stack(worker("one"), *map(worker, others), loses_soon=True, **(settings or {})) as stack:
         first, *rest = stack.executors
         for executor in rest:  # nothing goes there until the first one is lost
             core = stack.driver_of(executor).core
             assert core is not None
             core.takes_groups = False
-        request = token_request(20, 120, **params)  # type: ignore[arg-type]
-        request.include_provenance = True
-        call = asyncio.ensure_future(last_event(stack, request))
+        request = token_request(20, 120, **params)
+        request.include_provenance, request.require_same_numerics = True, is_strict
+        call = asyncio.ensure_future(told(stack, request))
         await until(lambda: stack.driver_of(first).num_output_tokens > 10)
         for executor in rest:
             core = stack.driver_of(executor).core
@@ -46,10 +79,16 @@ async def moved_request(*others: str, **params: object) -> AsyncIterator[tuple[S
         yield stack, await call
 
 
-async def last_event(stack: Stack, request: pb.GenerateRequest) -> pb.RequestFinished:
+async def told(stack: Stack, request: pb.GenerateRequest) -> Told:
+    """Run a request to its last event."""
+    answer, counts = Told(), Counter[int]()
     async for event in stack.generation.Generate(request):
-        if event.HasField("finished"):
-            return event.finished
+        if event.HasField("delta"):
+            answer.take(event.delta, counts[event.delta.output_index])
+            counts[event.delta.output_index] += len(event.delta.token_ids)
+        elif event.HasField("finished"):
+            answer.finished = event.finished
+            return answer
     raise AssertionError("it ended without a last event")
 
 
@@ -62,11 +101,10 @@ async def model_of(stack: Stack) -> pb.GetModelResponse:
 
 
 async def test_a_moved_request_goes_on_at_an_equal_executor() -> None:
-    async with moved_request("two", "one", "two") as (stack, finished):
-        [output] = finished.outputs
-        spans = [(span.first_token, span.numerics_id, span.weights_digest) for span in output.provenance]
-        assert spans == [(0, "one", DIGEST)]
-        assert not finished.continued_on_other_numerics
+    async with moved_request("two", "one", "two") as (stack, answer):
+        [output] = answer.finished.outputs
+        assert spans_of(output.provenance) == answer.begun[0] == [(0, "one", DIGEST)]
+        assert not answer.finished.continued_on_other_numerics
         alike = stack.driver_of(stack.executors[2])
         assert alike.num_output_tokens > 0
         assert (await state_of(stack)).has_mixed_numerics
@@ -78,10 +116,11 @@ async def test_a_moved_request_goes_on_at_an_equal_executor() -> None:
      {"beam_width": 2}],
     ids=["one output", "two outputs", "ranked", "beams"],
 )  # fmt: skip
-async def test_a_request_that_goes_on_at_another_kind_says_where(params: dict[str, object]) -> None:
-    async with moved_request("two", **params) as (_, finished):
-        assert finished.continued_on_other_numerics
-        for output in finished.outputs:
+async def test_a_request_that_goes_on_at_another_kind_says_where(params: dict[str, Any]) -> None:
+    async with moved_request("two", **params) as (_, answer):
+        assert answer.finished.continued_on_other_numerics
+        for output in answer.finished.outputs:
+            assert answer.begun[output.output_index] == spans_of(output.provenance)
             before, after = output.provenance
             assert (before.first_token, before.numerics_id, after.numerics_id) == (0, "one", "two")
             assert 0 < after.first_token < len(output.token_ids)
@@ -89,19 +128,20 @@ async def test_a_request_that_goes_on_at_another_kind_says_where(params: dict[st
 
 async def test_a_request_that_is_not_asked_says_only_that_it_was_continued() -> None:
     async with running_stack(worker("one"), loses_soon=True) as stack:
-        call = asyncio.ensure_future(last_event(stack, token_request(20, 120)))
+        call = asyncio.ensure_future(told(stack, token_request(20, 120)))
         await until(lambda: stack.driver.num_output_tokens > 10)
         await stack.executor.kill()
         successor = ExecutorProcess(worker("two"), listen=stack.executor.address)
         await until(lambda: stack.driver.core is None)
         await successor.start()
         try:
-            finished = await call
+            answer = await call
         finally:
             await successor.kill()
 
-    assert finished.continued_on_other_numerics
-    assert not finished.outputs[0].provenance
+    assert answer.finished.continued_on_other_numerics
+    assert not answer.finished.outputs[0].provenance
+    assert not answer.begun
 
 
 async def test_who_was_never_moved_is_of_one_kind() -> None:
@@ -110,6 +150,84 @@ async def test_who_was_never_moved_is_of_one_kind() -> None:
         assert answer.finished is not None
         assert not answer.finished.continued_on_other_numerics
         assert not answer.finished.outputs[0].provenance
+
+
+# One kind only --------------------------------------------------------------------------------------
+
+
+async def test_who_requires_one_kind_goes_on_at_an_equal_executor() -> None:
+    async with moved_request("two", "one", is_strict=True) as (_, answer):
+        assert answer.begun[0] == [(0, "one", DIGEST)]
+        assert not answer.finished.continued_on_other_numerics
+
+
+async def test_who_requires_one_kind_ends_where_none_of_it_comes() -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async with moved_request("two", is_strict=True, settings={"orphan_timeout_s": 0.2}):
+            pass
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert (caught.value.details() or "").startswith(
+        f"an executor of numerics one, weights {DIGEST[:12]}… made its tokens so far, this one is an executor of "
+        f"numerics two, weights {DIGEST[:12]}…, and the request goes on at none of another kind "
+        "(require_same_numerics); none of that kind came within 0.2 s"
+    )
+
+
+def cut_answer(num_tokens: int, numerics_id: str, weights_digest: str = "") -> pb.GenerateRequest:
+    """Return a request for the rest of an answer that requires one kind."""
+    request = token_request(3, 8, temperature=0.0)
+    request.require_same_numerics = True
+    request.include_provenance = True
+    request.continuation.attempt = 1
+    request.continuation.numerics_id, request.continuation.weights_digest = numerics_id, weights_digest
+    request.continuation.outputs.add(token_ids=range(40, 40 + num_tokens))
+    return request
+
+
+async def test_a_continuation_goes_on_at_the_kind_that_it_names_or_nowhere() -> None:
+    async with running_stack(worker("one"), worker("two"), orphan_timeout_s=0.2) as stack:
+        assert (await told(stack, cut_answer(2, "two", DIGEST))).begun == {}, "its client knows it"
+        first = await told(stack, cut_answer(0, "three", DIGEST))
+        assert [span[0] for span in first.begun[0]] == [0], "there is nothing to agree with"
+        for message, code, sentence in (
+            (cut_answer(2, "three", DIGEST), grpc.StatusCode.UNAVAILABLE, "an executor of numerics three, "),
+            (
+                cut_answer(2, "one", "abc"),
+                grpc.StatusCode.UNAVAILABLE,
+                "the answer was begun with other weights (abc…)",
+            ),
+            (cut_answer(2, ""), grpc.StatusCode.INVALID_ARGUMENT, "continuation.numerics_id is empty; "),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await told(stack, message)
+            assert caught.value.code() is code
+            assert (caught.value.details() or "").startswith(sentence)
+
+
+async def test_requests_on_a_stream_name_their_spans_too() -> None:
+    async with running_stack(worker("one")) as stack:
+        call = stack.generation.StreamRequests()
+        for number, asks in enumerate((True, False), 1):
+            submitted = token_request(3, 5, first_id=10 * number, n=2, temperature=1.0)
+            submitted.include_provenance = asks
+            await call.write(pb.StreamRequestsRequest(number=number, submit=submitted))
+        await call.done_writing()
+        begun = [each async for response in call for each in response.provenance]
+    assert {(each.number, each.output_index) for each in begun} == {(1, 0), (1, 1)}
+    assert spans_of(each.provenance for each in begun) == [(0, "one", DIGEST)] * 2
+
+
+async def test_the_client_says_who_began_an_answer_that_it_continues() -> None:
+    async with running_stack(worker("one"), worker("two")) as stack, Client(stack.address) as client:
+        async with client.request_stream() as stream:
+            await stream.submit([40, 41], max_tokens=3, include_provenance=True)
+            await stream.close_submissions()
+            deltas = [event async for _, event in stream if isinstance(event, Delta)]
+            streamed = [span for delta in deltas for span in delta.provenance]
+        single = client.stream([40, 41], max_tokens=3, include_provenance=True)
+        assert [span async for event in single if isinstance(event, Delta) for span in event.provenance] == streamed
+        hidden = client.stream([40, 41], max_tokens=3)
+        assert not [event async for event in hidden if isinstance(event, Delta) and event.provenance]
 
 
 # What clients are told ------------------------------------------------------------------------------

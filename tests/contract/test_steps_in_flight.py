@@ -98,7 +98,7 @@ async def test_a_broken_stream_is_resumed_with_steps_on_the_device(undisturbed: 
         answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
         for num_tokens in (1, 10, 20):
             await tokens_arrived(stack, num_tokens)
-            await stack.executor.break_connections()
+            stack.executor.break_connections()
         assert_same(await answers, undisturbed)
         assert stack.driver.num_losses == 0
     worker.close()

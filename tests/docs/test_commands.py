@@ -37,6 +37,11 @@ EXCUSES = (
     Excuse(".*", r"octavo up.*", "runs until Ctrl-C; tests/e2e/test_readme.py runs it"),
     Excuse(".*", r"octavo generate .*", "the words are the model's; tests/unit/octavo/test_cli.py runs the command"),
     Excuse(
+        "docs/chaos.md",
+        r"make chaos.*|python -m tests.chaos.*",
+        "up to an hour of it; tests/chaos/test_chaos.py runs the short form",
+    ),
+    Excuse(
         "docs/testing.md",
         r"python -m tests.simulation.*",
         "minutes of it; tests/simulation/ runs seeds and its own tests",
@@ -61,6 +66,11 @@ EXCUSES = (
         "README.md|docs/(getting-started|openai|replay).md",
         r"python (-P )?-m (executor_svc|scheduler_svc)( .*)?",
         "runs until Ctrl-C, with the demo model; tests/e2e/test_processes.py and test_fleet_processes.py run both",
+    ),
+    Excuse(
+        "docs/getting-started.md",
+        r"kill -9 .*core_process.*",
+        "kills whatever core runs; tests/e2e/test_fronts.py kills one under streams",
     ),
     Excuse(
         "docs/sizing.md",

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.core.stopping import StopConditions
-from scheduler_svc.executors.served_model import CoreSettings
+from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from shared.step import SamplingRow
 from tests.numerics.real_model import RealModel
 from tests.numerics.test_beam_search_oracle import Case, generated

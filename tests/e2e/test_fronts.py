@@ -1,13 +1,14 @@
 """Fronts as processes: their answers, their death, their core's death, the end of all."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from octavo.client import Client
 from octavo.errors import UnavailableError
 from octavo.outputs import Delta, Finished
-from tests.support.processes import Service, running_service
+from tests.support.processes import Service, children_of, running_service
 
 PROMPTS = [[40 + number, 41, 42] for number in range(8)]
 
@@ -31,9 +32,11 @@ class Running:
 
     def fronts(self) -> list[int]:
         """The processes of its fronts."""
-        pid = self.scheduler.process.pid
-        children = Path(f"/proc/{pid}/task").glob("*/children")
-        return sorted(int(child) for path in children for child in path.read_text(encoding="ascii").split())
+        return children_of(self.scheduler.process.pid, "scheduler_svc.front_process")
+
+    def cores(self) -> list[int]:
+        """The process of its core, if there is one now."""
+        return children_of(self.scheduler.process.pid, "scheduler_svc.core_process")
 
 
 @asynccontextmanager
@@ -77,13 +80,25 @@ async def test_the_answers_are_those_of_a_scheduler_without_fronts() -> None:
         assert answer["usage"]["completion_tokens"] == 4
 
 
-async def read_all(client: Client, prompt: list[int]) -> list[int]:
-    """Return the tokens of a long answer."""
+async def read_all(client: Client, prompt: list[int], begun: asyncio.Event | None = None) -> list[int]:
+    """Return the tokens of a long answer, and say when the first of them is there."""
     token_ids: list[int] = []
     async for event in client.stream(prompt, max_tokens=400, temperature=0.0, ignore_eos=True):
         if isinstance(event, Delta):
             token_ids += event.token_ids
+            if begun:
+                begun.set()
     return token_ids
+
+
+async def begin_reading(client: Client, prompt: list[int]) -> asyncio.Task[list[int]]:
+    """Return who reads a long answer, once its first token is there."""
+    begun = asyncio.Event()
+    reading = asyncio.create_task(read_all(client, prompt, begun))
+    waiting = asyncio.create_task(begun.wait())
+    await asyncio.wait((reading, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    return reading
 
 
 async def test_a_front_that_is_killed_takes_its_own_calls_with_it_and_nothing_else() -> None:
@@ -93,8 +108,7 @@ async def test_a_front_that_is_killed_takes_its_own_calls_with_it_and_nothing_el
         tasks = []
         for client, prompt in zip(clients, PROMPTS, strict=True):
             await client.__aenter__()
-            tasks.append(asyncio.create_task(read_all(client, prompt)))
-        await asyncio.sleep(0.5)
+            tasks.append(await begin_reading(client, prompt))
         os.kill(killed, signal.SIGKILL)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         for client in clients:
@@ -113,13 +127,12 @@ async def test_a_front_that_is_killed_takes_its_own_calls_with_it_and_nothing_el
 @pytest.mark.slow
 async def test_a_front_that_is_told_to_end_lets_its_streams_finish_and_another_one_comes() -> None:
     async with running(1) as services, Client(services.scheduler.address) as client:
-        reading = asyncio.create_task(read_all(client, PROMPTS[0]))
-        await asyncio.sleep(0.5)
+        reading = await begin_reading(client, PROMPTS[0])
         [front] = services.fronts()
         os.kill(front, signal.SIGTERM)
-        await asyncio.sleep(0.1)
         with pytest.raises(UnavailableError, match="shutting down"):
-            await client.generate([40], max_tokens=3)
+            while not reading.done():  # until the signal has arrived
+                await client.generate([40], max_tokens=3)
         assert len(await reading) == 400
         while services.fronts() in ([], [front]):
             await asyncio.sleep(0.02)
@@ -128,25 +141,70 @@ async def test_a_front_that_is_told_to_end_lets_its_streams_finish_and_another_o
 
 
 @pytest.mark.slow
-async def test_fronts_end_with_their_core() -> None:
+async def test_core_and_fronts_end_with_their_supervisor() -> None:
     async with running(1) as services:
-        [front] = services.fronts()
+        pids = services.fronts() + services.cores()
         await services.scheduler.kill()
         async with asyncio.timeout(30):
-            while runs(front):
+            while any(map(runs, pids)):
                 await asyncio.sleep(0.02)
+
+
+async def test_a_core_that_is_killed_under_streams_is_started_again_and_nobody_notices() -> None:
+    async with running(2) as services, contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Client(services.scheduler.address)) for _ in PROMPTS]
+        whole = await asyncio.gather(*map(read_all, clients, PROMPTS))
+        reading = [await begin_reading(*pair) for pair in zip(clients, PROMPTS, strict=True)]
+        [core] = services.cores()
+        os.kill(core, signal.SIGKILL)
+        late = asyncio.create_task(read_all(clients[0], PROMPTS[0]))  # nobody refuses it either
+        assert await asyncio.gather(*reading) == whole
+        assert await late == whole[0]
+        assert services.cores() != [core]
 
 
 async def test_a_scheduler_that_is_told_to_end_lets_streams_through_fronts_finish() -> None:
     async with running(1) as services:
         async with Client(services.scheduler.address) as client:
-            reading = asyncio.create_task(read_all(client, PROMPTS[0]))
-            await asyncio.sleep(0.5)
+            reading = await begin_reading(client, PROMPTS[0])
             [front] = services.fronts()
             ending = asyncio.create_task(services.scheduler.terminate())
             assert len(await reading) == 400
         assert await ending == 0
         assert not runs(front)
+
+
+async def test_a_scheduler_that_is_told_to_end_before_its_fronts_listen_does_not_wait_for_them(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")  # a front waits for whoever writes it
+    flags = ["--fronts", "1", "--tokenizer", f"{tmp_path}", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "scheduler_svc", *flags),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        while b"name='front 0'" not in await process.stderr.readline():
+            pass
+    process.send_signal(signal.SIGTERM)
+    while b"stopped_while_starting" not in (line := await process.stderr.readline()) and line:
+        with suppress(OSError):  # let the front go on, should it be there: it ends with an error
+            os.close(os.open(tmp_path / "tokenizer.json", os.O_WRONLY | os.O_NONBLOCK))
+    assert await process.wait() == 0
+    assert await process.stdout.read() == b""
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+async def test_fronts_share_the_addresses_of_a_name_and_of_ipv6(host: str) -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    async with running(2, "--listen", f"{host}:0", "--openai-listen", f"{host}:0") as services:
+        async with Client(services.scheduler.address) as client:
+            assert len((await client.generate([40], max_tokens=3)).outputs[0].token_ids) == 3
+        url = f"http://{services.scheduler.other_addresses['openai']}/health"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            assert answer.status == 200
 
 
 def refused_start(*flags: str) -> str:

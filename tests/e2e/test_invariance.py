@@ -16,10 +16,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from executor_svc.worker.interface import Worker
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
-from scheduler_svc.core.stopping import StopConditions
-from scheduler_svc.executors.served_model import CoreSettings
+from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from shared.step import SamplingRow
 from tests.numerics.architectures import VOCAB_SIZE, save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES

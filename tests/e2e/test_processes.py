@@ -51,7 +51,7 @@ async def test_sigterm_ends_streams_that_outlast_the_grace_period_with_unavailab
     async with (
         running_service(FAKE, "--step-ms", "20") as executor,
         running_service(SCHEDULER, "--executor", executor.address, "--shutdown-grace-s", "0.5") as scheduler,
-        Client(scheduler.address) as client,
+        Client(scheduler.address, resume_timeout_s=0.0) as client,
     ):
         await client.wait_until_ready(30)
         stream = await first_delta(client, 8000)

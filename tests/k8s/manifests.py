@@ -21,6 +21,10 @@ BIN = Path(sys.executable).parent
 # Each component by itself, with those that it needs, and what no overlay puts together.
 COMBINATIONS = [
     ("client-tokens",),
+    ("fronts",),
+    ("fronts", "client-tokens", "tracing"),
+    ("mtls", "fronts", "fronts-mtls"),
+    ("fronts", "monitoring", "fronts-hpa", "hpa"),
     ("gpu",),
     ("hpa",),
     ("leader-worker-set",),

@@ -6,6 +6,9 @@ REMOVED = object()
 
 SCHEDULER = "Deployment/octavo-scheduler"
 GATEWAY = "Deployment/octavo-gateway"
+FRONT = "Deployment/octavo-front"
+FRONTS_MTLS = "mtls+fronts+fronts-mtls"
+FROM_FRONT = "NetworkPolicy/octavo-scheduler-from-front"
 EXECUTOR = "Deployment/octavo-executor"
 GROUP = "LeaderWorkerSet/octavo-executor-group"
 POD = "spec.template.spec"
@@ -19,7 +22,7 @@ IGNORES = "spec.triggers.1.metadata.ignoreNullValues"
 ATTACHED = 'count(octavo_executor_attached{namespace="octavo"})'
 SCALE_DOWN = "spec.advanced.horizontalPodAutoscalerConfig.behavior.scaleDown.stabilizationWindowSeconds"
 
-# check, overlay, object, place, new value, what the finding says
+# check, overlay or components, object, place, new value, what the finding says
 MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     ("schemas", "production", SCHEDULER, "spec.replica", 2, "'replica' was unexpected"),
     ("schemas", "production", SCHEDULER, f"{CONTAINER}.livenessProbe.grpc.port", "grpc-health", "is not of type"),
@@ -265,4 +268,13 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     ("network", "production", "NetworkPolicy/octavo-metrics", "spec.ingress.0.from.0.podSelector", REMOVED, "is open"),
     ("network", "production", "NetworkPolicy/dns", "spec.egress.0.ports.1", REMOVED, "TCP 53 is needed"),
     ("network", "multi-node", "NetworkPolicy/octavo-executor-ranks", "spec.ingress", [], "executor-rank -> 1024-65535"),
+    ("services", "fronts", "Service/octavo-core", TARGET_PORT, "link", "has no port link"),
+    ("services", "fronts", "Service/octavo-scheduler", "spec.clusterIP", REMOVED, "is not balanced"),
+    ("settings", "fronts", FRONT, f"{CONTAINER}.env.OCTAVO_FRONT_CORE", "octavo-core", "must be host:port"),
+    ("settings", "fronts", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_CORE_INSECURE", "false", "--core-insecure"),
+    ("names", "fronts", "Service/octavo-core", "metadata.name", "octavo-kernel", "dials octavo-core"),
+    ("names", FRONTS_MTLS, SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_TRUSTED_FRONTS", "x", "no name of a front"),
+    ("names", FRONTS_MTLS, "Certificate/octavo-front-tls", "spec.dnsNames.0", "x", "serves under other names"),
+    ("network", "fronts", FROM_FRONT, "spec.ingress.0.ports.0.port", "grpc", "front -> scheduler -> 50054 is needed"),
+    ("encryption", FRONTS_MTLS, FRONT, f"{CONTAINER}.env.OCTAVO_FRONT_TLS_CLIENT_CA", REMOVED, "without mutual TLS"),
 ]

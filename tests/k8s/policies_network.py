@@ -37,9 +37,13 @@ _PEERS = {
     INTERNET: {"ipBlock": {"cidr": "0.0.0.0/0"}},
 }
 
-_CLIENT_PATHS = {(client, "scheduler", port) for client in (CLIENTS, CLIENT_NAMESPACES) for port in ("50051", "8080")}
+_CLIENT_PATHS = {
+    tier: {(client, tier, port) for client in (CLIENTS, CLIENT_NAMESPACES) for port in ("50051", "8080")}
+    for tier in ("scheduler", "front")
+}
 _INGRESS: dict[str, set[Path]] = {
-    "scheduler": {*_CLIENT_PATHS, (ANY, "scheduler", "50053")},
+    "scheduler": {*_CLIENT_PATHS["scheduler"], (ANY, "scheduler", "50053")},
+    "front": {*_CLIENT_PATHS["front"], (ANY, "front", "50053"), ("front", "scheduler", "50054")},
     "executor": {("scheduler", "executor", "50061"), (ANY, "executor", "50063")},
     "executor-rank": {
         (one, other, RANKS) for one in ("executor", "executor-rank") for other in ("executor", "executor-rank")
@@ -51,7 +55,7 @@ _INGRESS: dict[str, set[Path]] = {
         ("gateway", "scheduler", "50051"),
     },
 }
-_METRICS = {"scheduler": "9090", "executor": "9090", "gateway": "29000"}
+_METRICS = {"scheduler": "9090", "front": "9090", "executor": "9090", "gateway": "29000"}
 _DOWNLOADS = {"cpu-demo", "one-gpu"}
 
 
@@ -60,6 +64,8 @@ def check_network(manifests: Manifests) -> list[str]:
     findings = []
     tiers = {pod.component for pod in manifests.pod_templates()}
     expected_in = set().union(*(_INGRESS[tier] for tier in tiers))
+    if "front" in tiers:  # clients have fronts for that
+        expected_in -= _CLIENT_PATHS["scheduler"]
     expected_out = {path for path in expected_in if path[0] in tiers}
     expected_out |= {(tier, DNS, f"{protocol} 53") for tier in tiers for protocol in ("TCP", "UDP")}
     if manifests.of_kind("PodMonitor"):

@@ -6,19 +6,25 @@ from pathlib import Path
 from typing import Any
 
 from executor_svc.config import ExecutorConfig
+from scheduler_svc.client_side_config import FrontConfig
 from scheduler_svc.config import SchedulerConfig
 from shared.config import CONFIG_VARIABLE, ConfigError, load_config
 from shared.service_config import ServiceConfig
 from tests.k8s.manifests import Manifests, Object, PodTemplate, environment
 
-SERVICES: dict[str, type[ServiceConfig]] = {"scheduler": SchedulerConfig, "executor": ExecutorConfig}
+SERVICES: dict[str, type[ServiceConfig]] = {
+    "scheduler": SchedulerConfig,
+    "front": FrontConfig,
+    "executor": ExecutorConfig,
+}
 
 # The setting that says where, and the name of the container port.
 PORTS = {
     "listen": "grpc",
     "health_listen": "grpc-health",
     "metrics_listen": "metrics",
-    "openai_listen": "openai",  # of the scheduler
+    "openai_listen": "openai",  # of the scheduler and of fronts
+    "core_listen": "core",  # of the scheduler
 }
 FILES = (
     "tls_cert",
@@ -27,6 +33,10 @@ FILES = (
     "executor_tls_ca",
     "executor_tls_cert",
     "executor_tls_key",
+    "front_tls_ca",
+    "core_tls_ca",
+    "core_tls_cert",
+    "core_tls_key",
     "tokens_file",
 )
 KEYS_OF_TLS_SECRETS = {"tls.crt", "tls.key", "ca.crt"}

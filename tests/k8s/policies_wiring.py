@@ -152,8 +152,10 @@ def check_names(manifests: Manifests) -> list[str]:
                 for name in _dialled(manifests, pod, container)
                 if name not in services
             ]
-            name = environment(container).get("OCTAVO_SCHEDULER_EXECUTOR_TLS_SERVER_NAME")
-            findings += _certificate_mistakes(manifests, pod.owner, name) if name else []
+            for variable in ("OCTAVO_SCHEDULER_EXECUTOR_TLS_SERVER_NAME", "OCTAVO_FRONT_CORE_TLS_SERVER_NAME"):
+                name = environment(container).get(variable)
+                findings += _certificate_mistakes(manifests, pod.owner, name) if name else []
+            findings += _front_mistakes(manifests, pod, container)
     for item in manifests.of_kind("ConfigMap"):
         proxy = item["data"].get("haproxy.cfg", "")
         for name in re.findall(r"verifyhost (\S+)", proxy):
@@ -162,6 +164,21 @@ def check_names(manifests: Manifests) -> list[str]:
             if host not in {f"{name}.octavo.svc.cluster.local" for name in services}:
                 findings.append(f"{title(item)}: dials {host}, which is no Service")
     return findings
+
+
+def _front_mistakes(manifests: Manifests, pod: PodTemplate, container: Object) -> list[str]:
+    """The core trusts the name in the certificate of a front, and clients find their names in the one of fronts."""
+    if container["name"] != "front" or "OCTAVO_FRONT_CORE_TLS_CERT" not in environment(container):
+        return []
+    scheduler = next(item for item in manifests.pod_templates() if item.component == "scheduler")
+    trusted = environment(scheduler.containers[0]).get("OCTAVO_SCHEDULER_TRUSTED_FRONTS")
+    shown = manifests.find("Certificate", "octavo-front-internal-tls")
+    if shown is None or shown["spec"]["commonName"] != trusted:
+        return [f"{pod.owner}: the core trusts {trusted}, which is no name of a front"]
+    served, known = (manifests.find("Certificate", f"octavo-{name}-tls") for name in ("front", "scheduler"))
+    if served is None or known is None or served["spec"]["dnsNames"] != known["spec"]["dnsNames"]:
+        return [f"{pod.owner}: serves under other names than the scheduler"]
+    return []
 
 
 def _certificate_mistakes(manifests: Manifests, who: str, name: str) -> list[str]:
@@ -176,6 +193,9 @@ def _dialled(manifests: Manifests, pod: PodTemplate, container: Object) -> list[
         config, _ = load_settings(manifests, pod, container)
         targets = getattr(config, "executor", ())
         return [target.removeprefix("dns:///").rpartition(":")[0] for target in targets]
+    if container["name"] == "front":
+        config, _ = load_settings(manifests, pod, container)
+        return [getattr(config, "core", "").rpartition(":")[0]]
     hosts = [url.rpartition(":")[0].rpartition("/")[2] for url in worker_urls(container)]
     return [host for host in hosts if host != LOOPBACK]  # that is a proxy in the same pod
 
@@ -196,6 +216,8 @@ def check_encryption(manifests: Manifests) -> list[str]:
             config, _ = load_settings(manifests, pod, container) if container["name"] != "gateway" else (None, ())
             if config is not None and pod.leader and not (config.tls_cert and config.tls_client_ca):
                 findings.append(f"{pod.owner}: serves without mutual TLS")
+            if getattr(config, "core_listen", None) and not getattr(config, "front_tls_ca", None):
+                findings.append(f"{pod.owner}: fronts join without mutual TLS")
             findings += [f"{pod.owner}: {url} is plaintext" for url in worker_urls(container) if LOOPBACK not in url]
     return findings
 

@@ -40,10 +40,10 @@ def test_what_is_made_by_hand_is_in_the_documentation() -> None:
     assert [name for _, name in MADE_BY_HAND if name not in page] == []
 
 
-def test_the_file_of_settings_names_both_services() -> None:
+def test_the_file_of_settings_names_all_services() -> None:
     tables = tomllib.loads((K8S / "base/octavo.toml").read_text(encoding="utf-8"))
 
-    assert set(tables) == {"scheduler", "executor"}
+    assert set(tables) == {"scheduler", "front", "executor"}
 
 
 def test_every_directory_of_a_component_is_one() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.k8s.checks import CHECKS
-from tests.k8s.manifests import Manifests, overlay
+from tests.k8s.manifests import OVERLAYS, Manifests, components, overlay
 from tests.k8s.planted_mistakes import MISTAKES, REMOVED
 
 
@@ -15,7 +15,7 @@ from tests.k8s.planted_mistakes import MISTAKES, REMOVED
     ids=[f"{check}: {target} {place.rpartition('.')[2]} {words}" for check, _, target, place, _, words in MISTAKES],
 )
 def test_a_planted_mistake_is_found(check: str, name: str, target: str, place: str, value: object, words: str) -> None:
-    manifests = overlay(name)
+    manifests = overlay(name) if name in OVERLAYS else components(*name.split("+"))
 
     _plant(manifests, target, place, value)
 

@@ -3,7 +3,7 @@
 from tests.mutants.fault import Fault
 
 KINDS = ("tests/unit/scheduler_svc/core/dispatch/test_kinds.py",)
-SPANS = ("tests/unit/scheduler_svc/core/test_provenance.py",)
+SPANS = ("tests/unit/scheduler_svc/request/test_provenance.py",)
 ID = "tests/numerics/test_numerics_id.py"
 TOLD = "tests/contract/test_numerics.py"
 CODE = ("tests/unit/executor_svc/native/test_compiled_code.py",)
@@ -33,14 +33,49 @@ FAULTS = (
     ),
     Fault(
         "an executor that brought nothing made a span",
-        "scheduler_svc/core/provenance.py",
+        "scheduler_svc/request/provenance.py",
         "if span.begin != progress]",
         "]",
         SPANS,
     ),
     Fault(
+        "a sink is told where a span begins and not how far the group has come",
+        "scheduler_svc/engine/live_request.py",
+        "self.sink.begin_span(provenance.latest)",
+        "self.sink.begin_span(provenance.spans[-1])",
+        SPANS,
+    ),
+    Fault(
+        "a request that requires one kind goes on at another one",
+        "scheduler_svc/core/step/admission.py",
+        "if not group.requires_same_numerics:",
+        "if True:",
+        (f"{TOLD}::test_a_continuation_goes_on_at_the_kind_that_it_names_or_nowhere",),
+    ),
+    Fault(
+        "an answer goes on with other weights",
+        "scheduler_svc/front/api/generation.py",
+        "if begun_with and weights and begun_with != weights:",
+        "if False:",
+        (f"{TOLD}::test_a_continuation_goes_on_at_the_kind_that_it_names_or_nowhere",),
+    ),
+    Fault(
+        "a delta names each span again",
+        "scheduler_svc/front/response.py",
+        "for span in self._provenance.of_output(index, output.num_taken_tokens) if span[0] >= told]",
+        "for span in self._provenance.of_output(index, output.num_taken_tokens)]",
+        (f"{TOLD}::test_a_request_that_goes_on_at_another_kind_says_where",),
+    ),
+    Fault(
+        "a continuation does not say who made the last of the answer",
+        "octavo/streamed_answer.py",
+        'numerics_id=latest.numerics_id if latest else "",',
+        'numerics_id="",',
+        ("tests/unit/octavo/test_resumption.py",),
+    ),
+    Fault(
         "executors that promise nothing are reproducible",
-        "scheduler_svc/executors/served_model.py",
+        "scheduler_svc/request/served_model.py",
         "if not (info.numerics_id and info.is_invariant)",
         "if not info.numerics_id",
         (f"{TOLD}::test_an_executor_that_is_not_invariant_is_not_reproducible",),

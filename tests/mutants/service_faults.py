@@ -44,6 +44,13 @@ FAULTS = (
         "< 2:",
         (f"{UNIT}/executors/test_driver.py",),
     ),
+    Fault(
+        "a busy scheduler keeps what it made for lost executors",
+        "shared/garbage_collection.py",
+        "self._is_idle() or num_dropped != self._num_dropped_before",
+        "self._is_idle()",
+        ("tests/unit/shared/test_garbage_collection.py",),
+    ),
     # The session with an executor
     Fault(
         "a model's default counts for nothing",
@@ -69,7 +76,7 @@ FAULTS = (
     Fault(
         "a filter is asked of beams",
         f"{SERVICE}/front/api/sampling_validation.py",
-        "parameter.stage in (Stage.FILTER, Stage.DRAW)",
+        "parameter.stage in BEAMLESS_STAGES",
         "parameter.stage in (Stage.DRAW,)",
         (f"{UNIT}/front/api/test_sampling_validation.py",),
     ),

@@ -11,8 +11,9 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from scheduler_svc.core.beams.beam_search import BeamSearch, BeamSearchParams, EarlyStopping, Float32Array, Hypothesis
-from scheduler_svc.core.stopping import FinishReason
+from scheduler_svc.core.beams.beam_search import BeamSearch
+from scheduler_svc.request.outputs import FinishReason, Float32Array, Hypothesis
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from tests.numerics.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.support.beam_driving import HashedModel, run_search
 

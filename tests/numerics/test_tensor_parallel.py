@@ -15,8 +15,8 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.worker.loading import check_model, load_worker
 from executor_svc.worker.torch_worker import TorchWorker
-from scheduler_svc.core.stopping import StopConditions
-from scheduler_svc.executors.served_model import CoreSettings
+from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.request.parameters import StopConditions
 from shared.errors import ModelLoadError
 from shared.step import SamplingRow, StepResult, TableDelta, pairs
 from tests.numerics.architectures import save_tiny_architecture

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from scheduler_svc.core.stopping import FinishReason
+from scheduler_svc.request.outputs import FinishReason
 from tests.numerics.ties import Logits, assert_same_search
 from tests.support.fleet import FoundHypothesis
 

@@ -36,6 +36,7 @@ class FakeAdmin:
         num_blocks: Blocks of each executor.
         share_changed: Share of the blocks of an executor that are in another state at each GetBlockMap.
         token: What a call has to send; empty: nothing.
+        front_tokens_per_s: Tokens that go to each ready front between two GetSchedulerState, a second apart.
         address: Where it serves, host:port; after `start`.
     """
 
@@ -43,6 +44,7 @@ class FakeAdmin:
     num_blocks: int = 64
     share_changed: float = 0.0
     token: str = ""
+    front_tokens_per_s: int = 0
     address: str = "127.0.0.1:0"
     maps: dict[str, np.ndarray[tuple[int], np.dtype[np.uint8]]] = field(default_factory=dict)
     _runner: web.AppRunner | None = None
@@ -74,6 +76,8 @@ class FakeAdmin:
     def _answer(self, method: str, body: str) -> Message:
         if method == "GetSchedulerState":
             self.state.uptime_ms += 1000
+            for front in self.state.fronts:
+                front.num_output_tokens += self.front_tokens_per_s * front.is_ready
             return self.state
         if method == "GetBlockMap":
             return self._block_map(json_format.Parse(body, pb.GetBlockMapRequest()).executor)

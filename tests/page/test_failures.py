@@ -139,6 +139,27 @@ async def test_what_is_wrong_with_an_executor_is_text_whatever_it_says(browser: 
         assert await watched.page.evaluate("[window.wasRun, document.images.length]") == [None, 0]
 
 
+async def test_fronts_are_a_row_each_and_nothing_where_there_are_none(browser: Browser) -> None:
+    state = state_with(1)
+    async with opened(browser, FakeAdmin(state, front_tokens_per_s=250)) as watched:
+        await expect(watched.page.locator("#fronts")).to_be_hidden()
+        busy = state.fronts.add(front_id="0", pid=71, is_ready=True, num_requests=1200, num_restarts=2)
+        busy.MergeFrom(admin_pb2.FrontState(num_sessions=3, num_credits=0, loop_lag_us=45_600))
+        state.fronts.add(front_id="1")
+        await next_round(watched)
+        await next_round(watched)
+
+        rows = watched.page.locator("#front-rows tr")
+        await expect(rows.nth(0).locator("td")).to_have_text(
+            ["Front 0 takes callsprocess 71; started again 2 times", "1,200", "250", "45.6 ms", "3", "0"]
+        )
+        await expect(rows.nth(1).locator("td")).to_have_text(["Front 1 has ended", "0", "0", "–", "0", "–"])
+        await expect(watched.page.locator("#fronts-summary")).to_have_text("1 of 2 take calls")
+        await expect(rows.locator(".chip.bad")).to_have_count(1)
+        await watched.page.set_viewport_size({"width": 360, "height": 800})
+        assert await watched.page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
 async def test_a_request_that_is_gone_gets_one_sentence_and_is_not_asked_for_again(browser: Browser) -> None:
     async with opened(browser, FakeAdmin(state_with(1)), "/#request=100%25%20gone") as watched:
         await expect(watched.page.locator("#request-title")).to_have_text("100% gone")

@@ -39,7 +39,7 @@ def test_a_picture_of_the_documentation_is_not_blank(path: Path) -> None:
 
 def test_the_page_of_the_killed_executor_has_the_texts_of_its_script() -> None:
     document = DOCUMENT.read_text(encoding="utf-8")
-    for block, command in {**COMMANDS, "paused": COMMANDS["generate"]}.items():
+    for block, command in COMMANDS.items():
         assert f"<!-- {block} -->\n```console\n$ {command}\n" in with_block(document, block, "anything")
     top = (FIGURES / "killed-executor-top.svg").read_text(encoding="utf-8")
     assert "not&#160;attached" in top

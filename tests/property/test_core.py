@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.request.parameters import StopConditions
 from tests.support.workloads import VOCAB_SIZE, Request, Workload, play, workloads
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.provenance import Numerics
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle
-from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
+from scheduler_svc.request.parameters import StopConditions
+from scheduler_svc.request.provenance import Numerics
 from tests.support.fleet import FoundHypothesis, MakeFleet, Member, Output, VirtualFleet
 from tests.support.placement import PlacementCheck, fits_when_empty
 from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone

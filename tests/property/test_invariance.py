@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID
 from executor_svc.fake.worker import FakeWorker
-from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
-from scheduler_svc.core.stopping import StopConditions
-from scheduler_svc.executors.served_model import CoreSettings
+from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from shared.step import SamplingRow
 from shared.token_rules import TokenRules
 from tests.support.fleet import Outcome

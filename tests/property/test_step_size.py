@@ -7,9 +7,9 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.execution.v1 import execution_service_pb2 as pb
-from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.executors.served_model import CoreSettings, serving_limits
+from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from shared.step import INT32_MAX, Admission, Fork, Int32Array, SamplingRow, Step, TableDelta, no_pairs
 from shared.step_size import step_bytes
 from shared.token_rules import TokenRules

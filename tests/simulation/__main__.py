@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.simulation.campaign import FinishedRun, Limits, OtherCodeError, Run, RunFile, run_all
+from tests.simulation.campaign import FinishedRun, Limits, Run, run_all
 from tests.simulation.draw import draw_plan
 from tests.simulation.plan import MODES, SAFETY, Plan, shortened
 from tests.simulation.plan_json import plan_to_json, read_plan
@@ -21,6 +21,7 @@ from tests.simulation.run import simulate
 from tests.simulation.shrink import Shrinker
 from tests.simulation.summary import COMMAND, print_summary
 from tests.simulation.trace import Trace
+from tests.support.run_file import OtherCodeError, RunFile
 
 BOTH = "both"
 
@@ -48,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run_many(arguments: argparse.Namespace, runs: list[Run]) -> int:
-    file = RunFile(arguments.resume)
+    file = RunFile(arguments.resume, FinishedRun, "tests/simulation")
     wanted = set(runs)
     finished = [each for each in file.finished if each.run in wanted]
     known = {each.run for each in finished}

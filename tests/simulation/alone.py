@@ -14,15 +14,16 @@ from octavo.sampling_params import with_keywords
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
-from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.engine.live_request import LiveRequest, group_of
 from scheduler_svc.engine.live_requests import LiveRequests
-from scheduler_svc.executors.served_model import CoreSettings, ServedModel, serving_limits
+from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
 from scheduler_svc.front.api.generation import check_request
 from scheduler_svc.front.api.generation_messages import finished_message
 from scheduler_svc.front.api.request_limits import FrontSettings
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.request.served_model import ServedModel
 from scheduler_svc.telemetry.meter import Meter
 from tests.simulation.shapes import MAX_MODEL_LEN, Shape
 
@@ -54,7 +55,7 @@ def answer_alone(shape: Shape, sliding_window_tokens: int) -> Finished:
     fleet = Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy())
     core = fleet.join(serving_limits(info, CoreSettings()), epoch=1)
     requests = LiveRequests(fleet, lambda: None, Meter(), clock=lambda: 0.0, unix_s=lambda: 0.0)
-    group, has_stop_strings = asked.engine.to_group(1, MAX_MODEL_LEN), asked.engine.has_stop_strings
+    group, has_stop_strings = group_of(asked.engine, 1, MAX_MODEL_LEN), asked.engine.has_stop_strings
     live = LiveRequest(group, response, 0.0, has_stop_strings=has_stop_strings)
     requests.add(live)
     while response.ended is None:

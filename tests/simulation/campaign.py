@@ -1,34 +1,20 @@
-"""Many runs: seed by seed, on several processes, in pieces that are put together again by a file.
-
-Each finished run is a line of the file; a later piece leaves out what it finds there. The first line has a hash of the
-code, since runs of other code say nothing of this one.
-"""
+"""Many runs: seed by seed, on several processes. `tests/support/run_file.py` puts pieces of them together again."""
 
 import contextlib
 import gc
-import hashlib
-import json
 import multiprocessing
 import queue
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import Any
 
 from tests.simulation.draw import SEEDS_OF_A_GROUP, draw_plan
 from tests.simulation.run import Outcome, simulate
 
-_ROOT = Path(__file__).parents[2]
-_CODE = ("scheduler_svc", "executor_svc", "octavo", "shared", "tests/simulation")
-
 # A worker looks so often whether it is to stop, in seconds, while it waits.
 _LOOK_INTERVAL_S = 0.5
-
-
-class OtherCodeError(Exception):
-    """A file has runs of other code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +50,6 @@ class FinishedRun:
         plan = outcome.plan
         counts = outcome.num_steps, outcome.num_faults, outcome.virtual_s, cpu_s
         return cls(plan.seed, plan.mode, outcome.broken, outcome.digest, *counts, dict(outcome.seen))
-
-    @classmethod
-    def from_json(cls, line: str) -> "FinishedRun":
-        """Return what a line of the file says."""
-        return cls(**json.loads(line))
 
 
 def run_one(run: Run) -> FinishedRun:
@@ -172,53 +153,3 @@ def _groups(runs: Iterable[Run]) -> list[list[Run]]:
     for run in runs:
         groups.setdefault(run.seed // SEEDS_OF_A_GROUP, []).append(run)
     return list(groups.values())
-
-
-class RunFile:
-    """The finished runs of a campaign, one a line.
-
-    Args:
-        path: Of the file; None: nothing is kept.
-
-    Attributes:
-        finished: What earlier pieces left there.
-
-    Raises: OtherCodeError: it was begun with other code. OSError: it cannot be read or written.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self.finished: list[FinishedRun] = []
-        self._file: TextIO | None = None
-        if path is None:
-            return
-        code = code_hash()
-        if path.exists() and path.stat().st_size:
-            first, *lines = path.read_text().splitlines()
-            if (begun_with := json.loads(first)["code"]) != code:
-                raise OtherCodeError(f"{path} has runs of the code {begun_with}, and this is {code}: take another file")
-            self.finished = [FinishedRun.from_json(line) for line in lines]
-        self._file = path.open("a")
-        if not path.stat().st_size:
-            self._write(json.dumps({"code": code}))
-
-    def add(self, finished: FinishedRun) -> None:
-        """Keep a run."""
-        self._write(json.dumps(asdict(finished), sort_keys=True))
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-
-    def _write(self, line: str) -> None:
-        if self._file is not None:
-            self._file.write(line + "\n")
-            self._file.flush()
-
-
-def code_hash() -> str:
-    """Return a hash of all code that a run depends on."""
-    digest = hashlib.sha256()
-    for path in sorted(path for name in _CODE for path in (_ROOT / name).rglob("*.py")):
-        digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]

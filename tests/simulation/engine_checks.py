@@ -14,12 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.interface import EndedRequest
-from scheduler_svc.engine.request_life import LifeEvent
+from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.plan import BROKEN_AT_LEAST_S, Plan
 from tests.simulation.shapes import POISONED

@@ -6,7 +6,7 @@ from typing import Any
 
 from octavo.core.v1 import core_service_pb2 as pb
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.interface import FinishReason
+from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.front_session import FrontSession, _RemoteSink
@@ -60,14 +60,19 @@ def _note(process: str, watchers: Sequence[Watcher], name: str) -> None:
 
 
 def _begin(
-    begin: Callable[..., None], link: CoreServicer, note: Note, hello: pb.FrontHello, session: FrontSession
+    begin: Callable[..., None],
+    link: CoreServicer,
+    note: Note,
+    key: tuple[bool, str],
+    hello: pb.FrontHello,
+    session: FrontSession,
 ) -> None:
     for older in link.sessions:
         if older.name == session.name:
             note("session fenced by a newer one")
             if older.num_requests:
                 note("fenced session had requests")
-    begin(hello, session)
+    begin(key, hello, session)
     session.run = partial(_run, session.run, session, note)  # type: ignore[method-assign]
     session.take = partial(_take_request, session.take, session, link, note)  # type: ignore[method-assign]
     session.refuse = partial(_refuse, session.refuse, note)  # type: ignore[method-assign]

@@ -192,7 +192,7 @@ class SchedulerMachine(Machine):
             {
                 "executor": (EXECUTORS,),
                 "scheduler_id": self.name,
-                "fronts": len(self.fronts),
+                "fronts": str(len(self.fronts)),
                 **self._world.plan.settings,
             }
         )

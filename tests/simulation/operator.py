@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 from octavo.admin_client import AdminClient, NotFoundError
 from octavo.errors import OctavoError, UnavailableError
@@ -23,9 +23,8 @@ class SimulatedAdminClient(AdminClient):
         super().__init__(address)
         self._network = network
 
-    async def __aenter__(self) -> Self:
-        self._channel = SimulatedChannel(self._network, self.address, CLIENT_KEEPALIVE_S)  # type: ignore[assignment]
-        return self
+    def _dial(self, address: str) -> Any:
+        return SimulatedChannel(self._network, address, CLIENT_KEEPALIVE_S)
 
 
 async def look_around(checks: Checks, network: Network, address: str, executors: Sequence[str], seed: str) -> None:

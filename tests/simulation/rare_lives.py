@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler_svc.core.group_event import EventKind
-from scheduler_svc.engine.interface import EndedRequest
+from scheduler_svc.request.life import EndedRequest, EventKind
 from tests.simulation.engine_checks import COUNTED_OUT
 from tests.simulation.rare import Rare
 

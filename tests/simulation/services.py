@@ -6,7 +6,7 @@ Left out are ports, health checks and the HTTP servers: sockets, which a simulat
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.servicer import ExecutionServicer
@@ -30,6 +30,7 @@ from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
+from scheduler_svc.own_front import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
 from scheduler_svc.service import HEARTBEATS_PER_LEASE, engine_settings
 from shared.grpc_status import StatusInterceptor
 from shared.metric import Metric
@@ -42,6 +43,7 @@ from tests.simulation.step_thread import SimulatedStepThread
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 CLIENT_KEEPALIVE_S = 50.0  # as octavo.Client asks for it
+LINK_KEEPALIVE_S = (KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS) / 1000
 
 # How often a core looks whether its fronts have to be told how it is: less often than in production, as each look
 # costs a simulation time even where nothing happens, and fronts that know old things meet more.
@@ -113,7 +115,7 @@ class SimulatedScheduler:
 
     async def _run(self) -> None:
         config = self.config
-        tokenizer = TokenizerFiles() if config.fronts else ModelTokenizer()
+        tokenizer = TokenizerFiles() if config.num_fronts else ModelTokenizer()
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s, self.resolve),
             self._connect,
@@ -200,7 +202,12 @@ class SimulatedFront:
         """Join the core, and serve once that one has said how it is."""
         tokenizer = ModelTokenizer()
         self.core = RemoteCore(
-            self._dial, self.name, tokenizer.load, self._set_ready, lambda: [METRIC.single(1.0)], self.unix_s
+            self._dial,
+            self.name,
+            tokenizer.load,
+            self._set_ready,
+            lambda: [METRIC.single(1.0)],
+            unix_s=self.unix_s,
         )
         self.on_core(self.core)
         self.generation = GenerationServicer(Generation(self.core, tokenizer, front_settings(self.config)))
@@ -227,7 +234,7 @@ class SimulatedFront:
         await self.server.stop(self.network.delay_s() * 4)
 
     def _dial(self) -> Any:
-        return SimulatedChannel(self.network, self.link)
+        return SimulatedChannel(self.network, self.link, LINK_KEEPALIVE_S)
 
     async def _set_ready(self, is_ready: bool) -> None:
         self.is_ready = is_ready
@@ -237,12 +244,11 @@ class SimulatedClient(Client):
     """octavo.Client on the simulated network; of the process in whose context it is opened."""
 
     def __init__(self, network: Network, address: str) -> None:
-        super().__init__(address)
+        super().__init__(address, resume_timeout_s=0.0)
         self._network = network
 
-    async def __aenter__(self) -> Self:
-        self._channel = SimulatedChannel(self._network, self.address, CLIENT_KEEPALIVE_S)  # type: ignore[assignment]
-        return self
+    def _dial(self, address: str) -> Any:
+        return SimulatedChannel(self._network, address, CLIENT_KEEPALIVE_S)
 
 
 def virtual_unix_s(loop: SimulationLoop) -> float:

@@ -4,15 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.core.group_event import EventKind
-from scheduler_svc.engine.interface import EndedRequest, RequestTimes
-from scheduler_svc.engine.request_life import LifeEvent
+from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
 from tests.simulation.__main__ import main
-from tests.simulation.campaign import FinishedRun, Limits, OtherCodeError, Run, RunFile, run_all
+from tests.simulation.campaign import FinishedRun, Limits, Run, run_all
 from tests.simulation.plan import MODES
 from tests.simulation.rare_lives import RARE_LIVES, Life, word_of
 from tests.simulation.sometimes import RARE
 from tests.simulation.summary import print_summary
+from tests.support.run_file import OtherCodeError, RunFile
 
 RUNS = [Run(seed, mode) for seed in range(60) for mode in MODES]
 
@@ -44,12 +43,12 @@ def test_an_error_of_a_process_ends_the_campaign() -> None:
 
 def test_a_later_piece_finds_what_an_earlier_one_left(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    first = RunFile(path)
+    first = RunFile(path, FinishedRun, "tests/simulation")
     for run in RUNS[:5]:
         first.add(_run(run))
     first.close()
 
-    second = RunFile(path)
+    second = RunFile(path, FinishedRun, "tests/simulation")
     second.close()
 
     assert second.finished == [_run(run) for run in RUNS[:5]]
@@ -60,7 +59,7 @@ def test_runs_of_other_code_are_not_mixed_in(tmp_path: Path) -> None:
     path.write_text(json.dumps({"code": "other"}) + "\n")
 
     with pytest.raises(OtherCodeError, match="has runs of the code other, and this is"):
-        RunFile(path)
+        RunFile(path, FinishedRun, "tests/simulation")
 
 
 def test_a_summary_shows_failures_and_what_never_was(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,8 +69,8 @@ def test_the_smallest_parts_are_those_of_which_each_is_needed() -> None:
             True,
         ),
         (
-            "at 1 s: a request goes on 240 s after all was healed: r1, r2",
-            "at 2 s: a request goes on 240 s after all was healed: r5",
+            "at 1 s: no request ends for 240 s, and all is healed: r1, r2",
+            "at 2 s: no request ends for 240 s, and all is healed: r5",
             True,
         ),
         ("at 1 s: r1 ended twice", "at 1 s: r1 is in 2 places", False),

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.interface import EndedRequest
+from scheduler_svc.request.life import EndedRequest, EventKind
 from shared.events import Event
 from shared.step import StepResult
 from tests.simulation.checks import RequestRecord

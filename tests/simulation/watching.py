@@ -13,8 +13,8 @@ from scheduler_svc.core.sequence import Sequence as TokenSequence
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.interface import EndedRequest
 from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.request.life import EndedRequest
 from shared.events import Event
 from shared.step import StepResult
 from tests.simulation.plan import FaultPlan

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.waiting.policy import Policy
+from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from tests.support.driving import name_of, small_limits
 from tests.support.fleet import MakeFleet, Member, VirtualFleet
 from tests.support.toy_executor import ToyExecutor, count_up

@@ -2,10 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import pytest
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.front_process import serve
@@ -19,36 +19,59 @@ NUM_FRONTS = int(os.environ.get(NUM_FRONTS_VARIABLE, "0"))
 class FrontInProcess:
     """Stands for the process of a front; ends as one that is killed, or told to."""
 
-    def __init__(self, link: str, number: int, settings: str) -> None:
+    def __init__(self, link: str, number: int, config: SchedulerConfig) -> None:
         self._told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        config = SchedulerConfig.model_validate_json(settings)
-        self.pid = os.getpid()
         self.task = asyncio.create_task(serve(config, link, str(number), self._wait))
 
     async def _wait(self) -> str:
         return await self._told
 
-    def terminate(self) -> None:
+    async def terminate(self) -> None:
+        """Tell it to end, and return once it has."""
         if not self._told.done():
             self._told.set_result("the test says so")
+        await asyncio.gather(self.task, return_exceptions=True)
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
+        """End it as a crash would."""
         self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
 
 
-@contextmanager
-def fronts_in_this_process() -> Iterator[None]:
-    """Let the fronts of schedulers run here."""
+class FrontsInProcess:
+    """As many fronts as a configuration asks for.
 
-    async def keep(self: Fronts, number: int, settings: str) -> None:
-        front = FrontInProcess(self.link, number, settings)
-        self._processes[number] = front  # type: ignore[assignment]
+    Attributes:
+        link: Where they join.
+        config: Theirs and their core's, with the ports that they have.
+        fronts: They, by number.
+    """
+
+    def __init__(self, config: SchedulerConfig, folder: Path) -> None:
+        self.link = f"unix:{folder}/core.sock"
+        self._reserved = Fronts(config, self.link)  # its processes are never started
+        self.config = self._reserved.config
+        self.fronts = [self.start(number) for number in range(config.num_fronts)]
+
+    def start(self, number: int) -> FrontInProcess:
+        """Start one."""
+        return FrontInProcess(self.link, number, self.config)
+
+    async def end(self) -> None:
+        """Let all end in order."""
+        await asyncio.gather(*(front.terminate() for front in self.fronts))
+        await self._reserved.stop()
+
+
+@asynccontextmanager
+async def fronts_in_this_process(config: SchedulerConfig) -> AsyncIterator[FrontsInProcess | None]:
+    """Run the fronts of a scheduler here; None: it has none."""
+    if not config.num_fronts:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        fronts = FrontsInProcess(config, Path(folder))
         try:
-            await front.task
+            yield fronts
         finally:
-            front.task.cancel()
-            self._processes.pop(number, None)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fronts, "_keep", keep)
-        yield
+            await fronts.end()

@@ -12,7 +12,7 @@ from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver_interface import DriverSettings
 from scheduler_svc.executors.membership import Membership
-from scheduler_svc.executors.served_model import CoreSettings
+from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.executors.session import SessionTimings
 from shared.executor_info import ExecutorInfo
 from tests.support.live_requests import live_request

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from executor_svc.worker.interface import Worker
-from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stopping import StopConditions
-from scheduler_svc.executors.served_model import CoreSettings, serving_limits
+from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from shared.step import SamplingRow
 from tests.support.fleet import Member, Outcome, VirtualFleet, WiredWorker, assert_same_outcomes
 

@@ -4,16 +4,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.engine.interface import (
-    Alternatives,
-    EndedRequest,
-    EngineRequest,
-    FinishReason,
-    Hypothesis,
-    RequestHandle,
-    TokenSink,
-)
-from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.engine.live_request import LiveRequest, group_of
+from scheduler_svc.request.engine_client import RequestHandle, TokenSink
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.provenance import Provenance, Span
 from shared.errors import OctavoServiceError
 from tests.support.driving import group as make_group
 
@@ -33,10 +29,14 @@ class RecordingSink:
         self.ended: EndedRequest | None = None
         self.error: OctavoServiceError | None = None
         self.handle: RequestHandle = _NoHandle()
+        self.provenance = Provenance()
         self._stop_after = stop_after
 
     def begin(self, handle: RequestHandle) -> None:
         self.handle = handle
+
+    def begin_span(self, span: Span) -> None:
+        self.provenance.go_on(*span)
 
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
@@ -104,7 +104,7 @@ class PlayedEngineSide:
     """
 
     def __init__(self, request: EngineRequest, sink: TokenSink) -> None:
-        self.live = LiveRequest(request.to_group(arrival=1, max_model_len=32), sink, 0.0)
+        self.live = LiveRequest(group_of(request, arrival=1, max_model_len=32), sink, 0.0)
         self.abort_errors: list[OctavoServiceError] = []
         sink.begin(_PlayedHandle(self))
 

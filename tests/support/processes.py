@@ -1,13 +1,15 @@
 """Real service processes for end-to-end tests, started and stopped by process id."""
 
 import asyncio
+import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 # Where a port takes calls: each that has a name, at last the main one, which may not serve yet.
 PORT_LINE = re.compile(r"octavo \w+ (listening|serving( (?P<port>\w+))?) on (?P<address>[^\s,]+)(, waiting for .*)?")
@@ -42,15 +44,30 @@ class Service:
         await self.process.wait()
 
 
-async def start_service(module: str, *flags: str) -> Service:
-    """Start `python -m module` and return it once its ports take calls."""
+def children_of(pid: int, module: str) -> list[int]:
+    """Return the children of a process that run a module."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    children = (int(child) for path in lists for child in path.read_text(encoding="ascii").split())
+    return sorted(child for child in children if module in command_of(child))
+
+
+def command_of(pid: int) -> list[str]:
+    """Return what a process was started with; nothing if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
+    except OSError:
+        return []
+
+
+async def start_service(module: str, *flags: str, environment: Mapping[str, str] = MappingProxyType({})) -> Service:
+    """Start `python -m module` and return it once its ports take calls; `environment` is added to ours."""
     command = [sys.executable, "-P", "-m", module, "--exit-on-stdin-close", *flags]
     if "--listen" not in flags:
         command += ["--listen", "127.0.0.1:0"]
     if module == "scheduler_svc" and "--admin-listen" not in flags:
         command += ["--admin-listen", "127.0.0.1:0"]
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=os.environ | environment
     )
     assert process.stdout is not None
     other_addresses: dict[str, str] = {}

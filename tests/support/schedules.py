@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from executor_svc.worker.interface import Worker
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
-from scheduler_svc.core.stopping import StopConditions
-from scheduler_svc.executors.served_model import CoreSettings, serving_limits
+from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
+from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from shared.executor_info import ExecutorInfo
 from shared.step import NO_LOGPROBS, SamplingRow, Step
 from shared.token_rules import TokenRules

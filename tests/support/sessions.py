@@ -12,8 +12,10 @@ from typing import Any
 # A line of a page that stands for any lines.
 ELISION = "..."
 
-# Values that differ from run to run: ids that a service makes, times and sizes.
-_VARYING = re.compile(r'("(?:\w+_us|\w+_ms|\w+_bytes|instance_id|scheduler_id)": )[^,\n]+|request-[0-9a-f]{16}')
+# Values that differ from run to run: ids that a service makes, seeds that it chooses, times and sizes.
+_VARYING = re.compile(
+    r'("(?:\w+_us|\w+_ms|\w+_bytes|instance_id|scheduler_id)": |"seed": (?="\d{10}))[^,\n]+|request-[0-9a-f]{16}'
+)
 
 
 @dataclass(frozen=True, slots=True)

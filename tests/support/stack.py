@@ -2,8 +2,11 @@
 
 import asyncio
 import itertools
+import os
+import socket
+import stat
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,11 +27,10 @@ from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.front import Front
-from scheduler_svc.fronts import Fronts
 from scheduler_svc.service import SchedulerService
 from shared.executor_info import TokenizerFile
 from shared.grpc_server import GrpcServer
-from tests.support.fronts import NUM_FRONTS, fronts_in_this_process
+from tests.support.fronts import NUM_FRONTS, FrontsInProcess, fronts_in_this_process
 
 SERVICE = execution_service_pb2.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 MAX_MESSAGE_BYTES = 8 * 2**20
@@ -65,10 +67,16 @@ class ExecutorProcess:
         """End it as a crash would: every call breaks at once."""
         await self.server.stop(0)
 
-    async def break_connections(self) -> None:
-        """Cut every connection; the process lives on with all it knows."""
-        await self.server.stop(0)
-        await self._serve()
+    def break_connections(self) -> None:
+        """Cut every connection to it that this process has; it lives on with all it knows, and still listens."""
+        port = int(self.address.rpartition(":")[2])
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):
+                if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                    continue
+                with socket.socket(fileno=os.dup(number)) as connection:
+                    if connection.getpeername() == ("127.0.0.1", port):
+                        connection.shutdown(socket.SHUT_RDWR)
 
     async def _serve(self) -> None:
         self.server = GrpcServer(listen=self.listen, max_message_bytes=MAX_MESSAGE_BYTES, service_names=[SERVICE])
@@ -85,6 +93,7 @@ class Stack:
     generation: "generation_service_pb2_grpc.GenerationServiceAsyncStub"
     admin: "admin_service_pb2_grpc.AdminServiceAsyncStub"
     address: str
+    fronts: FrontsInProcess | None = None
 
     @property
     def front(self) -> Front:
@@ -115,7 +124,7 @@ class Stack:
         """Return once some executor is attached."""
         await until(lambda: self.engine.fleet.cores)
         if (fronts := self.service.fronts) is not None:
-            await until(lambda: all_ready(fronts, fronts.num_fronts))
+            await fronts.wait_until_ready()
 
     def num_groups_on(self, executor: ExecutorProcess) -> int:
         """Return how many groups an executor has now."""
@@ -153,7 +162,6 @@ async def running_stack(
     """
     async with AsyncExitStack() as stack:
         stack.enter_context(losing_soon(is_so=loses_soon))
-        stack.enter_context(fronts_in_this_process())
         executors = [ExecutorProcess(worker or FakeWorker()) for worker in workers or (None,)]
         for executor in executors:
             await executor.start()
@@ -169,7 +177,11 @@ async def running_stack(
                 **settings,
             }
         )
-        service = SchedulerService(config)
+        fronts = await stack.enter_async_context(fronts_in_this_process(config))
+        if fronts is None:
+            service = SchedulerService(config)
+        else:
+            service = SchedulerService(fronts.config, fronts.link, on_drained=fronts.end)
         if membership is not None:
             service.engine.drivers.membership = membership
         address = await service.start()
@@ -184,17 +196,13 @@ async def running_stack(
             generation=generation_service_pb2_grpc.GenerationServiceStub(channel),
             admin=admin_service_pb2_grpc.AdminServiceStub(admin_channel),
             address=address,
+            fronts=fronts,
         )
         if ready:
             await running.attached()
         if ready and membership is None:
             await until(lambda: len(running.engine.fleet.cores) >= len(executors))
         yield running
-
-
-def all_ready(fronts: Fronts, num_fronts: int) -> bool:
-    """Return whether so many fronts take calls."""
-    return sum(session.is_ready for session in fronts.sessions) == num_fronts
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.request.parameters import StopConditions
 from shared.step import SamplingRow
 
 

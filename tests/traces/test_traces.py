@@ -27,12 +27,11 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from tests.support.driving import Bench, group, small_limits
 from tests.support.step_words import decision_lines, state_lines, token_lines
 from tests.support.toy_executor import count_up, hashed_next_token

@@ -11,8 +11,11 @@ import grpc.aio
 import pytest
 
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
+from octavo.client import Client
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.fronts import END_S
+from shared.tracing import MAX_FLUSH_S
 from tests.support.processes import PORT_LINE, Service, running_service
 from tests.support.stack import token_request
 from tests.tracing.collector import running_collector
@@ -126,6 +129,30 @@ async def test_one_trace_spans_the_tiers_through_losses_errors_and_aborts(monkey
     assert before.resource["service.instance.id"] != after.resource["service.instance.id"]
     assert len({span.resource["service.instance.id"] for span in executions(spans)}) == 2
     assert not any("walrus" in span.all_text for span in spans)
+
+
+async def test_fronts_send_their_traces_before_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert END_S > MAX_FLUSH_S, "a front is killed while it may still send"
+    traced = ["--tracing", "otlp"]
+    async with running_collector() as (collector, endpoint):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")  # so that what comes was flushed at the end
+        async with (
+            running_service("executor_svc.fake") as executor,
+            running_service(
+                *("scheduler_svc", "--executor", executor.address, "--fronts", "1", "--core-listen", "127.0.0.1:0"),
+                *traced,
+            ) as scheduler,
+            running_service("scheduler_svc.own_front", "--core", scheduler.other_addresses["fronts"], *traced) as front,
+        ):
+            for name, address in (("started", scheduler.address), ("own", front.address)):
+                async with Client(address) as client:
+                    await client.wait_until_ready(timeout_s=60)
+                assert await generate(address, token_request(20, 5, request_id=name)) == 5
+            assert await front.terminate() == 0
+            assert await scheduler.terminate() == 0
+        for name in ("started", "own"):
+            assert trace_of(collector.spans, name).request.resource["service.name"] == "octavo-scheduler"
 
 
 async def test_nothing_is_imported_or_sent_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,10 @@ from executor_svc.worker.loading import load_worker
 from octavo.local_options import LocalOptions
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.settings import EngineSettings
-from scheduler_svc.executors.served_model import serving_limits
+from scheduler_svc.executors.serving_limits import serving_limits
+from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.service import engine_settings
 from shared.garbage_collection import settle
 from shared.step import SamplingRow

@@ -213,7 +213,7 @@ class FrontState(_message.Message):
     """Numbers that are a name or an answer even when they are 0 (slots, blocks, positions, what is free)
     have presence, so that JSON shows them.
 
-    FrontState is one front process as the scheduler sees it.
+    FrontState is one front as the scheduler sees it: a process of --fronts, or a front of its own.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -223,16 +223,33 @@ class FrontState(_message.Message):
     IS_READY_FIELD_NUMBER: _builtins.int
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_RESTARTS_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    NUM_SESSIONS_FIELD_NUMBER: _builtins.int
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CREDITS_FIELD_NUMBER: _builtins.int
+    LOOP_LAG_US_FIELD_NUMBER: _builtins.int
     front_id: _builtins.str
     """Its name; a process that is started in its place keeps it."""
     pid: _builtins.int
-    """Its process; 0: it has ended, and is started again."""
+    """Its process; 0: it has ended, and is started again, or it is a front of its own."""
     is_ready: _builtins.bool
     """Whether it takes calls."""
     num_requests: _builtins.int
     """Live requests whose clients it holds."""
     num_restarts: _builtins.int
-    """How often it was started again."""
+    """How often it was started again; 0 for a front of its own."""
+    address: _builtins.str
+    """From where a front of its own has joined, host:port. Empty: the scheduler has started it."""
+    num_sessions: _builtins.int
+    """How often it has joined since the core started: more than once if it was started again, or its stream broke."""
+    num_output_tokens: _builtins.int
+    """Tokens of sampled outputs that were sent to it since the core started."""
+    num_credits: _builtins.int
+    """Messages that the core may send before the front asks for more; 0: the front takes nothing. Absent: it has not
+    joined.
+    """
+    loop_lag_us: _builtins.int
+    """How late a timer of its event loop was at most in the last minute or two, in microseconds; told every 2 seconds."""
     def __init__(
         self,
         *,
@@ -241,12 +258,19 @@ class FrontState(_message.Message):
         is_ready: _builtins.bool = ...,
         num_requests: _builtins.int = ...,
         num_restarts: _builtins.int = ...,
+        address: _builtins.str = ...,
+        num_sessions: _builtins.int = ...,
+        num_output_tokens: _builtins.int = ...,
+        num_credits: _builtins.int | None = ...,
+        loop_lag_us: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_credits", b"_num_credits", "num_credits", b"num_credits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_id", b"front_id", "is_ready", b"is_ready", "num_requests", b"num_requests", "num_restarts", b"num_restarts", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_credits", b"_num_credits", "address", b"address", "front_id", b"front_id", "is_ready", b"is_ready", "loop_lag_us", b"loop_lag_us", "num_credits", b"num_credits", "num_output_tokens", b"num_output_tokens", "num_requests", b"num_requests", "num_restarts", b"num_restarts", "num_sessions", b"num_sessions", "pid", b"pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_credits: _TypeAlias = _typing.Literal["num_credits"]  # noqa: Y015
+    _WhichOneofArgType__num_credits: _TypeAlias = _typing.Literal["_num_credits", b"_num_credits"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_credits) -> _WhichOneofReturnType__num_credits | None: ...
 
 Global___FrontState: _TypeAlias = FrontState  # noqa: Y015
 

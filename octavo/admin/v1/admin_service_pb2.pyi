@@ -145,7 +145,7 @@ class GetSchedulerStateResponse(_message.Message):
 
     @_builtins.property
     def fronts(self) -> _containers.RepeatedCompositeFieldContainer[_admin_pb2.FrontState]:
-        """The front processes, by name; none: the scheduler's own process holds the calls of clients."""
+        """The fronts: those of --fronts by name, then those of their own that have joined; none: the scheduler's own process holds the calls of clients."""
 
     def __init__(
         self,

@@ -22,68 +22,71 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from octavo.core.v1 import continuation_pb2 as octavo_dot_core_dot_v1_dot_continuation__pb2
 from octavo.execution.v1 import execution_service_pb2 as octavo_dot_execution_dot_v1_dot_execution__service__pb2
 from octavo.execution.v1 import sampling_params_pb2 as octavo_dot_execution_dot_v1_dot_sampling__params__pb2
 from octavo.execution.v1 import step_pb2 as octavo_dot_execution_dot_v1_dot_step__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!octavo/core/v1/core_service.proto\x12\x0eoctavo.core.v1\x1a+octavo/execution/v1/execution_service.proto\x1a)octavo/execution/v1/sampling_params.proto\x1a\x1eoctavo/execution/v1/step.proto\"\xbd\x02\n\x0bJoinRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.octavo.core.v1.FrontHello\x12/\n\x0bsubmissions\x18\x02 \x03(\x0b\x32\x1a.octavo.core.v1.Submission\x12.\n\x0boutput_ends\x18\x03 \x03(\x0b\x32\x19.octavo.core.v1.OutputEnd\x12,\n\x06\x61\x62orts\x18\x04 \x03(\x0b\x32\x1c.octavo.core.v1.RequestAbort\x12.\n\x0b\x61\x62ort_calls\x18\x05 \x03(\x0b\x32\x19.octavo.core.v1.AbortCall\x12\x0f\n\x07\x63redits\x18\x06 \x01(\r\x12\x15\n\x08is_ready\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x0f\n\x07metrics\x18\x08 \x01(\x0c\x42\x0b\n\t_is_ready\"Y\n\nFrontHello\x12\x13\n\x0bmin_version\x18\x01 \x01(\r\x12\x13\n\x0bmax_version\x18\x02 \x01(\r\x12\x10\n\x08\x66ront_id\x18\x03 \x01(\t\x12\x0f\n\x07session\x18\x04 \x01(\x04\"\xd9\x04\n\nSubmission\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\x12\x35\n\x08sampling\x18\x05 \x01(\x0b\x32#.octavo.execution.v1.SamplingParams\x12\x39\n\x0btoken_rules\x18\x06 \x01(\x0b\x32\x1f.octavo.execution.v1.TokenRulesH\x00\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x15\n\rnum_sequences\x18\n \x01(\r\x12\x34\n\x0b\x62\x65\x61m_search\x18\x0b \x01(\x0b\x32\x1a.octavo.core.v1.BeamSearchH\x02\x88\x01\x01\x12\x10\n\x08priority\x18\x0c \x01(\x05\x12\x12\n\ncache_salt\x18\r \x01(\x06\x12 \n\x13num_prompt_logprobs\x18\x0e \x01(\rH\x03\x88\x01\x01\x12\x18\n\x10has_stop_strings\x18\x0f \x01(\x08\x12\x10\n\x08trace_id\x18\x10 \x01(\t\x12\x13\n\x0btraceparent\x18\x11 \x01(\t\x12\x12\n\nmodel_hash\x18\x12 \x01(\t\x12\x15\n\rmax_model_len\x18\x13 \x01(\rB\x0e\n\x0c_token_rulesB\r\n\x0b_max_tokensB\x0e\n\x0c_beam_searchB\x16\n\x14_num_prompt_logprobs\"e\n\nBeamSearch\x12\x12\n\nbeam_width\x18\x01 \x01(\r\x12\x13\n\x0bnum_outputs\x18\x02 \x01(\r\x12\x16\n\x0elength_penalty\x18\x03 \x01(\x01\x12\x16\n\x0e\x65\x61rly_stopping\x18\x04 \x01(\t\"p\n\tOutputEnd\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0coutput_index\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12)\n\x06reason\x18\x04 \x01(\x0e\x32\x19.octavo.core.v1.EndReason\"H\n\x0cRequestAbort\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x17.octavo.core.v1.Failure\"M\n\tAbortCall\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x13\n\x06tenant\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"\x98\x03\n\x0cJoinResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.octavo.core.v1.CoreWelcome\x12(\n\x05state\x18\x02 \x01(\x0b\x32\x19.octavo.core.v1.CoreState\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x03(\x04\x12\x37\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x1e.octavo.core.v1.PromptLogprobs\x12&\n\x06tokens\x18\x05 \x01(\x0b\x32\x16.octavo.core.v1.Tokens\x12.\n\x0boutput_ends\x18\x06 \x03(\x0b\x32\x19.octavo.core.v1.OutputEnd\x12.\n\x0bsearch_ends\x18\x07 \x03(\x0b\x32\x19.octavo.core.v1.SearchEnd\x12)\n\x05\x65nded\x18\x08 \x03(\x0b\x32\x1a.octavo.core.v1.RequestEnd\x12\x32\n\rabort_answers\x18\t \x03(\x0b\x32\x1b.octavo.core.v1.AbortAnswer\"3\n\x0b\x43oreWelcome\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\xaf\x02\n\tCoreState\x12/\n\x05model\x18\x01 \x01(\x0b\x32\x1b.octavo.core.v1.ServedModelH\x00\x88\x01\x01\x12\x15\n\rwhy_not_ready\x18\x02 \x01(\t\x12\x13\n\x0bis_draining\x18\x03 \x01(\x08\x12\x14\n\x0clast_trouble\x18\x04 \x01(\t\x12\x14\n\x0chas_executor\x18\x05 \x01(\x08\x12\x13\n\x0bnum_waiting\x18\x06 \x01(\r\x12\x13\n\x0bmax_waiting\x18\x07 \x01(\r\x12\x15\n\rretry_after_s\x18\x08 \x01(\x01\x12\"\n\x04load\x18\t \x01(\x0b\x32\x14.octavo.core.v1.Load\x12\x19\n\x0cmax_requests\x18\n \x01(\rH\x01\x88\x01\x01\x42\x08\n\x06_modelB\x0f\n\r_max_requests\"\xbc\x01\n\x04Load\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12!\n\x19num_waiting_prompt_tokens\x18\x03 \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\x04 \x01(\r\x12\x17\n\x0fnum_taken_slots\x18\x05 \x01(\r\x12\x18\n\x10num_cache_tokens\x18\x06 \x01(\x04\x12\x1d\n\x15num_used_cache_tokens\x18\x07 \x01(\x04\"\xd7\x01\n\x0bServedModel\x12:\n\x04info\x18\x01 \x01(\x0b\x32,.octavo.execution.v1.GetExecutorInfoResponse\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\r\x12\x13\n\x0bserved_name\x18\x04 \x01(\t\x12\x14\n\x0cnumerics_ids\x18\x05 \x03(\t\x12\x16\n\x0eweights_digest\x18\x06 \x01(\t\x12\x1c\n\x14why_not_reproducible\x18\x07 \x01(\t\"\xc2\x01\n\x06Tokens\x12\x0f\n\x07numbers\x18\x01 \x03(\x04\x12\x16\n\x0eoutput_indexes\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x11\n\tpositions\x18\x04 \x03(\r\x12\x10\n\x08logprobs\x18\x05 \x03(\x02\x12\x1a\n\x12\x61lternative_counts\x18\x06 \x03(\r\x12\x1d\n\x15\x61lternative_token_ids\x18\x07 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\x08 \x03(\x02\"o\n\x0ePromptLogprobs\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x1d\n\x15\x61lternative_token_ids\x18\x03 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\x04 \x03(\x02\"K\n\tSearchEnd\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12.\n\nhypotheses\x18\x02 \x03(\x0b\x32\x1a.octavo.core.v1.Hypothesis\"k\n\nHypothesis\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\r\n\x05score\x18\x03 \x01(\x01\x12)\n\x06reason\x18\x04 \x01(\x0e\x32\x19.octavo.core.v1.EndReason\"\x93\x01\n\nRequestEnd\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x17.octavo.core.v1.FailureH\x00\x88\x01\x01\x12\x30\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x1c.octavo.core.v1.EndedRequestH\x01\x88\x01\x01\x42\n\n\x08_failureB\x08\n\x06_ended\"A\n\x07\x46\x61ilure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x17\n\x0f\x61ttributes_json\x18\x03 \x01(\t\"\x93\x04\n\x0c\x45ndedRequest\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\r\x12\x12\n\nnum_losses\x18\x05 \x01(\r\x12\x18\n\x10\x61rrived_before_s\x18\x06 \x01(\x01\x12%\n\x18\x66irst_scheduled_before_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12!\n\x14\x66irst_token_before_s\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12 \n\x13last_token_before_s\x18\t \x01(\x01H\x02\x88\x01\x01\x12\x17\n\x0f\x65nded_at_unix_s\x18\n \x01(\x01\x12)\n\x06\x65vents\x18\x0b \x03(\x0b\x32\x19.octavo.core.v1.LifeEvent\x12.\n\x06reason\x18\x0c \x01(\x0e\x32\x19.octavo.core.v1.EndReasonH\x03\x88\x01\x01\x12\x32\n\nprovenance\x18\r \x03(\x0b\x32\x1e.octavo.core.v1.ProvenanceSpanB\x1b\n\x19_first_scheduled_before_sB\x17\n\x15_first_token_before_sB\x16\n\x14_last_token_before_sB\t\n\x07_reason\"=\n\tLifeEvent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08\x62\x65\x66ore_s\x18\x02 \x01(\x01\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\"n\n\x0eProvenanceSpan\x12\x13\n\x0bnumerics_id\x18\x01 \x01(\t\x12\x16\n\x0eweights_digest\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x03(\x04\x12\x1b\n\x13num_prompt_logprobs\x18\x04 \x01(\r\"-\n\x0b\x41\x62ortAnswer\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x10\n\x08was_live\x18\x02 \x01(\x08\"\x15\n\x13GetTokenizerRequest\"5\n\x14GetTokenizerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c*S\n\tEndReason\x12\x1a\n\x16\x45ND_REASON_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45ND_REASON_STOP\x10\x01\x12\x15\n\x11\x45ND_REASON_LENGTH\x10\x02\x32\xb1\x01\n\x0b\x43oreService\x12\x45\n\x04Join\x12\x1b.octavo.core.v1.JoinRequest\x1a\x1c.octavo.core.v1.JoinResponse(\x01\x30\x01\x12[\n\x0cGetTokenizer\x12#.octavo.core.v1.GetTokenizerRequest\x1a$.octavo.core.v1.GetTokenizerResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!octavo/core/v1/core_service.proto\x12\x0eoctavo.core.v1\x1a!octavo/core/v1/continuation.proto\x1a+octavo/execution/v1/execution_service.proto\x1a)octavo/execution/v1/sampling_params.proto\x1a\x1eoctavo/execution/v1/step.proto\"\xd2\x02\n\x0bJoinRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.octavo.core.v1.FrontHello\x12/\n\x0bsubmissions\x18\x02 \x03(\x0b\x32\x1a.octavo.core.v1.Submission\x12.\n\x0boutput_ends\x18\x03 \x03(\x0b\x32\x19.octavo.core.v1.OutputEnd\x12,\n\x06\x61\x62orts\x18\x04 \x03(\x0b\x32\x1c.octavo.core.v1.RequestAbort\x12.\n\x0b\x61\x62ort_calls\x18\x05 \x03(\x0b\x32\x19.octavo.core.v1.AbortCall\x12\x0f\n\x07\x63redits\x18\x06 \x01(\r\x12\x15\n\x08is_ready\x18\x07 \x01(\x08H\x00\x88\x01\x01\x12\x0f\n\x07metrics\x18\x08 \x01(\x0c\x12\x13\n\x0bloop_lag_us\x18\t \x01(\rB\x0b\n\t_is_ready\"{\n\nFrontHello\x12\x13\n\x0bmin_version\x18\x01 \x01(\r\x12\x13\n\x0bmax_version\x18\x02 \x01(\r\x12\x10\n\x08\x66ront_id\x18\x03 \x01(\t\x12\x0f\n\x07session\x18\x04 \x01(\x04\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x0b\n\x03pid\x18\x06 \x01(\r\"\xf3\x05\n\nSubmission\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x01(\x0c\x12\x35\n\x08sampling\x18\x05 \x01(\x0b\x32#.octavo.execution.v1.SamplingParams\x12\x39\n\x0btoken_rules\x18\x06 \x01(\x0b\x32\x1f.octavo.execution.v1.TokenRulesH\x00\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x15\n\rnum_sequences\x18\n \x01(\r\x12\x34\n\x0b\x62\x65\x61m_search\x18\x0b \x01(\x0b\x32\x1a.octavo.core.v1.BeamSearchH\x02\x88\x01\x01\x12\x10\n\x08priority\x18\x0c \x01(\x05\x12\x12\n\ncache_salt\x18\r \x01(\x06\x12 \n\x13num_prompt_logprobs\x18\x0e \x01(\rH\x03\x88\x01\x01\x12\x18\n\x10has_stop_strings\x18\x0f \x01(\x08\x12\x10\n\x08trace_id\x18\x10 \x01(\t\x12\x13\n\x0btraceparent\x18\x11 \x01(\t\x12\x12\n\nmodel_hash\x18\x12 \x01(\t\x12\x15\n\rmax_model_len\x18\x13 \x01(\r\x12\x37\n\x0c\x63ontinuation\x18\x14 \x01(\x0b\x32\x1c.octavo.core.v1.ContinuationH\x04\x88\x01\x01\x12\x1a\n\x12received_before_us\x18\x15 \x01(\x04\x12\x12\n\nwas_queued\x18\x16 \x01(\x08\x12\x1e\n\x16requires_same_numerics\x18\x17 \x01(\x08\x42\x0e\n\x0c_token_rulesB\r\n\x0b_max_tokensB\x0e\n\x0c_beam_searchB\x16\n\x14_num_prompt_logprobsB\x0f\n\r_continuation\"e\n\nBeamSearch\x12\x12\n\nbeam_width\x18\x01 \x01(\r\x12\x13\n\x0bnum_outputs\x18\x02 \x01(\r\x12\x16\n\x0elength_penalty\x18\x03 \x01(\x01\x12\x16\n\x0e\x65\x61rly_stopping\x18\x04 \x01(\t\"p\n\tOutputEnd\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0coutput_index\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12)\n\x06reason\x18\x04 \x01(\x0e\x32\x19.octavo.core.v1.EndReason\"H\n\x0cRequestAbort\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x17.octavo.core.v1.Failure\"M\n\tAbortCall\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x13\n\x06tenant\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"\xc8\x03\n\x0cJoinResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.octavo.core.v1.CoreWelcome\x12(\n\x05state\x18\x02 \x01(\x0b\x32\x19.octavo.core.v1.CoreState\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x03(\x04\x12\x37\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x1e.octavo.core.v1.PromptLogprobs\x12&\n\x06tokens\x18\x05 \x01(\x0b\x32\x16.octavo.core.v1.Tokens\x12.\n\x0boutput_ends\x18\x06 \x03(\x0b\x32\x19.octavo.core.v1.OutputEnd\x12.\n\x0bsearch_ends\x18\x07 \x03(\x0b\x32\x19.octavo.core.v1.SearchEnd\x12)\n\x05\x65nded\x18\x08 \x03(\x0b\x32\x1a.octavo.core.v1.RequestEnd\x12\x32\n\rabort_answers\x18\t \x03(\x0b\x32\x1b.octavo.core.v1.AbortAnswer\x12.\n\x0bspan_begins\x18\n \x03(\x0b\x32\x19.octavo.core.v1.SpanBegin\"\\\n\x0b\x43oreWelcome\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07tenants\x18\x03 \x03(\t\x12\x16\n\x0ehas_priorities\x18\x04 \x01(\x08\"\xaf\x02\n\tCoreState\x12/\n\x05model\x18\x01 \x01(\x0b\x32\x1b.octavo.core.v1.ServedModelH\x00\x88\x01\x01\x12\x15\n\rwhy_not_ready\x18\x02 \x01(\t\x12\x13\n\x0bis_draining\x18\x03 \x01(\x08\x12\x14\n\x0clast_trouble\x18\x04 \x01(\t\x12\x14\n\x0chas_executor\x18\x05 \x01(\x08\x12\x13\n\x0bnum_waiting\x18\x06 \x01(\r\x12\x13\n\x0bmax_waiting\x18\x07 \x01(\r\x12\x15\n\rretry_after_s\x18\x08 \x01(\x01\x12\"\n\x04load\x18\t \x01(\x0b\x32\x14.octavo.core.v1.Load\x12\x19\n\x0cmax_requests\x18\n \x01(\rH\x01\x88\x01\x01\x42\x08\n\x06_modelB\x0f\n\r_max_requests\"\xbc\x01\n\x04Load\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12!\n\x19num_waiting_prompt_tokens\x18\x03 \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\x04 \x01(\r\x12\x17\n\x0fnum_taken_slots\x18\x05 \x01(\r\x12\x18\n\x10num_cache_tokens\x18\x06 \x01(\x04\x12\x1d\n\x15num_used_cache_tokens\x18\x07 \x01(\x04\"\xd7\x01\n\x0bServedModel\x12:\n\x04info\x18\x01 \x01(\x0b\x32,.octavo.execution.v1.GetExecutorInfoResponse\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x03 \x01(\r\x12\x13\n\x0bserved_name\x18\x04 \x01(\t\x12\x14\n\x0cnumerics_ids\x18\x05 \x03(\t\x12\x16\n\x0eweights_digest\x18\x06 \x01(\t\x12\x1c\n\x14why_not_reproducible\x18\x07 \x01(\t\"\xc2\x01\n\x06Tokens\x12\x0f\n\x07numbers\x18\x01 \x03(\x04\x12\x16\n\x0eoutput_indexes\x18\x02 \x03(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x11\n\tpositions\x18\x04 \x03(\r\x12\x10\n\x08logprobs\x18\x05 \x03(\x02\x12\x1a\n\x12\x61lternative_counts\x18\x06 \x03(\r\x12\x1d\n\x15\x61lternative_token_ids\x18\x07 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\x08 \x03(\x02\"o\n\x0ePromptLogprobs\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x1d\n\x15\x61lternative_token_ids\x18\x03 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\x04 \x03(\x02\"K\n\tSearchEnd\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12.\n\nhypotheses\x18\x02 \x03(\x0b\x32\x1a.octavo.core.v1.Hypothesis\"k\n\nHypothesis\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\r\n\x05score\x18\x03 \x01(\x01\x12)\n\x06reason\x18\x04 \x01(\x0e\x32\x19.octavo.core.v1.EndReason\"\x93\x01\n\nRequestEnd\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x17.octavo.core.v1.FailureH\x00\x88\x01\x01\x12\x30\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x1c.octavo.core.v1.EndedRequestH\x01\x88\x01\x01\x42\n\n\x08_failureB\x08\n\x06_ended\"A\n\x07\x46\x61ilure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x17\n\x0f\x61ttributes_json\x18\x03 \x01(\t\"\xdf\x03\n\x0c\x45ndedRequest\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x04 \x01(\r\x12\x12\n\nnum_losses\x18\x05 \x01(\r\x12\x18\n\x10\x61rrived_before_s\x18\x06 \x01(\x01\x12%\n\x18\x66irst_scheduled_before_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12!\n\x14\x66irst_token_before_s\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12 \n\x13last_token_before_s\x18\t \x01(\x01H\x02\x88\x01\x01\x12\x17\n\x0f\x65nded_at_unix_s\x18\n \x01(\x01\x12)\n\x06\x65vents\x18\x0b \x03(\x0b\x32\x19.octavo.core.v1.LifeEvent\x12.\n\x06reason\x18\x0c \x01(\x0e\x32\x19.octavo.core.v1.EndReasonH\x03\x88\x01\x01\x42\x1b\n\x19_first_scheduled_before_sB\x17\n\x15_first_token_before_sB\x16\n\x14_last_token_before_sB\t\n\x07_reason\"=\n\tLifeEvent\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08\x62\x65\x66ore_s\x18\x02 \x01(\x01\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\"n\n\x0eProvenanceSpan\x12\x13\n\x0bnumerics_id\x18\x01 \x01(\t\x12\x16\n\x0eweights_digest\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x03(\x04\x12\x1b\n\x13num_prompt_logprobs\x18\x04 \x01(\r\"I\n\tSpanBegin\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12,\n\x04span\x18\x02 \x01(\x0b\x32\x1e.octavo.core.v1.ProvenanceSpan\"-\n\x0b\x41\x62ortAnswer\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x04\x12\x10\n\x08was_live\x18\x02 \x01(\x08\"\x15\n\x13GetTokenizerRequest\"5\n\x14GetTokenizerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c*S\n\tEndReason\x12\x1a\n\x16\x45ND_REASON_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x45ND_REASON_STOP\x10\x01\x12\x15\n\x11\x45ND_REASON_LENGTH\x10\x02\x32\xb1\x01\n\x0b\x43oreService\x12\x45\n\x04Join\x12\x1b.octavo.core.v1.JoinRequest\x1a\x1c.octavo.core.v1.JoinResponse(\x01\x30\x01\x12[\n\x0cGetTokenizer\x12#.octavo.core.v1.GetTokenizerRequest\x1a$.octavo.core.v1.GetTokenizerResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.core.v1.core_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENDREASON']._serialized_start=4284
-  _globals['_ENDREASON']._serialized_end=4367
-  _globals['_JOINREQUEST']._serialized_start=174
-  _globals['_JOINREQUEST']._serialized_end=491
-  _globals['_FRONTHELLO']._serialized_start=493
-  _globals['_FRONTHELLO']._serialized_end=582
-  _globals['_SUBMISSION']._serialized_start=585
-  _globals['_SUBMISSION']._serialized_end=1186
-  _globals['_BEAMSEARCH']._serialized_start=1188
-  _globals['_BEAMSEARCH']._serialized_end=1289
-  _globals['_OUTPUTEND']._serialized_start=1291
-  _globals['_OUTPUTEND']._serialized_end=1403
-  _globals['_REQUESTABORT']._serialized_start=1405
-  _globals['_REQUESTABORT']._serialized_end=1477
-  _globals['_ABORTCALL']._serialized_start=1479
-  _globals['_ABORTCALL']._serialized_end=1556
-  _globals['_JOINRESPONSE']._serialized_start=1559
-  _globals['_JOINRESPONSE']._serialized_end=1967
-  _globals['_COREWELCOME']._serialized_start=1969
-  _globals['_COREWELCOME']._serialized_end=2020
-  _globals['_CORESTATE']._serialized_start=2023
-  _globals['_CORESTATE']._serialized_end=2326
-  _globals['_LOAD']._serialized_start=2329
-  _globals['_LOAD']._serialized_end=2517
-  _globals['_SERVEDMODEL']._serialized_start=2520
-  _globals['_SERVEDMODEL']._serialized_end=2735
-  _globals['_TOKENS']._serialized_start=2738
-  _globals['_TOKENS']._serialized_end=2932
-  _globals['_PROMPTLOGPROBS']._serialized_start=2934
-  _globals['_PROMPTLOGPROBS']._serialized_end=3045
-  _globals['_SEARCHEND']._serialized_start=3047
-  _globals['_SEARCHEND']._serialized_end=3122
-  _globals['_HYPOTHESIS']._serialized_start=3124
-  _globals['_HYPOTHESIS']._serialized_end=3231
-  _globals['_REQUESTEND']._serialized_start=3234
-  _globals['_REQUESTEND']._serialized_end=3381
-  _globals['_FAILURE']._serialized_start=3383
-  _globals['_FAILURE']._serialized_end=3448
-  _globals['_ENDEDREQUEST']._serialized_start=3451
-  _globals['_ENDEDREQUEST']._serialized_end=3982
-  _globals['_LIFEEVENT']._serialized_start=3984
-  _globals['_LIFEEVENT']._serialized_end=4045
-  _globals['_PROVENANCESPAN']._serialized_start=4047
-  _globals['_PROVENANCESPAN']._serialized_end=4157
-  _globals['_ABORTANSWER']._serialized_start=4159
-  _globals['_ABORTANSWER']._serialized_end=4204
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=4206
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=4227
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=4229
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=4282
-  _globals['_CORESERVICE']._serialized_start=4370
-  _globals['_CORESERVICE']._serialized_end=4547
+  _globals['_ENDREASON']._serialized_start=4640
+  _globals['_ENDREASON']._serialized_end=4723
+  _globals['_JOINREQUEST']._serialized_start=209
+  _globals['_JOINREQUEST']._serialized_end=547
+  _globals['_FRONTHELLO']._serialized_start=549
+  _globals['_FRONTHELLO']._serialized_end=672
+  _globals['_SUBMISSION']._serialized_start=675
+  _globals['_SUBMISSION']._serialized_end=1430
+  _globals['_BEAMSEARCH']._serialized_start=1432
+  _globals['_BEAMSEARCH']._serialized_end=1533
+  _globals['_OUTPUTEND']._serialized_start=1535
+  _globals['_OUTPUTEND']._serialized_end=1647
+  _globals['_REQUESTABORT']._serialized_start=1649
+  _globals['_REQUESTABORT']._serialized_end=1721
+  _globals['_ABORTCALL']._serialized_start=1723
+  _globals['_ABORTCALL']._serialized_end=1800
+  _globals['_JOINRESPONSE']._serialized_start=1803
+  _globals['_JOINRESPONSE']._serialized_end=2259
+  _globals['_COREWELCOME']._serialized_start=2261
+  _globals['_COREWELCOME']._serialized_end=2353
+  _globals['_CORESTATE']._serialized_start=2356
+  _globals['_CORESTATE']._serialized_end=2659
+  _globals['_LOAD']._serialized_start=2662
+  _globals['_LOAD']._serialized_end=2850
+  _globals['_SERVEDMODEL']._serialized_start=2853
+  _globals['_SERVEDMODEL']._serialized_end=3068
+  _globals['_TOKENS']._serialized_start=3071
+  _globals['_TOKENS']._serialized_end=3265
+  _globals['_PROMPTLOGPROBS']._serialized_start=3267
+  _globals['_PROMPTLOGPROBS']._serialized_end=3378
+  _globals['_SEARCHEND']._serialized_start=3380
+  _globals['_SEARCHEND']._serialized_end=3455
+  _globals['_HYPOTHESIS']._serialized_start=3457
+  _globals['_HYPOTHESIS']._serialized_end=3564
+  _globals['_REQUESTEND']._serialized_start=3567
+  _globals['_REQUESTEND']._serialized_end=3714
+  _globals['_FAILURE']._serialized_start=3716
+  _globals['_FAILURE']._serialized_end=3781
+  _globals['_ENDEDREQUEST']._serialized_start=3784
+  _globals['_ENDEDREQUEST']._serialized_end=4263
+  _globals['_LIFEEVENT']._serialized_start=4265
+  _globals['_LIFEEVENT']._serialized_end=4326
+  _globals['_PROVENANCESPAN']._serialized_start=4328
+  _globals['_PROVENANCESPAN']._serialized_end=4438
+  _globals['_SPANBEGIN']._serialized_start=4440
+  _globals['_SPANBEGIN']._serialized_end=4513
+  _globals['_ABORTANSWER']._serialized_start=4515
+  _globals['_ABORTANSWER']._serialized_end=4560
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=4562
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=4583
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=4585
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=4638
+  _globals['_CORESERVICE']._serialized_start=4726
+  _globals['_CORESERVICE']._serialized_end=4903
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from octavo.core.v1 import continuation_pb2 as _continuation_pb2
 from octavo.execution.v1 import execution_service_pb2 as _execution_service_pb2
 from octavo.execution.v1 import sampling_params_pb2 as _sampling_params_pb2
 from octavo.execution.v1 import step_pb2 as _step_pb2
@@ -60,12 +61,15 @@ class JoinRequest(_message.Message):
     CREDITS_FIELD_NUMBER: _builtins.int
     IS_READY_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    LOOP_LAG_US_FIELD_NUMBER: _builtins.int
     credits: _builtins.int
     """How many more messages the front takes."""
     is_ready: _builtins.bool
     """Whether the front takes calls now; absent: as before. It says so once its ports are open."""
     metrics: _builtins.bytes
     """What the front has counted so far, in Prometheus' text format. Empty: as before."""
+    loop_lag_us: _builtins.int
+    """Beside metrics: how late a timer of the front's event loop was at most in the last minute, in microseconds."""
     @_builtins.property
     def hello(self) -> Global___FrontHello:
         """Who it is. In the first message, and in no other."""
@@ -97,10 +101,11 @@ class JoinRequest(_message.Message):
         credits: _builtins.int = ...,
         is_ready: _builtins.bool | None = ...,
         metrics: _builtins.bytes = ...,
+        loop_lag_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_is_ready", b"_is_ready", "hello", b"hello", "is_ready", b"is_ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_ready", b"_is_ready", "abort_calls", b"abort_calls", "aborts", b"aborts", "credits", b"credits", "hello", b"hello", "is_ready", b"is_ready", "metrics", b"metrics", "output_ends", b"output_ends", "submissions", b"submissions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_ready", b"_is_ready", "abort_calls", b"abort_calls", "aborts", b"aborts", "credits", b"credits", "hello", b"hello", "is_ready", b"is_ready", "loop_lag_us", b"loop_lag_us", "metrics", b"metrics", "output_ends", b"output_ends", "submissions", b"submissions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__is_ready: _TypeAlias = _typing.Literal["is_ready"]  # noqa: Y015
     _WhichOneofArgType__is_ready: _TypeAlias = _typing.Literal["_is_ready", b"_is_ready"]  # noqa: Y015
@@ -118,6 +123,8 @@ class FrontHello(_message.Message):
     MAX_VERSION_FIELD_NUMBER: _builtins.int
     FRONT_ID_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
     min_version: _builtins.int
     """Lowest version of this protocol that the front speaks."""
     max_version: _builtins.int
@@ -126,6 +133,10 @@ class FrontHello(_message.Message):
     """Name of the front; a new process keeps it."""
     session: _builtins.int
     """Number of the session: larger than that of every earlier one of this front."""
+    incarnation: _builtins.int
+    """The largest incarnation of a core that it has joined. 0: none."""
+    pid: _builtins.int
+    """Its process."""
     def __init__(
         self,
         *,
@@ -133,10 +144,12 @@ class FrontHello(_message.Message):
         max_version: _builtins.int = ...,
         front_id: _builtins.str = ...,
         session: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        pid: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_id", b"front_id", "max_version", b"max_version", "min_version", b"min_version", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_id", b"front_id", "incarnation", b"incarnation", "max_version", b"max_version", "min_version", b"min_version", "pid", b"pid", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -167,6 +180,10 @@ class Submission(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     MODEL_HASH_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    CONTINUATION_FIELD_NUMBER: _builtins.int
+    RECEIVED_BEFORE_US_FIELD_NUMBER: _builtins.int
+    WAS_QUEUED_FIELD_NUMBER: _builtins.int
+    REQUIRES_SAME_NUMERICS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Its number: larger than all before it in this session."""
     request_id: _builtins.str
@@ -197,6 +214,12 @@ class Submission(_message.Message):
     """The model that it was checked for: GetExecutorInfoResponse.model_hash."""
     max_model_len: _builtins.int
     """The longest sequence that it was checked for."""
+    received_before_us: _builtins.int
+    """How long ago the front had received it, in microseconds: it ends if it was aborted since, by whichever front."""
+    was_queued: _builtins.bool
+    """Whether a core before had queued it: that the queue is full is no reason to refuse it."""
+    requires_same_numerics: _builtins.bool
+    """Whether only executors of the kind that made its first token may go on with it."""
     @_builtins.property
     def sampling(self) -> _sampling_params_pb2.SamplingParams:
         """How to sample."""
@@ -212,6 +235,10 @@ class Submission(_message.Message):
     @_builtins.property
     def beam_search(self) -> Global___BeamSearch:
         """A beam search in place of sampling."""
+
+    @_builtins.property
+    def continuation(self) -> _continuation_pb2.Continuation:
+        """What is known of its answer, which was cut. Absent: it begins."""
 
     def __init__(
         self,
@@ -235,13 +262,19 @@ class Submission(_message.Message):
         traceparent: _builtins.str = ...,
         model_hash: _builtins.str = ...,
         max_model_len: _builtins.int = ...,
+        continuation: _continuation_pb2.Continuation | None = ...,
+        received_before_us: _builtins.int = ...,
+        was_queued: _builtins.bool = ...,
+        requires_same_numerics: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling", "token_rules", b"token_rules"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling", "token_rules", b"token_rules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "trace_id", b"trace_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "received_before_us", b"received_before_us", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "trace_id", b"trace_id", "traceparent", b"traceparent", "was_queued", b"was_queued"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_search: _TypeAlias = _typing.Literal["beam_search"]  # noqa: Y015
     _WhichOneofArgType__beam_search: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search"]  # noqa: Y015
+    _WhichOneofReturnType__continuation: _TypeAlias = _typing.Literal["continuation"]  # noqa: Y015
+    _WhichOneofArgType__continuation: _TypeAlias = _typing.Literal["_continuation", b"_continuation"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
@@ -250,6 +283,8 @@ class Submission(_message.Message):
     _WhichOneofArgType__token_rules: _TypeAlias = _typing.Literal["_token_rules", b"_token_rules"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__beam_search) -> _WhichOneofReturnType__beam_search | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__continuation) -> _WhichOneofReturnType__continuation | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
@@ -402,6 +437,7 @@ class JoinResponse(_message.Message):
     SEARCH_ENDS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     ABORT_ANSWERS_FIELD_NUMBER: _builtins.int
+    SPAN_BEGINS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___CoreWelcome:
         """The answer to `hello`."""
@@ -438,6 +474,10 @@ class JoinResponse(_message.Message):
     def abort_answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortAnswer]:
         """Answers to abort_calls."""
 
+    @_builtins.property
+    def span_begins(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpanBegin]:
+        """Who makes the next tokens of requests, where that is new."""
+
     def __init__(
         self,
         *,
@@ -450,10 +490,11 @@ class JoinResponse(_message.Message):
         search_ends: _abc.Iterable[Global___SearchEnd] | None = ...,
         ended: _abc.Iterable[Global___RequestEnd] | None = ...,
         abort_answers: _abc.Iterable[Global___AbortAnswer] | None = ...,
+        span_begins: _abc.Iterable[Global___SpanBegin] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_answers", b"abort_answers", "accepted", b"accepted", "ended", b"ended", "output_ends", b"output_ends", "prompt_logprobs", b"prompt_logprobs", "search_ends", b"search_ends", "state", b"state", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_answers", b"abort_answers", "accepted", b"accepted", "ended", b"ended", "output_ends", b"output_ends", "prompt_logprobs", b"prompt_logprobs", "search_ends", b"search_ends", "span_begins", b"span_begins", "state", b"state", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -467,19 +508,29 @@ class CoreWelcome(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    HAS_PRIORITIES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of this protocol that is spoken from now on."""
     incarnation: _builtins.int
     """Orders the cores of a scheduler: a later one has a larger number."""
+    has_priorities: _builtins.bool
+    """Whether the priority of a request changes the order; it is refused otherwise."""
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The only tenants that are served. Empty: any."""
+
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         incarnation: _builtins.int = ...,
+        tenants: _abc.Iterable[_builtins.str] | None = ...,
+        has_priorities: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_priorities", b"has_priorities", "incarnation", b"incarnation", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -907,7 +958,6 @@ class EndedRequest(_message.Message):
     ENDED_AT_UNIX_S_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    PROVENANCE_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     num_output_tokens: _builtins.int
@@ -934,10 +984,6 @@ class EndedRequest(_message.Message):
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___LifeEvent]:
         """What happened to it."""
 
-    @_builtins.property
-    def provenance(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProvenanceSpan]:
-        """Which kind of executor made which of its tokens."""
-
     def __init__(
         self,
         *,
@@ -953,11 +999,10 @@ class EndedRequest(_message.Message):
         ended_at_unix_s: _builtins.float = ...,
         events: _abc.Iterable[Global___LifeEvent] | None = ...,
         reason: Global___EndReason.ValueType | None = ...,
-        provenance: _abc.Iterable[Global___ProvenanceSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_scheduled_before_s", b"_first_scheduled_before_s", "_first_token_before_s", b"_first_token_before_s", "_last_token_before_s", b"_last_token_before_s", "_reason", b"_reason", "first_scheduled_before_s", b"first_scheduled_before_s", "first_token_before_s", b"first_token_before_s", "last_token_before_s", b"last_token_before_s", "reason", b"reason"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_scheduled_before_s", b"_first_scheduled_before_s", "_first_token_before_s", b"_first_token_before_s", "_last_token_before_s", b"_last_token_before_s", "_reason", b"_reason", "arrived_before_s", b"arrived_before_s", "ended_at_unix_s", b"ended_at_unix_s", "events", b"events", "first_scheduled_before_s", b"first_scheduled_before_s", "first_token_before_s", b"first_token_before_s", "last_token_before_s", b"last_token_before_s", "num_cached_tokens", b"num_cached_tokens", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "provenance", b"provenance", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_scheduled_before_s", b"_first_scheduled_before_s", "_first_token_before_s", b"_first_token_before_s", "_last_token_before_s", b"_last_token_before_s", "_reason", b"_reason", "arrived_before_s", b"arrived_before_s", "ended_at_unix_s", b"ended_at_unix_s", "events", b"events", "first_scheduled_before_s", b"first_scheduled_before_s", "first_token_before_s", b"first_token_before_s", "last_token_before_s", b"last_token_before_s", "num_cached_tokens", b"num_cached_tokens", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_scheduled_before_s: _TypeAlias = _typing.Literal["first_scheduled_before_s"]  # noqa: Y015
     _WhichOneofArgType__first_scheduled_before_s: _TypeAlias = _typing.Literal["_first_scheduled_before_s", b"_first_scheduled_before_s"]  # noqa: Y015
@@ -1043,6 +1088,34 @@ class ProvenanceSpan(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProvenanceSpan: _TypeAlias = ProvenanceSpan  # noqa: Y015
+
+@_typing.final
+class SpanBegin(_message.Message):
+    """SpanBegin says that an executor of another kind than before makes the next tokens of a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SPAN_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Number of the request."""
+    @_builtins.property
+    def span(self) -> Global___ProvenanceSpan:
+        """The kind, and how far the request has come."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        span: Global___ProvenanceSpan | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["span", b"span"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "span", b"span"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpanBegin: _TypeAlias = SpanBegin  # noqa: Y015
 
 @_typing.final
 class AbortAnswer(_message.Message):

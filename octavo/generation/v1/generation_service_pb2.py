@@ -26,7 +26,7 @@ from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 from octavo.generation.v1 import generation_pb2 as octavo_dot_generation_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-octavo/generation/v1/generation_service.proto\x12\x14octavo.generation.v1\x1a\x19google/protobuf/any.proto\x1a%octavo/generation/v1/generation.proto\"\xe0\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1e.octavo.generation.v1.TokenIdsH\x00\x12\x36\n\x08messages\x18\x04 \x01(\x0b\x32\".octavo.generation.v1.ChatMessagesH\x00\x12=\n\x0fsampling_params\x18\x05 \x01(\x0b\x32$.octavo.generation.v1.SamplingParams\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x14\n\x0clora_adapter\x18\t \x01(\t\x12\x15\n\rlean_finished\x18\n \x01(\x08\x12\x1a\n\x12include_provenance\x18\x0b \x01(\x08\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x0c \x01(\x08H\x01\x88\x01\x01\x12\"\n\x15min_delta_interval_ms\x18\r \x01(\rH\x02\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokensB\x18\n\x16_min_delta_interval_ms\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xb3\x01\n\x0c\x43hatMessages\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.octavo.generation.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x01(\t\x12\x1c\n\x14template_kwargs_json\x18\x03 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\"\x84\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x17\n\x0ftool_calls_json\x18\x04 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x19\n\x11reasoning_content\x18\x06 \x01(\t\"\xff\x01\n\x10GenerateResponse\x12\x32\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1e.octavo.generation.v1.AcceptedH\x00\x12\x32\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32!.octavo.generation.v1.OutputDeltaH\x00\x12\x39\n\x08\x66inished\x18\x03 \x01(\x0b\x32%.octavo.generation.v1.RequestFinishedH\x00\x12?\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"9\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\"\x93\x01\n\x0bOutputDelta\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x1d\n\x15\x61lternative_token_ids\x18\x05 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\x06 \x03(\x02\"\xd0\x01\n\x0fRequestFinished\x12-\n\x07outputs\x18\x01 \x03(\x0b\x32\x1c.octavo.generation.v1.Output\x12*\n\x05usage\x18\x02 \x01(\x0b\x32\x1b.octavo.generation.v1.Usage\x12=\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobs\x12#\n\x1b\x63ontinued_on_other_numerics\x18\x04 \x01(\x08\"\xa5\x01\n\x15StreamRequestsRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x35\n\x06submit\x18\x02 \x01(\x0b\x32%.octavo.generation.v1.GenerateRequest\x12\x14\n\x0cinclude_text\x18\x03 \x01(\x08\x12\r\n\x05\x61\x62ort\x18\x04 \x03(\x04\x12\x14\n\x07\x63redits\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_credits\"\xb5\x02\n\x16StreamRequestsResponse\x12\x37\n\x08\x61\x63\x63\x65pted\x18\x01 \x03(\x0b\x32%.octavo.generation.v1.RequestAccepted\x12\x44\n\x0fprompt_logprobs\x18\x02 \x03(\x0b\x32+.octavo.generation.v1.RequestPromptLogprobs\x12\x33\n\x06\x64\x65ltas\x18\x03 \x01(\x0b\x32#.octavo.generation.v1.RequestDeltas\x12\x32\n\x08\x66inished\x18\x04 \x03(\x0b\x32 .octavo.generation.v1.RequestEnd\x12\x33\n\x06\x66\x61iled\x18\x05 \x03(\x0b\x32#.octavo.generation.v1.RequestFailed\"S\n\x0fRequestAccepted\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x1e.octavo.generation.v1.Accepted\"f\n\x15RequestPromptLogprobs\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12=\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobs\"\xf3\x01\n\rRequestDeltas\x12\x0f\n\x07numbers\x18\x01 \x03(\x04\x12\x16\n\x0eoutput_indexes\x18\x02 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x16\n\x0elogprob_counts\x18\x05 \x03(\r\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x1a\n\x12\x61lternative_counts\x18\x07 \x03(\r\x12\x1d\n\x15\x61lternative_token_ids\x18\x08 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\t \x03(\x02\x12\r\n\x05texts\x18\n \x03(\t\"U\n\nRequestEnd\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x37\n\x08\x66inished\x18\x02 \x01(\x0b\x32%.octavo.generation.v1.RequestFinished\"e\n\rRequestFailed\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12%\n\x07\x64\x65tails\x18\x04 \x03(\x0b\x32\x14.google.protobuf.Any\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\rAbortResponse\x12\x10\n\x08was_live\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"\xc3\x02\n\x10GetModelResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x1c\n\x14takes_token_ids_only\x18\x06 \x01(\x08\x12\x45\n\x17\x64\x65\x66\x61ult_sampling_params\x18\x07 \x01(\x0b\x32$.octavo.generation.v1.SamplingParams\x12\x17\n\x0fis_reproducible\x18\x08 \x01(\x08\x12\x1c\n\x14why_not_reproducible\x18\t \x01(\t\x12\x14\n\x0cnumerics_ids\x18\n \x03(\t\x12\x16\n\x0eweights_digest\x18\x0b \x01(\t\"\x9b\x01\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x36\n\x08messages\x18\x02 \x01(\x0b\x32\".octavo.generation.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"`\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xca\x04\n\x11GenerationService\x12[\n\x08Generate\x12%.octavo.generation.v1.GenerateRequest\x1a&.octavo.generation.v1.GenerateResponse0\x01\x12o\n\x0eStreamRequests\x12+.octavo.generation.v1.StreamRequestsRequest\x1a,.octavo.generation.v1.StreamRequestsResponse(\x01\x30\x01\x12P\n\x05\x41\x62ort\x12\".octavo.generation.v1.AbortRequest\x1a#.octavo.generation.v1.AbortResponse\x12Y\n\x08GetModel\x12%.octavo.generation.v1.GetModelRequest\x1a&.octavo.generation.v1.GetModelResponse\x12Y\n\x08Tokenize\x12%.octavo.generation.v1.TokenizeRequest\x1a&.octavo.generation.v1.TokenizeResponse\x12_\n\nDetokenize\x12\'.octavo.generation.v1.DetokenizeRequest\x1a(.octavo.generation.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-octavo/generation/v1/generation_service.proto\x12\x14octavo.generation.v1\x1a\x19google/protobuf/any.proto\x1a%octavo/generation/v1/generation.proto\"\xf1\x04\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x33\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1e.octavo.generation.v1.TokenIdsH\x00\x12\x36\n\x08messages\x18\x04 \x01(\x0b\x32\".octavo.generation.v1.ChatMessagesH\x00\x12=\n\x0fsampling_params\x18\x05 \x01(\x0b\x32$.octavo.generation.v1.SamplingParams\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x14\n\x0clora_adapter\x18\t \x01(\t\x12\x15\n\rlean_finished\x18\n \x01(\x08\x12\x1a\n\x12include_provenance\x18\x0b \x01(\x08\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x0c \x01(\x08H\x01\x88\x01\x01\x12\"\n\x15min_delta_interval_ms\x18\r \x01(\rH\x02\x88\x01\x01\x12=\n\x0c\x63ontinuation\x18\x0e \x01(\x0b\x32\".octavo.generation.v1.ContinuationH\x03\x88\x01\x01\x12 \n\x18include_prompt_token_ids\x18\x0f \x01(\x08\x12\x1d\n\x15require_same_numerics\x18\x10 \x01(\x08\x42\x08\n\x06promptB\x15\n\x13_add_special_tokensB\x18\n\x16_min_delta_interval_msB\x0f\n\r_continuation\"\xc3\x01\n\x0c\x43ontinuation\x12\x36\n\x07outputs\x18\x01 \x03(\x0b\x32%.octavo.generation.v1.ContinuedOutput\x12=\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobs\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x13\n\x0bnumerics_id\x18\x04 \x01(\t\x12\x16\n\x0eweights_digest\x18\x05 \x01(\t\"\x8b\x01\n\x0f\x43ontinuedOutput\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x1d\n\x15\x61lternative_token_ids\x18\x03 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\x04 \x03(\x02\x12\x16\n\x0enum_characters\x18\x05 \x01(\r\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xb3\x01\n\x0c\x43hatMessages\x12\x33\n\x08messages\x18\x01 \x03(\x0b\x32!.octavo.generation.v1.ChatMessage\x12\x12\n\ntools_json\x18\x02 \x01(\t\x12\x1c\n\x14template_kwargs_json\x18\x03 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\"\x84\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x17\n\x0ftool_calls_json\x18\x04 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x19\n\x11reasoning_content\x18\x06 \x01(\t\"\xff\x01\n\x10GenerateResponse\x12\x32\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1e.octavo.generation.v1.AcceptedH\x00\x12\x32\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32!.octavo.generation.v1.OutputDeltaH\x00\x12\x39\n\x08\x66inished\x18\x03 \x01(\x0b\x32%.octavo.generation.v1.RequestFinishedH\x00\x12?\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\x92\x01\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12=\n\x0fsampling_params\x18\x03 \x01(\x0b\x32$.octavo.generation.v1.SamplingParams\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\x05\"\xc9\x01\n\x0bOutputDelta\x12\x14\n\x0coutput_index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x1d\n\x15\x61lternative_token_ids\x18\x05 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\x06 \x03(\x02\x12\x34\n\nprovenance\x18\x07 \x03(\x0b\x32 .octavo.generation.v1.Provenance\"\xd0\x01\n\x0fRequestFinished\x12-\n\x07outputs\x18\x01 \x03(\x0b\x32\x1c.octavo.generation.v1.Output\x12*\n\x05usage\x18\x02 \x01(\x0b\x32\x1b.octavo.generation.v1.Usage\x12=\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobs\x12#\n\x1b\x63ontinued_on_other_numerics\x18\x04 \x01(\x08\"\xa5\x01\n\x15StreamRequestsRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x35\n\x06submit\x18\x02 \x01(\x0b\x32%.octavo.generation.v1.GenerateRequest\x12\x14\n\x0cinclude_text\x18\x03 \x01(\x08\x12\r\n\x05\x61\x62ort\x18\x04 \x03(\x04\x12\x14\n\x07\x63redits\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_credits\"\xf2\x02\n\x16StreamRequestsResponse\x12\x37\n\x08\x61\x63\x63\x65pted\x18\x01 \x03(\x0b\x32%.octavo.generation.v1.RequestAccepted\x12\x44\n\x0fprompt_logprobs\x18\x02 \x03(\x0b\x32+.octavo.generation.v1.RequestPromptLogprobs\x12\x33\n\x06\x64\x65ltas\x18\x03 \x01(\x0b\x32#.octavo.generation.v1.RequestDeltas\x12\x32\n\x08\x66inished\x18\x04 \x03(\x0b\x32 .octavo.generation.v1.RequestEnd\x12\x33\n\x06\x66\x61iled\x18\x05 \x03(\x0b\x32#.octavo.generation.v1.RequestFailed\x12;\n\nprovenance\x18\x06 \x03(\x0b\x32\'.octavo.generation.v1.RequestProvenance\"S\n\x0fRequestAccepted\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32\x1e.octavo.generation.v1.Accepted\"f\n\x15RequestPromptLogprobs\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12=\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32$.octavo.generation.v1.PromptLogprobs\"\xf3\x01\n\rRequestDeltas\x12\x0f\n\x07numbers\x18\x01 \x03(\x04\x12\x16\n\x0eoutput_indexes\x18\x02 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x16\n\x0elogprob_counts\x18\x05 \x03(\r\x12\x10\n\x08logprobs\x18\x06 \x03(\x02\x12\x1a\n\x12\x61lternative_counts\x18\x07 \x03(\r\x12\x1d\n\x15\x61lternative_token_ids\x18\x08 \x03(\x05\x12\x1c\n\x14\x61lternative_logprobs\x18\t \x03(\x02\x12\r\n\x05texts\x18\n \x03(\t\"o\n\x11RequestProvenance\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x14\n\x0coutput_index\x18\x02 \x01(\r\x12\x34\n\nprovenance\x18\x03 \x01(\x0b\x32 .octavo.generation.v1.Provenance\"U\n\nRequestEnd\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x37\n\x08\x66inished\x18\x02 \x01(\x0b\x32%.octavo.generation.v1.RequestFinished\"e\n\rRequestFailed\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12%\n\x07\x64\x65tails\x18\x04 \x03(\x0b\x32\x14.google.protobuf.Any\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"!\n\rAbortResponse\x12\x10\n\x08was_live\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"\xc3\x02\n\x10GetModelResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x1c\n\x14takes_token_ids_only\x18\x06 \x01(\x08\x12\x45\n\x17\x64\x65\x66\x61ult_sampling_params\x18\x07 \x01(\x0b\x32$.octavo.generation.v1.SamplingParams\x12\x17\n\x0fis_reproducible\x18\x08 \x01(\x08\x12\x1c\n\x14why_not_reproducible\x18\t \x01(\t\x12\x14\n\x0cnumerics_ids\x18\n \x03(\t\x12\x16\n\x0eweights_digest\x18\x0b \x01(\t\"\x9b\x01\n\x0fTokenizeRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x36\n\x08messages\x18\x02 \x01(\x0b\x32\".octavo.generation.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"`\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xca\x04\n\x11GenerationService\x12[\n\x08Generate\x12%.octavo.generation.v1.GenerateRequest\x1a&.octavo.generation.v1.GenerateResponse0\x01\x12o\n\x0eStreamRequests\x12+.octavo.generation.v1.StreamRequestsRequest\x1a,.octavo.generation.v1.StreamRequestsResponse(\x01\x30\x01\x12P\n\x05\x41\x62ort\x12\".octavo.generation.v1.AbortRequest\x1a#.octavo.generation.v1.AbortResponse\x12Y\n\x08GetModel\x12%.octavo.generation.v1.GetModelRequest\x1a&.octavo.generation.v1.GetModelResponse\x12Y\n\x08Tokenize\x12%.octavo.generation.v1.TokenizeRequest\x1a&.octavo.generation.v1.TokenizeResponse\x12_\n\nDetokenize\x12\'.octavo.generation.v1.DetokenizeRequest\x1a(.octavo.generation.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,51 +34,57 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.generation.v1.genera
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=138
-  _globals['_GENERATEREQUEST']._serialized_end=618
-  _globals['_TOKENIDS']._serialized_start=620
-  _globals['_TOKENIDS']._serialized_end=643
-  _globals['_CHATMESSAGES']._serialized_start=646
-  _globals['_CHATMESSAGES']._serialized_end=825
-  _globals['_CHATMESSAGE']._serialized_start=828
-  _globals['_CHATMESSAGE']._serialized_end=960
-  _globals['_GENERATERESPONSE']._serialized_start=963
-  _globals['_GENERATERESPONSE']._serialized_end=1218
-  _globals['_ACCEPTED']._serialized_start=1220
-  _globals['_ACCEPTED']._serialized_end=1277
-  _globals['_OUTPUTDELTA']._serialized_start=1280
-  _globals['_OUTPUTDELTA']._serialized_end=1427
-  _globals['_REQUESTFINISHED']._serialized_start=1430
-  _globals['_REQUESTFINISHED']._serialized_end=1638
-  _globals['_STREAMREQUESTSREQUEST']._serialized_start=1641
-  _globals['_STREAMREQUESTSREQUEST']._serialized_end=1806
-  _globals['_STREAMREQUESTSRESPONSE']._serialized_start=1809
-  _globals['_STREAMREQUESTSRESPONSE']._serialized_end=2118
-  _globals['_REQUESTACCEPTED']._serialized_start=2120
-  _globals['_REQUESTACCEPTED']._serialized_end=2203
-  _globals['_REQUESTPROMPTLOGPROBS']._serialized_start=2205
-  _globals['_REQUESTPROMPTLOGPROBS']._serialized_end=2307
-  _globals['_REQUESTDELTAS']._serialized_start=2310
-  _globals['_REQUESTDELTAS']._serialized_end=2553
-  _globals['_REQUESTEND']._serialized_start=2555
-  _globals['_REQUESTEND']._serialized_end=2640
-  _globals['_REQUESTFAILED']._serialized_start=2642
-  _globals['_REQUESTFAILED']._serialized_end=2743
-  _globals['_ABORTREQUEST']._serialized_start=2745
-  _globals['_ABORTREQUEST']._serialized_end=2779
-  _globals['_ABORTRESPONSE']._serialized_start=2781
-  _globals['_ABORTRESPONSE']._serialized_end=2814
-  _globals['_GETMODELREQUEST']._serialized_start=2816
-  _globals['_GETMODELREQUEST']._serialized_end=2833
-  _globals['_GETMODELRESPONSE']._serialized_start=2836
-  _globals['_GETMODELRESPONSE']._serialized_end=3159
-  _globals['_TOKENIZEREQUEST']._serialized_start=3162
-  _globals['_TOKENIZEREQUEST']._serialized_end=3317
-  _globals['_TOKENIZERESPONSE']._serialized_start=3319
-  _globals['_TOKENIZERESPONSE']._serialized_end=3379
-  _globals['_DETOKENIZEREQUEST']._serialized_start=3381
-  _globals['_DETOKENIZEREQUEST']._serialized_end=3477
-  _globals['_DETOKENIZERESPONSE']._serialized_start=3479
-  _globals['_DETOKENIZERESPONSE']._serialized_end=3513
-  _globals['_GENERATIONSERVICE']._serialized_start=3516
-  _globals['_GENERATIONSERVICE']._serialized_end=4102
+  _globals['_GENERATEREQUEST']._serialized_end=763
+  _globals['_CONTINUATION']._serialized_start=766
+  _globals['_CONTINUATION']._serialized_end=961
+  _globals['_CONTINUEDOUTPUT']._serialized_start=964
+  _globals['_CONTINUEDOUTPUT']._serialized_end=1103
+  _globals['_TOKENIDS']._serialized_start=1105
+  _globals['_TOKENIDS']._serialized_end=1128
+  _globals['_CHATMESSAGES']._serialized_start=1131
+  _globals['_CHATMESSAGES']._serialized_end=1310
+  _globals['_CHATMESSAGE']._serialized_start=1313
+  _globals['_CHATMESSAGE']._serialized_end=1445
+  _globals['_GENERATERESPONSE']._serialized_start=1448
+  _globals['_GENERATERESPONSE']._serialized_end=1703
+  _globals['_ACCEPTED']._serialized_start=1706
+  _globals['_ACCEPTED']._serialized_end=1852
+  _globals['_OUTPUTDELTA']._serialized_start=1855
+  _globals['_OUTPUTDELTA']._serialized_end=2056
+  _globals['_REQUESTFINISHED']._serialized_start=2059
+  _globals['_REQUESTFINISHED']._serialized_end=2267
+  _globals['_STREAMREQUESTSREQUEST']._serialized_start=2270
+  _globals['_STREAMREQUESTSREQUEST']._serialized_end=2435
+  _globals['_STREAMREQUESTSRESPONSE']._serialized_start=2438
+  _globals['_STREAMREQUESTSRESPONSE']._serialized_end=2808
+  _globals['_REQUESTACCEPTED']._serialized_start=2810
+  _globals['_REQUESTACCEPTED']._serialized_end=2893
+  _globals['_REQUESTPROMPTLOGPROBS']._serialized_start=2895
+  _globals['_REQUESTPROMPTLOGPROBS']._serialized_end=2997
+  _globals['_REQUESTDELTAS']._serialized_start=3000
+  _globals['_REQUESTDELTAS']._serialized_end=3243
+  _globals['_REQUESTPROVENANCE']._serialized_start=3245
+  _globals['_REQUESTPROVENANCE']._serialized_end=3356
+  _globals['_REQUESTEND']._serialized_start=3358
+  _globals['_REQUESTEND']._serialized_end=3443
+  _globals['_REQUESTFAILED']._serialized_start=3445
+  _globals['_REQUESTFAILED']._serialized_end=3546
+  _globals['_ABORTREQUEST']._serialized_start=3548
+  _globals['_ABORTREQUEST']._serialized_end=3582
+  _globals['_ABORTRESPONSE']._serialized_start=3584
+  _globals['_ABORTRESPONSE']._serialized_end=3617
+  _globals['_GETMODELREQUEST']._serialized_start=3619
+  _globals['_GETMODELREQUEST']._serialized_end=3636
+  _globals['_GETMODELRESPONSE']._serialized_start=3639
+  _globals['_GETMODELRESPONSE']._serialized_end=3962
+  _globals['_TOKENIZEREQUEST']._serialized_start=3965
+  _globals['_TOKENIZEREQUEST']._serialized_end=4120
+  _globals['_TOKENIZERESPONSE']._serialized_start=4122
+  _globals['_TOKENIZERESPONSE']._serialized_end=4182
+  _globals['_DETOKENIZEREQUEST']._serialized_start=4184
+  _globals['_DETOKENIZEREQUEST']._serialized_end=4280
+  _globals['_DETOKENIZERESPONSE']._serialized_start=4282
+  _globals['_DETOKENIZERESPONSE']._serialized_end=4316
+  _globals['_GENERATIONSERVICE']._serialized_start=4319
+  _globals['_GENERATIONSERVICE']._serialized_end=4905
 # @@protoc_insertion_point(module_scope)

@@ -39,6 +39,9 @@ class GenerateRequest(_message.Message):
     INCLUDE_PROVENANCE_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_DELTA_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    CONTINUATION_FIELD_NUMBER: _builtins.int
+    INCLUDE_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    REQUIRE_SAME_NUMERICS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request, unique among the live ones; at most 256 characters. Empty: the server makes
     one and tells it in `accepted`.
@@ -66,7 +69,7 @@ class GenerateRequest(_message.Message):
     and may be larger than a client takes: gRPC's own limit is 4 MiB.
     """
     include_provenance: _builtins.bool
-    """Say in `finished` which kinds of executors made each output: Output.provenance."""
+    """Say which kinds of executors made each output: in the deltas as it comes, and all of it in `finished`."""
     add_special_tokens: _builtins.bool
     """Whether `text` gets the special tokens that the tokenizer adds to a text, such as a token for its
     beginning. Refused with other prompts. Absent: true.
@@ -76,6 +79,13 @@ class GenerateRequest(_message.Message):
     goes out together; the first delta and the end never wait. Absent: the server lets a stream rest only
     while it has more streams than it can serve one by one, and then at most 100 ms. StreamRequests has
     credits for that, and this has no effect there.
+    """
+    include_prompt_token_ids: _builtins.bool
+    """Whether `accepted` tells the token ids of the prompt, which a continuation needs."""
+    require_same_numerics: _builtins.bool
+    """Let all of the answer be made by executors of one kind (Provenance): if it has begun, and no executor of that kind
+    comes, it ends with UNAVAILABLE. A continuation with tokens has to say the kind. Without it the answer goes on at
+    another kind, and `finished` tells.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
@@ -88,6 +98,13 @@ class GenerateRequest(_message.Message):
     @_builtins.property
     def sampling_params(self) -> _generation_pb2.SamplingParams:
         """How to choose tokens and when to stop. Absent: all defaults."""
+
+    @_builtins.property
+    def continuation(self) -> Global___Continuation:
+        """Go on with the answer of a call that was cut: nothing of it is made or delivered again, and the rest is what
+        that call would have brought. The prompt must be token_ids, and sampling_params those that `accepted` told.
+        If a call still has the request, this one takes it over. Absent: the answer begins.
+        """
 
     def __init__(
         self,
@@ -105,13 +122,18 @@ class GenerateRequest(_message.Message):
         include_provenance: _builtins.bool = ...,
         add_special_tokens: _builtins.bool | None = ...,
         min_delta_interval_ms: _builtins.int | None = ...,
+        continuation: Global___Continuation | None = ...,
+        include_prompt_token_ids: _builtins.bool = ...,
+        require_same_numerics: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "prompt", b"prompt", "sampling_params", b"sampling_params", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "continuation", b"continuation", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "prompt", b"prompt", "sampling_params", b"sampling_params", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "continuation", b"continuation", "include_prompt_token_ids", b"include_prompt_token_ids", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "require_same_numerics", b"require_same_numerics", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__continuation: _TypeAlias = _typing.Literal["continuation"]  # noqa: Y015
+    _WhichOneofArgType__continuation: _TypeAlias = _typing.Literal["_continuation", b"_continuation"]  # noqa: Y015
     _WhichOneofReturnType__min_delta_interval_ms: _TypeAlias = _typing.Literal["min_delta_interval_ms"]  # noqa: Y015
     _WhichOneofArgType__min_delta_interval_ms: _TypeAlias = _typing.Literal["_min_delta_interval_ms", b"_min_delta_interval_ms"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "messages"]  # noqa: Y015
@@ -119,11 +141,107 @@ class GenerateRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__continuation) -> _WhichOneofReturnType__continuation | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_delta_interval_ms) -> _WhichOneofReturnType__min_delta_interval_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Continuation(_message.Message):
+    """Continuation is what a client has of an answer that was cut."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUTS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    NUMERICS_ID_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """How often the request has been continued, this time included; at least 1. The call with the largest number
+    keeps a request that is live.
+    """
+    numerics_id: _builtins.str
+    """The kind of executor that made the last of it (Provenance.numerics_id); one of the same kind is preferred.
+    Empty: any may go on.
+    """
+    weights_digest: _builtins.str
+    """Digest of the weights that made it (Provenance.weights_digest). Empty: it is not known."""
+    @_builtins.property
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContinuedOutput]:
+        """The outputs, by output_index; those behind the last one have nothing yet. Ranked ones (best_of above n, beams) are
+        made anew, and are the same with the same seed; of those that are here nothing comes again.
+        """
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _generation_pb2.PromptLogprobs:
+        """What came of the prompt's log-probabilities, if they were asked for."""
+
+    def __init__(
+        self,
+        *,
+        outputs: _abc.Iterable[Global___ContinuedOutput] | None = ...,
+        prompt_logprobs: _generation_pb2.PromptLogprobs | None = ...,
+        attempt: _builtins.int = ...,
+        numerics_id: _builtins.str = ...,
+        weights_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "numerics_id", b"numerics_id", "outputs", b"outputs", "prompt_logprobs", b"prompt_logprobs", "weights_digest", b"weights_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Continuation: _TypeAlias = Continuation  # noqa: Y015
+
+@_typing.final
+class ContinuedOutput(_message.Message):
+    """ContinuedOutput is what a client has of one output: all that its deltas brought."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUM_CHARACTERS_FIELD_NUMBER: _builtins.int
+    num_characters: _builtins.int
+    """How much text came, in characters (Unicode code points): the next delta begins there."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its token ids."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Log-probability of each of token_ids; required if they were asked for."""
+
+    @_builtins.property
+    def alternative_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The likeliest tokens in the place of each of token_ids; see Output."""
+
+    @_builtins.property
+    def alternative_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Log-probability of each of alternative_token_ids."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        alternative_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        alternative_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        num_characters: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "logprobs", b"logprobs", "num_characters", b"num_characters", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContinuedOutput: _TypeAlias = ContinuedOutput  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -287,19 +405,33 @@ class Accepted(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLING_PARAMS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id, as sent or as made by the server."""
     num_prompt_tokens: _builtins.int
     """Length of the prompt in tokens."""
+    @_builtins.property
+    def sampling_params(self) -> _generation_pb2.SamplingParams:
+        """The parameters in effect: those of the request, with what the model and the server chose for fields that it left
+        unset, such as the seed. A continuation sends them back.
+        """
+
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The prompt, if include_prompt_token_ids asked for it."""
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         num_prompt_tokens: _builtins.int = ...,
+        sampling_params: _generation_pb2.SamplingParams | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_params", b"sampling_params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_tokens", b"num_prompt_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling_params", b"sampling_params"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -321,6 +453,7 @@ class OutputDelta(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     ALTERNATIVE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ALTERNATIVE_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
     output_index: _builtins.int
     """Which output; range 0 to n less 1."""
     text: _builtins.str
@@ -343,6 +476,12 @@ class OutputDelta(_message.Message):
     def alternative_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Log-probability of each of alternative_token_ids."""
 
+    @_builtins.property
+    def provenance(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Provenance]:
+        """Who makes the tokens from Provenance.first_token on, if that is one of token_ids: the first delta of an output has
+        it, and each in which another kind of executor goes on. Empty unless include_provenance asked for it.
+        """
+
     def __init__(
         self,
         *,
@@ -352,10 +491,11 @@ class OutputDelta(_message.Message):
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         alternative_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         alternative_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        provenance: _abc.Iterable[_generation_pb2.Provenance] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "logprobs", b"logprobs", "output_index", b"output_index", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "logprobs", b"logprobs", "output_index", b"output_index", "provenance", b"provenance", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -463,6 +603,7 @@ class StreamRequestsResponse(_message.Message):
     DELTAS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestAccepted]:
         """Requests that have been checked and queued."""
@@ -483,6 +624,10 @@ class StreamRequestsResponse(_message.Message):
     def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestFailed]:
         """Requests that were refused, or have failed."""
 
+    @_builtins.property
+    def provenance(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestProvenance]:
+        """Who makes the tokens of these deltas, where that is new, for requests that asked for include_provenance."""
+
     def __init__(
         self,
         *,
@@ -491,10 +636,11 @@ class StreamRequestsResponse(_message.Message):
         deltas: Global___RequestDeltas | None = ...,
         finished: _abc.Iterable[Global___RequestEnd] | None = ...,
         failed: _abc.Iterable[Global___RequestFailed] | None = ...,
+        provenance: _abc.Iterable[Global___RequestProvenance] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "deltas", b"deltas", "failed", b"failed", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "deltas", b"deltas", "failed", b"failed", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "provenance", b"provenance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -635,6 +781,38 @@ class RequestDeltas(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestDeltas: _TypeAlias = RequestDeltas  # noqa: Y015
+
+@_typing.final
+class RequestProvenance(_message.Message):
+    """RequestProvenance says who makes tokens of a request's output, from one of its new ones on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    OUTPUT_INDEX_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The request's number."""
+    output_index: _builtins.int
+    """Which output."""
+    @_builtins.property
+    def provenance(self) -> _generation_pb2.Provenance:
+        """As in OutputDelta."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        output_index: _builtins.int = ...,
+        provenance: _generation_pb2.Provenance | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["provenance", b"provenance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "output_index", b"output_index", "provenance", b"provenance"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestProvenance: _TypeAlias = RequestProvenance  # noqa: Y015
 
 @_typing.final
 class RequestEnd(_message.Message):

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from octavo.core.v1 import continuation_pb2 as _continuation_pb2
 from octavo.execution.v1 import sampling_params_pb2 as _sampling_params_pb2
 from octavo.execution.v1 import step_pb2 as _step_pb2
 import builtins as _builtins
@@ -446,6 +447,8 @@ class GroupAdded(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    CONTINUATION_FIELD_NUMBER: _builtins.int
+    REQUIRES_SAME_NUMERICS_FIELD_NUMBER: _builtins.int
     arrival: _builtins.int
     """Order of arrival, unique."""
     request_id: _builtins.str
@@ -470,6 +473,8 @@ class GroupAdded(_message.Message):
     """Alternatives of the prompt's tokens. -1: no log-probabilities of the prompt are wanted."""
     traceparent: _builtins.str
     """Span of the request. Absent: it is not traced."""
+    requires_same_numerics: _builtins.bool
+    """Whether only executors of the kind that made its first token may go on with it."""
     @_builtins.property
     def sampling(self) -> _sampling_params_pb2.SamplingParams:
         """How to sample output 0."""
@@ -485,6 +490,10 @@ class GroupAdded(_message.Message):
     @_builtins.property
     def beam_search(self) -> Global___BeamSearchParams:
         """Beam search. Absent: outputs are sampled."""
+
+    @_builtins.property
+    def continuation(self) -> _continuation_pb2.Continuation:
+        """What is known of its answer, which was cut. Absent: it begins."""
 
     def __init__(
         self,
@@ -505,15 +514,19 @@ class GroupAdded(_message.Message):
         cache_salt: _builtins.int = ...,
         num_prompt_logprobs: _builtins.int = ...,
         traceparent: _builtins.str | None = ...,
+        continuation: _continuation_pb2.Continuation | None = ...,
+        requires_same_numerics: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_beam_search", b"_beam_search", "_max_tokens", b"_max_tokens", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "beam_search", b"beam_search", "max_tokens", b"max_tokens", "sampling", b"sampling", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "sampling", b"sampling", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_beam_search", b"_beam_search", "_max_tokens", b"_max_tokens", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "arrival", b"arrival", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "arrival", b"arrival", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accepted_len: _TypeAlias = _typing.Literal["accepted_len"]  # noqa: Y015
     _WhichOneofArgType__accepted_len: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len"]  # noqa: Y015
     _WhichOneofReturnType__beam_search: _TypeAlias = _typing.Literal["beam_search"]  # noqa: Y015
     _WhichOneofArgType__beam_search: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search"]  # noqa: Y015
+    _WhichOneofReturnType__continuation: _TypeAlias = _typing.Literal["continuation"]  # noqa: Y015
+    _WhichOneofArgType__continuation: _TypeAlias = _typing.Literal["_continuation", b"_continuation"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__token_rules: _TypeAlias = _typing.Literal["token_rules"]  # noqa: Y015
@@ -524,6 +537,8 @@ class GroupAdded(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__accepted_len) -> _WhichOneofReturnType__accepted_len | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__beam_search) -> _WhichOneofReturnType__beam_search | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__continuation) -> _WhichOneofReturnType__continuation | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload

@@ -7,6 +7,7 @@ import { watchPalette } from "./palette.js";
 import { Poller } from "./poller.js";
 import { Rates } from "./rates.js";
 import { showOverview, showFreshness } from "./overview.js";
+import { showFronts } from "./front_list.js";
 import { ExecutorCards } from "./executor_cards.js";
 import { StepTimeline } from "./step_timeline.js";
 import { showStepPanel, hideStepPanel, showStepsSummary, showExecutorChoice, pointAtStep } from "./step_panel.js";
@@ -87,6 +88,7 @@ class LivePage {
     if (!addresses.includes(this.executor)) this.executor = addresses[0] ?? null;
     showOverview(state, this.rates);
     this.cards.show(state.executors ?? [], this.rates);
+    showFronts(state.fronts ?? [], this.rates);
     showExecutorChoice(addresses, this.executor);
   }
 

@@ -14,6 +14,7 @@ export class Rates {
     const sample = {
       uptimeMs: number(state.uptimeMs), prompt: number(state.numPromptTokens), output: number(state.numOutputTokens),
       executors: new Map((state.executors ?? []).map((e) => [e.address, number(e.numOutputTokens)])),
+      fronts: new Map((state.fronts ?? []).map((f) => [f.frontId, number(f.numOutputTokens)])),
     };
     if (this.samples.at(-1)?.uptimeMs > sample.uptimeMs) this.samples = []; // another scheduler
     this.samples.push(sample);
@@ -32,11 +33,15 @@ export class Rates {
     return this.rateOf((sample) => sample.executors.get(address));
   }
 
-  // A second, or undefined while there is one sample only.
+  ofFront(frontId) {
+    return this.rateOf((sample) => sample.fronts.get(frontId));
+  }
+
+  // A second, since it has been counted at all; undefined while there is one sample of it only.
   rateOf(total) {
-    const first = this.samples[0], last = this.samples.at(-1);
-    const ms = last ? last.uptimeMs - first.uptimeMs : 0;
-    if (ms <= 0 || total(first) === undefined || total(last) === undefined) return undefined;
+    const first = this.samples.find((sample) => total(sample) !== undefined), last = this.samples.at(-1);
+    const ms = first ? last.uptimeMs - first.uptimeMs : 0;
+    if (ms <= 0 || total(last) === undefined) return undefined;
     return (1000 * (total(last) - total(first))) / ms;
   }
 }

@@ -29,51 +29,18 @@ for each beam, whatever their length. Next: `sequence.py`, `executor_core.py`.
 
 from __future__ import annotations
 
-import enum
-import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.stopping import FinishReason
+from scheduler_svc.request.outputs import FinishReason, Float32Array, Hypothesis
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from shared.step import Int32Array
-
-Float32Array = npt.NDArray[np.float32]
 
 # A candidate this unlikely is none: what transformers adds to rule one out.
 _IMPOSSIBLE: Final = np.float32(-1e9)
-
-
-class EarlyStopping(enum.Enum):
-    """When a search with as many hypotheses as it wants is over.
-
-    TRUE: at once. FALSE: when the best live beam, ended as it is, would not beat the worst hypothesis.
-    NEVER: the same, but a positive length_penalty judges the beam as if it had grown to the length
-    limit without losing score, the best that can become of it.
-    """
-
-    TRUE = "true"
-    FALSE = "false"
-    NEVER = "never"
-
-
-@dataclass(frozen=True, slots=True)
-class BeamSearchParams:
-    """What a request asks for: the best `num_outputs` hypotheses of a search of width `beam_width`.
-
-    `length_penalty` above 0 favours long hypotheses, below 0 short ones (log-probabilities are negative).
-    """
-
-    beam_width: int
-    num_outputs: int = 1
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = EarlyStopping.FALSE
-
-    def __post_init__(self) -> None:
-        assert 1 <= self.num_outputs <= self.beam_width
-        assert math.isfinite(self.length_penalty)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,19 +52,6 @@ class Candidates:
 
     token_ids: Int32Array
     logprobs: Float32Array
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Hypothesis:
-    """A continuation that ended: by an end token (STOP), which is its last one, or at the limit (LENGTH).
-
-    `token_ids` and `logprobs` are [num_output_tokens]. `score` is the sum of `logprobs` over length ** length_penalty.
-    """
-
-    token_ids: Int32Array
-    logprobs: Float32Array
-    score: float
-    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True, eq=False)

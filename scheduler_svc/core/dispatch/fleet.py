@@ -19,7 +19,6 @@ from scheduler_svc.core.dispatch.inbox import Inbox
 from scheduler_svc.core.dispatch.placement import avoids
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
-from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.admission import Obstacle, Wait
 from scheduler_svc.core.step.results import StepUpdates
@@ -27,6 +26,7 @@ from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from shared.executor_info import ExecutorInfo
 from shared.step import StepResult
 
@@ -184,6 +184,10 @@ class Fleet:
     def can_ever_take(self, group: SequenceGroup) -> bool:
         """Return whether some core could take the group if it were empty."""
         return any(core.admissions.can_ever_admit(group) for core in self._takers)
+
+    def lacks_its_kind(self, group: SequenceGroup) -> bool:
+        """Return whether a waiting group that requires one kind of executor finds none of it."""
+        return bool(self._takers) and all(core.admissions.must_not_go_on(group) for core in self._takers)
 
     def why_never(self, group: SequenceGroup) -> str:
         """Say why no core can ever take the group: the reason of the first one."""

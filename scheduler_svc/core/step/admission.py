@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from scheduler_svc.core.blocks.block_manager import AdmissionPlan, AllocStatus, BlockManager
 from scheduler_svc.core.blocks.swapping import SwappedGroups
-from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.provenance import UNKNOWN, Numerics
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepPlan
+from scheduler_svc.request.life import EventKind
+from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from shared.wording import counted
 
 # Groups that a step passes over. A look costs the time of a prefix lookup, and the next step looks again.
@@ -187,7 +187,9 @@ class Admissions:
         return sum(self._blocks.admission_bytes(sequence) for sequence in group.sequences_to_compute)
 
     def can_ever_admit(self, group: SequenceGroup) -> bool:
-        """Return whether the group fits into an empty batch, with one token more for each sequence."""
+        """Return whether the group may run here, and fits into an empty batch with one token more for each sequence."""
+        if self.must_not_go_on(group):
+            return False
         if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:
             return False
         if group.is_lone:  # `CoreLimits`: whoever has the pool for itself can grow to its end
@@ -196,6 +198,12 @@ class Admissions:
         if longest >= self._limits.max_model_len or group.num_slots > self._limits.max_num_seqs:
             return False
         return self._can_ever_be_sent(group) and self._blocks.can_ever_allocate(group)
+
+    def must_not_go_on(self, group: SequenceGroup) -> bool:
+        """Return whether a group that waits requires the kind that made what there is of it, which is another one."""
+        if not group.requires_same_numerics:
+            return False
+        return group.provenance.preferred(group.progress) not in (None, self._numerics)
 
     def judge(self, group: SequenceGroup) -> AdmissionPlan | Obstacle:
         """Return the blocks with which the group could be admitted now, or why it cannot be."""
@@ -218,6 +226,11 @@ class Admissions:
 
     def why_never(self, group: SequenceGroup) -> str:
         """Say which rule of `can_ever_admit` the group breaks, with the numbers."""
+        if self.must_not_go_on(group):
+            return (
+                f"{group.provenance.spans[-1].numerics.described} made its tokens so far, this one is "
+                f"{self._numerics.described}, and the request goes on at none of another kind (require_same_numerics)"
+            )
         limits, longest = self._limits, max(len(sequence.token_ids) for sequence in group.live_sequences)
         accepted_len = group.stop_conditions.accepted_len
         if accepted_len is not None and accepted_len > limits.max_model_len:

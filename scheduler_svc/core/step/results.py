@@ -16,26 +16,9 @@ from scheduler_svc.core.step.admitted_groups import AdmittedGroups
 from scheduler_svc.core.step.preemption import PreemptedGroups
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepInFlight
-from scheduler_svc.core.stopping import FinishReason
+from scheduler_svc.request.outputs import Alternatives, FinishReason
 from shared.batch_table import StepLayout
 from shared.step import BoolArray, StepResult
-
-
-@dataclass(frozen=True, slots=True)
-class Alternatives:
-    """The likeliest tokens in some places, as many in each, likeliest first, one place after the other."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-
-    def extend(self, others: "Alternatives") -> None:
-        """Add those of the next places."""
-        self.token_ids.extend(others.token_ids)
-        self.logprobs.extend(others.logprobs)
-
-    def since(self, begin: int) -> "Alternatives":
-        """Return a copy without the first `begin` tokens."""
-        return Alternatives(self.token_ids[begin:], self.logprobs[begin:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core.group_event import EventKind, GroupEvent, GroupFailure
+from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.request.life import EventKind
 from shared.batch_table import StepLayout
 from shared.step import Admission, Fork, Int32Array, Step, TableDelta, no_pairs, no_slots, no_triples, pairs
 

@@ -10,20 +10,18 @@ from typing import Any
 
 from grpc_health.v1 import health
 
-from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.client_side_config import ClientSideConfig
 from scheduler_svc.front.access.identity import ANYBODY, Identity, set_identity
 from scheduler_svc.front.access.token_table import TokenTable, read_tokens
 from scheduler_svc.front.api.request_body import decode
 from shared.errors import OctavoServiceError, PermissionDeniedError, UnauthenticatedError
 from shared.events import Event
+from shared.grpc_peer import certificate_names
 from shared.grpc_status import abort
 from shared.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
 from shared.watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
-
-# What a verified client certificate calls its owner, in the names of gRPC's authentication context.
-_NAME_PROPERTIES = ("x509_common_name", "peer_dns", "peer_uri")
 
 _HOW_TO_SEND = "send the metadata authorization: Bearer TOKEN (octavo: --token-file, or OCTAVO_TOKEN)"
 
@@ -92,7 +90,7 @@ class AccessInterceptor(HandlerInterceptor):
             try:
                 identity = self._control.identify(
                     [value for key, value in context.invocation_metadata() or () if key == "authorization"],
-                    lambda: _certificate_names(context),
+                    lambda: certificate_names(context),
                     _HOW_TO_SEND,
                 )
                 if service in self._operator_services and not identity.is_operator:
@@ -113,7 +111,7 @@ class AccessInterceptor(HandlerInterceptor):
         )
 
 
-def access_control(config: SchedulerConfig) -> AccessControl | None:
+def access_control(config: ClientSideConfig) -> AccessControl | None:
     """Return who may call a scheduler; None: everybody may.
 
     Raises: TokensFileError: the file of tokens cannot be used.
@@ -130,9 +128,3 @@ def _bearer_token(authorizations: Sequence[str | bytes]) -> str | None:
         return None
     scheme, _, token = authorizations[0].partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
-
-
-def _certificate_names(context: Context) -> set[str]:
-    properties = context.auth_context()
-    values = [value for name in _NAME_PROPERTIES for value in properties.get(name, ())]
-    return {value.decode("utf-8", "replace") for value in values}

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.engine.interface import EngineClient
 from scheduler_svc.front.access.identity import current_identity, private_deployment
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.request_validation import (
@@ -26,7 +25,10 @@ from scheduler_svc.front.api.tokenization import Tokenization, tokenize_prompt
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
-from shared.errors import NoExecutorError, RequestAbortedError
+from scheduler_svc.request.engine_client import EngineClient
+from scheduler_svc.request.served_model import ServedModel
+from shared.clock import monotonic_s
+from shared.errors import NoExecutorError, RequestAbortedError, UnavailableError
 from shared.step import Int32Array
 
 if TYPE_CHECKING:  # imports opentelemetry
@@ -127,14 +129,23 @@ class Generation:
 
         Raises: OctavoServiceError: it is refused.
         """
+        received_at_s = monotonic_s()
         request.tenant = current_identity().tenant_for(request.tenant)
+        await self.engine.wait_until_reachable()
         with private_deployment(), self.traced(request, metadata) as trace:
-            with self.engine.checking(request.request_id, request.tenant) as served, self._checks.running(request):
+            # A continuation takes the place of a call that still has the request.
+            new_id = "" if request.HasField("continuation") else request.request_id
+            with self.engine.checking(new_id, request.tenant) as served, self._checks.running(request):
+                check_weights(request.continuation, served)
                 model = self._tokenizer.model(served)
                 valid = await asyncio.to_thread(check_request, request, model, self.settings)
-            asked = valid.engine if trace is None else trace.follow(valid.engine, model.name)
+            asked = replace(valid.engine, received_at_s=received_at_s)
+            if trace is not None:
+                asked = trace.follow(asked, model.name)
             options = valid.answer_options if returns_text else replace(valid.answer_options, returns_text=False)
             response = Response(asked, options, model.tokenizer, listener, self.pace)
+            if valid.continued is not None:
+                response.go_on_behind(valid.continued)
             await self.engine.submit(asked, response, checked_for=served)
         return AcceptedRequest(response, trace)
 
@@ -180,7 +191,19 @@ def check_request(request: pb.GenerateRequest, model: TextModel, settings: Front
     check_request_fields(request)
     limits = RequestLimits.of(model, settings)
     prompt_token_ids, banned_words = tokenize(request, model, limits)
-    return validate_request(request, prompt_token_ids, limits, banned_words)
+    return validate_request(request, prompt_token_ids, limits, model.tokenizer, banned_words)
+
+
+def check_weights(continuation: pb.Continuation, served: ServedModel) -> None:
+    """Refuse to go on with an answer that another model began, as far as the weights are known.
+
+    Raises: UnavailableError: another scheduler may have that model.
+    """
+    begun_with, weights = continuation.weights_digest, served.reproducibility.weights_digest
+    if begun_with and weights and begun_with != weights:
+        raise UnavailableError(
+            f"the answer was begun with other weights ({begun_with[:12]}…) than are served here ({weights[:12]}…)"
+        )
 
 
 def tokenize(

@@ -1,16 +1,51 @@
 """The messages of GenerationService that an answer is made of."""
 
+from itertools import starmap
+
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.engine.interface import Alternatives, FinishReason
 from scheduler_svc.front.output import Delta, Output, PromptDelta
 from scheduler_svc.front.response import Response
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.outputs import Alternatives, FinishReason
+from scheduler_svc.request.provenance import Numerics
+from shared.sampling_parameters import BEAMLESS_STAGES, ROW_PARAMETERS
 from shared.step import NO_LOGPROBS
 
 FINISH_REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
 }
+
+
+def accepted_message(request: pb.GenerateRequest, response: Response) -> pb.Accepted:
+    """Return the first event of a request."""
+    asked = response.request
+    return pb.Accepted(
+        request_id=asked.request_id,
+        num_prompt_tokens=len(asked.prompt_token_ids),
+        sampling_params=effective_params(request.sampling_params, asked, response.max_output_tokens),
+        prompt_token_ids=asked.prompt_token_ids.tolist() if request.include_prompt_token_ids else None,
+    )
+
+
+def effective_params(
+    params: generation_pb2.SamplingParams, asked: EngineRequest, max_output_tokens: int
+) -> generation_pb2.SamplingParams:
+    """Return the parameters with what was chosen for those that are unset: by the model, and by us."""
+    effective = generation_pb2.SamplingParams()
+    effective.CopyFrom(params)
+    is_beam = asked.beam_search is not None
+    for parameter in ROW_PARAMETERS:
+        name = parameter.name
+        if not parameter.is_public or params.HasField(name) or (is_beam and parameter.stage in BEAMLESS_STAGES):  # type: ignore[arg-type]
+            continue
+        value = getattr(asked.sampling, name)
+        if value != parameter.default:
+            setattr(effective, name, value)
+    if not params.HasField("max_tokens"):
+        effective.max_tokens = max(max_output_tokens, params.min_tokens)
+    return effective
 
 
 def event_message(delta: Delta | PromptDelta) -> pb.GenerateResponse:
@@ -25,7 +60,14 @@ def event_message(delta: Delta | PromptDelta) -> pb.GenerateResponse:
         alternative_token_ids=delta.alternatives.token_ids,
         alternative_logprobs=delta.alternatives.logprobs,
     )
+    if delta.provenance:
+        message.provenance.extend(starmap(provenance_message, delta.provenance))
     return pb.GenerateResponse(delta=message)
+
+
+def provenance_message(first_token: int, numerics: Numerics) -> generation_pb2.Provenance:
+    """Return the message of a span of an output."""
+    return generation_pb2.Provenance(first_token=first_token, **numerics._asdict())
 
 
 def prompt_message(logprobs: list[float], alternatives: Alternatives) -> generation_pb2.PromptLogprobs:
@@ -53,10 +95,7 @@ def finished_message(response: Response, *, is_lean: bool, shows_provenance: boo
     )
     if shows_provenance:
         for message, output in zip(finished.outputs, response.outputs, strict=True):
-            message.provenance.extend(
-                generation_pb2.Provenance(first_token=first_token, **numerics._asdict())
-                for first_token, numerics in response.provenance_of(output)
-            )
+            message.provenance.extend(starmap(provenance_message, response.provenance_of(output)))
     has_prompt_logprobs = response.request.num_prompt_logprobs != NO_LOGPROBS
     if has_prompt_logprobs and is_lean:
         finished.prompt_logprobs.SetInParent()

@@ -7,9 +7,9 @@ itself is refused, with the rule. `request_validation.py` calls this and checks 
 import hashlib
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
-from scheduler_svc.engine.interface import BeamSearchParams, EarlyStopping
 from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
 from scheduler_svc.front.api.sampling_validation import number
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from shared.errors import InvalidFieldError
 from shared.sampling_parameters import Stage, of_stage
 

@@ -17,6 +17,11 @@ def prompt_limit(limits: RequestLimits) -> CountLimit:
 
 def generate_request_limits(limits: RequestLimits) -> dict[str, CountLimit]:
     """Return the limits of the repeated fields, by path."""
+    # Of all outputs of a continuation together.
+    continued = CountLimit(limits.max_num_seqs * limits.max_len, cause="as many sequences as run, as long as may be")
+    alternatives = CountLimit(continued.most * limits.vocab_size, cause=continued.cause)
+    of_prompt = CountLimit(limits.max_prompt_tokens, cause=limits.max_prompt_tokens_cause)
+    alternatives_of_prompt = CountLimit(of_prompt.most * limits.vocab_size, cause=of_prompt.cause)
     return {
         "token_ids.ids": prompt_limit(limits),
         "messages.messages": CountLimit(MAX_CHAT_MESSAGES, "messages long", "messages"),
@@ -26,4 +31,12 @@ def generate_request_limits(limits: RequestLimits) -> dict[str, CountLimit]:
         "sampling_params.banned_words": CountLimit(MAX_BANNED_WORDS, "words"),
         "sampling_params.banned_token_ids": CountLimit(MAX_BANNED_TOKENS, "ids long"),
         "sampling_params.allowed_token_ids": CountLimit(limits.vocab_size, "ids long", cause="the vocabulary"),
+        "continuation.outputs": CountLimit(limits.max_num_seqs, "outputs"),
+        "continuation.outputs.token_ids": continued,
+        "continuation.outputs.logprobs": continued,
+        "continuation.outputs.alternative_token_ids": alternatives,
+        "continuation.outputs.alternative_logprobs": alternatives,
+        "continuation.prompt_logprobs.logprobs": of_prompt,
+        "continuation.prompt_logprobs.alternative_token_ids": alternatives_of_prompt,
+        "continuation.prompt_logprobs.alternative_logprobs": alternatives_of_prompt,
     }

@@ -64,9 +64,14 @@ class RequestLimits:
         )
 
     @property
+    def max_len(self) -> int:
+        """Longest sequence, prompt and output."""
+        return min(self.max_model_len, self.max_cached_tokens)
+
+    @property
     def max_prompt_tokens(self) -> int:
         """Longest prompt: it leaves room for one token of output."""
-        return min(self.max_model_len, self.max_cached_tokens) - 1
+        return self.max_len - 1
 
     @property
     def max_prompt_tokens_cause(self) -> str:

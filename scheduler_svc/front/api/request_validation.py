@@ -7,12 +7,12 @@ that this release does not know at all by message_scan.py. Next: group_validatio
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
-from scheduler_svc.engine.interface import EngineRequest, StopConditions
+from scheduler_svc.front.api.continuation_validation import validate_continuation
 from scheduler_svc.front.api.group_validation import beam_search_params, check_account, hash_cache_salt, output_counts
 from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits, require, require_param
 from scheduler_svc.front.api.sampling_validation import number, sampling_row
@@ -21,13 +21,16 @@ from scheduler_svc.front.api.token_rule_validation import (
     check_token_ids,
     token_rules,
 )
+from scheduler_svc.front.continued import ContinuedAnswer
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.request.engine_request import MAX_REQUEST_ID_LENGTH, EngineRequest
+from scheduler_svc.request.parameters import StopConditions
 from shared.errors import InvalidFieldError
 from shared.step import INT32_MAX, NO_LOGPROBS, Int32Array
 from shared.token_rules import MAX_STOP_TOKEN_IDS
 
-MAX_REQUEST_ID_LENGTH = 256
 MAX_CHAT_MESSAGES = 16_384
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
@@ -40,12 +43,14 @@ class ValidRequest:
 
     engine: EngineRequest
     answer_options: AnswerOptions
+    continued: ContinuedAnswer | None = None
 
 
 def validate_request(
     request: generation_service_pb2.GenerateRequest,
     prompt_token_ids: Sequence[int] | Int32Array,
     limits: RequestLimits,
+    tokenizer: Tokenizer,
     banned_words: Sequence[Sequence[int]] = (),
 ) -> ValidRequest:
     """Return the checked request: the second half of the checks, those behind tokenizing.
@@ -54,6 +59,7 @@ def validate_request(
         request: A request that has passed `check_request_fields`, which is not called again.
         prompt_token_ids: Its prompt after tokenizing.
         limits: What bounds it.
+        tokenizer: Makes the text of a continuation again.
         banned_words: Its banned words after tokenizing.
 
     Raises: InvalidFieldError: the first wrong field.
@@ -87,6 +93,7 @@ def validate_request(
         token_rules=token_rules(params, banned_words, limits),
         has_stop_strings=bool(params.stop),
         num_prompt_logprobs=NO_LOGPROBS if num_prompt_logprobs is None else num_prompt_logprobs,
+        requires_same_numerics=request.require_same_numerics,
     )
     answer_options = AnswerOptions(
         num_returned,
@@ -94,8 +101,13 @@ def validate_request(
         params.HasField("logprobs"),
         text_options(params),
         min_delta_interval_s=request.min_delta_interval_ms / 1000,
+        max_output_tokens=conditions.length_limit(len(prompt), limits.max_len) - len(prompt),
+        tells_provenance=request.include_provenance,
     )
-    return ValidRequest(engine_request, answer_options)
+    if not request.HasField("continuation"):
+        return ValidRequest(engine_request, answer_options)
+    continuation, continued = validate_continuation(request, engine_request, answer_options, limits, tokenizer)
+    return ValidRequest(replace(engine_request, continuation=continuation), answer_options, continued)
 
 
 def check_request_fields(request: generation_service_pb2.GenerateRequest) -> None:

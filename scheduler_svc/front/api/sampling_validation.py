@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from octavo.generation.v1 import generation_pb2
 from scheduler_svc.front.api.request_limits import require_param
-from shared.sampling_parameters import BY_NAME, ROW_PARAMETERS, Stage
+from shared.sampling_parameters import BEAMLESS_STAGES, BY_NAME, ROW_PARAMETERS
 from shared.sampling_row import SamplingRow
 
 NO_DEFAULTS: Mapping[str, float] = MappingProxyType({})
@@ -49,7 +49,7 @@ def sampling_row(
     """
     values: dict[str, float] = {"num_logprobs": num_logprobs}
     for parameter in ROW_PARAMETERS:
-        if parameter.is_public and not (is_beam and parameter.stage in (Stage.FILTER, Stage.DRAW)):
+        if parameter.is_public and not (is_beam and parameter.stage in BEAMLESS_STAGES):
             value = number(params, parameter.name, model_defaults)
             if value is not None:
                 values[parameter.name] = value

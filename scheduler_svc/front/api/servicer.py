@@ -9,15 +9,15 @@ from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.engine.interface import EngineClient
 from scheduler_svc.front.api.generation import CLIENT_LEFT, Generation
-from scheduler_svc.front.api.generation_messages import event_message, finished_message
+from scheduler_svc.front.api.generation_messages import accepted_message, event_message, finished_message
 from scheduler_svc.front.api.message_scan import CountLimit
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_counts import generate_request_limits
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.request_stream import RequestStream, slow_caller_deadline_s, slow_caller_limit
 from scheduler_svc.front.text.text_model import TextModel
+from scheduler_svc.request.engine_client import EngineClient
 from shared.errors import InvalidFieldError, OctavoServiceError
 
 M = TypeVar("M", bound=Message)
@@ -46,8 +46,12 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 
     @property
     def settings(self) -> FrontSettings:
-        """The front's part of the configuration."""
+        """The front's part of the configuration; a core elsewhere says some of it."""
         return self._generation.settings
+
+    @settings.setter
+    def settings(self, settings: FrontSettings) -> None:
+        self._generation.settings = settings
 
     @property
     def model(self) -> TextModel | None:
@@ -72,10 +76,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         async with self._generation.running(
             request, lambda: context.invocation_metadata(), lambda: _why_left(context)
         ) as response:
-            asked = response.request
-            yield pb.GenerateResponse(
-                accepted=pb.Accepted(request_id=asked.request_id, num_prompt_tokens=len(asked.prompt_token_ids))
-            )
+            yield pb.GenerateResponse(accepted=accepted_message(request, response))
             while (delta := await response.next_delta()) is not None:
                 yield event_message(delta)
             finished = finished_message(
@@ -88,6 +89,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 
         Raises: CallerError: it is no such request, or absurd; and what `EngineClient.checking` raises.
         """
+        await self.engine.wait_until_reachable()
         with self._generation.reading() as limits:
             if body.is_small:
                 return body.decode(limits_of(limits))

@@ -1,11 +1,18 @@
 """What is new of many requests, as one message of `StreamRequests`."""
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.front.api.generation_messages import finished_message, prompt_message
+from scheduler_svc.front.api.generation_messages import (
+    accepted_message,
+    finished_message,
+    prompt_message,
+    provenance_message,
+)
 from scheduler_svc.front.api.streamed_request import StreamedRequest
 from scheduler_svc.front.output import Delta
+from scheduler_svc.request.provenance import Numerics
 from shared.grpc_status import rpc_status
 
 V = TypeVar("V")
@@ -44,19 +51,22 @@ class StreamBatch:
         if not request.was_told:
             request.was_told = True
             self.num_values += 1
-            accepted = pb.Accepted(
-                request_id=response.request_id, num_prompt_tokens=len(response.request.prompt_token_ids)
-            )
+            assert request.asked is not None, "an accepted request was decoded"
+            accepted = accepted_message(request.asked, response)
+            self.num_values += len(accepted.prompt_token_ids)
             self._response.accepted.add(number=number, accepted=accepted)
         if response.prompt_logprobs and (prompt := response.take_prompt()) is not None:
             self.num_values += len(prompt.logprobs) + 2 * len(prompt.alternatives.token_ids)
             logprobs = prompt_message(prompt.logprobs, prompt.alternatives)
             self._response.prompt_logprobs.add(number=number, prompt_logprobs=logprobs)
+        tells_provenance = request.asked is not None and request.asked.include_provenance
         for output in response.take_changed():
             if output.has_only_token_ids:  # as most have, and it costs half as much
                 self._add_token_ids(number, output.output_index, output.take_token_ids())
             else:
                 self._add_delta(number, output.take())
+            if tells_provenance:
+                self._add_provenance(number, output.output_index, response.take_provenance(output))
         if response.ended is None:
             return False
         if response.error is not None:
@@ -99,7 +109,7 @@ class StreamBatch:
         self.num_values += 1 + len(token_ids)
 
     def _add_delta(self, number: int, delta: Delta) -> None:
-        output_index, text, token_ids, logprobs, alternatives = delta
+        output_index, text, token_ids, logprobs, alternatives, _ = delta
         place = len(self._numbers)
         self._add_token_ids(number, output_index, token_ids)
         if text:
@@ -113,6 +123,13 @@ class StreamBatch:
             self._alternative_token_ids += alternatives.token_ids
             self._alternative_logprobs += alternatives.logprobs
             self.num_values += 2 * len(alternatives.token_ids)
+
+    def _add_provenance(self, number: int, output_index: int, begun: Sequence[tuple[int, Numerics]]) -> None:
+        self.num_values += len(begun)
+        for span in begun:
+            self._response.provenance.add(
+                number=number, output_index=output_index, provenance=provenance_message(*span)
+            )
 
     def _add_failure(self, number: int, error: Exception) -> None:
         self.num_values += 1

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from scheduler_svc.engine.interface import FinishReason
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.call import Call
@@ -21,6 +20,7 @@ from scheduler_svc.front.openai.unknown_fields import in_place_of
 from scheduler_svc.front.output import Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
+from scheduler_svc.request.outputs import FinishReason
 from shared.errors import InvalidFieldError, OctavoServiceError
 
 _Fields = TypeVar("_Fields", bound=SamplingFields)
@@ -48,6 +48,7 @@ class Answering:
 
         Raises: OctavoServiceError: it is refused.
         """
+        await self._generation.engine.wait_until_reachable()
         with self._generation.reading() as limits:
             model, _ = self._generation.served()
 

@@ -4,8 +4,8 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from scheduler_svc.engine.interface import Alternatives
 from scheduler_svc.front.openai.token_texts import TokenTexts
+from scheduler_svc.request.outputs import Alternatives
 
 # What OpenAI says of tokens that are as good as impossible: JSON has no infinity.
 _LEAST = -9999.0

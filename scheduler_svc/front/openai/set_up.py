@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from octavo.address import is_loopback
-from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.client_side_config import ClientSideConfig
 from scheduler_svc.front.access.access_control import AccessControl
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.openai.answering import Answering
@@ -18,7 +18,7 @@ from shared.metric import Family
 
 
 def openai_server(
-    config: SchedulerConfig,
+    config: ClientSideConfig,
     generation: Generation,
     access: AccessControl | None,
     collect: Callable[[], Iterable[Family]],

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler_svc.engine.interface import Reproducibility, ServedModel
 from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.request.served_model import Reproducibility, ServedModel
 from shared.events import Event
 from shared.executor_info import ExecutorInfo, TokenizerFile
 

@@ -138,7 +138,7 @@ async def test_flags_of_groups_and_accounts_arrive(stand_in: StandIn) -> None:
 async def test_flags_that_are_not_given_are_not_sent(stand_in: StandIn) -> None:
     await run("generate", "Why?", "--address", stand_in.address)
     sent = {field.name for field, _ in stand_in.requests[0].ListFields()}
-    assert sent <= {"text", "sampling_params", "lean_finished"}
+    assert sent <= {"text", "sampling_params", "lean_finished", "include_prompt_token_ids", "include_provenance"}
     assert [field.name for field, _ in stand_in.requests[0].sampling_params.ListFields()] == ["max_tokens"]
 
 

@@ -84,7 +84,12 @@ async def test_priority_tenant_and_salt_travel_with_the_request(stand_in: StandI
         await client.generate("Why?")
     named, plain = stand_in.requests
     assert (named.priority, named.tenant, named.cache_salt) == (-2, "red", "secret")
-    assert {field.name for field, _ in plain.ListFields()} == {"text", "lean_finished"}
+    assert {field.name for field, _ in plain.ListFields()} == {
+        "text",
+        "lean_finished",
+        "include_prompt_token_ids",
+        "include_provenance",
+    }
 
 
 @pytest.mark.parametrize(

@@ -30,3 +30,14 @@ async def test_a_scheduler_that_restarts_is_looked_for_again_and_again() -> None
             for _ in range(5):
                 await attempts.acquire()
         asking.cancel()
+
+
+async def test_of_many_calls_that_fail_at_once_only_the_first_moves_on() -> None:
+    async with Client(["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]) as client:
+        failed = client._endpoint()
+        client._move_on(failed)
+        client._move_on(failed)
+        assert client.address == "127.0.0.1:2"
+        client._move_on(client._endpoint())
+        client._move_on(client._endpoint())
+        assert client.address == "127.0.0.1:1"

@@ -62,3 +62,18 @@ async def test_nothing_new_is_waited_for_without_a_limit() -> None:
     assert not waiting.done()
     gate.end()
     assert not await waiting
+
+
+async def test_an_error_ends_a_write_that_the_reader_does_not_take() -> None:
+    gate = CreditGate(1, limit_s=60)
+
+    async def write() -> None:
+        async with gate.limit():
+            await asyncio.Event().wait()
+
+    writing = asyncio.create_task(write())
+    await asyncio.sleep(0)
+    gate.end(UnavailableError("gone"))
+    with pytest.raises(UnavailableError):
+        async with asyncio.timeout(30):
+            await writing

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 import octavo
-from scheduler_svc.engine.interface import EngineClient, EngineLoad
 from scheduler_svc.front.text.text_model import TextModel
+from scheduler_svc.request.engine_client import EngineClient, EngineLoad
 
 # What gateways tell engines apart by.
 SERVER_TYPE = "vllm-grpc"

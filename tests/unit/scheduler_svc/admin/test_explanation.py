@@ -7,10 +7,9 @@ import pytest
 
 from octavo.admin.v1 import admin_pb2
 from scheduler_svc.admin.explanation import ahead_text, explain, obstacle_texts, queued_requests
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.idle_engine import IdleEngine
 

@@ -7,10 +7,8 @@ import pytest
 from octavo.admin.v1 import admin_pb2
 from scheduler_svc.admin.explanation import explain_ended
 from scheduler_svc.admin.life import EVENT_KIND, ended_state, event_states
-from scheduler_svc.core.group_event import EventKind
-from scheduler_svc.engine.interface import EndedRequest, FinishReason
-from scheduler_svc.engine.request_life import LifeEvent
-from scheduler_svc.engine.request_times import RequestTimes
+from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
+from scheduler_svc.request.outputs import FinishReason
 from shared.wording import duration_text
 
 TIMES = RequestTimes(100.0, 100.25, 100.5, 102.0, 102.0)

@@ -2,9 +2,9 @@
 
 from octavo.admin.v1 import admin_pb2
 from scheduler_svc.admin.state import RequestLocation, RequestLocations, executor_state, request_state, sequence_states
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import Bench, group, max_tokens, small_limits
 from tests.support.idle_engine import IdleEngine
 

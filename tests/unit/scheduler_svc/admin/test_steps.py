@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from scheduler_svc.admin.steps import step_state, step_summary, step_text
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.request.parameters import BeamSearchParams
 from scheduler_svc.telemetry.step_log import LoggedStep
 from tests.support.driving import Bench, max_tokens, small_limits
 

@@ -2,10 +2,9 @@
 
 import pytest
 
-from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from tests.support.driving import Bench, chunks, delivered, max_tokens, small_limits, with_logprobs
 from tests.support.toy_executor import hashed_next_token, search_alone
 

@@ -1,7 +1,8 @@
 """How groups end: by their tokens, by a stop string, by their client, and with their executor."""
 
 from scheduler_svc.core.sequence import SequenceStatus
-from scheduler_svc.core.stopping import FinishReason, StopConditions
+from scheduler_svc.request.outputs import FinishReason
+from scheduler_svc.request.parameters import StopConditions
 from tests.support.driving import Bench, chunks, delivered, max_tokens, only_admission, small_limits, with_logprobs
 
 

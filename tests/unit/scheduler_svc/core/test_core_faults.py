@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
+from scheduler_svc.request.parameters import BeamSearchParams
 from shared.errors import ExecutorFaultError
 from shared.step import SamplingRow, StepResult
 from tests.support.driving import Bench, delivered, group, small_limits

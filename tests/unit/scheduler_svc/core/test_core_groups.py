@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from shared.token_rules import TokenRules
 from tests.support.driving import Bench, admitted, chunks, delivered, group, max_tokens, small_limits
 

@@ -2,7 +2,8 @@
 
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceStatus
-from scheduler_svc.core.stopping import FinishReason, StopConditions
+from scheduler_svc.request.outputs import FinishReason
+from scheduler_svc.request.parameters import StopConditions
 from tests.support.driving import (
     Bench,
     admitted,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
+from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import Bench, admitted, chunks, max_tokens, only_admission, small_limits
 from tests.support.toy_executor import hashed_next_token
 

@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceStatus
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.request.parameters import StopConditions
 from tests.support.driving import (
     Bench,
     admitted,

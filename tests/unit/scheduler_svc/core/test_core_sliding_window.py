@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping
 from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.step.batch import Batch
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from tests.support.driving import Bench, chunks, group, max_tokens, only_admission, small_limits
 from tests.support.toy_executor import hashed_next_token
 

@@ -1,7 +1,7 @@
 """What the core notes of groups for people: each admission, preemption and swap once, with its numbers."""
 
-from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.request.life import EventKind
 from tests.support.driving import Bench, max_tokens, small_limits
 
 Noted = tuple[str, EventKind, int, int]

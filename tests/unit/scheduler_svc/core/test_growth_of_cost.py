@@ -10,9 +10,9 @@ from types import FrameType
 
 import pytest
 
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.waiting.policy import PriorityPolicy
+from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.collection import no_collection
 from tests.support.driving import Bench, max_tokens, small_limits
 from tests.support.toy_executor import hashed_next_token

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
 from scheduler_svc.core.sequence import SequenceStatus
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from tests.support.driving import group
 
 

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core.stopping import FinishReason, StopChecker, StopConditions
+from scheduler_svc.core.stopping import StopChecker
+from scheduler_svc.request.outputs import FinishReason
+from scheduler_svc.request.parameters import StopConditions
 
 EOS = 7
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.step.step_plan import Decision
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.request.parameters import StopConditions
 from tests.support.driving import small_limits
 from tests.support.workloads import Request, Workload, play
 

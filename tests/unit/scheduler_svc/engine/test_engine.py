@@ -11,7 +11,7 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.engine import engine as engine_module
 from scheduler_svc.engine.live_request import LiveRequest
-from scheduler_svc.executors.served_model import ServedModel
+from scheduler_svc.request.served_model import ServedModel
 from shared.errors import CacheTooSmallError, InvalidFieldError, OctavoServiceError, QueueFullError
 from shared.step import Step
 from tests.support.driving import group, small_limits

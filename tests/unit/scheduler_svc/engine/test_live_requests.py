@@ -6,10 +6,10 @@ import pytest
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.engine.interface import EndedRequest, FinishReason
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
-from scheduler_svc.engine.request_times import RequestTimes
+from scheduler_svc.request.life import EndedRequest, RequestTimes
+from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 from shared.errors import RequestAbortedError
 from tests.support.driving import Bench, group, max_tokens, small_limits

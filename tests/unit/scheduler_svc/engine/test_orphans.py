@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.request.parameters import StopConditions
 from shared.errors import UnavailableError
 from tests.support.driving import group, small_limits
 from tests.support.idle_engine import IdleEngine

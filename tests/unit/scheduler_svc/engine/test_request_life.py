@@ -1,8 +1,8 @@
 """How much of a request's life is remembered, and for how long after its end."""
 
-from scheduler_svc.core.group_event import EventKind
 from scheduler_svc.engine.ended_requests import EndedRequests
-from scheduler_svc.engine.request_life import MAX_EVENTS, LifeEvent, RequestLife
+from scheduler_svc.engine.request_life import MAX_EVENTS, RequestLife
+from scheduler_svc.request.life import EventKind, LifeEvent
 from shared.errors import UnavailableError
 from tests.support.live_requests import ended_request
 

@@ -16,7 +16,6 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
-from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.executors import driver as executor_driver
@@ -24,8 +23,9 @@ from scheduler_svc.executors.circuit_breaker import Backoff, CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.driver_interface import DriverSettings
-from scheduler_svc.executors.served_model import CoreSettings, serving_limits
+from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
+from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.telemetry.meter import Meter
 from shared.errors import OctavoServiceError
 from shared.step import SamplingRow, Step, StepResult

@@ -14,16 +14,16 @@ from benchmarks.scheduler_core import limits_for
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
-from scheduler_svc.core.stopping import StopConditions
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
-from scheduler_svc.engine.interface import EngineRequest
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.executors.in_flight_limit import InFlightLimit
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.step_log import LoggedStep, StepLog
 from shared.step import SamplingRow, StepResult

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.engine.interface import Alternatives, EngineRequest, FinishReason, Hypothesis, StopConditions
 from scheduler_svc.front.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.parameters import StopConditions
 from shared.errors import OctavoServiceError, RequestAbortedError
 from shared.step import NO_LOGPROBS, SamplingRow
 from tests.support.live_requests import PlayedEngineSide

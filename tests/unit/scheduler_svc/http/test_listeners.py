@@ -1,11 +1,12 @@
 """Which addresses the port opens for what people write, and what is said when it cannot."""
 
+import re
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from scheduler_svc.http.listeners import open_listeners
+from scheduler_svc.http.listeners import open_listeners, reserve
 from shared.errors import AddressError
 
 TAKEN = "it is taken, or not an address of this machine; set --admin-listen to another one"
@@ -78,3 +79,39 @@ def test_an_address_that_is_not_ours_is_refused(address: str) -> None:
     with pytest.raises(AddressError) as caught:
         open_listeners(address, "--admin-listen")
     assert TAKEN in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "0.0.0.0", "[::]"])
+def test_what_is_reserved_is_for_those_who_share_it(opened: list[socket.socket], host: str) -> None:
+    if "::" in host and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    opened += reserve(f"{host}:0", "--listen")
+    port = port_of(opened[0])
+    assert not answers("localhost", port), "nobody listens yet"
+    with pytest.raises(AddressError):
+        open_listeners(f"{host}:{port}", "--listen")
+    for _ in range(2):
+        opened += open_listeners(f"{host}:{port}", "--listen", is_shared=True)
+    assert answers("::1" if host == "[::1]" else "127.0.0.1", port)
+
+
+def test_a_name_is_reserved_with_all_its_addresses_on_one_port(
+    opened: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", 0)) for last in (1, 2)]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
+    opened += reserve("several:0", "--listen")
+    assert [each.getsockname()[0] for each in opened] == ["127.0.0.1", "127.0.0.2"]
+    assert len(set(map(port_of, opened))) == 1
+
+
+@pytest.mark.parametrize("listen", ["192.0.2.1:0", "nowhere.invalid:0"])
+def test_what_is_not_ours_is_not_reserved(listen: str) -> None:
+    with pytest.raises(AddressError, match=f"cannot listen on {re.escape(listen)}"):
+        reserve(listen, "--listen")
+
+
+def test_where_somebody_listens_nothing_is_reserved(opened: list[socket.socket]) -> None:
+    opened += open_listeners("127.0.0.1:0", "--listen", is_shared=True)
+    with pytest.raises(AddressError):
+        reserve(f"127.0.0.1:{port_of(opened[0])}", "--listen")

@@ -8,29 +8,24 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.engine.interface import (
-    BeamSearchParams,
-    EarlyStopping,
-    EndedRequest,
-    EngineLoad,
-    EngineRequest,
-    EventKind,
-    FinishReason,
-    Hypothesis,
-    LifeEvent,
-    Numerics,
-    Progress,
-    Provenance,
-    Reproducibility,
-    RequestTimes,
-    ServedModel,
-    Span,
-    StopConditions,
+from scheduler_svc.link.ends import (
+    decode_ended,
+    decode_search_end,
+    decode_span,
+    encode_ended,
+    encode_search_end,
+    encode_span,
 )
-from scheduler_svc.link.ends import decode_ended, decode_search_end, encode_ended, encode_search_end
 from scheduler_svc.link.failures import decode_failure, encode_failure
 from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state, encode_state
 from scheduler_svc.link.submissions import decode_submission, encode_submission
+from scheduler_svc.request.engine_client import EngineLoad
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
+from scheduler_svc.request.outputs import FinishReason, Hypothesis
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
+from scheduler_svc.request.provenance import ENDED, Numerics, Progress, Span
+from scheduler_svc.request.served_model import Reproducibility, ServedModel
 from shared import errors
 from shared.errors import (
     InvalidFieldError,
@@ -121,8 +116,6 @@ def test_what_a_search_found() -> None:
 
 @pytest.mark.parametrize("error", [None, UnavailableError("gone")])
 def test_the_end_of_a_request_on_another_clock(error: OctavoServiceError | None) -> None:
-    provenance = Provenance()
-    provenance.spans = [Span(Numerics("id", "digest"), Progress((0, 2), 3))]
     ended = EndedRequest(
         "a",
         "red",
@@ -139,15 +132,18 @@ def test_the_end_of_a_request_on_another_clock(error: OctavoServiceError | None)
         error_code=None if error is None else "UNAVAILABLE",
         error_message="" if error is None else "gone",
         trace_id="0" * 32,
-        provenance=provenance,
     )
     message = pb.EndedRequest.FromString(encode_ended(ended).SerializeToString())
     decoded = decode_ended(message, 114.0, error, request_id="a", tenant="red", priority=1, trace_id="0" * 32)
     assert decoded.times == RequestTimes(110.0, 111.0, None, 112.5, 114.0)
     assert decoded.events == (LifeEvent(EventKind.PARKED, 110.5, "127.0.0.1:1"),)
-    assert decoded.provenance.spans == provenance.spans
     same = {"times": ended.times, "events": ended.events, "provenance": ended.provenance}
     assert replace(decoded, **same) == ended  # type: ignore[arg-type]
+
+
+def test_a_span() -> None:
+    span = Span(Numerics("id", "digest"), Progress((0, ENDED), 3))
+    assert decode_span(pb.ProvenanceSpan.FromString(encode_span(span).SerializeToString())) == span
 
 
 def test_the_state_of_a_core() -> None:

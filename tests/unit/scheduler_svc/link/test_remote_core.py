@@ -10,10 +10,13 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.engine.interface import EngineRequest, Reproducibility, ServedModel, StopConditions
 from scheduler_svc.link import remote_core
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.state import UNREACHABLE
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.parameters import StopConditions
+from scheduler_svc.request.served_model import Reproducibility, ServedModel
+from shared.certificates import TlsFileError
 from shared.step import SamplingRow
 
 
@@ -53,3 +56,36 @@ async def test_no_message_is_larger_than_the_link_takes_and_their_order_is_kept(
     assert [[abort.number for abort in message.aborts] for message in call.messages] == [[], [], [1]]
     for task in tasks:
         task.cancel()
+
+
+async def test_a_front_asks_for_its_core_ever_less_often_until_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its certificate cannot be used, but once: then the core welcomes it, and goes."""
+    pauses: list[float] = []
+
+    async def pause(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 8:
+            raise asyncio.CancelledError
+
+    def open_channel() -> Any:
+        if len(pauses) != 6:
+            raise TlsFileError("the file is broken")
+        return Welcoming()
+
+    core = RemoteCore(open_channel, "0", nothing, nothing)
+    monkeypatch.setattr(core, "_run_session", lambda _: core._take(pb.JoinResponse(welcome=pb.CoreWelcome()), Mock()))
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    with pytest.raises(asyncio.CancelledError):
+        await core.run()
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.05, 0.1]
+    assert core.core_trouble == "the file is broken"
+
+
+class Welcoming:
+    """A channel to a core."""
+
+    async def __aenter__(self) -> Any:
+        return Mock()
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_svc.engine.interface import EndedRequest
+from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.telemetry.request_log import log_end
 from shared.errors import UnavailableError
 from shared.events import JsonFormatter

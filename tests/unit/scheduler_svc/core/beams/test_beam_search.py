@@ -3,8 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from scheduler_svc.core.beams.beam_search import BeamSearch, BeamSearchParams, Candidates, EarlyStopping, Hypothesis
-from scheduler_svc.core.stopping import FinishReason
+from scheduler_svc.core.beams.beam_search import BeamSearch, Candidates
+from scheduler_svc.request.outputs import FinishReason, Hypothesis
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from tests.support.beam_driving import HashedModel, run_search
 
 END = 9

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Obstacle, Wait
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.request.parameters import StopConditions
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench, two_cores
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
-from scheduler_svc.core.stopping import FinishReason
+from scheduler_svc.request.outputs import FinishReason
+from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench, two_cores
 

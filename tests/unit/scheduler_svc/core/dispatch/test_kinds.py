@@ -1,9 +1,9 @@
 """A group that has output goes on at an executor of the kind that made it, if there is a choice."""
 
-from scheduler_svc.core.beams.beam_search import BeamSearchParams
-from scheduler_svc.core.provenance import Numerics
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle
+from scheduler_svc.request.parameters import BeamSearchParams
+from scheduler_svc.request.provenance import Numerics
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet import Member
 from tests.support.fleet_driving import FleetBench

@@ -8,17 +8,19 @@ import pytest
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.core.beams.beam_search import BeamSearchParams, EarlyStopping
-from scheduler_svc.core.stopping import StopConditions
+from scheduler_svc.engine.live_request import group_of
 from scheduler_svc.front.api.group_validation import hash_cache_salt
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.api.request_validation import ValidRequest, check_request_fields, validate_request
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from shared.errors import InvalidFieldError
 from shared.step import NO_LOGPROBS, SamplingRow
+from tests.support.tokenizers import byte_level_backend, make_tokenizer
 
 LIMITS = RequestLimits(max_model_len=64, max_cached_tokens=64, vocab_size=100, max_num_seqs=8, max_beam_width=4)
+TOKENIZER = make_tokenizer(byte_level_backend())
 PROMPT = [1, 2, 3]
 
 
@@ -31,7 +33,7 @@ def request(prompt: list[int] = PROMPT, **params: Any) -> pb.GenerateRequest:
 
 def validate(sent: pb.GenerateRequest, limits: RequestLimits = LIMITS) -> ValidRequest:
     check_request_fields(sent)
-    return validate_request(sent, list(sent.token_ids.ids), limits)
+    return validate_request(sent, list(sent.token_ids.ids), limits, TOKENIZER)
 
 
 # What is valid ---------------------------------------------------------------------------------------
@@ -43,7 +45,7 @@ def test_defaults_are_those_of_the_proto() -> None:
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1, 0, 1, 0)
     assert valid.engine.sampling.num_logprobs == NO_LOGPROBS
     assert valid.engine.stop_conditions == StopConditions()
-    assert valid.answer_options == AnswerOptions(1, 1, False, TextOptions())
+    assert valid.answer_options == AnswerOptions(1, 1, False, TextOptions(), max_output_tokens=61)
     assert (valid.engine.num_sequences, valid.engine.beam_search) == (1, None)
     assert (valid.engine.priority, valid.engine.tenant, valid.engine.cache_salt) == (0, "", 0)
 
@@ -68,7 +70,7 @@ def test_every_sampling_field_arrives() -> None:
     )
     assert valid.engine.sampling == SamplingRow(0.5, 4, 0.25, 0.125, 2**64 - 1, 0, 0)
     assert valid.engine.stop_conditions == StopConditions(9, frozenset({5, 6}), ignore_eos=True)
-    assert valid.answer_options == AnswerOptions(2, 2, True, TextOptions(("END",), True, False))
+    assert valid.answer_options == AnswerOptions(2, 2, True, TextOptions(("END",), True, False), max_output_tokens=9)
 
 
 def test_a_request_without_id_and_seed_gets_both() -> None:
@@ -80,7 +82,7 @@ def test_a_request_without_id_and_seed_gets_both() -> None:
 def test_best_of_above_n_is_sampled_with_logprobs_that_are_not_returned() -> None:
     valid = validate(request(n=2, best_of=5))
     assert (valid.engine.num_sequences, valid.engine.sampling.num_logprobs) == (5, 0)
-    assert valid.answer_options == AnswerOptions(2, 5, False, TextOptions())
+    assert valid.answer_options == AnswerOptions(2, 5, False, TextOptions(), max_output_tokens=61)
     assert valid.answer_options.is_ranked
 
 
@@ -96,7 +98,7 @@ def test_a_beam_search_samples_nothing(logprobs: dict[str, Any]) -> None:
     valid = validate(request(beam_width=4, n=2, length_penalty=0.5, early_stopping=never, seed=3, **logprobs))
     assert valid.engine.beam_search == BeamSearchParams(4, 2, 0.5, EarlyStopping.NEVER)
     assert (valid.engine.num_sequences, valid.engine.sampling) == (1, SamplingRow())
-    assert valid.answer_options == AnswerOptions(2, 0, bool(logprobs), TextOptions())
+    assert valid.answer_options == AnswerOptions(2, 0, bool(logprobs), TextOptions(), max_output_tokens=61)
     assert valid.answer_options.is_ranked
 
 
@@ -104,7 +106,7 @@ def test_a_group_gets_all_that_was_asked_for() -> None:
     sent = request(n=2, best_of=3, max_tokens=7)
     sent.request_id, sent.priority, sent.tenant, sent.cache_salt = "mine", -5, "red", "secret"
     valid = validate(sent)
-    group = valid.engine.to_group(arrival=11, max_model_len=32)
+    group = group_of(valid.engine, arrival=11, max_model_len=32)
     assert (group.request_id, group.prompt_token_ids.tolist(), group.arrival) == ("mine", PROMPT, 11)
     assert group.prompt_token_ids.dtype == np.int32
     assert (group.sampling, group.stop_conditions) == (
@@ -116,7 +118,7 @@ def test_a_group_gets_all_that_was_asked_for() -> None:
 
 
 def test_a_group_of_beams_gets_its_search() -> None:
-    group = validate(request(beam_width=2)).engine.to_group(arrival=0, max_model_len=32)
+    group = group_of(validate(request(beam_width=2)).engine, arrival=0, max_model_len=32)
     assert (group.num_sequences, group.beam_search) == (1, BeamSearchParams(2))
 
 

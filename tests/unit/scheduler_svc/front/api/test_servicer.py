@@ -13,7 +13,6 @@ import pytest
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.engine.interface import EngineClient, EngineRequest, FinishReason, Hypothesis, ServedModel, TokenSink
 from scheduler_svc.front.access import identity
 from scheduler_svc.front.api import generation
 from scheduler_svc.front.api.generation import CLIENT_LEFT, Generation
@@ -21,6 +20,10 @@ from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.servicer import DEADLINE_PASSED, GenerationServicer
 from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
+from scheduler_svc.request.engine_client import EngineClient, TokenSink
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.outputs import FinishReason, Hypothesis
+from scheduler_svc.request.served_model import ServedModel
 from shared.errors import InvalidFieldError, QueueFullError, RequestAbortedError, RequestExistsError
 from shared.executor_info import ExecutorInfo
 from tests.support.live_requests import PlayedEngineSide
@@ -44,6 +47,9 @@ class PlayedEngine:
         self.sides: list[PlayedEngineSide] = []
         self.crowded_tenant: str | None = None
         self.num_checked = 0
+
+    async def wait_until_reachable(self) -> None:
+        """It is here."""
 
     @contextmanager
     def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
@@ -108,7 +114,8 @@ def generate(
 
 async def accepted(engine: PlayedEngine, events: AsyncIterator[pb.GenerateResponse]) -> PlayedEngineSide:
     """Take the first event; return the live request behind it."""
-    assert (await anext(events)).accepted == pb.Accepted(request_id="a", num_prompt_tokens=4)
+    told = (await anext(events)).accepted
+    assert (told.request_id, told.num_prompt_tokens, told.sampling_params.max_tokens) == ("a", 4, 60)
     return engine.submitted.get_nowait()
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from scheduler_svc.engine.interface import Alternatives
 from scheduler_svc.front.openai.logprobs import CompletionLogprobs, TokenLogprobs
 from scheduler_svc.front.openai.token_texts import TokenTexts
 from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.request.outputs import Alternatives
 from tests.support.tokenizers import byte_fallback_backend, byte_level_backend, make_tokenizer
 
 NOTHING = Alternatives([], [])

@@ -2,8 +2,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from executor_svc.fake.worker import FakeWorker
-from scheduler_svc.engine.interface import ServedModel
 from scheduler_svc.front.text.text_model import ModelTokenizer
+from scheduler_svc.request.served_model import ServedModel
 from shared.executor_info import TokenizerFile
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
 

@@ -1,6 +1,13 @@
 """Which kind of executor made which tokens: spans begin where another kind goes on."""
 
-from scheduler_svc.core.provenance import ENDED, Numerics, Progress, Provenance
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler_svc.request.continuation import Continuation, ContinuedOutput
+from scheduler_svc.request.provenance import ENDED, Numerics, Progress, Provenance
+from tests.support.driving import group as make_group
+from tests.support.live_requests import RecordingSink, live_request
 
 ONE, OTHER = Numerics("1"), Numerics("2")
 
@@ -70,3 +77,32 @@ def test_log_probabilities_of_the_prompt_are_part_of_it() -> None:
     assert made.has_mixed_prompt_logprobs(9)
     assert not made.has_mixed_prompt_logprobs(5)
     assert made.of_output(0, 2) == [(0, OTHER)]
+
+
+KINDS = st.sampled_from([ONE, OTHER, Numerics("3")])
+
+
+@given(
+    before=st.none() | st.tuples(KINDS, st.integers(0, 2)),
+    admissions=st.lists(st.tuples(KINDS, st.integers(0, 2)), min_size=1, max_size=8),
+)
+def test_a_sink_that_is_told_the_new_spans_has_all_of_them(
+    before: tuple[Numerics, int] | None, admissions: list[tuple[Numerics, int]]
+) -> None:
+    """However executors come and are lost, with and without a result, and wherever the answer was cut."""
+    group, num_tokens = make_group(0, 3), 0
+    if before is not None:
+        numerics, num_tokens = before
+        output = ContinuedOutput(np.arange(num_tokens, dtype=np.int32))
+        group.continuation = Continuation((output,), numerics=numerics)
+        group.provenance.go_on_behind(numerics, 1)
+    live = live_request(group)
+    sink = live.sink
+    assert isinstance(sink, RecordingSink)
+    if before is not None:
+        sink.provenance.go_on_behind(before[0], 1)
+    for numerics, num_new in admissions:
+        group.provenance.go_on(numerics, at(num_tokens))
+        live.tell_span()
+        num_tokens += num_new
+        assert sink.provenance.spans == group.provenance.spans

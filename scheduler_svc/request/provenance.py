@@ -13,6 +13,12 @@ class Numerics(NamedTuple):
     numerics_id: str = ""
     weights_digest: str = ""
 
+    @property
+    def described(self) -> str:
+        """In words, for people."""
+        weights = f"{self.weights_digest[:12]}…" if self.weights_digest else "unknown"
+        return f"an executor of numerics {self.numerics_id or 'unknown'}, weights {weights}"
+
 
 class Progress(NamedTuple):
     """How far a group has come.
@@ -39,18 +45,31 @@ ENDED = 2**31
 
 
 class Provenance:
-    """The spans of a group, oldest first."""
+    """The spans of a group, oldest first.
 
-    __slots__ = ("spans",)
+    Attributes:
+        spans: As said; the last one may have brought nothing.
+        latest: The kind of executor that admitted the group last, and how far it had come; None: none has. Told to
+            another `Provenance` each time that the last span is another one, it has the same spans.
+    """
+
+    __slots__ = ("latest", "spans")
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.latest: Span | None = None
 
     def go_on(self, numerics: Numerics, progress: Progress) -> None:
         """The group is admitted by an executor of a kind."""
+        self.latest = Span(numerics, progress)
         self.spans = self._fruitful(progress)
         if not self.spans or self.spans[-1].numerics != numerics:
-            self.spans.append(Span(numerics, progress))
+            self.spans.append(self.latest)
+
+    def go_on_behind(self, numerics: Numerics, num_sequences: int) -> None:
+        """All that there is of the group came from elsewhere, and executors of a kind made the last of it."""
+        if numerics != UNKNOWN:
+            self.spans.append(Span(numerics, Progress((0,) * num_sequences, 0)))
 
     def preferred(self, progress: Progress) -> Numerics | None:
         """Return the kind that is to go on with the group, if there is a choice; None: any may."""

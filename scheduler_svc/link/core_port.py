@@ -1,0 +1,94 @@
+"""The port where fronts of their own join, and the check that whoever calls there is one."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection
+from typing import Any
+
+from grpc_health.v1 import health as health_names
+
+from octavo.core.v1 import core_service_pb2_grpc
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.link.core_servicer import CoreServicer
+from shared.certificates import PemFile
+from shared.errors import PermissionDeniedError
+from shared.events import Event
+from shared.grpc_peer import certificate_names, peer_address
+from shared.grpc_server import GrpcServer
+from shared.grpc_status import abort
+from shared.health import Health
+from shared.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
+from shared.tls import ServerTls
+
+log = logging.getLogger(__name__)
+
+# How long a caller that is refused may take for its first word, in seconds.
+FIRST_WORD_S = 5.0
+
+
+class FrontAccess(HandlerInterceptor):
+    """Lets calls of fronts through, and of nobody else. Health stays open.
+
+    Args:
+        trusted_fronts: Names in their certificates.
+    """
+
+    def __init__(self, trusted_fronts: Collection[str]) -> None:
+        self._trusted_fronts = frozenset(trusted_fronts)
+
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        """Return the handler with its callers checked."""
+        if method.rpartition("/")[0].lstrip("/") == health_names.SERVICE_NAME:
+            return handler
+        behavior, rebuild = handler_parts(handler)
+
+        async def guarded(request: Any, context: Context) -> Any:
+            names = certificate_names(context)
+            if self._trusted_fronts.isdisjoint(names):
+                error = PermissionDeniedError(
+                    f"the certificate of {', '.join(sorted(names)) or 'nobody'} is not that of a front; name fronts in "
+                    "--trusted-fronts of the scheduler"
+                )
+                log.warning(Event("call_refused", method=method, peer=peer_address(context), cause=str(error)))
+                if handler.request_streaming:  # gRPC would tell a caller that its write failed, and not why
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(FIRST_WORD_S):
+                            await anext(request, None)
+                await abort(context, error)
+            return await run_handler(behavior, request, context)
+
+        return rebuild(guarded, handler.request_deserializer, handler.response_serializer)
+
+
+def core_port(config: SchedulerConfig, listen: str, servicer: CoreServicer, health: Health) -> GrpcServer:
+    """Return the port.
+
+    Args:
+        config: Of the scheduler.
+        listen: Its --core-listen.
+        servicer: The core's side of the link.
+        health: What the port says of the process.
+
+    Raises: TlsFileError: a file cannot be used.
+    """
+    tls = front_tls(config)
+    port = GrpcServer(
+        listen=listen,
+        max_message_bytes=config.max_message_bytes,
+        service_names=(),
+        health=health,
+        credentials=None if tls is None else tls.credentials(),
+        interceptors=[FrontAccess(config.trusted_fronts)] if config.trusted_fronts else [],
+        flag="--core-listen",
+    )
+    core_service_pb2_grpc.add_CoreServiceServicer_to_server(servicer, port.server)
+    return port
+
+
+def front_tls(config: SchedulerConfig) -> ServerTls | None:
+    """Return the TLS of the port; None: it speaks plaintext. Raises TlsFileError: a file cannot be used."""
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    authorities = None if config.front_tls_ca is None else PemFile("--front-tls-ca", config.front_tls_ca)
+    return ServerTls(PemFile("--tls-cert", config.tls_cert), PemFile("--tls-key", config.tls_key), authorities)

@@ -1,0 +1,139 @@
+"""The engine as a front has it: token ids, and no text.
+
+    front ── EngineRequest, abort ──> EngineClient    the engine
+      ^  └── finish_output, abort ──> RequestHandle     │
+      └────────────────────────────── TokenSink <───────┘   tokens and ends of one request
+
+What the engine tells a front it tells by calls that do not wait and ask for no answer; a front that has something to
+say of a request, such as that its text holds a stop string, says it by the handle, at once or later.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler_svc.request.continuation import Continuation
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.provenance import Span
+from scheduler_svc.request.served_model import ServedModel
+from shared.errors import OctavoServiceError
+
+
+class RequestHandle(Protocol):
+    """A live request, for the front that submitted it. Nothing happens once it has ended."""
+
+    def finish_output(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
+        """Say with how many tokens a sampled output ends, and why; only for a request with stop strings.
+
+        Either its text holds a stop string, and later tokens are dropped and never count, or the sink was told that it
+        has ended, for this reason.
+        """
+
+    def abort(self, error: OctavoServiceError) -> None:
+        """End it with an error and free its blocks."""
+
+
+class TokenSink(Protocol):
+    """Takes the tokens of one request as steps bring them. No call waits, none of them raises."""
+
+    def begin(self, handle: RequestHandle) -> None:
+        """The request is queued: the first call."""
+
+    def begin_span(self, span: Span) -> None:
+        """Executors of another kind than before make what follows `span.begin`; it may come before tokens of them."""
+
+    def push(
+        self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
+    ) -> None:
+        """Take the next token of a sampled output.
+
+        `logprob` may be there because another request of the step asked for it.
+        """
+
+    def push_prompt(self, logprobs: Sequence[float], alternatives: Alternatives) -> None:
+        """Take the log-probabilities of the next tokens of the prompt."""
+
+    def finish_output(self, output_index: int, reason: FinishReason) -> None:
+        """A sampled output has ended: its last token was pushed. The front of one with stop strings has to agree."""
+
+    def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
+        """The beam search has ended; its hypotheses, best first."""
+
+    def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
+        """The request has ended, with its last output or with an error: the last call, and there is one for each."""
+
+
+class AnswerSink(TokenSink, Protocol):
+    """The sink of a front, which keeps the answer."""
+
+    def so_far(self) -> Continuation:
+        """Return what it was given, for a core that is to go on with the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How much the engine has to do, and how much it can do at once, over all attached executors."""
+
+    num_requests: int
+    num_running: int
+    num_waiting_prompt_tokens: int
+    max_num_seqs: int
+    num_taken_slots: int
+    num_cache_tokens: int
+    num_used_cache_tokens: int
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place in a batch, or for an executor."""
+        return self.num_requests - self.num_running
+
+
+class EngineClient(Protocol):
+    """The engine, for those who have requests."""
+
+    @property
+    def model(self) -> ServedModel | None:
+        """What is served, or was last; None: no executor has been attached yet."""
+
+    @property
+    def why_not_ready(self) -> str:
+        """Why new requests find no executor, in words; empty: they find one."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether admission was stopped."""
+
+    @property
+    def last_trouble(self) -> str:
+        """Why executors are not attached, in one line; empty: no trouble is known."""
+
+    @property
+    def load(self) -> EngineLoad:
+        """What it has to do now."""
+
+    @property
+    def max_requests(self) -> int | None:
+        """Requests that one caller may have here at once, waiting and running; None: executors are missing."""
+
+    async def wait_until_reachable(self) -> None:
+        """Return once it can be asked, or is not expected back soon: the one of another process may start again."""
+
+    def checking(self, request_id: str, tenant: str) -> AbstractContextManager[ServedModel]:
+        """Let a new request count as waiting while it is tokenized and checked; gives the model to check against.
+
+        Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
+        """
+
+    async def submit(self, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel) -> None:
+        """Queue a request that was checked for a model, right after `checking`.
+
+        Raises:
+            UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it was not queued.
+            CacheTooSmallError: no executor can ever hold it.
+        """
+
+    async def abort_request(self, request_id: str, tenant: str | None) -> bool:
+        """End a live request, whoever submitted it; False: there is none of this tenant. `tenant` None: of any."""

@@ -1,0 +1,41 @@
+"""A request as the engine takes it: token ids and checked parameters, no text."""
+
+from dataclasses import dataclass, field
+
+from scheduler_svc.request.continuation import Continuation
+from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
+from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
+from shared.token_rules import TokenRules
+
+# In characters.
+MAX_REQUEST_ID_LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A checked request; the names are those of `SequenceGroup`.
+
+    `has_stop_strings`: whether the front looks for some; it then says of each sampled output how many tokens count.
+    `continuation`: what is known of its answer, which was cut; None: it begins.
+    `requires_same_numerics`: whether only executors of the kind that made its first token may go on with it.
+    `trace_id`: the trace of its span, 32 hexadecimal digits, for the log; `traceparent`: the span, for the executors.
+    `received_at_s`: when the front got it, monotonic time in seconds; None: just now.
+    """
+
+    request_id: str
+    prompt_token_ids: Int32Array
+    sampling: SamplingRow
+    stop_conditions: StopConditions
+    num_sequences: int = 1
+    beam_search: BeamSearchParams | None = None
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: int = 0
+    token_rules: TokenRules | None = None
+    num_prompt_logprobs: int = NO_LOGPROBS
+    has_stop_strings: bool = False
+    continuation: Continuation | None = None
+    requires_same_numerics: bool = False
+    trace_id: str | None = None
+    traceparent: str | None = None
+    received_at_s: float | None = field(default=None, compare=False)

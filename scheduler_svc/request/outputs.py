@@ -1,0 +1,50 @@
+"""What a request brings: tokens with their alternatives, hypotheses, and why each of them ended."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.step import Int32Array
+
+Float32Array = npt.NDArray[np.float32]
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """The likeliest tokens in some places, as many in each, likeliest first, one place after the other."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+    def extend(self, others: Alternatives) -> None:
+        """Add those of the next places."""
+        self.token_ids.extend(others.token_ids)
+        self.logprobs.extend(others.logprobs)
+
+    def since(self, begin: int) -> Alternatives:
+        """Return a copy without the first `begin` tokens."""
+        return Alternatives(self.token_ids[begin:], self.logprobs[begin:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hypothesis:
+    """A continuation that ended: by an end token (STOP), which is its last one, or at the limit (LENGTH).
+
+    `token_ids` and `logprobs` are [num_output_tokens]. `score` is the sum of `logprobs` over length ** length_penalty.
+    """
+
+    token_ids: Int32Array
+    logprobs: Float32Array
+    score: float
+    finish_reason: FinishReason

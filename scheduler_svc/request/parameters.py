@@ -1,0 +1,60 @@
+"""What a request asks for beside the sampling of its tokens: when it stops, and a beam search."""
+
+import enum
+import math
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """When a sequence ends by itself. Stop strings need text; they come in through `finish`.
+
+    `max_tokens` None: as many as the length allows. `accepted_len`: most tokens of a sequence, prompt and output, as
+    they were promised when the request was accepted; it runs only where so many fit. None: nothing was promised, and
+    the executor's length decides. `stop_token_ids` are the request's own; the model's end-of-sequence tokens count
+    as well unless `ignore_eos`.
+    """
+
+    max_tokens: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    accepted_len: int | None = None
+
+    def length_limit(self, num_prompt_tokens: int, max_model_len: int) -> int:
+        """Return the most tokens of a sequence, prompt and output."""
+        longest = max_model_len if self.accepted_len is None else min(self.accepted_len, max_model_len)
+        return longest if self.max_tokens is None else min(num_prompt_tokens + self.max_tokens, longest)
+
+    def accept(self, num_prompt_tokens: int, max_model_len: int) -> "StopConditions":
+        """Return the conditions with what is promised to a request where sequences have at most `max_model_len`."""
+        return replace(self, accepted_len=self.length_limit(num_prompt_tokens, max_model_len))
+
+
+class EarlyStopping(enum.Enum):
+    """When a search with as many hypotheses as it wants is over.
+
+    TRUE: at once. FALSE: when the best live beam, ended as it is, would not beat the worst hypothesis.
+    NEVER: the same, but a positive length_penalty judges the beam as if it had grown to the length
+    limit without losing score, the best that can become of it.
+    """
+
+    TRUE = "true"
+    FALSE = "false"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchParams:
+    """What a request asks for: the best `num_outputs` hypotheses of a search of width `beam_width`.
+
+    `length_penalty` above 0 favours long hypotheses, below 0 short ones (log-probabilities are negative).
+    """
+
+    beam_width: int
+    num_outputs: int = 1
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = EarlyStopping.FALSE
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.num_outputs <= self.beam_width
+        assert math.isfinite(self.length_penalty)

@@ -1,0 +1,61 @@
+"""The model that is served, as requests are checked against it, and what its outputs promise."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.executor_info import ExecutorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Reproducibility:
+    """Whether equal requests get equal outputs, to the bit, wherever they run.
+
+    Attributes:
+        numerics_ids: Of the executors, sorted, each once; those that do not say theirs are left out.
+        weights_digest: Of the model; empty: no executor says it.
+        why_not: Why outputs are not reproducible, in a few words; empty: they are.
+    """
+
+    numerics_ids: tuple[str, ...]
+    weights_digest: str
+    why_not: str
+
+    @classmethod
+    def of(cls, executors: Mapping[str, ExecutorInfo]) -> "Reproducibility":
+        """Return what executors promise together, by their addresses."""
+        ids = {info.numerics_id for info in executors.values()}
+        digests = {info.weights_digest for info in executors.values()}
+        unknown = sorted(address for address, info in executors.items() if not (info.numerics_id and info.is_invariant))
+        why_not = ""
+        if unknown:
+            why_not = f"the executor at {unknown[0]} does not promise outputs that are equal to the bit"
+            if reason := executors[unknown[0]].why_not_invariant:
+                why_not += f": {reason}"
+        elif len(ids) > 1:
+            why_not = f"the executors are of {len(ids)} kinds: their numerics ids differ"
+        elif len(digests) > 1:
+            why_not = "the executors do not all say the same digest of the weights"
+        return cls(tuple(sorted(filter(None, ids))), min(filter(None, digests), default=""), why_not)
+
+
+NOTHING_KNOWN = Reproducibility((), "", "no executor has been attached yet")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model behind the engine, as the executor of the fleet with the longest sequences describes it.
+
+    `max_model_len` is the longest sequence that is served, `max_num_seqs` the most that run at once on
+    one executor: each the largest over the executors that are attached or ought to be. `reproducibility` is theirs too.
+    """
+
+    info: ExecutorInfo
+    max_model_len: int
+    max_num_seqs: int
+    served_name: str | None = None
+    reproducibility: Reproducibility = NOTHING_KNOWN
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.served_name or self.info.model_id

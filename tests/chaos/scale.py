@@ -1,0 +1,26 @@
+"""How much of each row is done."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is done; all of it by default. A row may leave out what is too little to say anything.
+
+    Attributes:
+        minutes: How long faults strike streams.
+        fault_every_s: Time from one of them to the next, in seconds.
+        divisor: So many times fewer kills, requests and clients; 1: all.
+    """
+
+    minutes: float = 30.0
+    fault_every_s: float = 10.0
+    divisor: int = 1
+
+    def part_of(self, number: int) -> int:
+        """Return the part of a number that is done, at least 1."""
+        return max(1, number // self.divisor)
+
+
+# At most a minute in all.
+SHORT = Scale(minutes=0.2, fault_every_s=0.0, divisor=32)

@@ -1,0 +1,65 @@
+"""Faults around the link between fronts and the core: who joins, what ends, how many there are."""
+
+from tests.mutants.fault import Fault
+
+SERVICE = "scheduler_svc"
+UNIT = "tests/unit/scheduler_svc"
+
+FAULTS = (
+    Fault(
+        "any certificate of the authority is that of a front",
+        f"{SERVICE}/link/core_port.py",
+        "self._trusted_fronts.isdisjoint(names)",
+        "not names",
+        ("tests/tls/test_own_fronts.py::test_who_is_no_front_does_not_join_and_reads_why",),
+    ),
+    Fault(
+        "a front of its own counts as one that the scheduler has started",
+        f"{SERVICE}/link/core_servicer.py",
+        "for session in self.sessions if not session.address]",
+        "for session in self.sessions]",
+        ("tests/contract/test_link.py::test_a_front_of_its_own_is_none_of_ours_whatever_its_name",),
+    ),
+    Fault(
+        "a front of its own takes the place of one that the scheduler has started",
+        f"{SERVICE}/link/core_servicer.py",
+        "key = bool(session.address), hello.front_id",
+        "key = False, hello.front_id",
+        ("tests/contract/test_link.py::test_a_front_of_its_own_is_none_of_ours_whatever_its_name",),
+    ),
+    Fault(
+        "a session that has ended reads on",
+        f"{SERVICE}/link/front_session.py",
+        "            self._reading.cancel()\n",
+        "            pass\n",
+        ("tests/contract/test_link.py::test_a_session_that_ends_reads_nothing_more_and_waits_for_no_write",),
+    ),
+    Fault(
+        "a front that finds no core asks again and again at once",
+        f"{SERVICE}/link/remote_core.py",
+        "min(2 * self._pause_s, LONGEST_PAUSE_S)",
+        "self._pause_s",
+        (f"{UNIT}/link/test_remote_core.py::test_a_front_asks_for_its_core_ever_less_often_until_it_has_one",),
+    ),
+    Fault(
+        "a front of its own serves tenants that the core refuses",
+        f"{SERVICE}/front_service.py",
+        "tenants=frozenset(welcome.tenants) or None, has_priorities=welcome.has_priorities",
+        "tenants=None, has_priorities=True",
+        ("tests/tls/test_own_fronts.py::test_the_core_says_which_tenants_are_served_and_whether_priorities_count",),
+    ),
+    Fault(
+        "a front ends without sending its traces",
+        f"{SERVICE}/front_service.py",
+        "            await self.front.close(max(left_s, FLUSH_SHARE * self._grace_s))\n",
+        "            del left_s\n",
+        ("tests/tracing/test_traced_processes.py::test_fronts_send_their_traces_before_they_end",),
+    ),
+    Fault(
+        "the limits of cgroups do not count for --fronts auto",
+        f"{SERVICE}/front_count.py",
+        "*cgroup_limits(root), float",
+        "float",
+        (f"{UNIT}/test_front_count.py",),
+    ),
+)
