@@ -6,8 +6,6 @@ import sys
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.front_count import choose_fronts
 from scheduler_svc.process import run_service, run_to_end
-from scheduler_svc.service import SchedulerService
-from scheduler_svc.supervisor import Supervisor
 from shared.config import load_config_or_exit
 from shared.stop_request import StopRequest
 
@@ -26,7 +24,11 @@ async def serve(config: SchedulerConfig) -> int:
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
     config = choose_fronts(config)
     if config.num_fronts:
+        from scheduler_svc.supervisor import Supervisor
+
         return await Supervisor(config).run(stop.wait())
+    from scheduler_svc.service import SchedulerService  # takes longest to import, and a supervisor does without
+
     await run_service(SchedulerService(config), config, stop)
     return 0
 

@@ -8,12 +8,9 @@ import sys
 
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.executors.driver_interface import AtFaultPoint, no_fault
-from scheduler_svc.process import run_service, run_to_end
+from scheduler_svc.process import DRAINED_LINE, run_service, run_to_end
 from scheduler_svc.service import SchedulerService
 from shared.stop_request import StopRequest
-
-# What it prints once no request is live any more and it is about to end: its fronts may go.
-DRAINED_LINE = "octavo scheduler drained"
 
 
 async def tell_drained() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import grpc.aio
 
 from octavo.core.v1 import core_service_pb2 as pb
+from scheduler_svc.client_services import client_services
 from scheduler_svc.client_side_config import ClientSideConfig
-from scheduler_svc.front.front import Front, client_services
+from scheduler_svc.front.front import Front
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link.remote_core import RemoteCore
 from shared.garbage_collection import IdleCollection

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import sys
 from collections.abc import Coroutine
+from typing import TYPE_CHECKING
 
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.service import SchedulerService
 from shared.errors import OctavoServiceError
 from shared.events import Event, configure_logging
 from shared.file_limit import raise_file_limit
@@ -14,10 +14,16 @@ from shared.garbage_collection import IdleCollection, settle
 from shared.grpc_server import announce_listening, announce_serving
 from shared.stop_request import StopRequest
 
+if TYPE_CHECKING:  # a supervisor does without
+    from scheduler_svc.service import SchedulerService
+
 log = logging.getLogger(__name__)
 
 # Time after which a start is worth a word, in seconds: the first attempts to attach have had their answers.
 SILENCE_S = 2.0
+
+# What a core prints once no request is live any more and it is about to end: its fronts may go.
+DRAINED_LINE = "octavo scheduler drained"
 
 
 def run_to_end(config: SchedulerConfig, serving: Coroutine[None, None, int]) -> int:
@@ -31,7 +37,7 @@ def run_to_end(config: SchedulerConfig, serving: Coroutine[None, None, int]) -> 
         return 1
 
 
-async def run_service(service: SchedulerService, config: SchedulerConfig, stop: StopRequest) -> None:
+async def run_service(service: "SchedulerService", config: SchedulerConfig, stop: StopRequest) -> None:
     """Run the service until somebody wants it to stop.
 
     Raises: OctavoServiceError: it cannot start.
@@ -60,7 +66,7 @@ async def run_service(service: SchedulerService, config: SchedulerConfig, stop: 
     await service.stop(stopping.result())
 
 
-async def _announce_when_ready(service: SchedulerService, address: str) -> None:
+async def _announce_when_ready(service: "SchedulerService", address: str) -> None:
     """Say on stdout that the service serves, once it does; if that takes long, what keeps it."""
     try:
         async with asyncio.timeout(SILENCE_S):

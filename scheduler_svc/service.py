@@ -7,11 +7,13 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
 from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
 from scheduler_svc.admin.listener.admin_port import AdminPort
 from scheduler_svc.admin.servicer import AdminServicer
+from scheduler_svc.client_services import client_services
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
@@ -25,8 +27,6 @@ from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.executors.tls import FLAGS, executor_tls
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
-from scheduler_svc.front.front import Front, client_services
-from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link.core_port import core_port
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.joined_fronts import LEAVE_S, JoinedFronts
@@ -41,6 +41,10 @@ from shared.loop_lag import LoopLag
 from shared.metric import Family
 from shared.metrics_server import MetricsServer
 from shared.tls import server_tls
+
+if TYPE_CHECKING:  # a core of fronts does without
+    from scheduler_svc.front.front import Front
+    from scheduler_svc.front.text.text_model import ModelTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +100,7 @@ class SchedulerService:
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
         health = self._health = Health([*client_services(config), ADMIN_SERVICE])
-        tokenizer = ModelTokenizer(config.tokenizer) if front_link is None else None
+        tokenizer = model_tokenizer(config) if front_link is None else None
         files = TokenizerFiles(None if tokenizer is None else tokenizer.load)
         is_joined = front_link is not None or config.core_listen is not None
         self.engine = Engine(
@@ -113,7 +117,7 @@ class SchedulerService:
         self._has_executor = False
         self._is_ready: bool | None = None  # as health has it
         if tokenizer is not None:
-            self.front = Front(config, self.engine, tokenizer, health, self._metrics, call_metrics=self._calls)
+            self.front = self._own_front(tokenizer, health)
             main = self.front.main
         else:
             assert front_link is not None
@@ -121,6 +125,11 @@ class SchedulerService:
             self.fronts = JoinedFronts(self.link, front_link, config.num_fronts)
             main = self.fronts.server(health, config.max_message_bytes)
         self._ports = Ports(main, self._other_ports(config, health))
+
+    def _own_front(self, tokenizer: "ModelTokenizer", health: Health) -> "Front":
+        from scheduler_svc.front.front import Front
+
+        return Front(self._config, self.engine, tokenizer, health, self._metrics, call_metrics=self._calls)
 
     async def start(self) -> str:
         """Serve and look for the executors; return the address that clients use.
@@ -277,6 +286,13 @@ class SchedulerService:
         if config.metrics_listen is not None:
             others["metrics"] = MetricsServer(config.metrics_listen, self._metrics)
         return others
+
+
+def model_tokenizer(config: SchedulerConfig) -> "ModelTokenizer":
+    """Return the tokenizer of the served model, for a scheduler that has the clients' texts itself."""
+    from scheduler_svc.front.text.text_model import ModelTokenizer
+
+    return ModelTokenizer(config.tokenizer)
 
 
 def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:

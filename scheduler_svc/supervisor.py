@@ -16,9 +16,9 @@ from collections.abc import Awaitable
 from typing import Any
 
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.core_process import DRAINED_LINE
 from scheduler_svc.fronts import Fronts
 from scheduler_svc.kept_process import KeptProcess
+from scheduler_svc.process import DRAINED_LINE
 from shared.errors import OctavoServiceError
 
 # How the core says that it listens, which comes behind its ports, and that it serves (`shared/grpc_server.py`).

@@ -1,19 +1,18 @@
 """Reads and checks PEM files: certificates, private keys, authorities. What is wrong is one sentence with the fix.
 
-gRPC itself takes any bytes and refuses every connection later, without saying why. Read next: `shared/tls.py`.
+gRPC itself takes any bytes and refuses every connection later, without saying why. Nothing imports cryptography before
+there is a file to read: a start without TLS is faster by it. Read next: `shared/tls.py`.
 """
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from typing import TYPE_CHECKING
 
 from shared.errors import OctavoServiceError
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 _NIST_CURVES = ("secp256r1", "secp384r1", "secp521r1")
 
@@ -86,16 +85,23 @@ def read_authorities(ca_file: PemFile) -> bytes:
     return content
 
 
-def _certificates(file: PemFile, content: bytes) -> list[x509.Certificate]:
+def _certificates(file: PemFile, content: bytes) -> "list[Certificate]":
+    from cryptography.x509 import load_pem_x509_certificates
+
     try:
-        return x509.load_pem_x509_certificates(content)
+        return load_pem_x509_certificates(content)
     except ValueError as error:
         raise TlsFileError(
             f"{file} holds no certificate in PEM form; its text must begin with -----BEGIN CERTIFICATE-----"
         ) from error
 
 
-def _check_key(key_file: PemFile, content: bytes, cert_file: PemFile, own: x509.Certificate) -> None:
+def _check_key(key_file: PemFile, content: bytes, cert_file: PemFile, own: "Certificate") -> None:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
     try:
         key = load_pem_private_key(content, password=None)
     except TypeError as error:
@@ -115,7 +121,7 @@ def _check_key(key_file: PemFile, content: bytes, cert_file: PemFile, own: x509.
         )
 
 
-def _check_validity(file: PemFile, certificate: x509.Certificate) -> None:
+def _check_validity(file: PemFile, certificate: "Certificate") -> None:
     now = datetime.now(UTC)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > end:

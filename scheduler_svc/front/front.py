@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
+from scheduler_svc.client_services import GENERATION_SERVICE, VLLM_ENGINE_SERVICE, client_services
 from scheduler_svc.client_side_config import ClientSideConfig
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
@@ -19,9 +20,7 @@ from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.request_limits import FrontSettings
 from scheduler_svc.front.api.servicer import GenerationServicer
-from scheduler_svc.front.api.vllm_engine import SERVICE_NAME as VLLM_ENGINE_SERVICE
 from scheduler_svc.front.api.vllm_engine import add_vllm_engine, generate_request_class
-from scheduler_svc.front.openai.set_up import openai_server
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.request.engine_client import EngineClient
 from shared.grpc_metrics import CallMetrics
@@ -31,10 +30,9 @@ from shared.metric import Family
 from shared.tls import server_tls
 from shared.tracing import Tracing, start_tracing
 
-if TYPE_CHECKING:  # imports opentelemetry
+if TYPE_CHECKING:  # these import aiohttp and opentelemetry
+    from scheduler_svc.front.openai.server import OpenAIServer
     from scheduler_svc.telemetry.request_tracing import RequestTracer
-
-GENERATION_SERVICE = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 
 class Front:
@@ -76,7 +74,11 @@ class Front:
         generation = Generation(engine, tokenizer, front_settings(config), request_tracer(self._tracing))
         self.generation = GenerationServicer(generation)
         self.pace = generation.pace
-        self.openai = openai_server(config, generation, access, collect, is_shared=is_shared)
+        self.openai: OpenAIServer | None = None
+        if config.openai_listen is not None:
+            from scheduler_svc.front.openai.set_up import openai_server
+
+            self.openai = openai_server(config, config.openai_listen, generation, access, collect, is_shared=is_shared)
         # Whoever calls it sees and runs requests of all tenants.
         interceptors = [] if access is None else [AccessInterceptor(access, (VLLM_ENGINE_SERVICE,))]
         self.main = GrpcServer(
@@ -107,11 +109,6 @@ def request_tracer(tracing: Tracing | None) -> "RequestTracer | None":
     from scheduler_svc.telemetry.request_tracing import RequestTracer
 
     return RequestTracer(tracing.tracer)
-
-
-def client_services(config: ClientSideConfig) -> list[str]:
-    """Return the full names of the services at --listen."""
-    return [GENERATION_SERVICE, VLLM_ENGINE_SERVICE] if config.vllm_engine else [GENERATION_SERVICE]
 
 
 def prompt_methods(config: ClientSideConfig) -> dict[str, type[Message]]:

@@ -9,6 +9,7 @@ from shared.token_rules import TokenRules
 
 # In characters.
 MAX_REQUEST_ID_LENGTH = 256
+MAX_TENANT_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)

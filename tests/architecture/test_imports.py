@@ -250,6 +250,21 @@ def test_the_fake_executor_imports_no_torch_in_a_fresh_process() -> None:
     assert loaded_after_importing(["executor_svc.fake.__main__", "executor_svc.fake.worker"], HEAVY) == []
 
 
+# What a process of the scheduler does without, and would start later by.
+LATE = {
+    "scheduler_svc.__main__": ["aiohttp", "cryptography", "numpy", "scheduler_svc.core", "tokenizers"],
+    "scheduler_svc.supervisor": ["aiohttp", "cryptography", "numpy", "scheduler_svc.core", "tokenizers"],
+    "scheduler_svc.core_process": ["aiohttp", "cryptography", "jinja2", "scheduler_svc.front.front", "tokenizers"],
+    "scheduler_svc.front_process": ["aiohttp", "cryptography", "opentelemetry", "scheduler_svc.core"],
+    "executor_svc.__main__": ["aiohttp", "cryptography", "torch"],
+}
+
+
+@pytest.mark.parametrize("module", LATE)
+def test_a_process_starts_with_what_it_needs_and_no_more(module: str) -> None:
+    assert loaded_after_importing([module], LATE[module]) == []
+
+
 def test_the_check_for_torch_can_fail() -> None:
     assert loaded_after_importing(["executor_svc.cache.cache_engine"], HEAVY) == ["torch"]
 

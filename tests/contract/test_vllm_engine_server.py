@@ -21,7 +21,7 @@ import octavo
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, fake_tokenizer_files
 from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1.generation_service_pb2 import GetModelRequest
-from scheduler_svc.front.api.vllm_engine import SERVICE_NAME
+from scheduler_svc.client_services import VLLM_ENGINE_SERVICE
 from scheduler_svc.front.api.vllm_engine.tokenizer_archive import CHUNK_BYTES, archive_chunks
 from scheduler_svc.telemetry.metrics import scheduler_families
 from shared.errors import OctavoServiceError
@@ -199,17 +199,17 @@ async def reflected_services(gateway: GatewayStack | Stack) -> set[str]:
 
 async def test_reflection_and_health_know_the_service_and_generation_service_is_there_too() -> None:
     async with running_gateway_stack() as gateway:
-        assert SERVICE_NAME in await reflected_services(gateway)
+        assert VLLM_ENGINE_SERVICE in await reflected_services(gateway)
         async with grpc.aio.insecure_channel(gateway.stack.address) as channel:
             health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
-            answer = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=VLLM_ENGINE_SERVICE))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         assert (await collect(gateway.stack, token_request(5, 3))).token_ids
 
 
 async def test_without_the_setting_the_service_is_not_there() -> None:
     async with running_stack() as stack:
-        assert SERVICE_NAME not in await reflected_services(stack)
+        assert VLLM_ENGINE_SERVICE not in await reflected_services(stack)
 
 
 async def test_without_the_stubs_the_scheduler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

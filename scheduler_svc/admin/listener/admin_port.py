@@ -7,25 +7,30 @@ The gRPC server speaks TLS itself, so that it sees the certificates of its clien
 socket of its own, in plaintext. Both are in a directory that only this user may enter.
 """
 
+import asyncio
+import functools
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
 
 from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
-from scheduler_svc.admin.http.http_server import HttpServer
 from scheduler_svc.admin.http.json_transcoder import JsonTranscoder
 from scheduler_svc.admin.listener.socket_directory import socket_directory
 from scheduler_svc.admin.listener.tcp_proxy import TcpProxy, connect_upstream
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.http.acceptor import Acceptor
-from scheduler_svc.http.http_tls import http_tls
+from scheduler_svc.http.http_tls import HttpTls, http_tls
 from scheduler_svc.http.listeners import open_listeners
 from scheduler_svc.http.protocol_detection import Protocol
 from shared.grpc_server import GrpcServer
+
+if TYPE_CHECKING:  # imports aiohttp
+    from scheduler_svc.admin.http.http_server import HttpServer
 
 FLAG = "--admin-listen"
 
@@ -78,7 +83,7 @@ class AdminPort:
             directory = exits.enter_context(socket_directory())
             proxy = TcpProxy()
             exits.push_async_callback(proxy.stop, _GOODBYE_S)
-            http = await self._open_http(await self._start_grpc(directory, exits), exits)
+            http = await self._http_side(await self._start_grpc(directory, exits), exits)
 
             async def dispatch(connection: socket.socket, protocol: Protocol, peer: str) -> None:
                 if protocol is Protocol.GRPC:
@@ -108,10 +113,10 @@ class AdminPort:
         exits.push_async_callback(lambda: server.stop(self._grace_s))
         return inner_address
 
-    async def _open_http(self, inner_address: str, exits: AsyncExitStack) -> HttpServer:
+    async def _http_side(self, inner_address: str, exits: AsyncExitStack) -> "_HttpSide":
         options = [("grpc.max_receive_message_length", self._config.max_message_bytes)]
         channel = await exits.enter_async_context(grpc.aio.insecure_channel(inner_address, options=options))
-        http = HttpServer(
+        http = _HttpSide(
             JsonTranscoder(self._service, channel),
             f"/{self._service.full_name}/",
             self._forwarded_cert,
@@ -120,6 +125,48 @@ class AdminPort:
         )
         exits.push_async_callback(lambda: http.stop(self._grace_s))
         return http
+
+
+class _HttpSide:
+    """The HTTP server, made when somebody comes: what it imports takes as long as all else that a core starts with."""
+
+    def __init__(
+        self,
+        calls: JsonTranscoder,
+        path: str,
+        forwarded_cert: ForwardedClientCert,
+        tls: HttpTls | None,
+        *,
+        asks_for_tokens: bool,
+    ) -> None:
+        self._calls = calls
+        self._path = path
+        self._forwarded_cert = forwarded_cert
+        self._tls = tls
+        self._asks_for_tokens = asks_for_tokens
+        self._server: HttpServer | None = None
+
+    async def serve(self, connection: socket.socket, peer: str, *, over_tls: bool) -> None:
+        """See `HttpServer.serve`."""
+        await asyncio.to_thread(_http_server)  # the event loop has more urgent things to do
+        if self._server is None:
+            self._server = _http_server()(
+                self._calls, self._path, self._forwarded_cert, self._tls, asks_for_tokens=self._asks_for_tokens
+            )
+        await self._server.serve(connection, peer, over_tls=over_tls)
+
+    async def stop(self, grace_s: float) -> None:
+        """See `HttpServer.stop`."""
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+
+@functools.cache
+def _http_server() -> "type[HttpServer]":
+    """Return the class; the first time that takes long."""
+    from scheduler_svc.admin.http.http_server import HttpServer
+
+    return HttpServer
 
 
 async def _connected(client: socket.socket, grpc_path: Path, peer: str) -> socket.socket:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scheduler_svc.front.access.identity import Identity
-from scheduler_svc.front.api.group_validation import MAX_TENANT_LENGTH
+from scheduler_svc.request.engine_request import MAX_TENANT_LENGTH
 from shared.errors import OctavoServiceError
 
 MIN_TOKEN_CHARS = 16

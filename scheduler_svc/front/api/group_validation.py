@@ -9,11 +9,11 @@ import hashlib
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
 from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
 from scheduler_svc.front.api.sampling_validation import number
+from scheduler_svc.request.engine_request import MAX_TENANT_LENGTH
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from shared.errors import InvalidFieldError
 from shared.sampling_parameters import Stage, of_stage
 
-MAX_TENANT_LENGTH = 256
 MAX_CACHE_SALT_LENGTH = 256
 CACHE_SALT_BYTES = 8
 

@@ -19,16 +19,18 @@ from shared.metric import Family
 
 def openai_server(
     config: ClientSideConfig,
+    listen: str,
     generation: Generation,
     access: AccessControl | None,
     collect: Callable[[], Iterable[Family]],
     *,
     is_shared: bool = False,
-) -> OpenAIServer | None:
-    """Return the port; None: --openai-listen is not set.
+) -> OpenAIServer:
+    """Return the port.
 
     Args:
         config: Of the scheduler.
+        listen: Where it listens, host:port.
         generation: Runs the requests.
         access: Who may call; None: everybody.
         collect: Returns the metrics of the scheduler.
@@ -36,9 +38,6 @@ def openai_server(
 
     Raises: TlsFileError: a file cannot be used.
     """
-    listen = config.openai_listen
-    if listen is None:
-        return None
     reader = Reader(UnknownFields(config.openai_unknown_fields))
     answering = Answering(generation, reader)
     chat = Chat(answering, config.tool_call_parser, config.reasoning_parser)

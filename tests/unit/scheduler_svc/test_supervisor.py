@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.core_process import DRAINED_LINE
+from scheduler_svc.process import DRAINED_LINE
 from scheduler_svc.supervisor import Supervisor
 from shared.errors import AddressError
 

@@ -14,8 +14,6 @@ from google.protobuf.message import Message
 from scheduler_svc.front.api.servicer import GenerationServicer
 from shared.errors import OctavoServiceError
 
-SERVICE_NAME = "vllm.grpc.engine.VllmEngine"
-
 
 def generate_request_class() -> type[Message]:
     """Return the class of what `Generate` takes. Raises OctavoServiceError: the stubs are missing."""
@@ -30,7 +28,7 @@ def generate_request_class() -> type[Message]:
 
 
 def add_vllm_engine(server: grpc.aio.Server, generation: GenerationServicer, gateway_tenant: str) -> None:
-    """Serve `SERVICE_NAME` on a server that has not started yet.
+    """Serve it on a server that has not started yet.
 
     Args:
         server: The scheduler's.

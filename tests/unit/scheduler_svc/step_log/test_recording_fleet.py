@@ -23,6 +23,7 @@ LOOKS: dict[str, Callable[[Fleet, SequenceGroup], object]] = {
     "can_ever_take": lambda fleet, waiting: fleet.can_ever_take(waiting),
     "core_of": lambda fleet, waiting: fleet.core_of(waiting),
     "expects_nobody": lambda fleet, waiting: fleet.expects_nobody(),
+    "lacks_its_kind": lambda fleet, waiting: fleet.lacks_its_kind(waiting),
     "num_preemptions": lambda fleet, waiting: fleet.num_preemptions,
     "obstacles": lambda fleet, waiting: fleet.obstacles(waiting, 1.0),
     "place": lambda fleet, waiting: fleet.place(waiting, 1.0),
