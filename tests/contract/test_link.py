@@ -23,7 +23,7 @@ from octavo.generation.v1 import generation_service_pb2 as generation
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link import front_session, remote_core
-from scheduler_svc.link.core_servicer import core_state
+from scheduler_svc.link.core_servicer import STATE_INTERVAL_S, core_state
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_session import FrontSession
 from scheduler_svc.link.joined_fronts import JoinedFronts
@@ -235,7 +235,14 @@ async def test_a_session_that_ends_reads_nothing_more_and_waits_for_no_write() -
             await asyncio.Event().wait()  # the front takes nothing
 
         session = FrontSession(
-            stack.engine, lambda: core_state(stack.engine), "stuck", 1, lambda: None, print, EarlyAborts()
+            stack.engine,
+            lambda: core_state(stack.engine),
+            "stuck",
+            1,
+            lambda: None,
+            print,
+            STATE_INTERVAL_S,
+            EarlyAborts(),
         )
         running = asyncio.create_task(session.run(pb.CoreWelcome(), 9, requests(), write))
         await is_writing.wait()

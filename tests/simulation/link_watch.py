@@ -6,11 +6,11 @@ from typing import Any
 
 from octavo.core.v1 import core_service_pb2 as pb
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.front_session import FrontSession, _RemoteSink
 from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.request.outputs import FinishReason
 from shared.errors import OctavoServiceError, RequestExistsError, SlowCallerError
 from tests.simulation.watching import Watcher
 

@@ -11,6 +11,7 @@ from tests.simulation.plan import LIVENESS
 CORE = "scheduler_svc/core"
 ENGINE = "scheduler_svc/engine"
 EXECUTORS = "scheduler_svc/executors"
+FRONT = "scheduler_svc/front"
 LINK = "scheduler_svc/link"
 SERVICE = "executor_svc/service"
 
@@ -279,8 +280,14 @@ BUGS = (
     Bug(
         "what is on its way from a front is taken although its session has ended",
         f"{LINK}/front_session.py",
-        "        self._is_over = True\n        self._abort_all()\n",
-        "        self._abort_all()\n",
+        "            self._reading.cancel()\n",
+        "            pass\n",
+    ),
+    Bug(
+        "a stream tells of a request before it is accepted",
+        f"{FRONT}/api/streamed_request.py",
+        "        if not self.is_announced and (self.accepted is not None or self.error is not None):\n",
+        "        if not self.is_announced:\n",
     ),
     Bug(
         "a front grants no further messages",
@@ -304,6 +311,7 @@ BUGS = (
         "what comes while a message is written is lost",
         f"{LINK}/front_session.py",
         "                batch, self._batch = self._batch, CoreBatch()\n"
+        "                self.num_output_tokens += batch.num_tokens\n"
         "                async with self._gate.limit():\n"
         "                    await write(batch.message())\n",
         "                async with self._gate.limit():\n"
@@ -318,10 +326,40 @@ BUGS = (
         "        self._has_news.set()\n        self._grant()\n",
     ),
     Bug(
-        "requests of a core that is gone never end",
+        "nobody goes on with the requests of a core that is gone",
         f"{LINK}/remote_core.py",
-        "        for request in requests.values():\n            request.lose(error)\n",
-        "",
+        "                self._send(request.resubmission(model))\n",
+        "                request.resubmission(model)\n",
+    ),
+    Bug(
+        "the next core begins anew, and not behind what there is",
+        f"{LINK}/remote_request.py",
+        "        request = replace(self.request, continuation=self.sink.so_far())\n",
+        "        request = self.request\n",
+    ),
+    Bug(
+        "a request that goes on is as new as any other",
+        f"{LINK}/remote_request.py",
+        "max_model_len, was_queued=was_queued\n",
+        "max_model_len, was_queued=False\n",
+    ),
+    Bug(
+        "an output that had ended goes on at the next core",
+        f"{FRONT}/response.py",
+        "                ContinuedOutput(np.array(output.token_ids, np.int32), output.finish_reason) for output",
+        "                ContinuedOutput(np.array(output.token_ids, np.int32)) for output",
+    ),
+    Bug(
+        "an Abort of a request whose core is away is told to nobody",
+        f"{LINK}/remote_core.py",
+        "        if self._absence.is_on:\n            if (request :=",
+        "        if False:\n            if (request :=",
+    ),
+    Bug(
+        "the core counts the tokens of a continuation from its own first one",
+        f"{LINK}/front_session.py",
+        "                self._num_tokens_of[index] = len(output.token_ids)\n",
+        "                self._num_tokens_of[index] = 0\n",
     ),
     Bug(
         "each session of a front has the same numbers of requests again",
@@ -350,8 +388,8 @@ BUGS = (
     Bug(
         "an Abort that a core was asked for is never answered if that one goes away",
         f"{LINK}/remote_core.py",
-        "            if not call.done():\n                call.set_exception(error)\n",
-        "            pass\n",
+        "        self._outgoing.abort_calls.extend(call for call, _ in self._abort_calls.values())\n",
+        "",
     ),
     Bug(
         "what a front has counted is counted for ever as if it were there",

@@ -50,7 +50,7 @@ LINK_KEEPALIVE_S = (KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS) / 1000
 STATE_INTERVAL_S = 0.25
 
 # What a front has to tell of itself.
-METRIC = Metric("simulated_fronts_total", "Processes of fronts.", "counter")
+METRIC = Metric("simulated_fronts_total", "counter", "Processes of fronts.")
 
 MakeWorker = Callable[[SimulatedStepThread, str], FakeWorker]
 
