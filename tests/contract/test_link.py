@@ -131,6 +131,21 @@ async def test_what_a_front_cannot_have_is_refused_and_others_go_on() -> None:
         assert "r1" in stack.engine.requests
 
 
+async def test_what_a_core_before_had_queued_waits_for_an_executor_and_what_is_new_does_not() -> None:
+    """The executor may go between the word that there is one and the requests that a front sends on it."""
+    async with running_stack(fronts=1, orphan_timeout_s=1000.0) as stack, welcomed(stack) as front:
+        await stack.executor.kill()
+        await until(lambda: not stack.engine.fleet.cores)
+        await front.submit(1)
+        [ended] = (await front.until("ended")).ended
+        assert (ended.number, ended.failure.kind) == (1, "NoExecutorError")
+        await front.submit(2, was_queued=True)
+        await until(lambda: "r2" in stack.engine.requests)
+        await stack.executor.start()
+        [ended] = (await front.until("ended")).ended
+        assert (ended.number, ended.ended.num_output_tokens) == (2, 4)
+
+
 async def test_an_output_ends_where_its_front_says_and_the_request_when_it_has_said_it() -> None:
     async with running_stack(fronts=1) as stack, welcomed(stack) as front:
         await front.submit(1, max_tokens=6, has_stop_strings=True)

@@ -194,12 +194,20 @@ class Checks:
             and self.plan.settings["max_waiting_requests"] < len(self.records),
             ResourceExhaustedError: "shrink_executor" in kinds or len(answer_outputs(record.shape)) > 1,
             # Beside one request that breaks executors others may find none; but they are not taken for the cause.
-            UnavailableError: not self.is_quiet
+            UnavailableError: not (self.is_quiet or self._goes_on(record))
             or record.shape.kind == POISON
             or (self.is_poisoned and COUNTED_OUT not in str(error)),
         }
         if not any(isinstance(error, kind) and is_allowed for kind, is_allowed in allowed.items()):
             self.break_promise(f"{record.request_id} ended with {type(error).__name__}: {error}")
+
+    def _goes_on(self, record: RequestRecord) -> bool:
+        """Return whether its front must have gone on with it, whatever became of the core."""
+        return self.plan.is_seamless and record.events > 0 and not self._has_poison
+
+    @property
+    def _has_poison(self) -> bool:
+        return any(shape(request.shape).kind == POISON for request in self.plan.requests)
 
     # Inside ------------------------------------------------------------------------------------------
 

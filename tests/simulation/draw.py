@@ -6,12 +6,13 @@ others meet undisturbed. A plan is a value (`plan.py`); `shrink.py` takes parts 
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.simulation.network.link import Weather
 from tests.simulation.plan import (
     CLIENT_FAULTS,
+    CORE_FAULTS,
     EXECUTOR_FAULTS,
     FRONT_FAULTS,
     LINK_FAULTS,
@@ -20,6 +21,7 @@ from tests.simulation.plan import (
     NO_MOMENT,
     SAFETY,
     SCHEDULER_FAULTS,
+    SEAMLESS_FAULTS,
     WHILE_DRAINED,
     WHILE_RESUMED,
     ExecutorPlan,
@@ -46,6 +48,7 @@ _AFTER = {
     "stall_scheduler": ("reset_link", "reset_link", "cut_client"),
     "reset_link": ("kill_executor", "stall_executor", "cut_link", "reset_link"),
     "cut_link": ("kill_executor", "stall_scheduler"),
+    "kill_core": ("kill_core", "reset_front", "kill_front"),
     "power_off_front": ("kill_front", "stall_scheduler"),
     "cut_front": ("kill_front", "reset_front"),
     "reset_front": ("reset_front", "stall_front"),
@@ -56,8 +59,9 @@ _MOMENT_AFTER = {
     "reset_link": WHILE_RESUMED,
 }
 
-# Two fifths of the seeds have fronts.
+# Two fifths of the seeds have fronts, and a quarter of those only faults of which no client may learn.
 _NUM_FRONTS = (0, 0, 0, 1, 2)
+_SEAMLESS_SHARE = 0.25
 
 # Where there are no fronts.
 _FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS)
@@ -111,10 +115,15 @@ def draw_plan(seed: int, mode: str) -> Plan:
         poison_share=workload.choice((0.0, 0.0, 0.0, 0.03, 0.1)),
         has_rivals=not is_choppy and workload.random() < 0.15,
     )
+    links = random.Random(f"front {seed}")
+    num_fronts = links.choice(_NUM_FRONTS)
+    is_seamless = num_fronts > 0 and links.random() < _SEAMLESS_SHARE
+    if is_seamless:
+        load = replace(load, poison_share=0.0, has_rivals=False)
     executors = _draw_executors(workload, load)
     num_schedulers = 2 if load.has_rivals else min(len(executors), workload.choice((1, 1, 1, 2)))
+    num_schedulers = 1 if is_seamless else num_schedulers
     num_clients = workload.randint(1, 4)
-    num_fronts = random.Random(f"front {seed}").choice(_NUM_FRONTS)
     return Plan(
         seed=seed,
         mode=mode,
@@ -132,7 +141,7 @@ def draw_plan(seed: int, mode: str) -> Plan:
         weather=_draw_weather(workload),
         executors=executors,
         requests=_draw_requests(workload, load, seed, num_schedulers, num_clients),
-        faults=_draw_faults(faults, load, has_fronts=num_fronts > 0),
+        faults=_draw_faults(faults, load, _fault_kinds(num_fronts, is_seamless=is_seamless)),
     )
 
 
@@ -259,9 +268,15 @@ def _draw_times(draw: random.Random, *, is_bursty: bool) -> list[float]:
     return sorted(times)
 
 
-def _draw_faults(draw: random.Random, load: Load, *, has_fronts: bool) -> tuple[FaultPlan, ...]:
-    all_kinds = (*_FAULTS, *FRONT_FAULTS) if has_fronts else _FAULTS
-    kinds = [kind for kind in all_kinds if draw.random() < 0.4] or ["kill_executor"]
+def _fault_kinds(num_fronts: int, *, is_seamless: bool) -> tuple[str, ...]:
+    """Return the kinds of which some are drawn."""
+    if is_seamless:
+        return SEAMLESS_FAULTS
+    return (*_FAULTS, *CORE_FAULTS, *FRONT_FAULTS) if num_fronts else _FAULTS
+
+
+def _draw_faults(draw: random.Random, load: Load, all_kinds: tuple[str, ...]) -> tuple[FaultPlan, ...]:
+    kinds = [kind for kind in all_kinds if draw.random() < 0.4] or [all_kinds[0]]
     kinds += ["stall_scheduler"] * 6 if load.has_rivals else []
     others = [kind for kind in kinds if kind not in SCHEDULER_FAULTS] or kinds  # nobody works without a scheduler
     gap_s, gap_steps = draw.choice(_FAULT_GAPS_S), draw.choice(_FAULT_GAPS_STEPS)
@@ -275,7 +290,7 @@ def _draw_faults(draw: random.Random, load: Load, *, has_fronts: bool) -> tuple[
             at_s += draw.expovariate(1.0 / gap_s) * (1.0 + at_s / _CALMER_AFTER_S)
             after_steps += draw.expovariate(1.0 / gap_steps)
         else:
-            kind = draw.choice(_AFTER.get(former.kind, kinds))
+            kind = draw.choice([kind for kind in _AFTER.get(former.kind, ()) if kind in all_kinds] or kinds)
         faults.append(
             FaultPlan(
                 number=len(faults),

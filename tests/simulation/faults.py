@@ -16,6 +16,9 @@ FAULT = "fault: "
 SLOW_FRONT_RESTS_S = 0.3
 SLOW_FRONT_RUNS_S = 0.02
 
+# How long two processes of one name run at the same time, in seconds.
+TWINS_S = 0.5
+
 Fault = Callable[[World, FaultPlan], Awaitable[bool]]
 
 
@@ -74,16 +77,28 @@ async def _drain(machine: ExecutorMachine | SchedulerMachine | FrontMachine, pla
     return True
 
 
-async def _kill_core(scheduler: SchedulerMachine, plan: FaultPlan, *, is_silent: bool) -> bool:
-    """Its fronts end with it, as they do when their machine has no power; or they live, and find the next one."""
+async def _kill_all(scheduler: SchedulerMachine, plan: FaultPlan, *, is_silent: bool) -> bool:
+    """The whole scheduler ends: the core, and its fronts with it."""
     if not scheduler.is_up:
         return False
-    fronts = scheduler.fronts if is_silent or plan.number % 2 else []
-    for front in fronts:
+    for front in scheduler.fronts:
         front.kill(is_silent=is_silent)
     await _kill(scheduler, plan, is_silent=is_silent)
-    for front in fronts:
+    for front in scheduler.fronts:
         front.start()
+    return True
+
+
+async def _twin(machine: Machine, plan: FaultPlan) -> bool:
+    """Another process of the name is there while this one stands still; then both run, and at last the former ends."""
+    former = machine.displace()
+    if former is None:
+        return False
+    await asyncio.sleep(plan.duration_s)
+    if not former.is_dead:
+        former.resume()
+        await asyncio.sleep(TWINS_S)
+        machine.kill_former(former)
     return True
 
 
@@ -104,11 +119,11 @@ async def _drain_executor(world: World, plan: FaultPlan) -> bool:
 
 
 async def _kill_scheduler(world: World, plan: FaultPlan) -> bool:
-    return await _kill_core(_scheduler(world, plan), plan, is_silent=False)
+    return await _kill_all(_scheduler(world, plan), plan, is_silent=False)
 
 
 async def _power_off_scheduler(world: World, plan: FaultPlan) -> bool:
-    return await _kill_core(_scheduler(world, plan), plan, is_silent=True)
+    return await _kill_all(_scheduler(world, plan), plan, is_silent=True)
 
 
 async def _stall_scheduler(world: World, plan: FaultPlan) -> bool:
@@ -239,6 +254,28 @@ async def _kill_client(world: World, plan: FaultPlan) -> bool:
 
 async def _stall_client(world: World, plan: FaultPlan) -> bool:
     return await _stall(world.clients[plan.target % len(world.clients)], plan)
+
+
+async def _kill_core(world: World, plan: FaultPlan) -> bool:
+    """The core ends and its fronts do not: they go on with their requests at the next one."""
+    scheduler = _scheduler(world, plan)
+    return bool(scheduler.fronts) and await _kill(scheduler, plan, is_silent=False)
+
+
+async def _power_off_core(world: World, plan: FaultPlan) -> bool:
+    """As `_kill_core`, and the fronts are on other machines, and hear nothing."""
+    scheduler = _scheduler(world, plan)
+    return bool(scheduler.fronts) and await _kill(scheduler, plan, is_silent=True)
+
+
+async def _twin_core(world: World, plan: FaultPlan) -> bool:
+    scheduler = _scheduler(world, plan)
+    return bool(scheduler.fronts) and await _twin(scheduler, plan)
+
+
+async def _twin_front(world: World, plan: FaultPlan) -> bool:
+    front = _front(world, plan)
+    return front is not None and await _twin(front, plan)
 
 
 async def _kill_front(world: World, plan: FaultPlan) -> bool:

@@ -38,6 +38,7 @@ class Machine(ABC):
         self.is_leaving = False
         self._world = world
         self._num_starts = 0
+        self._formers: list[SimulatedProcess] = []
 
     @property
     def is_up(self) -> bool:
@@ -64,6 +65,29 @@ class Machine(ABC):
             self._world.network.darken(self.process)
         else:
             self._world.network.close(self.process)
+
+    def displace(self) -> SimulatedProcess | None:
+        """Stop the process and start another one in its place; return the former one, or None if none runs."""
+        former = self.process
+        if former is None or not former.is_running or self.is_leaving:
+            return None
+        former.stall()
+        self._formers.append(former)
+        self.process = None
+        self.start()
+        return former
+
+    def kill_former(self, former: SimulatedProcess) -> None:
+        """End a process that another one has displaced."""
+        if former in self._formers:
+            self._formers.remove(former)
+            former.kill()
+            self._world.network.close(former)
+
+    def kill_formers(self) -> None:
+        """End all of them."""
+        for former in tuple(self._formers):
+            self.kill_former(former)
 
     def stall(self) -> bool:
         """Stop the process; False: it does not run."""

@@ -27,6 +27,8 @@ EXECUTOR_FAULTS = (
 SCHEDULER_FAULTS = ("kill_scheduler", "power_off_scheduler", "stall_scheduler", "drain_scheduler")
 LINK_FAULTS = ("reset_link", "cut_link", "cut_client", "bad_weather")
 CLIENT_FAULTS = ("kill_client", "stall_client")
+# Where there are fronts. Those of cores leave the fronts alone; of a twin there are two for a while that have one name.
+CORE_FAULTS = ("kill_core", "power_off_core", "twin_core")
 FRONT_FAULTS = (
     "kill_front",
     "power_off_front",
@@ -35,10 +37,13 @@ FRONT_FAULTS = (
     "drain_front",
     "cut_front",
     "reset_front",
+    "twin_front",
 )
+# Of which no client learns whose request was accepted: fronts and executors live, and their core is there again soon.
+SEAMLESS_FAULTS = ("kill_core", "stall_scheduler", "stall_front", "slow_front", "reset_front")
 # What stands in place of a fault that was taken away: the draws of the loop stay what they were until then.
 NOTHING = "nothing"
-FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS, *FRONT_FAULTS)
+FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS, *CORE_FAULTS, *FRONT_FAULTS)
 
 # When a fault may wait for a moment in which its target is busy with something rare (`moments.py`).
 NO_MOMENT = ""
@@ -161,6 +166,12 @@ class Plan:
     executors: tuple[ExecutorPlan, ...]
     requests: tuple[RequestPlan, ...] = field(repr=False)
     faults: tuple[FaultPlan, ...] = field(repr=False)
+
+    @property
+    def is_seamless(self) -> bool:
+        """Whether no accepted request may end because of a fault."""
+        kinds = {fault.kind for fault in self.faults} - {NOTHING}
+        return self.num_fronts > 0 and self.num_schedulers == 1 and kinds <= set(SEAMLESS_FAULTS)
 
 
 def shortened(plan: Plan, num_steps: int = 100, num_faults: int = 4) -> Plan:

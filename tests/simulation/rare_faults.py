@@ -9,6 +9,7 @@ from scheduler_svc.executors.driver import ExecutorDriver
 from tests.simulation.machines import ExecutorMachine, FrontMachine, SchedulerMachine
 from tests.simulation.plan import (
     CLIENT_FAULTS,
+    CORE_FAULTS,
     EXECUTOR_FAULTS,
     FRONT_FAULTS,
     LINK_FAULTS,
@@ -91,7 +92,11 @@ def _is_probed(strike: Strike) -> bool:
 
 
 def _scheduler_has(strike: Strike, sees: Callable[[Engine], object]) -> bool:
-    return strike.fault.kind in SCHEDULER_FAULTS and strike.engine is not None and bool(sees(strike.engine))
+    return (
+        strike.fault.kind in (*CORE_FAULTS, *SCHEDULER_FAULTS)
+        and strike.engine is not None
+        and bool(sees(strike.engine))
+    )
 
 
 def _is_loading(strike: Strike) -> bool:

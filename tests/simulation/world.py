@@ -181,6 +181,7 @@ class World:
         self.network.weather = replace(self.plan.weather, rare_one_in=0)
         for machine in (*self.schedulers, *self.fronts, *self.clients, *self.executors):
             machine.resume()
+            machine.kill_formers()
             if machine.is_leaving:
                 machine.kill()
         for executor, plan in zip(self.executors, self.plan.executors, strict=True):
