@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +18,8 @@ from octavo.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from octavo.outputs import Accepted, Event, Finished, FinishReason, Output
+from octavo.outputs import Accepted, Delta, Event, Finished, FinishReason, Output
+from octavo.resumption import DEFAULT_RESUME_TIMEOUT_S
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.core_servicer import CoreServicer
@@ -43,6 +44,9 @@ _MISTAKES = re.compile(
     r"came instead of|is missing$|was not executed in this epoch|is not kept any more|no step is in flight"
 )
 
+# Why a client ends at once what it could have gone on with: the scheduler refuses the continuation for good.
+_CANNOT_GO_ON = re.compile(r"cannot go on: ")
+
 
 class PromiseBrokenError(Exception):
     """Something happened that must never happen."""
@@ -55,6 +59,8 @@ class RequestRecord:
     Attributes:
         left: Whether the client went away by itself.
         was_aborted: Whether another call asked to abort it.
+        last_event_s: When the last event came.
+        token_ids, texts: What the deltas have brought, by output index.
     """
 
     plan: RequestPlan
@@ -66,6 +72,9 @@ class RequestRecord:
     left: bool = False
     was_aborted: bool = False
     has_ended: bool = False
+    last_event_s: float = 0.0
+    token_ids: defaultdict[int, tuple[int, ...]] = field(default_factory=lambda: defaultdict(tuple))
+    texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
 
 
 @dataclass(slots=True)
@@ -115,10 +124,14 @@ class Checks:
     def note_event(self, record: RequestRecord, event: Event) -> None:
         """Its client got an event."""
         record.events += 1
+        record.last_event_s = self.loop.time()
         if record.finished is not None:
             self.break_promise(f"{record.request_id} got {type(event).__name__} after its end")
         if isinstance(event, Accepted) != (record.events == 1):
             self.break_promise(f"event {record.events} of {record.request_id} is {type(event).__name__}")
+        if isinstance(event, Delta):
+            record.token_ids[event.output_index] += event.token_ids
+            record.texts[event.output_index] += event.text
         if isinstance(event, Finished):
             record.finished = event
 
@@ -146,6 +159,10 @@ class Checks:
         if record.shape.refused_as is not None:
             self.break_promise(f"{record.request_id} should have been refused: {record.shape.options}")
             return
+        for output in finished.outputs:  # what the last event says, the deltas have brought, over all calls
+            index = output.output_index
+            if (record.token_ids[index], record.texts[index]) != (output.token_ids, output.text):
+                self.break_promise(f"{record.request_id} got {record.token_ids[index]}, and the end says {output}")
         expected = answer_alone(record.shape, self.plan.sliding_window_tokens)
         if self._was_cut_short(record, finished):
             self.seen["ended: cut short by a smaller fleet"] += 1
@@ -185,16 +202,18 @@ class Checks:
     def _check_error(self, record: RequestRecord, error: OctavoError) -> None:
         """It must be one that the plan explains."""
         plan, kinds = record.plan, {fault.kind for fault in self.plan.faults}
+        # One that goes on takes the id from one that came meanwhile.
+        has_namesakes = sum(other.request_id == record.request_id for other in self.records) > 1
         allowed: dict[type[OctavoError], bool] = {
             InvalidRequestError: record.shape.refused_as is InvalidRequestError or "shrink_executor" in kinds,
             DeadlineError: plan.timeout_s is not None,
-            RequestAbortedError: record.was_aborted,
-            RequestExistsError: sum(other.request_id == record.request_id for other in self.records) > 1,
+            RequestAbortedError: record.was_aborted or has_namesakes,
+            RequestExistsError: has_namesakes,
             OverloadedError: (not self.is_quiet or self.is_poisoned)
             and self.plan.settings["max_waiting_requests"] < len(self.records),
             ResourceExhaustedError: "shrink_executor" in kinds or len(answer_outputs(record.shape)) > 1,
             # Beside one request that breaks executors others may find none; but they are not taken for the cause.
-            UnavailableError: not (self.is_quiet or self._goes_on(record))
+            UnavailableError: not (self.is_quiet or self._goes_on(record) or self._gave_up_early(record, error))
             or record.shape.kind == POISON
             or (self.is_poisoned and COUNTED_OUT not in str(error)),
         }
@@ -204,6 +223,14 @@ class Checks:
     def _goes_on(self, record: RequestRecord) -> bool:
         """Return whether its front must have gone on with it, whatever became of the core."""
         return self.plan.is_seamless and record.events > 0 and not self._has_poison
+
+    def _gave_up_early(self, record: RequestRecord, error: OctavoError) -> bool:
+        """Return whether its client goes on with what was cut, and did not for as long as it said."""
+        if record.plan.client >= self.plan.num_resuming or record.plan.is_streamed or not record.events:
+            return False
+        if self.loop.time() >= record.last_event_s + DEFAULT_RESUME_TIMEOUT_S:
+            return False
+        return not _CANNOT_GO_ON.search(str(error))
 
     @property
     def _has_poison(self) -> bool:

@@ -135,6 +135,7 @@ def draw_plan(seed: int, mode: str) -> Plan:
         num_schedulers=num_schedulers,
         num_fronts=num_fronts,
         num_clients=num_clients,
+        num_resuming=random.Random(f"resume {seed}").choice((0, 0, 1, num_clients)),
         sliding_window_tokens=workload.choice((0, 0, 0, 24)),
         drain_s=workload.choice((0.2, 1.0, 5.0)),
         settings=_draw_settings(workload, load, len(executors), num_schedulers),

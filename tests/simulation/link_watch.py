@@ -10,8 +10,9 @@ from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.front_session import FrontSession, _RemoteSink
 from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import FinishReason
-from shared.errors import OctavoServiceError, RequestExistsError, SlowCallerError
+from shared.errors import FencedError, OctavoServiceError, RequestExistsError, SlowCallerError
 from tests.simulation.watching import Watcher
 
 RARE_ON_THE_LINK = {
@@ -19,7 +20,6 @@ RARE_ON_THE_LINK = {
     "fenced session had requests": "they ended with it",
     "front left with requests": "a session ended, and its requests with it",
     "tokens for a dead session": "a session ended, and its core had tokens for it that were not sent",
-    "tokens for nobody": "tokens reached a front behind the end of their request",
     "slow front": "a front took nothing for so long that its session ended",
     "credits exhausted": "a core had nothing more that it may send to a front",
     "steps in one message": "what several steps brought grew together for a front that was behind",
@@ -32,6 +32,18 @@ RARE_ON_THE_LINK = {
     "core lost with submissions": "a session broke before its core had said that it took a request",
     "core lost with requests": "a session broke, and live requests of its front ended",
     "core lost with an Abort": "a session broke, and somebody waited for an Abort",
+    "Abort asked again": "the next core was asked for an Abort that the one before had not answered",
+    "requests go on": "a front had the next core go on with its requests",
+    "tokens go on": "and one of them had tokens",
+    "request goes on unqueued": "and of one the core before had not said that it took it",
+    "ended output goes on": "and of one an output had ended, and another one had not",
+    "end not delivered": "and of one all outputs had ended: the end was on its way when the core went",
+    "abort without a core": "a request that waited for the next core was aborted",
+    "early Abort": "an Abort came to the core before its request did",
+    "core refused by a front's number": "a core was there that a front knew to be the older one",
+    "core raised its number": "a front had joined a core of a larger number",
+    "absence too long": "no core came for so long that requests of a front ended",
+    "attempt took a request over": "a continuation took a request from a call that lived",
 }
 
 Note = Callable[[str], None]
@@ -41,6 +53,9 @@ def watch_link(link: CoreServicer, engine: Engine, process: str, watchers: Seque
     """Let watchers see what happens at a core's side of the link from now on."""
     note = partial(_note, process, watchers)
     link._begin = partial(_begin, link._begin, link, note)  # type: ignore[method-assign]
+    link._keep_order = partial(_keep_order, link._keep_order, link, note)  # type: ignore[method-assign]
+    link._early_aborts.has = partial(_has_early, link._early_aborts.has, note)  # type: ignore[method-assign]
+    engine._supersede = partial(_supersede, engine._supersede, engine, note)  # type: ignore[method-assign]
     engine.requests.finish_output = partial(_finish, engine.requests.finish_output, note)  # type: ignore[method-assign]
 
 
@@ -48,7 +63,9 @@ def watch_front(core: RemoteCore, process: str, watchers: Sequence[Watcher]) -> 
     """Let watchers see what happens at a front's side of the link from now on."""
     note = partial(_note, process, watchers)
     core._lose = partial(_lose, core._lose, core, note)  # type: ignore[method-assign]
-    core._take = partial(_take, core._take, core, note)  # type: ignore[method-assign]
+    core._go_on = partial(_go_on, core._go_on, core, note)  # type: ignore[method-assign]
+    core._absence._on_limit = partial(_give_up, core._absence._on_limit, core, note)
+    core.abort = partial(_abort, core.abort, core, note)  # type: ignore[method-assign]
 
 
 def _note(process: str, watchers: Sequence[Watcher], name: str) -> None:
@@ -153,6 +170,31 @@ def _finish(
     finish(request, output_index, num_tokens, reason)
 
 
+def _keep_order(keep: Callable[[pb.FrontHello], None], link: CoreServicer, note: Note, hello: pb.FrontHello) -> None:
+    former = link.incarnation
+    try:
+        keep(hello)
+    except FencedError:
+        note("core refused by a front's number")
+        raise
+    if link.incarnation != former:
+        note("core raised its number")
+
+
+def _has_early(has: Callable[..., bool], note: Note, *arguments: Any) -> bool:
+    found = has(*arguments)
+    if found:
+        note("early Abort")
+    return found
+
+
+def _supersede(supersede: Callable[[EngineRequest], None], engine: Engine, note: Note, request: EngineRequest) -> None:
+    was_live = request.request_id in engine.requests
+    supersede(request)
+    if was_live and request.request_id not in engine.requests:
+        note("attempt took a request over")
+
+
 # A front's side ---------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +208,39 @@ async def _lose(lose: Callable[[str], Any], core: RemoteCore, note: Note, troubl
     await lose(trouble)
 
 
-async def _take(take: Callable[..., Any], core: RemoteCore, note: Note, message: pb.JoinResponse, stub: Any) -> None:
-    if any(number not in core._requests for number in message.tokens.numbers):
-        note("tokens for nobody")
-    await take(message, stub)
+def _go_on(go_on: Callable[[], None], core: RemoteCore, note: Note) -> None:
+    was_away, num_aborts = core._absence.is_on, len(core._abort_calls)
+    go_on()
+    if not was_away or core._absence.is_on:
+        return
+    if num_aborts:
+        note("Abort asked again")
+    if core._requests:
+        note("requests go on")
+    for request in core._requests.values():
+        if not request.queued.done():
+            note("request goes on unqueued")
+        outputs = request.sink.so_far().outputs
+        num_ended = sum(output.finish_reason is not None for output in outputs)
+        if any(len(output.token_ids) for output in outputs):
+            note("tokens go on")
+        if num_ended:
+            note("end not delivered" if num_ended == len(outputs) else "ended output goes on")
+
+
+def _give_up(give_up: Callable[[float], None], core: RemoteCore, note: Note, after_s: float) -> None:
+    if core._requests:
+        note("absence too long")
+    give_up(after_s)
+
+
+def _abort(
+    abort: Callable[[int, OctavoServiceError], None],
+    core: RemoteCore,
+    note: Note,
+    number: int,
+    error: OctavoServiceError,
+) -> None:
+    if core._absence.is_on and number in core._requests:
+        note("abort without a core")
+    abort(number, error)

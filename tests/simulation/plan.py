@@ -58,6 +58,9 @@ MOMENTS = (
     "suspects are parked",
 )
 
+# One of so many requests is sent on a stream that it shares with others.
+REQUESTS_PER_STREAMED = 3
+
 # How much longer than its duration says an executor is broken: it is tried several times.
 BROKEN_AT_LEAST_S = 5.0
 
@@ -108,6 +111,11 @@ class RequestPlan:
     is_duplicate: bool = False
     max_retries: int = 0
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it is sent on a stream that it shares with others: nothing on it is continued."""
+        return self.number % REQUESTS_PER_STREAMED == 0
+
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
@@ -145,6 +153,7 @@ class Plan:
         settings: Of the schedulers.
         drain_s: How long a process may take that ends in order.
         num_fronts: Of each scheduler; 0: clients call it itself.
+        num_resuming: So many of the clients, the first ones, go on with an answer whose call was cut.
         num_open: No request is sent while clients wait for so many others.
         is_fair: Whether what has been ready for longest runs first.
     """
@@ -159,6 +168,7 @@ class Plan:
     num_schedulers: int
     num_fronts: int
     num_clients: int
+    num_resuming: int
     sliding_window_tokens: int
     drain_s: float
     settings: Mapping[str, Any]

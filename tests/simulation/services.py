@@ -243,8 +243,8 @@ class SimulatedFront:
 class SimulatedClient(Client):
     """octavo.Client on the simulated network; of the process in whose context it is opened."""
 
-    def __init__(self, network: Network, address: str) -> None:
-        super().__init__(address, resume_timeout_s=0.0)
+    def __init__(self, network: Network, address: str, resume_timeout_s: float) -> None:
+        super().__init__(address, resume_timeout_s=resume_timeout_s)
         self._network = network
 
     def _dial(self, address: str) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from octavo.errors import OctavoError, OverloadedError, UnavailableError
 from octavo.outputs import Event, Finished
+from octavo.resumption import DEFAULT_RESUME_TIMEOUT_S
 from tests.simulation.checks import Checks, RequestRecord
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.machines import ExecutorMachine, FrontMachine, Machine, SchedulerMachine
@@ -17,7 +18,6 @@ from tests.simulation.shared_stream import SharedStream
 from tests.simulation.worker import SimulatedWorker
 
 RETRY_S, LONGEST_RETRY_S = 1.0, 16.0
-REQUESTS_PER_STREAMED = 3  # one of so many is sent on a stream that it shares with others
 
 
 class ClientMachine(Machine):
@@ -29,6 +29,7 @@ class ClientMachine(Machine):
 
     def __init__(self, world: "World", number: int) -> None:
         super().__init__(world, f"client{number}")
+        self._resume_timeout_s = DEFAULT_RESUME_TIMEOUT_S if number < world.plan.num_resuming else 0.0
         self._channels: dict[tuple[str, str], SimulatedClient] = {}
         self._streams: dict[SimulatedClient, SharedStream] = {}
         self._records: list[RequestRecord] = []
@@ -102,7 +103,7 @@ class ClientMachine(Machine):
 
     def _way(self, plan: RequestPlan, client: SimulatedClient) -> Callable[..., AsyncGenerator[Event, None]]:
         """Return what runs a request: each by a call of its own, or some on a stream that they share."""
-        if plan.number % REQUESTS_PER_STREAMED != 0:
+        if not plan.is_streamed:
             return client.stream
         if client not in self._streams:
             self._streams[client] = SharedStream(client)
@@ -118,7 +119,7 @@ class ClientMachine(Machine):
     async def _channel(self, address: str, purpose: str = "") -> SimulatedClient:
         key = address, purpose
         if key not in self._channels:
-            self._channels[key] = client = SimulatedClient(self._world.network, address)
+            self._channels[key] = client = SimulatedClient(self._world.network, address, self._resume_timeout_s)
             await client.__aenter__()
         return self._channels[key]
 
