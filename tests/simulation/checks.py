@@ -57,6 +57,7 @@ class RequestRecord:
     """What the client of one request saw.
 
     Attributes:
+        goes_on: Whether the client goes on with its answer, should the call be cut.
         left: Whether the client went away by itself.
         was_aborted: Whether another call asked to abort it.
         last_event_s: When the last event came.
@@ -66,6 +67,7 @@ class RequestRecord:
     plan: RequestPlan
     shape: Shape
     request_id: str
+    goes_on: bool
     events: int = 0
     finished: Finished | None = None
     error: OctavoError | None = None
@@ -115,7 +117,10 @@ class Checks:
 
     def begin(self, plan: RequestPlan, request_id: str) -> RequestRecord:
         """A request is sent."""
-        record = RequestRecord(plan, shape(plan.shape), request_id)
+        asked = shape(plan.shape)
+        # Who goes on with one that breaks executors has them broken for as long as it tries.
+        goes_on = plan.client < self.plan.num_resuming and not plan.is_streamed and asked.kind != POISON
+        record = RequestRecord(plan, asked, request_id, goes_on)
         self.records.append(record)
         for watcher in self.watchers:
             watcher.sent(record)
@@ -209,7 +214,8 @@ class Checks:
             DeadlineError: plan.timeout_s is not None,
             RequestAbortedError: record.was_aborted or has_namesakes,
             RequestExistsError: has_namesakes,
-            OverloadedError: (not self.is_quiet or self.is_poisoned)
+            OverloadedError: record.events == 0  # what was queued once stays so, at whichever core
+            and (not self.is_quiet or self.is_poisoned)
             and self.plan.settings["max_waiting_requests"] < len(self.records),
             ResourceExhaustedError: "shrink_executor" in kinds or len(answer_outputs(record.shape)) > 1,
             # Beside one request that breaks executors others may find none; but they are not taken for the cause.
@@ -226,7 +232,7 @@ class Checks:
 
     def _gave_up_early(self, record: RequestRecord, error: OctavoError) -> bool:
         """Return whether its client goes on with what was cut, and did not for as long as it said."""
-        if record.plan.client >= self.plan.num_resuming or record.plan.is_streamed or not record.events:
+        if not (record.goes_on and record.events):
             return False
         if self.loop.time() >= record.last_event_s + DEFAULT_RESUME_TIMEOUT_S:
             return False

@@ -12,7 +12,7 @@ from scheduler_svc.link.front_session import FrontSession, _RemoteSink
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import FinishReason
-from shared.errors import FencedError, OctavoServiceError, RequestExistsError, SlowCallerError
+from shared.errors import CallerError, FencedError, OctavoServiceError, RequestExistsError, SlowCallerError
 from tests.simulation.watching import Watcher
 
 RARE_ON_THE_LINK = {
@@ -49,10 +49,12 @@ RARE_ON_THE_LINK = {
 Note = Callable[[str], None]
 
 
-def watch_link(link: CoreServicer, engine: Engine, process: str, watchers: Sequence[Watcher]) -> None:
-    """Let watchers see what happens at a core's side of the link from now on."""
+def watch_link(
+    link: CoreServicer, engine: Engine, process: str, watchers: Sequence[Watcher], accuse: Callable[[str], None]
+) -> None:
+    """Let watchers see what happens at a core's side of the link from now on; `accuse`: told of a broken promise."""
     note = partial(_note, process, watchers)
-    link._begin = partial(_begin, link._begin, link, note)  # type: ignore[method-assign]
+    link._begin = partial(_begin, link._begin, link, note, accuse)  # type: ignore[method-assign]
     link._keep_order = partial(_keep_order, link._keep_order, link, note)  # type: ignore[method-assign]
     link._early_aborts.has = partial(_has_early, link._early_aborts.has, note)  # type: ignore[method-assign]
     engine._supersede = partial(_supersede, engine._supersede, engine, note)  # type: ignore[method-assign]
@@ -80,6 +82,7 @@ def _begin(
     begin: Callable[..., None],
     link: CoreServicer,
     note: Note,
+    accuse: Callable[[str], None],
     key: tuple[bool, str],
     hello: pb.FrontHello,
     session: FrontSession,
@@ -90,7 +93,7 @@ def _begin(
             if older.num_requests:
                 note("fenced session had requests")
     begin(key, hello, session)
-    session.run = partial(_run, session.run, session, note)  # type: ignore[method-assign]
+    session.run = partial(_run, session.run, session, note, accuse)  # type: ignore[method-assign]
     session.take = partial(_take_request, session.take, session, link, note)  # type: ignore[method-assign]
     session.refuse = partial(_refuse, session.refuse, note)  # type: ignore[method-assign]
 
@@ -99,6 +102,7 @@ async def _run(
     run: Callable[..., Any],
     session: FrontSession,
     note: Note,
+    accuse: Callable[[str], None],
     welcome: pb.CoreWelcome,
     num_credits: int,
     requests: Any,
@@ -116,6 +120,11 @@ async def _run(
         await run(welcome, num_credits, requests, tell)
     except SlowCallerError:
         note("slow front")
+        raise
+    except FencedError:
+        raise
+    except CallerError as error:
+        accuse(f"the core says of one of our fronts: {error}")
         raise
     finally:
         if session._batch.num_tokens:

@@ -201,7 +201,7 @@ class SchedulerMachine(Machine):
             process.watch = world.checks.watch(engine)
 
         def on_link(link: CoreServicer, engine: Engine) -> None:
-            watch_link(link, engine, process.name, world.checks.watchers)
+            watch_link(link, engine, process.name, world.checks.watchers, world.checks.break_promise)
             world.checks.watch_link(link, engine)
 
         self.scheduler = SimulatedScheduler(

@@ -350,12 +350,6 @@ BUGS = (
         "                ContinuedOutput(np.array(output.token_ids, np.int32)) for output",
     ),
     Bug(
-        "an Abort of a request whose core is away is told to nobody",
-        f"{LINK}/remote_core.py",
-        "        if self._absence.is_on:\n            if (request :=",
-        "        if False:\n            if (request :=",
-    ),
-    Bug(
         "the core counts the tokens of a continuation from its own first one",
         f"{LINK}/front_session.py",
         "                self._num_tokens_of[index] = len(output.token_ids)\n",

@@ -243,8 +243,9 @@ class SimulatedFront:
 class SimulatedClient(Client):
     """octavo.Client on the simulated network; of the process in whose context it is opened."""
 
-    def __init__(self, network: Network, address: str, resume_timeout_s: float) -> None:
+    def __init__(self, network: Network, address: str, resume_timeout_s: float, chance: Callable[[], float]) -> None:
         super().__init__(address, resume_timeout_s=resume_timeout_s)
+        self._random = chance  # that of the process is also drawn from by what is computed once for many runs
         self._network = network
 
     def _dial(self, address: str) -> Any:

@@ -1,6 +1,7 @@
 """Everything that is there in a run: machines with their processes, the network, the clients."""
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,9 @@ from tests.simulation.worker import SimulatedWorker
 
 RETRY_S, LONGEST_RETRY_S = 1.0, 16.0
 
+# For what a client has a channel of its own: requests with which it goes on, and Aborts.
+_GOES_ON, _ABORTS = "goes on", "aborts"
+
 
 class ClientMachine(Machine):
     """Where clients run, with a channel to each scheduler.
@@ -29,7 +33,7 @@ class ClientMachine(Machine):
 
     def __init__(self, world: "World", number: int) -> None:
         super().__init__(world, f"client{number}")
-        self._resume_timeout_s = DEFAULT_RESUME_TIMEOUT_S if number < world.plan.num_resuming else 0.0
+        self._chance = random.Random(f"{self.name} {world.plan.seed}").random
         self._channels: dict[tuple[str, str], SimulatedClient] = {}
         self._streams: dict[SimulatedClient, SharedStream] = {}
         self._records: list[RequestRecord] = []
@@ -69,7 +73,7 @@ class ClientMachine(Machine):
         checks = self._world.checks
         record = checks.begin(plan, request_id)
         self._records.append(record)
-        client = await self._channel(f"scheduler{plan.scheduler}:1")
+        client = await self._channel(f"scheduler{plan.scheduler}:1", _GOES_ON if record.goes_on else "")
         try:
             await self._receive(client, plan, record)
         except OctavoError as error:
@@ -112,14 +116,15 @@ class ClientMachine(Machine):
     async def _abort(self, record: RequestRecord) -> None:
         """Abort a request; where a scheduler has fronts, over a connection of its own, which may be to another one."""
         address = f"scheduler{record.plan.scheduler}:1"
-        client = await self._channel(address, "aborts" if self._world.plan.num_fronts else "")
+        client = await self._channel(address, _ABORTS if self._world.plan.num_fronts else "")
         with suppress(OctavoError):
             await client.abort(record.request_id)
 
     async def _channel(self, address: str, purpose: str = "") -> SimulatedClient:
         key = address, purpose
         if key not in self._channels:
-            self._channels[key] = client = SimulatedClient(self._world.network, address, self._resume_timeout_s)
+            resume_timeout_s = DEFAULT_RESUME_TIMEOUT_S if purpose == _GOES_ON else 0.0
+            self._channels[key] = client = SimulatedClient(self._world.network, address, resume_timeout_s, self._chance)
             await client.__aenter__()
         return self._channels[key]
 
