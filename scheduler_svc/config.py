@@ -95,6 +95,11 @@ class SchedulerConfig(ClientSideConfig):
         description="Name by which executors know this scheduler. A scheduler that restarts with the same name gets "
         "its executors back at once. By default host name and listen address; with port 0 a new name at each start.",
     )
+    prefix_key_file: Path | None = Field(
+        None,
+        description="File with at least 32 secret, random bytes. A scheduler that starts again with the same file and "
+        "name finds what its executors have cached. With --fronts, the cores of one start find it without a file.",
+    )
     served_model_name: str | None = Field(
         None,
         min_length=1,

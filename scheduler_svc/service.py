@@ -20,6 +20,7 @@ from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.dial_tls import read_credentials
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.engine.surroundings import Surroundings
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver_interface import AtFaultPoint, DriverSettings, no_fault
 from scheduler_svc.executors.membership import Membership
@@ -31,6 +32,7 @@ from scheduler_svc.link.core_port import core_port
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.joined_fronts import LEAVE_S, JoinedFronts
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
+from scheduler_svc.prefix_key import key_fingerprint, prefix_key
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
 from scheduler_svc.telemetry.metrics import LOOP_LAG, STEP_LOG, scheduler_families
 from shared.exposure import warn_if_exposed
@@ -96,7 +98,8 @@ class SchedulerService:
         self._interceptors = [] if access is None else [AccessInterceptor(access, (ADMIN_SERVICE,))]
         if tls := executor_tls(config):
             read_credentials(tls, FLAGS)  # what cannot be used ends the start, and not only every connection
-        self._step_log = step_log_writer(config)
+        key = prefix_key(config)
+        self._step_log = step_log_writer(config, key)
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
         health = self._health = Health([*client_services(config), ADMIN_SERVICE])
@@ -105,11 +108,12 @@ class SchedulerService:
         is_joined = front_link is not None or config.core_listen is not None
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
-            functools.partial(executor_client, config, scheduler_id(config)),
+            functools.partial(executor_client, config, scheduler_id(config), key_fingerprint(key, config)),
             engine_settings(config, at_fault_point),
             files.load if is_joined or tokenizer is None else tokenizer.load,
             self._set_ready,
             self._step_log,
+            Surroundings(prefix_key=key),
         )
         self.link = CoreServicer(self.engine, files) if is_joined else None
         self.front: Front | None = None
@@ -295,7 +299,7 @@ def model_tokenizer(config: SchedulerConfig) -> "ModelTokenizer":
     return ModelTokenizer(config.tokenizer)
 
 
-def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:
+def step_log_writer(config: SchedulerConfig, prefix_key: bytes) -> StepLogWriter | None:
     """Return what writes the step log; None: none is asked for. Raises StepLogError: its folder cannot be used."""
     if config.step_log is None:
         return None
@@ -306,6 +310,7 @@ def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:
             masks_tokens=config.step_log_tokens == "masked",
             policy=config.policy,
             tenant_weights=config.weights_of_tenants,
+            prefix_key=prefix_key,
         )
     )
 
@@ -322,14 +327,21 @@ def scheduler_id(config: SchedulerConfig) -> str:
     return f"{host}/{secrets.token_hex(8)}" if int(port) == 0 else f"{host}/{config.listen}"
 
 
-def executor_client(config: SchedulerConfig, own_id: str, address: str) -> ExecutorClient:
-    """Return the client of one executor; `own_id` is the scheduler's."""
+def executor_client(config: SchedulerConfig, own_id: str, key_fingerprint: bytes, address: str) -> ExecutorClient:
+    """Return the client of one executor; `own_id` is the scheduler's, the fingerprint that of its block names."""
     timings = SessionTimings(
         lease_s=config.lease_s,
         heartbeat_interval_s=config.lease_s / HEARTBEATS_PER_LEASE,
         step_timeout_s=config.step_timeout_s,
     )
-    return ExecutorClient(address, own_id, timings, config.max_message_bytes, executor_tls(config))
+    return ExecutorClient(
+        address,
+        own_id,
+        timings,
+        config.max_message_bytes,
+        executor_tls(config),
+        key_fingerprint=key_fingerprint,
+    )
 
 
 def engine_settings(config: SchedulerConfig, at_fault_point: AtFaultPoint = no_fault) -> EngineSettings:

@@ -13,11 +13,13 @@ import re
 import shutil
 import tempfile
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.fronts import Fronts
 from scheduler_svc.kept_process import KeptProcess
+from scheduler_svc.prefix_key import write_prefix_key
 from scheduler_svc.process import DRAINED_LINE
 from shared.errors import OctavoServiceError
 
@@ -43,6 +45,10 @@ class Supervisor:
     def __init__(self, config: SchedulerConfig, core_module: str = "scheduler_svc.core_process") -> None:
         self._folder = tempfile.mkdtemp(prefix="octavo-")  # nobody else may enter it
         link = f"unix:{self._folder}/core.sock"
+        if config.prefix_key_file is None:  # the next core finds what executors have cached for this one
+            key_file = Path(self._folder, "prefix.key")
+            write_prefix_key(key_file)
+            config = config.model_copy(update={"prefix_key_file": key_file})
         try:
             self._fronts = Fronts(config, link)
         except OctavoServiceError:

@@ -38,7 +38,7 @@ class ExecutorInfo:
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What it can do beyond wire version 1."""
-        return frozenset({Capability.NUMERICS} if self.numerics_id else ())
+        return frozenset({Capability.NUMERICS, Capability.NAMED_BLOCKS} if self.numerics_id else ())
 
     @property
     def max_cached_tokens(self) -> int:

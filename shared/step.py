@@ -122,6 +122,10 @@ class TableDelta:
     forks: tuple[Fork, ...] = ()
 
 
+# Of the name of a block's content.
+BLOCK_NAME_BYTES = 16
+
+
 @dataclass(slots=True)
 class Step:
     """One step as the scheduler sends it.
@@ -138,6 +142,8 @@ class Step:
     blocks_to_swap_in: Int32Array = field(default_factory=no_pairs)  # [n, 2]: host block, device block
     blocks_to_copy: Int32Array = field(default_factory=no_pairs)  # [n, 2]: source block, destination block
     table_digest: int | None = None
+    registered_blocks: Int32Array = field(default_factory=no_slots)  # [n]: whose content before this step has a name
+    block_names: bytes = b""  # BLOCK_NAME_BYTES for each of them
 
     def __post_init__(self) -> None:
         if not (len(self.blocks_to_swap_out) or len(self.blocks_to_swap_in) or len(self.blocks_to_copy)):

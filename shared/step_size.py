@@ -4,7 +4,7 @@ Pure, and as fast as a few additions: the scheduler asks while it decides. `test
 the bounds with real messages; a field of the proto that is not counted here fails there.
 """
 
-from shared.step import Admission, Step
+from shared.step import BLOCK_NAME_BYTES, Admission, Step
 from shared.token_rules import NO_TOKEN, TokenRules
 
 # A number that is not negative, as a varint of up to 32 bits; a field of such a number; the tag and length in front of
@@ -27,6 +27,10 @@ MAX_TRACEPARENT_BYTES = 256
 
 # Epoch, step id, digest and feature bits, the headers of all lists, and what is around a step on the stream.
 _STEP = 2 * 11 + 11 + 12 + 20 * (_HEADER + 1)
+
+
+# Of a registered block and its name.
+BYTES_OF_A_NAME = _NUMBER + BLOCK_NAME_BYTES
 
 
 def rules_bytes(rules: TokenRules) -> int:
@@ -84,7 +88,8 @@ def step_bytes(step: Step) -> int:
     )
     num_forks = len(delta.forks) + len(delta.beam_forks)
     admissions = sum(_bytes_of(admission) for admission in delta.admissions)
-    return _STEP + _NUMBER * sum(numbers.size for numbers in lists) + FORK_BYTES * num_forks + admissions
+    names = BYTES_OF_A_NAME * len(step.registered_blocks)
+    return _STEP + _NUMBER * sum(numbers.size for numbers in lists) + FORK_BYTES * num_forks + admissions + names
 
 
 def _bytes_of(admission: Admission) -> int:

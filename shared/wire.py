@@ -18,6 +18,7 @@ from shared.errors import InvalidStepError
 from shared.executor_info import ExecutorInfo
 from shared.sampling_parameters import BY_NAME, ROW_PARAMETERS
 from shared.step import (
+    BLOCK_NAME_BYTES,
     NO_LOGPROBS,
     Admission,
     Float32Array,
@@ -32,6 +33,7 @@ from shared.step import (
     no_triples,
 )
 from shared.wire_rules import decode_rules, encode_rules
+from shared.wording import counted
 
 Number = TypeVar("Number", int, float)
 
@@ -67,6 +69,9 @@ def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.Execute
         blocks_to_copy=step.blocks_to_copy.ravel().tolist(),
         table_digest=step.table_digest,
         feature_bits=feature_bits,
+        registered_blocks=encode_registered_blocks(step.registered_blocks, step.block_names)
+        if step.block_names
+        else None,
     )
 
 
@@ -95,7 +100,31 @@ def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
         blocks_to_swap_in=_rows(message, "blocks_to_swap_in", 2),
         blocks_to_copy=_rows(message, "blocks_to_copy", 2),
         table_digest=message.table_digest if message.HasField("table_digest") else None,
+        **_registered_blocks(message),
     )
+
+
+def encode_registered_blocks(block_ids: Int32Array, names: bytes) -> step_pb2.RegisteredBlocks:
+    """Return the message of blocks and their names."""
+    return step_pb2.RegisteredBlocks(block_ids=block_ids.tolist(), names=names)
+
+
+def decode_registered_blocks(message: step_pb2.RegisteredBlocks) -> tuple[Int32Array, bytes]:
+    """Return blocks, [n], and their names, one after the other. Raises InvalidStepError: they do not match."""
+    block_ids = np.array(message.block_ids, np.int32)
+    if len(message.names) != BLOCK_NAME_BYTES * len(block_ids):
+        raise InvalidStepError(
+            f"registered_blocks has {len(message.names)} bytes of names for {counted(len(block_ids), 'block')}; a name "
+            f"has {BLOCK_NAME_BYTES}"
+        )
+    return block_ids, message.names
+
+
+def _registered_blocks(message: step_pb2.ExecuteModelRequest) -> dict[str, Any]:
+    if not message.HasField("registered_blocks"):  # as mostly
+        return {}
+    block_ids, names = decode_registered_blocks(message.registered_blocks)
+    return {"registered_blocks": block_ids, "block_names": names}
 
 
 def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:

@@ -17,6 +17,7 @@ class Attachment:
     def __init__(self) -> None:
         self.epoch = 0
         self.scheduler_id = ""
+        self._named_by: tuple[str, bytes] | None = None
         self._lease_s = 0.0
         self._expires_s = 0.0
 
@@ -34,6 +35,14 @@ class Attachment:
         self._lease_s = lease_s
         self._expires_s = now + lease_s
         return self.epoch
+
+    def name_blocks(self, scheduler_id: str, key_fingerprint: bytes, *, is_agreed: bool) -> bool:
+        """A scheduler has attached, and names blocks from now on if that was agreed; return whether the names are its.
+
+        They are if the scheduler of the attachment before, which may have ended, had the same id and key.
+        """
+        before, self._named_by = self._named_by, (scheduler_id, key_fingerprint) if is_agreed else None
+        return self._named_by is not None and before == self._named_by
 
     def renew(self, epoch: int, now: float) -> None:
         """Prolong the lease of the current epoch, also one that ran out while nobody else came.

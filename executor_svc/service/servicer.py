@@ -25,7 +25,7 @@ from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1.execution_service_pb2_grpc import ExecutionServiceServicer
 from shared import wire
 from shared.batch_table import BatchTable
-from shared.capability import common, names_of
+from shared.capability import Capability, common, names_of
 from shared.clock import monotonic_s
 from shared.errors import DeviceLostError, FencedError, InvalidFieldError, UnavailableError, UnknownNameError
 from shared.events import Event
@@ -98,18 +98,38 @@ class ExecutionServicer(ExecutionServiceServicer):
         epoch = self._attachment.acquire(request.scheduler_id, request.lease_ms / 1000, self._clock())
         self._end_stream(FencedError(f"epoch {epoch - 1} ended: scheduler {request.scheduler_id!r} attached"))
         capabilities = common(request.capabilities, info.capabilities) if wire_version >= 2 else frozenset()
-        await self._runner.reset(WireAgreement(wire_version, capabilities))
+        is_same = self._attachment.name_blocks(
+            request.scheduler_id, request.key_fingerprint, is_agreed=Capability.NAMED_BLOCKS in capabilities
+        )
+        keeps_names = request.keep and is_same
+        num_kept_names = await self._runner.reset(WireAgreement(wire_version, capabilities), keeps_names=keeps_names)
         # The wait may have been long, and another attach may have come in it.
         self._attachment.renew(epoch, self._clock())
         fields = {"epoch": epoch, "lease_ms": request.lease_ms, "wire_version": wire_version}
         names = names_of(capabilities)
-        _logger.info(Event("attached", scheduler_id=request.scheduler_id, **fields, capabilities=names))
+        _logger.info(
+            Event(
+                "attached", scheduler_id=request.scheduler_id, **fields, capabilities=names, kept_blocks=num_kept_names
+            )
+        )
         return pb.AttachResponse(
             epoch=epoch,
             wire_version=wire_version,
             info=wire.encode_info(info),
             capabilities=wire.encode_capabilities(capabilities),
+            num_kept_names=num_kept_names,
         )
+
+    async def ListRegisteredBlocks(  # noqa: N802
+        self, request: pb.ListRegisteredBlocksRequest, context: Context
+    ) -> pb.ListRegisteredBlocksResponse:
+        """List the names that Attach kept."""
+        self._renew(request.epoch, request.instance_id)
+        if request.give_up:
+            await self._runner.clear_names()
+            return pb.ListRegisteredBlocksResponse()
+        blocks, next_page = await self._runner.kept_names(request.page_token)
+        return pb.ListRegisteredBlocksResponse(blocks=blocks, next_page_token=next_page)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:  # noqa: N802
         """Renew the lease."""

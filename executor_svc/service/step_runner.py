@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from executor_svc.service.attachment import Attachment
+from executor_svc.service.block_names import BlockNames
 from executor_svc.service.step_log import StepLog
 from executor_svc.service.step_meter import StepMeter, StepTokens
 from executor_svc.service.step_thread import StepThread, wake
 from executor_svc.worker.interface import RunningStep, Worker
 from octavo.execution.v1 import step_pb2
 from shared import wire
-from shared.errors import DeviceLostError, InvalidStepError, StepFailedError, UnavailableError
+from shared.errors import DeviceLostError, FencedError, InvalidStepError, StepFailedError, UnavailableError
 from shared.events import Event
 from shared.executor_info import ExecutorInfo
 from shared.step import BoolArray, Step, StepResult, TableDelta
@@ -80,6 +81,7 @@ class StepRunner:
         self._log = StepLog()
         self._next_step_id = 1
         self._agreement = WireAgreement()
+        self._names = BlockNames(0)
         self._failure: str | None = None
         self._draining = False
         self._lost_device: DeviceLostError | None = None
@@ -120,6 +122,7 @@ class StepRunner:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         self._worker = await self._thread.run(load_worker)
+        self._names = BlockNames(self._worker.info.num_device_blocks)
 
     async def device_lost(self) -> DeviceLostError:
         """Return when a step has found that the device computes nothing any more."""
@@ -127,24 +130,35 @@ class StepRunner:
         assert self._lost_device is not None
         return self._lost_device
 
-    async def reset(self, agreement: WireAgreement) -> None:
+    async def reset(self, agreement: WireAgreement, *, keeps_names: bool = False) -> int:
         """Begin a new epoch, whose steps keep to `agreement`: empty the worker's table and the log.
 
-        Returns after the running step has ended. The attachment has the new epoch already, so that
-        the steps still queued before this are dropped.
+        Returns after the running step has ended, with how many names of blocks are left: none unless `keeps_names`.
+        The attachment has the new epoch already, so that the steps still queued before this are dropped.
         """
         worker = self.worker
 
-        def begin_epoch() -> None:
+        def begin_epoch() -> int:
             self._finish_all()
             self._require_device()
+            if not keeps_names or self._failure is not None:  # a step that failed may have written anything
+                self._names.clear()
             worker.reset()
             self._log = StepLog()
             self._next_step_id = 1
             self._agreement = agreement
             self._failure = None
+            return self._names.begin_listing()
 
-        await self._thread.run(begin_epoch)
+        return await self._thread.run(begin_epoch)
+
+    async def kept_names(self, begin: int) -> tuple[step_pb2.RegisteredBlocks, int]:
+        """Return a page of the names that `reset` kept; see `BlockNames.page`."""
+        return await self._thread.run(lambda: self._names.page(begin))
+
+    async def clear_names(self) -> None:
+        """Forget all names of blocks."""
+        await self._thread.run(self._names.clear)
 
     async def run(self, message: step_pb2.ExecuteModelRequest) -> Response:
         """Run one step, or return its stored response. Raises as `submit` delivers."""
@@ -208,9 +222,12 @@ class StepRunner:
                 return
             if isinstance(step, Exception):
                 raise step
+            if len(step.registered_blocks):
+                self._names.check(step)
             with self._failing(message), self.meter.launching():
                 was_active = worker.table.active.copy()
                 running = worker.launch(step)
+                self._names.follow(step, worker.table, was_active)
         except Exception as error:  # a value to whoever waits for the response, in the order of the steps
             self._finish_all()
             answer = error
@@ -233,6 +250,8 @@ class StepRunner:
         if self._failure is not None:
             raise StepFailedError(f"{self._failure}; attach anew")
         if message.step_id == self._next_step_id:
+            if self._names.is_being_listed:
+                raise FencedError("the names of blocks that Attach kept have not been listed yet, nor given up")
             return None
         self._finish_all()
         return self._log.find(message.step_id)

@@ -65,7 +65,8 @@ from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from shared.errors import ExecutorFaultError
 from shared.executor_info import ExecutorInfo
-from shared.step import StepResult
+from shared.step import Step, StepResult
+from shared.step_size import BYTES_OF_A_NAME
 
 
 class ExecutorCore:
@@ -181,6 +182,8 @@ class ExecutorCore:
         if plan.is_empty:
             return None
         step = plan.to_step(self.epoch, self.last_scheduled_step_id + 1)
+        if self.limits.names_blocks:
+            self._name_blocks(step, plan)
         layout = self.table.apply(step.delta, trusted=True)
         prompt_groups = self.batch.groups_with_prompt_logprobs(layout)
         num_chunk_tokens = layout.num_tokens - len(layout.slots)
@@ -189,6 +192,13 @@ class ExecutorCore:
         self.last_scheduled_step_id = step.step_id
         self.groups.requeue()
         return in_flight
+
+    def _name_blocks(self, step: Step, plan: StepPlan) -> None:
+        """Tell the executor names of blocks that were registered since the last step, as many as its message holds."""
+        if (cache := self.blocks.prefix_cache) is not None:
+            written = {block_id for _, block_id in plan.blocks_to_swap_in}
+            max_names = plan.num_admissible_bytes // BYTES_OF_A_NAME
+            step.registered_blocks, step.block_names = cache.take_unsent_names(max_names, written)
 
     # The result ----------------------------------------------------------------------------------
 

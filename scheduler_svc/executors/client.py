@@ -45,7 +45,7 @@ MAX_ID_CHARS = 256
 MAX_REASON_CHARS = 256
 
 # What this scheduler uses of executors beyond wire version 1.
-WANTED = frozenset({Capability.NUMERICS})
+WANTED = frozenset({Capability.NUMERICS, Capability.NAMED_BLOCKS})
 
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -64,6 +64,7 @@ class ExecutorClient:
         max_message_bytes: Limit of messages in both directions.
         tls: How to speak TLS with it; None: plaintext.
         open_channel: Opens a channel to an address in place of gRPC; a simulation has its own.
+        key_fingerprint: Of the secret of our block names: an executor that was ours before keeps its names by it.
     """
 
     def __init__(
@@ -74,11 +75,13 @@ class ExecutorClient:
         max_message_bytes: int,
         tls: TlsOptions | None = None,
         open_channel: Callable[[str], grpc.aio.Channel] | None = None,
+        key_fingerprint: bytes = b"",
     ) -> None:
         self.address = address
         self._scheduler_id = scheduler_id
         self._timings = timings
         self._tls = tls
+        self._key_fingerprint = key_fingerprint
         self._dial = open_channel or self._dial_by_grpc
         self._logged = ("", WireAgreement())  # with which executor process we last agreed, and on what
         self._options: list[tuple[str, int | str]] = [
@@ -109,6 +112,8 @@ class ExecutorClient:
             agreement = WireAgreement(attached.wire_version, common(attached.capabilities, WANTED))
             info = info_of(attached, agreement)
             session = ExecutorSession(stub, attached.epoch, info, self._timings, self.address, agreement)
+            if attached.num_kept_names:
+                await session.list_kept_blocks()
             self._log_agreement(info.instance_id, agreement)
             heartbeat = asyncio.create_task(session.keep_lease(), name="heartbeat")
             is_lost = False
@@ -154,6 +159,8 @@ class ExecutorClient:
                 min_wire_version=MIN_WIRE_VERSION,
                 max_wire_version=MAX_WIRE_VERSION,
                 capabilities=encode_capabilities(common(info.capabilities, WANTED)),
+                keep=capability_pb2.CAPABILITY_NAMED_BLOCKS in info.capabilities,
+                key_fingerprint=self._key_fingerprint,
             )
             attached = await stub.Attach(request, timeout=self._timings.connect_timeout_s)
         except grpc.aio.AioRpcError as error:

@@ -81,7 +81,12 @@ class FleetModel:
             self.update_limits()
             numerics = Numerics(session.info.numerics_id, session.info.weights_digest)
             self._report_kinds(numerics, address)
-            return self._fleet.join(limits, session.epoch, address, numerics, session.info)
+            limits = replace(limits, names_blocks=session.names_blocks and limits.caches_prefixes)
+            core = self._fleet.join(limits, session.epoch, address, numerics, session.info)
+            block_ids, names = session.kept_blocks
+            if len(block_ids) and limits.names_blocks:
+                self._fleet.adopt_blocks(core, block_ids, names)
+            return core
 
     def update_limits(self) -> None:
         """Serve as much as the executors can that are attached or ought to be: one came, or the addresses changed."""

@@ -15,18 +15,20 @@ from dataclasses import dataclass
 
 import grpc
 import grpc.aio
+import numpy as np
 
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.execution.v1 import step_pb2
 from scheduler_svc.executors.stream import StepStream, StreamBrokenError, read_message, write_message
+from shared.capability import Capability
 from shared.clock import monotonic_s
-from shared.errors import InvalidStepError, OctavoServiceError
+from shared.errors import ExecutorFaultError, InvalidStepError, OctavoServiceError
 from shared.events import Event
 from shared.executor_info import ExecutorInfo, TokenizerFile
 from shared.grpc_status import failure_text
-from shared.step import Step, StepResult
-from shared.wire import decode_result, encode_step
+from shared.step import Int32Array, Step, StepResult, find_repeated, no_slots
+from shared.wire import decode_registered_blocks, decode_result, encode_step
 from shared.wire_agreement import WireAgreement
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class ExecutorSession:
 
     Attributes:
         on_heartbeat: Called with the seconds that a heartbeat took until it was answered.
+        kept_blocks: Device blocks that the executor has kept from before, and their names, one after the other.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class ExecutorSession:
         self._heartbeat_answered_at_s = monotonic_s()
         self._is_resuming = False
         self.on_heartbeat: Callable[[float], None] = lambda _: None
+        self.kept_blocks: tuple[Int32Array, bytes] = no_slots(), b""
 
     @property
     def is_resuming(self) -> bool:
@@ -119,13 +123,46 @@ class ExecutorSession:
             raise ExecutorLostError(f"GetTokenizer failed: {error.details()}") from error
         return tuple(TokenizerFile(file.name, file.content) for file in response.files)
 
+    @property
+    def names_blocks(self) -> bool:
+        """Whether the executor keeps names of blocks."""
+        return Capability.NAMED_BLOCKS in self._agreement.capabilities
+
+    async def list_kept_blocks(self) -> None:
+        """Read what the executor has kept of an attachment before, into `kept_blocks`.
+
+        Raises: ExecutorLostError: it does not answer.
+        """
+        block_ids, names, page_token = [], [], 0
+        try:
+            while True:
+                request = pb.ListRegisteredBlocksRequest(
+                    epoch=self.epoch, instance_id=self.info.instance_id, page_token=page_token
+                )
+                page = await self._stub.ListRegisteredBlocks(request, timeout=self._timings.connect_timeout_s)
+                of_page, names_of_page = decode_registered_blocks(page.blocks)
+                block_ids.append(of_page)
+                names.append(names_of_page)
+                if page.next_page_token <= page_token:
+                    break
+                page_token = page.next_page_token
+        except grpc.aio.AioRpcError as error:
+            raise ExecutorLostError(f"ListRegisteredBlocks failed: {error.details()}") from error
+        except InvalidStepError as error:
+            raise ExecutorFaultError(f"of the blocks that it has kept: {error}") from error
+        kept = np.concatenate(block_ids)
+        inside = (kept >= 0) & (kept < self.info.num_device_blocks)
+        if find_repeated(kept) is not None or not inside.all():
+            raise ExecutorFaultError("it says that it has kept blocks that are not there, or one twice")
+        self.kept_blocks = kept, b"".join(names)
+
     async def send(self, step: Step) -> int:
         """Send a step; return the size of its message in bytes.
 
         A broken stream is not noticed here: `receive` sees it and sends the step again.
         """
-        # No step has a field of a capability yet; whoever sends the first one sends its bit as well.
-        message = encode_step(step, feature_bits=0 if self._agreement.has_feature_bits else None)
+        bits = 1 << Capability.NAMED_BLOCKS if step.block_names else 0
+        message = encode_step(step, feature_bits=bits if self._agreement.has_feature_bits else None)
         async with self._stream_lock:  # a resume sends all unanswered steps; none may be added meanwhile
             assert self._stream is not None, "open() comes first"
             self._unanswered.append(message)

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+
 from octavo.execution.v1 import step_pb2
 from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.dispatch.fleet import Fleet
@@ -127,7 +129,7 @@ class CoreReplay:
         if snapshot is None:
             policy = PriorityPolicy() if header.policy == "priority" else FcfsPolicy()
             weights = {item.tenant: item.weight for item in header.tenant_weights}
-            self.fleet = Fleet(WaitingQueue(policy, weights), policy)
+            self.fleet = Fleet(WaitingQueue(policy, weights), policy, header.prefix_key)
         else:
             self.fleet = snapshot.fleet
             self.cores.update(zip(snapshot.core_numbers, self.fleet.cores, strict=True))
@@ -187,6 +189,9 @@ class CoreReplay:
         self.joined[call.core] = call
         numerics = Numerics(call.numerics_id, call.weights_digest)
         self.cores[call.core] = self.fleet.join(limits, call.epoch, call.name, numerics, info)
+
+    def _blocks_kept(self, call: pb.BlocksKept) -> None:
+        self.fleet.adopt_blocks(self.cores[call.core], np.array(call.block_ids, np.int32), call.names)
 
     def _core_left(self, call: pb.CoreNumber) -> Applied:
         return Applied(core=call.core, evacuated=self.fleet.leave(self.cores.take(call.core)))

@@ -18,7 +18,7 @@ from scheduler_svc.request.parameters import BeamSearchParams
 from scheduler_svc.request.provenance import Numerics
 from scheduler_svc.step_log.masking import TokenMask
 from shared.executor_info import ExecutorInfo
-from shared.step import Step, StepResult
+from shared.step import Int32Array, Step, StepResult
 from shared.wire import INT32, encode_result, encode_sampling, encode_step
 from shared.wire_rules import encode_rules
 
@@ -49,6 +49,11 @@ def core_message(
         numerics_id=numerics.numerics_id,
         weights_digest=numerics.weights_digest,
     )
+
+
+def blocks_kept(mask: Mask, number: int, block_ids: Int32Array, names: bytes) -> pb.LogRecord:
+    """A core found blocks again."""
+    return pb.LogRecord(blocks_kept=pb.BlocksKept(core=number, block_ids=block_ids.tolist(), names=names))
 
 
 def core_left(mask: Mask, number: int) -> pb.LogRecord:

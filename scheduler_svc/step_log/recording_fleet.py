@@ -23,7 +23,7 @@ from scheduler_svc.step_log.snapshot import Snapshot, dump
 from scheduler_svc.step_log.writer import Encoder, StepLogWriter
 from shared.clock import monotonic_s
 from shared.executor_info import ExecutorInfo
-from shared.step import StepResult
+from shared.step import Int32Array, StepResult
 
 Returned = TypeVar("Returned")
 
@@ -74,6 +74,11 @@ class RecordingFleet(Fleet):
         number = self._number_of[core] = self._num_cores
         self._note(encoding.core_joined, number, epoch, name, limits, numerics, info)
         return core
+
+    def adopt_blocks(self, core: ExecutorCore, block_ids: Int32Array, names: bytes) -> None:
+        """See `Fleet`."""
+        arguments = self._number_of[core], block_ids, names
+        self._recorded(super().adopt_blocks, (core, block_ids, names), encoding.blocks_kept, *arguments)
 
     def leave(self, core: ExecutorCore) -> list[SequenceGroup]:
         """See `Fleet`."""

@@ -12,7 +12,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -52,6 +52,7 @@ class StepLogSettings:
         masks_tokens: Whether token ids are written under other names.
         policy: Name of the queue's policy.
         tenant_weights: Shares by tenant.
+        prefix_key: Secret of the names of blocks.
     """
 
     directory: Path
@@ -59,6 +60,7 @@ class StepLogSettings:
     masks_tokens: bool = False
     policy: str = "fcfs"
     tenant_weights: Mapping[str, float] | None = None
+    prefix_key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class StepLogWriter:
             has_masked_tokens=self._settings.masks_tokens,
             core_digest=core_digest(),
             policy=self._settings.policy,
+            prefix_key=self._settings.prefix_key,
             tenant_weights=[pb.TenantWeight(tenant=name, weight=weight) for name, weight in weights.items()],
         )
 

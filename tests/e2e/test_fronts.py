@@ -154,6 +154,8 @@ async def test_a_core_that_is_killed_under_streams_is_started_again_and_nobody_n
     async with running(2) as services, contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Client(services.scheduler.address)) for _ in PROMPTS]
         whole = await asyncio.gather(*map(read_all, clients, PROMPTS))
+        long_prompt = list(range(33, 133))
+        assert not (await clients[0].generate(long_prompt, max_tokens=3, temperature=0.0)).usage.num_cached_tokens
         reading = [await begin_reading(*pair) for pair in zip(clients, PROMPTS, strict=True)]
         [core] = services.cores()
         os.kill(core, signal.SIGKILL)
@@ -161,6 +163,8 @@ async def test_a_core_that_is_killed_under_streams_is_started_again_and_nobody_n
         assert await asyncio.gather(*reading) == whole
         assert await late == whole[0]
         assert services.cores() != [core]
+        again = await clients[0].generate(long_prompt, max_tokens=3, temperature=0.0)
+        assert again.usage.num_cached_tokens >= 96, "the executor has kept it, and says so to the next core"
 
 
 async def test_a_scheduler_that_is_told_to_end_lets_streams_through_fronts_finish() -> None:

@@ -6,6 +6,8 @@ UNIT = "tests/unit/shared"
 
 AGREEMENT = f"{UNIT}/test_wire_agreement.py"
 CAPABILITIES = "tests/skew/test_capabilities.py"
+NAMES = "tests/unit/executor_svc/service/test_block_names.py"
+WARM = "tests/contract/test_warm_restart.py"
 
 FAULTS = (
     # The batch table
@@ -207,6 +209,41 @@ FAULTS = (
         "            if last.number == _FEATURE_BITS_OF_ANSWER and value == sent_bits:\n",
         "            if last.number <= _FEATURE_BITS_OF_ANSWER:\n",
         (AGREEMENT,),
+    ),
+    Fault(
+        "names of blocks that a step writes are left",
+        "executor_svc/service/block_names.py",
+        "self._names.pop(block_id, None)",
+        "pass",
+        (NAMES,),
+    ),
+    Fault(
+        "names outlive another key",
+        "executor_svc/service/attachment.py",
+        "return self._named_by is not None and before == self._named_by",
+        "return self._named_by is not None",
+        (WARM,),
+    ),
+    Fault(
+        "names outlive a step that failed half way",
+        "executor_svc/service/step_runner.py",
+        "if not keeps_names or self._failure is not None:",
+        "if not keeps_names:",
+        (WARM,),
+    ),
+    Fault(
+        "steps run before the names were listed",
+        "executor_svc/service/step_runner.py",
+        "if self._names.is_being_listed:",
+        "if False:",
+        (WARM,),
+    ),
+    Fault(
+        "a name that is not sent yet outlives the eviction of its block",
+        "scheduler_svc/core/blocks/prefix_cache.py",
+        "self._unsent.pop(block_id, None)",
+        "pass",
+        ("tests/unit/scheduler_svc/core/blocks/test_named_blocks.py",),
     ),
     Fault(
         "an executor agrees on capabilities with wire version 1",

@@ -72,7 +72,8 @@ def steps(num: int) -> dict[str, Step]:
     full["a long sequence"] = TableDelta(admissions=(admission(num, None),))
     for field in fields(TokenRules):
         full[field.name] = TableDelta(admissions=(admission(1, rules(field.name, num)),))
-    large = {name: Step(2**64 - 1, 2**64 - 1, delta, table_digest=2**64 - 1) for name, delta in full.items()}
+    large = {"names": Step(1, 1, TableDelta(), registered_blocks=largest(num), block_names=b"\xff" * 16 * num)}
+    large |= {name: Step(2**64 - 1, 2**64 - 1, delta, table_digest=2**64 - 1) for name, delta in full.items()}
     pairs = np.stack((largest(2 * num)[:num], largest(2 * num)[num:]), axis=1)
     moves = {name: replace(large["forks"], delta=TableDelta(), **{name: pairs}) for name in MOVES}  # type: ignore[arg-type]
     return large | moves
@@ -87,7 +88,8 @@ def test_no_field_takes_more_than_is_counted_for_it(num: int) -> None:
 
 def test_all_fields_of_a_step_are_filled_once() -> None:
     assert {*steps(1)} >= {field.name for field in (*fields(TableDelta), *fields(TokenRules))} | {*MOVES}
-    assert {field.name for field in fields(Step)} == {"epoch", "step_id", "delta", *MOVES, "table_digest"}
+    names = {"registered_blocks", "block_names"}
+    assert {field.name for field in fields(Step)} == {"epoch", "step_id", "delta", *MOVES, "table_digest", *names}
     assert no_pairs().size == 0
 
 

@@ -160,7 +160,7 @@ async def test_a_scheduler_asks_only_for_what_is_announced_and_what_it_uses(
     async with executor_here(FakeWorker()) as executor, attached(executor) as session:
         await run_empty_step(session)
         has_numerics = session.info.numerics_id != ""
-    assert asked_for(sent) == ([1] if announced is Capability.NUMERICS else [])
+    assert asked_for(sent) == ([announced] if announced in (Capability.NUMERICS, Capability.NAMED_BLOCKS) else [])
     assert has_numerics == (announced is Capability.NUMERICS), "what belongs to a capability counts only if agreed on"
     assert [step.HasField("feature_bits") for step in steps_in(sent)] == [True]
 
@@ -187,7 +187,7 @@ AGREEING: dict[str, tuple[Callable[[pb.AttachResponse], object], str]] = {
     ),
     "capabilities of version 1": (
         lambda response: setattr(response, "wire_version", 1),
-        "it agreed on the capabilities NUMERICS, which this scheduler did not ask for",
+        "it agreed on the capabilities NUMERICS,NAMED_BLOCKS, which this scheduler did not ask for",
     ),
     "numerics without an id": (
         lambda response: response.info.ClearField("numerics_id"),
@@ -223,14 +223,14 @@ async def test_an_executor_that_agrees_on_what_cannot_be_is_refused(what: str, m
 
 @pytest.mark.parametrize(
     ("wire_version", "wanted", "agreed"),
-    [(1, [1, 4], []), (2, [], []), (2, [*range(1, 9), 40], [1]), (9, [0, 4], [])],
+    [(1, [1, 4], []), (2, [], []), (2, [*range(1, 9), 40], [1, 2]), (9, [0, 4], [])],
 )
 async def test_an_executor_agrees_on_what_it_has_and_is_silent_on_the_rest(
     wire_version: int, wanted: list[int], agreed: list[int]
 ) -> None:
     async with executor_here(FakeWorker()) as executor, grpc.aio.insecure_channel(executor.address) as channel:
         stub = pb_grpc.ExecutionServiceStub(channel)
-        assert list((await stub.GetExecutorInfo(pb.GetExecutorInfoRequest())).capabilities) == [1]
+        assert list((await stub.GetExecutorInfo(pb.GetExecutorInfoRequest())).capabilities) == [1, 2]
         response = await stub.Attach(attach_request(wire_version, *wanted))
         assert list(response.capabilities) == agreed
         assert response.wire_version == min(wire_version, 2)
@@ -240,7 +240,8 @@ async def refused_step(wire_version: int, change: Request) -> str:
     """Return how an executor of today refuses its first step with a change; it must take the step without it."""
     async with executor_here(FakeWorker()) as executor, grpc.aio.insecure_channel(executor.address) as channel:
         stub = pb_grpc.ExecutionServiceStub(channel)
-        epoch = (await stub.Attach(attach_request(wire_version, *Capability))).epoch
+        wanted = set(Capability) - {Capability.NAMED_BLOCKS}  # it has this one
+        epoch = (await stub.Attach(attach_request(wire_version, *wanted))).epoch
         step = first_step(epoch)
         if wire_version > 1:
             step.feature_bits = 0

@@ -166,6 +166,16 @@ async def running_stack(
         for executor in executors:
             await executor.start()
             stack.push_async_callback(executor.kill)
+        scheduler = running_scheduler(*executors, membership=membership, ready=ready, **settings)
+        yield await stack.enter_async_context(scheduler)
+
+
+@asynccontextmanager
+async def running_scheduler(
+    *executors: ExecutorProcess, membership: Membership | None = None, ready: bool = True, **settings: object
+) -> AsyncIterator[Stack]:
+    """Run a scheduler for executors that run; the arguments are those of `running_stack`."""
+    async with AsyncExitStack() as stack:
         addresses = tuple(executor.address for executor in executors)
         config = SchedulerConfig.model_validate(
             {
@@ -191,7 +201,7 @@ async def running_stack(
         )
         admin_channel = await stack.enter_async_context(grpc.aio.insecure_channel(service.other_addresses["admin"]))
         running = Stack(
-            executors=executors,
+            executors=list(executors),
             service=service,
             generation=generation_service_pb2_grpc.GenerationServiceStub(channel),
             admin=admin_service_pb2_grpc.AdminServiceStub(admin_channel),

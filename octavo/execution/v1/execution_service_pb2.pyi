@@ -305,6 +305,68 @@ class AttachResponse(_message.Message):
 Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
 
 @_typing.final
+class ListRegisteredBlocksRequest(_message.Message):
+    """ListRegisteredBlocksRequest asks for one page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    GIVE_UP_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch from Attach."""
+    instance_id: _builtins.str
+    """The instance that gave the epoch. Empty: not compared."""
+    page_token: _builtins.int
+    """Where the page begins: what the answer before said. 0: the first page."""
+    give_up: _builtins.bool
+    """The caller wants no page, nor any name: all are cleared."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
+        page_token: _builtins.int = ...,
+        give_up: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "give_up", b"give_up", "instance_id", b"instance_id", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRegisteredBlocksRequest: _TypeAlias = ListRegisteredBlocksRequest  # noqa: Y015
+
+@_typing.final
+class ListRegisteredBlocksResponse(_message.Message):
+    """ListRegisteredBlocksResponse is a page of at most 65,536 names."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.int
+    """Where the next page begins. 0: this was the last one, and steps may come."""
+    @_builtins.property
+    def blocks(self) -> _step_pb2.RegisteredBlocks:
+        """Blocks and their names. Two blocks may have one name."""
+
+    def __init__(
+        self,
+        *,
+        blocks: _step_pb2.RegisteredBlocks | None = ...,
+        next_page_token: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRegisteredBlocksResponse: _TypeAlias = ListRegisteredBlocksResponse  # noqa: Y015
+
+@_typing.final
 class HeartbeatRequest(_message.Message):
     """HeartbeatRequest renews the lease of the current attachment."""
 

@@ -53,6 +53,11 @@ class ExecutionServiceStub(object):
                 request_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.AttachRequest.SerializeToString,
                 response_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.AttachResponse.FromString,
                 _registered_method=True)
+        self.ListRegisteredBlocks = channel.unary_unary(
+                '/octavo.execution.v1.ExecutionService/ListRegisteredBlocks',
+                request_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.ListRegisteredBlocksRequest.SerializeToString,
+                response_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.ListRegisteredBlocksResponse.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/octavo.execution.v1.ExecutionService/Heartbeat',
                 request_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.HeartbeatRequest.SerializeToString,
@@ -114,6 +119,15 @@ class ExecutionServiceServicer(object):
         FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
         left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, a lease
         outside the limits, or `keep` without CAPABILITY_NAMED_BLOCKS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRegisteredBlocks(self, request, context):
+        """ListRegisteredBlocks lists the names that Attach kept, page by page (CAPABILITY_NAMED_BLOCKS).
+
+        FAILED_PRECONDITION: the epoch is not the current one. INVALID_ARGUMENT: there is no such page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,6 +213,11 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.AttachRequest.FromString,
                     response_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.AttachResponse.SerializeToString,
+            ),
+            'ListRegisteredBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRegisteredBlocks,
+                    request_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.ListRegisteredBlocksRequest.FromString,
+                    response_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.ListRegisteredBlocksResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -293,6 +312,33 @@ class ExecutionService(object):
             '/octavo.execution.v1.ExecutionService/Attach',
             octavo_dot_execution_dot_v1_dot_execution__service__pb2.AttachRequest.SerializeToString,
             octavo_dot_execution_dot_v1_dot_execution__service__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRegisteredBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.execution.v1.ExecutionService/ListRegisteredBlocks',
+            octavo_dot_execution_dot_v1_dot_execution__service__pb2.ListRegisteredBlocksRequest.SerializeToString,
+            octavo_dot_execution_dot_v1_dot_execution__service__pb2.ListRegisteredBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

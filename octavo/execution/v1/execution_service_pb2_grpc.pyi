@@ -57,6 +57,11 @@ class ExecutionServiceStub:
     left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, a lease
     outside the limits, or `keep` without CAPABILITY_NAMED_BLOCKS.
     """
+    ListRegisteredBlocks: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.ListRegisteredBlocksRequest, _execution_service_pb2.ListRegisteredBlocksResponse]
+    """ListRegisteredBlocks lists the names that Attach kept, page by page (CAPABILITY_NAMED_BLOCKS).
+
+    FAILED_PRECONDITION: the epoch is not the current one. INVALID_ARGUMENT: there is no such page.
+    """
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.HeartbeatRequest, _execution_service_pb2.HeartbeatResponse]
     """Heartbeat renews the lease.
 
@@ -129,6 +134,11 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
     left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, a lease
     outside the limits, or `keep` without CAPABILITY_NAMED_BLOCKS.
+    """
+    ListRegisteredBlocks: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.ListRegisteredBlocksRequest, _execution_service_pb2.ListRegisteredBlocksResponse]  # type: ignore[assignment]
+    """ListRegisteredBlocks lists the names that Attach kept, page by page (CAPABILITY_NAMED_BLOCKS).
+
+    FAILED_PRECONDITION: the epoch is not the current one. INVALID_ARGUMENT: there is no such page.
     """
     Heartbeat: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.HeartbeatRequest, _execution_service_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Heartbeat renews the lease.
@@ -211,6 +221,17 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
         left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, a lease
         outside the limits, or `keep` without CAPABILITY_NAMED_BLOCKS.
+        """
+
+    @_abc_1.abstractmethod
+    def ListRegisteredBlocks(
+        self,
+        request: _execution_service_pb2.ListRegisteredBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_execution_service_pb2.ListRegisteredBlocksResponse, _abc.Awaitable[_execution_service_pb2.ListRegisteredBlocksResponse]]:
+        """ListRegisteredBlocks lists the names that Attach kept, page by page (CAPABILITY_NAMED_BLOCKS).
+
+        FAILED_PRECONDITION: the epoch is not the current one. INVALID_ARGUMENT: there is no such page.
         """
 
     @_abc_1.abstractmethod

@@ -47,6 +47,7 @@ class LogHeader(_message.Message):
     NUM_EARLIER_CALLS_FIELD_NUMBER: _builtins.int
     NUM_EARLIER_CORES_FIELD_NUMBER: _builtins.int
     CORES_FIELD_NUMBER: _builtins.int
+    PREFIX_KEY_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of this format. A reader refuses another one."""
     release: _builtins.str
@@ -71,6 +72,8 @@ class LogHeader(_message.Message):
     """Calls that were recorded before this file."""
     num_earlier_cores: _builtins.int
     """Cores that joined before this file."""
+    prefix_key: _builtins.bytes
+    """Secret of the names of blocks."""
     @_builtins.property
     def tenant_weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantWeight]:
         """The shares of tenants; others have weight 1."""
@@ -96,10 +99,11 @@ class LogHeader(_message.Message):
         num_earlier_calls: _builtins.int = ...,
         num_earlier_cores: _builtins.int = ...,
         cores: _abc.Iterable[Global___CoreJoined] | None = ...,
+        prefix_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "core_digest", b"core_digest", "cores", b"cores", "file_number", b"file_number", "format_version", b"format_version", "has_masked_tokens", b"has_masked_tokens", "log_id", b"log_id", "num_earlier_calls", b"num_earlier_calls", "num_earlier_cores", b"num_earlier_cores", "policy", b"policy", "release", b"release", "snapshot", b"snapshot", "started_at_s", b"started_at_s", "started_at_unix_us", b"started_at_unix_us", "tenant_weights", b"tenant_weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "core_digest", b"core_digest", "cores", b"cores", "file_number", b"file_number", "format_version", b"format_version", "has_masked_tokens", b"has_masked_tokens", "log_id", b"log_id", "num_earlier_calls", b"num_earlier_calls", "num_earlier_cores", b"num_earlier_cores", "policy", b"policy", "prefix_key", b"prefix_key", "release", b"release", "snapshot", b"snapshot", "started_at_s", b"started_at_s", "started_at_unix_us", b"started_at_unix_us", "tenant_weights", b"tenant_weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__snapshot: _TypeAlias = _typing.Literal["snapshot"]  # noqa: Y015
     _WhichOneofArgType__snapshot: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot"]  # noqa: Y015
@@ -142,6 +146,7 @@ class LogRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CORE_JOINED_FIELD_NUMBER: _builtins.int
+    BLOCKS_KEPT_FIELD_NUMBER: _builtins.int
     CORE_LEFT_FIELD_NUMBER: _builtins.int
     CORE_FORGOTTEN_FIELD_NUMBER: _builtins.int
     TAKES_GROUPS_FIELD_NUMBER: _builtins.int
@@ -167,6 +172,10 @@ class LogRecord(_message.Message):
     @_builtins.property
     def core_joined(self) -> Global___CoreJoined:
         """A core joined."""
+
+    @_builtins.property
+    def blocks_kept(self) -> Global___BlocksKept:
+        """A core found blocks that its executor had kept."""
 
     @_builtins.property
     def core_left(self) -> Global___CoreNumber:
@@ -236,6 +245,7 @@ class LogRecord(_message.Message):
         self,
         *,
         core_joined: Global___CoreJoined | None = ...,
+        blocks_kept: Global___BlocksKept | None = ...,
         core_left: Global___CoreNumber | None = ...,
         core_forgotten: Global___CoreNumber | None = ...,
         takes_groups: Global___CoreFlag | None = ...,
@@ -255,11 +265,11 @@ class LogRecord(_message.Message):
         raised: _builtins.str = ...,
         at_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "result_taken", b"result_taken", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "result_taken", b"result_taken", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "raised", b"raised", "result_taken", b"result_taken", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "raised", b"raised", "result_taken", b"result_taken", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["core_joined", "core_left", "core_forgotten", "takes_groups", "probing", "step_cost", "hang_noted", "group_added", "group_added_again", "group_withdrawn", "group_aborted", "sequence_finished", "loss_noted", "loss_forgiven", "step_decided", "groups_dispatched", "result_taken"]  # noqa: Y015
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["core_joined", "blocks_kept", "core_left", "core_forgotten", "takes_groups", "probing", "step_cost", "hang_noted", "group_added", "group_added_again", "group_withdrawn", "group_aborted", "sequence_finished", "loss_noted", "loss_forgiven", "step_decided", "groups_dispatched", "result_taken"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
 
@@ -312,6 +322,38 @@ class CoreFlag(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CoreFlag: _TypeAlias = CoreFlag  # noqa: Y015
+
+@_typing.final
+class BlocksKept(_message.Message):
+    """BlocksKept are blocks of an executor whose content was named before it was attached."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CORE_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    core: _builtins.int
+    """The core's number."""
+    names: _builtins.bytes
+    """16 bytes for each: its name."""
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The blocks."""
+
+    def __init__(
+        self,
+        *,
+        core: _builtins.int = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        names: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "core", b"core", "names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksKept: _TypeAlias = BlocksKept  # noqa: Y015
 
 @_typing.final
 class CoreJoined(_message.Message):

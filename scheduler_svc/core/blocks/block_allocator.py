@@ -104,6 +104,17 @@ class BlockAllocator:
             unused = unused[~is_registered]
         self._push(unused)
 
+    def adopt(self, block_ids: IndexArray) -> None:
+        """Count blocks of the empty pool as cached, which hold a prefix; they will be evicted in their order."""
+        assert self.num_free_blocks == self.num_blocks, "it is done before any block is given out"
+        is_adopted = np.zeros(self.num_blocks, np.bool_)
+        is_adopted[block_ids] = True
+        free = self._free_blocks[: self._num_uncached_free_blocks]
+        rest = free[~is_adopted[free]]
+        self._free_blocks[: len(rest)] = rest
+        self._num_uncached_free_blocks = len(rest)
+        self._cached_blocks.append(block_ids)
+
     def _evict(self, num_blocks: int) -> None:
         assert self.prefix_cache is not None
         evicted = self._cached_blocks.take_first(num_blocks)

@@ -79,7 +79,9 @@ class BlockManager:
 
     def __init__(self, limits: CoreLimits, prefix_key: bytes = b"", holders: BlockHolders | None = None) -> None:
         self.block_size = limits.block_size
-        self.prefix_cache = PrefixCache(limits.num_blocks, holders) if limits.caches_prefixes else None
+        self.prefix_cache: PrefixCache | None = None
+        if limits.caches_prefixes:
+            self.prefix_cache = PrefixCache(limits.num_blocks, holders, sends_names=limits.names_blocks)
         self.allocator = BlockAllocator(limits.num_blocks, self.prefix_cache)
         self.num_watermark_blocks = math.ceil(limits.num_blocks * limits.watermark)
         self._hasher = BlockHasher(prefix_key, limits.block_size)
@@ -216,6 +218,14 @@ class BlockManager:
         return group.num_slots - (0 if is_aligned else 1)
 
     # Registration --------------------------------------------------------------------------------
+
+    def adopt(self, block_ids: Int32Array, names: bytes) -> None:
+        """Find again what the executor has kept from before: blocks, and their names one after the other.
+
+        Nothing may have been allocated.
+        """
+        if self.prefix_cache is not None:
+            self.allocator.adopt(self.prefix_cache.adopt(block_ids, names))
 
     def register(self, sequence: Sequence, token_ids: Int32Array, block_ids: Int32Array, first: int) -> int:
         """Name the computed blocks of a running sequence; return how many are registered.

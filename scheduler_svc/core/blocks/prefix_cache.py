@@ -17,8 +17,10 @@ acknowledged before it went there, and a step moves blocks before it reads any: 
 Pure. Read next: `block_allocator.py`, which keeps registered blocks when nobody uses them.
 """
 
+from collections.abc import Container
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 from struct import Struct
 from typing import Any
 
@@ -26,9 +28,9 @@ import numpy as np
 
 from scheduler_svc.core.dispatch.block_holders import BlockHolders
 from shared.batch_table import IndexArray
-from shared.step import BoolArray, Int32Array
+from shared.step import BLOCK_NAME_BYTES, BoolArray, Int32Array, no_slots
 
-HASH_BYTES = 16
+HASH_BYTES = BLOCK_NAME_BYTES
 TOKEN = np.dtype("<i4")
 NO_BLOCKS: IndexArray = np.empty(0, np.intp)
 MAX_ROOTS = 1024  # that are kept, one a salt
@@ -83,19 +85,22 @@ class PrefixCache:
     Args:
         num_blocks: Size of the pool.
         holders: Told of each name that comes and goes; None: nobody asks.
+        sends_names: Whether steps tell the executor new names.
 
     Attributes:
         is_registered: Blocks that hold a prefix, [num_blocks].
         bit: Stands for this cache among the holders.
     """
 
-    def __init__(self, num_blocks: int, holders: BlockHolders | None = None) -> None:
+    def __init__(self, num_blocks: int, holders: BlockHolders | None = None, *, sends_names: bool = False) -> None:
         self._holders = holders or BlockHolders()
         self.bit = self._holders.join()
         self._flags = bytearray(num_blocks)
         self.is_registered: BoolArray = np.frombuffer(self._flags, np.bool_)  # a view: one byte is set faster there
         self._block_of_hash: dict[bytes, int] = {}
         self._hash_of_block = [b""] * num_blocks  # of a block that is not registered: garbage
+        # Names that the executor has not been told, by block; None: it is told none.
+        self._unsent: dict[int, bytes] | None = {} if sends_names else None
         # What each slot is writing, in the order of its blocks, and all of it together.
         self._written_by_slot: dict[int, list[bytes]] = {}
         self._being_written: set[bytes] = set()
@@ -114,10 +119,12 @@ class PrefixCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         num_blocks, block_ids, names = state.pop("num_blocks"), state.pop("registered"), state.pop("names")
         self.__dict__.update(state)
+        unsent, self._unsent = self._unsent, None
         self._flags = bytearray(num_blocks)
         self.is_registered = np.frombuffer(self._flags, np.bool_)
         self._block_of_hash, self._hash_of_block = {}, [b""] * num_blocks
         self.register([names[i : i + HASH_BYTES] for i in range(0, len(names), HASH_BYTES)], block_ids)
+        self._unsent = unsent
 
     def hash_of(self, block_id: int) -> bytes | None:
         """Return what the block is registered under; None: it is not."""
@@ -141,16 +148,21 @@ class PrefixCache:
     def register(self, hashes: list[bytes], block_ids: list[int]) -> None:
         """Name blocks that were computed; both lists are parallel. Content that is there already stays."""
         block_of_hash, hash_of_block, flags = self._block_of_hash, self._hash_of_block, self._flags
-        holders_of, bit = self._holders.holders_of, self.bit
+        holders_of, bit, unsent = self._holders.holders_of, self.bit, self._unsent
         for block_hash, block_id in zip(hashes, block_ids, strict=True):
             if block_of_hash.setdefault(block_hash, block_id) == block_id:
                 hash_of_block[block_id], flags[block_id] = block_hash, True
                 holders_of[block_hash] = holders_of.get(block_hash, 0) | bit
+                if unsent is not None:
+                    unsent[block_id] = block_hash
 
     def forget(self, block_ids: IndexArray) -> None:
         """Registered blocks are given out again: their content is lost."""
         block_of_hash, hash_of_block = self._block_of_hash, self._hash_of_block
         holders_of, bit = self._holders.holders_of, self.bit
+        if self._unsent:
+            for block_id in block_ids.tolist():
+                self._unsent.pop(block_id, None)
         for block_id in block_ids.tolist():
             block_hash = hash_of_block[block_id]
             del block_of_hash[block_hash]
@@ -159,6 +171,27 @@ class PrefixCache:
             else:
                 del holders_of[block_hash]
         self.is_registered[block_ids] = False
+
+    def adopt(self, block_ids: Int32Array, names: bytes) -> IndexArray:
+        """Name blocks as the executor has kept them; return those that have one now, of two with equal names either."""
+        unsent, self._unsent = self._unsent, None
+        self.register([names[i : i + HASH_BYTES] for i in range(0, len(names), HASH_BYTES)], block_ids.tolist())
+        self._unsent = unsent
+        index = block_ids.astype(np.intp)
+        return index[self.is_registered[index]]
+
+    def take_unsent_names(self, max_names: int, written: Container[int]) -> tuple[Int32Array, bytes]:
+        """Return blocks whose names the executor has not been told, [<= max_names], and those names.
+
+        Args:
+            max_names: Most of them; the others wait for the next step.
+            written: Blocks that the step writes, a swap in: their names are not yet true before it.
+        """
+        if not self._unsent:
+            return no_slots(), b""
+        block_ids = list(islice((block_id for block_id in self._unsent if block_id not in written), max_names))
+        names = b"".join([self._unsent.pop(block_id) for block_id in block_ids])
+        return np.array(block_ids, np.int32), names
 
     def leave(self) -> None:
         """Let nobody look for blocks here any more: the executor is gone."""

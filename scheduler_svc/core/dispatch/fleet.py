@@ -28,7 +28,7 @@ from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from shared.executor_info import ExecutorInfo
-from shared.step import StepResult
+from shared.step import Int32Array, StepResult
 
 
 class Fleet:
@@ -87,6 +87,10 @@ class Fleet:
         self.cores.append(core)
         self.dispatcher.add(inbox)
         return core
+
+    def adopt_blocks(self, core: ExecutorCore, block_ids: Int32Array, names: bytes) -> None:
+        """Let a core that has just joined find what its executor has kept: blocks, [n], and 16 bytes for each."""
+        core.blocks.adopt(block_ids, names)
 
     def leave(self, core: ExecutorCore) -> list[SequenceGroup]:
         """Forget the core of an executor that is lost; return its groups, in order, with their known tokens.

@@ -22,6 +22,9 @@ from shared.step import INT32_MAX, NO_LOGPROBS
 
 _FIELD = "continuation"
 
+# Of a numerics id or a digest of weights; no executor may have longer ones.
+MAX_ID_CHARS = 256
+
 
 def validate_continuation(
     request: pb.GenerateRequest,
@@ -45,6 +48,9 @@ def validate_continuation(
     rule = "token_ids: the prompt that `accepted` told (include_prompt_token_ids)"
     require(request.WhichOneof("prompt") == "token_ids", "prompt", "a text with a continuation", rule)
     require(1 <= message.attempt <= INT32_MAX, f"{_FIELD}.attempt", message.attempt, f"from 1 to {INT32_MAX}")
+    for name in ("numerics_id", "weights_digest"):
+        length = len(getattr(message, name))
+        require(length <= MAX_ID_CHARS, f"{_FIELD}.{name}", f"{length} characters long", f"at most {MAX_ID_CHARS}")
     is_drawn = engine.beam_search is None and engine.sampling.temperature > 0
     if is_drawn and not request.sampling_params.HasField("seed"):
         raise InvalidFieldError("sampling_params.seed", "unset", "what `accepted` told, to continue an answer")

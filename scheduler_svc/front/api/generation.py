@@ -136,9 +136,9 @@ class Generation:
             # A continuation takes the place of a call that still has the request.
             new_id = "" if request.HasField("continuation") else request.request_id
             with self.engine.checking(new_id, request.tenant) as served, self._checks.running(request):
-                check_weights(request.continuation, served)
                 model = self._tokenizer.model(served)
                 valid = await asyncio.to_thread(check_request, request, model, self.settings)
+                check_weights(request.continuation, served)
             asked = replace(valid.engine, received_at_s=received_at_s)
             if trace is not None:
                 asked = trace.follow(asked, model.name)
