@@ -137,10 +137,10 @@ class Engine:
         self.waiting.require_room(tenant)
         return model
 
-    def _admitting_model(self, request_id: str) -> ServedModel:
+    def _admitting_model(self, request_id: str, *, needs_executor: bool = True) -> ServedModel:
         if self.readiness.is_draining:
             raise UnavailableError(f"{self.readiness.why_not}; send the request to another scheduler")
-        if not self.fleet.cores or self.model is None:
+        if self.model is None or (needs_executor and not self.fleet.cores):
             raise NoExecutorError("no executor is attached", self.last_trouble)
         if request_id in self.requests:
             raise RequestExistsError(request_id)
@@ -176,10 +176,10 @@ class Engine:
     ) -> None:
         """Queue a request that was checked for the model of a hash and for its longest sequence; see `submit`.
 
-        `was_queued`: by a core before this one, so it is not new.
+        `was_queued`: by a core before this one, so it is not new; like any other that is live it waits for an executor.
         """
         self._supersede(request)
-        model = self._admitting_model(request.request_id)
+        model = self._admitting_model(request.request_id, needs_executor=not was_queued)
         if not was_queued:
             self.waiting.require_room(request.tenant, len(request.prompt_token_ids))
         if model.info.model_hash != model_hash:
@@ -189,7 +189,7 @@ class Engine:
         group = group_of(request, self._num_arrivals + 1, max_model_len)
         live = LiveRequest(group, sink, monotonic_s(), request.trace_id, has_stop_strings=request.has_stop_strings)
         is_taken = live.has_ended or self.fleet.can_ever_take(group)
-        if self.drivers.is_complete and not is_taken:
+        if self.fleet.cores and self.drivers.is_complete and not is_taken:
             kind = UnavailableError if self.fleet.lacks_its_kind(group) else CacheTooSmallError
             raise kind(self.fleet.why_never(group))
         self._num_arrivals += 1

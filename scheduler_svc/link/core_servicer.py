@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 MIN_VERSION = MAX_VERSION = 1
 
 CHUNK_BYTES = 2**20
+
+# How often the state of the core is looked at, and told if it has changed.
+STATE_INTERVAL_S = 0.05
 
 
 @dataclass(slots=True)
@@ -58,15 +61,24 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     Args:
         engine: Computes their requests.
         tokenizer: The files of the served model's tokenizer.
+        unix_s: Returns the seconds since 1970.
+        state_interval_s: How often it is looked whether fronts have to be told how the core is, in seconds.
 
     Attributes:
         incarnation: Orders the cores of a scheduler.
         metrics: What the fronts have counted.
     """
 
-    def __init__(self, engine: Engine, tokenizer: TokenizerFiles) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: TokenizerFiles,
+        unix_s: Callable[[], float] = time.time,
+        state_interval_s: float = STATE_INTERVAL_S,
+    ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
+        self._state_interval_s = state_interval_s
         self._sessions: dict[tuple[bool, str], tuple[int, FrontSession]] = {}  # of our own machine or not, and its name
         self._numbers = itertools.count()
         self._early_aborts = EarlyAborts()
@@ -74,7 +86,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         self._is_closed = False
         self._changed = asyncio.Event()
         self._past: defaultdict[tuple[bool, str], _Past] = defaultdict(_Past)
-        self.incarnation = time.time_ns() // 1_000_000
+        self.incarnation = int(unix_s() * 1000)
 
     @property
     def sessions(self) -> list[FrontSession]:
@@ -150,6 +162,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             hello.pid,
             self._changed.set,
             lambda content: self.metrics.take(number, content),
+            self._state_interval_s,
             self._early_aborts,
             address=peer_address(context),
         )

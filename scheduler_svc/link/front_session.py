@@ -25,9 +25,6 @@ SLOW_FRONT_S = 10.0
 # Requests that are queued without letting others run: each takes some ten microseconds.
 SUBMISSIONS_AT_ONCE = 8
 
-# How often the state of the core is looked at, and told if it has changed.
-STATE_INTERVAL_S = 0.05
-
 FRONT_GONE = "the front that held the client's call ended"
 
 
@@ -41,6 +38,7 @@ class FrontSession:
         pid: Its process.
         on_readiness: Called when the front takes calls, or does no more.
         on_metrics: Called with what the front has counted.
+        state_interval_s: How often it is looked whether `state` has changed.
         early_aborts: Of requests that some front still checks.
         address: From where it joined, host:port; empty: this scheduler has started it.
 
@@ -61,6 +59,7 @@ class FrontSession:
         pid: int,
         on_readiness: Callable[[], None],
         on_metrics: Callable[[bytes], None],
+        state_interval_s: float,
         early_aborts: EarlyAborts,
         address: str = "",
     ) -> None:
@@ -73,6 +72,7 @@ class FrontSession:
         self.loop_lag_us = 0
         self._on_readiness = on_readiness
         self._on_metrics = on_metrics
+        self._state_interval_s = state_interval_s
         self._early_aborts = early_aborts
         self._engine = engine
         self._state = state
@@ -131,8 +131,8 @@ class FrontSession:
         finally:
             for task in tasks:
                 task.cancel()
+            self._abort_all()  # before we wait: whoever cancels us then must not leave them behind
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._abort_all()
 
     # What the front says ---------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class FrontSession:
     async def _tell_state(self) -> None:
         while True:
             self.tell_state()
-            await asyncio.sleep(STATE_INTERVAL_S)
+            await asyncio.sleep(self._state_interval_s)
 
     def _on_end(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

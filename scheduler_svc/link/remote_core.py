@@ -74,6 +74,7 @@ class RemoteCore:
         load_tokenizer: Called before a model is served whose tokenizer is another one.
         set_ready: Called with whether new requests find an executor, when that changes.
         collect: Returns what this front has counted, for the metrics of the scheduler.
+        unix_s: Returns the seconds since 1970: sessions are numbered by their beginning.
         loop_lag_s: Returns how late a timer of this front was at most in the last minute, in seconds.
         on_welcome: Called with the core's first word, at each of them.
         explain: Says why a stream broke or did not begin.
@@ -92,7 +93,9 @@ class RemoteCore:
         loop_lag_s: Callable[[], float] = float,
         on_welcome: Callable[[pb.CoreWelcome], None] = lambda _: None,
         explain: Callable[[grpc.aio.AioRpcError], str] = failure_text,
+        unix_s: Callable[[], float] = time.time,
     ) -> None:
+        self._unix_s = unix_s
         self._collect = collect
         self._loop_lag_s = loop_lag_s
         self._on_welcome = on_welcome
@@ -295,7 +298,7 @@ class RemoteCore:
             min_version=MIN_VERSION,
             max_version=MAX_VERSION,
             front_id=self.front_id,
-            session=time.time_ns(),
+            session=int(self._unix_s() * 1e9),
             incarnation=self._incarnation,
             pid=os.getpid(),
         )

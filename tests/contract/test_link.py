@@ -23,7 +23,7 @@ from octavo.generation.v1 import generation_service_pb2 as generation
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link import front_session, remote_core
-from scheduler_svc.link.core_servicer import core_state
+from scheduler_svc.link.core_servicer import STATE_INTERVAL_S, core_state
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_session import FrontSession
 from scheduler_svc.link.joined_fronts import JoinedFronts
@@ -131,6 +131,21 @@ async def test_what_a_front_cannot_have_is_refused_and_others_go_on() -> None:
         assert "r1" in stack.engine.requests
 
 
+async def test_what_a_core_before_had_queued_waits_for_an_executor_and_what_is_new_does_not() -> None:
+    """The executor may go between the word that there is one and the requests that a front sends on it."""
+    async with running_stack(fronts=1, orphan_timeout_s=1000.0) as stack, welcomed(stack) as front:
+        await stack.executor.kill()
+        await until(lambda: not stack.engine.fleet.cores)
+        await front.submit(1)
+        [ended] = (await front.until("ended")).ended
+        assert (ended.number, ended.failure.kind) == (1, "NoExecutorError")
+        await front.submit(2, was_queued=True)
+        await until(lambda: "r2" in stack.engine.requests)
+        await stack.executor.start()
+        [ended] = (await front.until("ended")).ended
+        assert (ended.number, ended.ended.num_output_tokens) == (2, 4)
+
+
 async def test_an_output_ends_where_its_front_says_and_the_request_when_it_has_said_it() -> None:
     async with running_stack(fronts=1) as stack, welcomed(stack) as front:
         await front.submit(1, max_tokens=6, has_stop_strings=True)
@@ -235,7 +250,14 @@ async def test_a_session_that_ends_reads_nothing_more_and_waits_for_no_write() -
             await asyncio.Event().wait()  # the front takes nothing
 
         session = FrontSession(
-            stack.engine, lambda: core_state(stack.engine), "stuck", 1, lambda: None, print, EarlyAborts()
+            stack.engine,
+            lambda: core_state(stack.engine),
+            "stuck",
+            1,
+            lambda: None,
+            print,
+            STATE_INTERVAL_S,
+            EarlyAborts(),
         )
         running = asyncio.create_task(session.run(pb.CoreWelcome(), 9, requests(), write))
         await is_writing.wait()

@@ -1,8 +1,9 @@
 """The promises that a run is checked against, all the time, and what was seen while it kept them."""
 
+import asyncio
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,15 +18,18 @@ from octavo.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from octavo.outputs import Accepted, Event, Finished, FinishReason, Output
+from octavo.outputs import Accepted, Delta, Event, Finished, FinishReason, Output
+from octavo.resumption import DEFAULT_RESUME_TIMEOUT_S
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.link.core_servicer import CoreServicer
 from shared import events
 from tests.simulation.alone import answer_alone
 from tests.simulation.engine_checks import COUNTED_OUT, EngineChecks
+from tests.simulation.link_checks import LinkChecks
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.plan import Plan, RequestPlan
-from tests.simulation.processes import PROCESS
+from tests.simulation.processes import PROCESS, SimulatedProcess
 from tests.simulation.shapes import MAX_MODEL_LEN, POISON, Shape, shape
 from tests.simulation.watching import Watcher
 
@@ -40,6 +44,9 @@ _MISTAKES = re.compile(
     r"came instead of|is missing$|was not executed in this epoch|is not kept any more|no step is in flight"
 )
 
+# Why a client ends at once what it could have gone on with: the scheduler refuses the continuation for good.
+_CANNOT_GO_ON = re.compile(r"cannot go on: ")
+
 
 class PromiseBrokenError(Exception):
     """Something happened that must never happen."""
@@ -50,19 +57,26 @@ class RequestRecord:
     """What the client of one request saw.
 
     Attributes:
+        goes_on: Whether the client goes on with its answer, should the call be cut.
         left: Whether the client went away by itself.
         was_aborted: Whether another call asked to abort it.
+        last_event_s: When the last event came.
+        token_ids, texts: What the deltas have brought, by output index.
     """
 
     plan: RequestPlan
     shape: Shape
     request_id: str
+    goes_on: bool
     events: int = 0
     finished: Finished | None = None
     error: OctavoError | None = None
     left: bool = False
     was_aborted: bool = False
     has_ended: bool = False
+    last_event_s: float = 0.0
+    token_ids: defaultdict[int, tuple[int, ...]] = field(default_factory=lambda: defaultdict(tuple))
+    texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
 
 
 @dataclass(slots=True)
@@ -88,6 +102,7 @@ class Checks:
     is_poisoned: bool = False
     faults_at_s: dict[int, float] = field(default_factory=dict)
     _engines: dict[Engine, EngineChecks] = field(default_factory=dict)
+    _links: dict[Engine, LinkChecks] = field(default_factory=dict)
     _accepted: dict[str, set[int]] = field(default_factory=dict)
 
     def break_promise(self, what: str) -> None:
@@ -102,7 +117,10 @@ class Checks:
 
     def begin(self, plan: RequestPlan, request_id: str) -> RequestRecord:
         """A request is sent."""
-        record = RequestRecord(plan, shape(plan.shape), request_id)
+        asked = shape(plan.shape)
+        # Who goes on with one that breaks executors has them broken for as long as it tries.
+        goes_on = plan.client < self.plan.num_resuming and not plan.is_streamed and asked.kind != POISON
+        record = RequestRecord(plan, asked, request_id, goes_on)
         self.records.append(record)
         for watcher in self.watchers:
             watcher.sent(record)
@@ -111,10 +129,14 @@ class Checks:
     def note_event(self, record: RequestRecord, event: Event) -> None:
         """Its client got an event."""
         record.events += 1
+        record.last_event_s = self.loop.time()
         if record.finished is not None:
             self.break_promise(f"{record.request_id} got {type(event).__name__} after its end")
         if isinstance(event, Accepted) != (record.events == 1):
             self.break_promise(f"event {record.events} of {record.request_id} is {type(event).__name__}")
+        if isinstance(event, Delta):
+            record.token_ids[event.output_index] += event.token_ids
+            record.texts[event.output_index] += event.text
         if isinstance(event, Finished):
             record.finished = event
 
@@ -142,6 +164,10 @@ class Checks:
         if record.shape.refused_as is not None:
             self.break_promise(f"{record.request_id} should have been refused: {record.shape.options}")
             return
+        for output in finished.outputs:  # what the last event says, the deltas have brought, over all calls
+            index = output.output_index
+            if (record.token_ids[index], record.texts[index]) != (output.token_ids, output.text):
+                self.break_promise(f"{record.request_id} got {record.token_ids[index]}, and the end says {output}")
         expected = answer_alone(record.shape, self.plan.sliding_window_tokens)
         if self._was_cut_short(record, finished):
             self.seen["ended: cut short by a smaller fleet"] += 1
@@ -181,21 +207,40 @@ class Checks:
     def _check_error(self, record: RequestRecord, error: OctavoError) -> None:
         """It must be one that the plan explains."""
         plan, kinds = record.plan, {fault.kind for fault in self.plan.faults}
+        # One that goes on takes the id from one that came meanwhile.
+        has_namesakes = sum(other.request_id == record.request_id for other in self.records) > 1
         allowed: dict[type[OctavoError], bool] = {
             InvalidRequestError: record.shape.refused_as is InvalidRequestError or "shrink_executor" in kinds,
             DeadlineError: plan.timeout_s is not None,
-            RequestAbortedError: record.was_aborted,
-            RequestExistsError: sum(other.request_id == record.request_id for other in self.records) > 1,
-            OverloadedError: (not self.is_quiet or self.is_poisoned)
+            RequestAbortedError: record.was_aborted or has_namesakes,
+            RequestExistsError: has_namesakes,
+            OverloadedError: record.events == 0  # what was queued once stays so, at whichever core
+            and (not self.is_quiet or self.is_poisoned)
             and self.plan.settings["max_waiting_requests"] < len(self.records),
             ResourceExhaustedError: "shrink_executor" in kinds or len(answer_outputs(record.shape)) > 1,
             # Beside one request that breaks executors others may find none; but they are not taken for the cause.
-            UnavailableError: not self.is_quiet
+            UnavailableError: not (self.is_quiet or self._goes_on(record) or self._gave_up_early(record, error))
             or record.shape.kind == POISON
             or (self.is_poisoned and COUNTED_OUT not in str(error)),
         }
         if not any(isinstance(error, kind) and is_allowed for kind, is_allowed in allowed.items()):
             self.break_promise(f"{record.request_id} ended with {type(error).__name__}: {error}")
+
+    def _goes_on(self, record: RequestRecord) -> bool:
+        """Return whether its front must have gone on with it, whatever became of the core."""
+        return self.plan.is_seamless and record.events > 0 and not self._has_poison
+
+    def _gave_up_early(self, record: RequestRecord, error: OctavoError) -> bool:
+        """Return whether its client goes on with what was cut, and did not for as long as it said."""
+        if not (record.goes_on and record.events):
+            return False
+        if self.loop.time() >= record.last_event_s + DEFAULT_RESUME_TIMEOUT_S:
+            return False
+        return not _CANNOT_GO_ON.search(str(error))
+
+    @property
+    def _has_poison(self) -> bool:
+        return any(shape(request.shape).kind == POISON for request in self.plan.requests)
 
     # Inside ------------------------------------------------------------------------------------------
 
@@ -212,10 +257,25 @@ class Checks:
 
         return callback_ran
 
+    def watch_link(self, link: CoreServicer, engine: Engine) -> None:
+        """Look at the link between an engine and its fronts, now and then."""
+        self._links[engine] = LinkChecks(link, engine, self.break_promise)
+
+    def expect_no_end(self, task: asyncio.Task[None], process: SimulatedProcess) -> None:
+        """A process runs until it is ended: when its task ends, that was a bug."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            self.break_promise(f"{process.name} ended by itself: {type(error).__name__}: {error}")
+
+        task.add_done_callback(ended)
+
     def look_now(self, engine: Engine) -> None:
         """Look at all that is inside an engine, which has just run."""
         self.look_at_cores(engine)
         self._engines[engine].look()
+        if engine in self._links:
+            self._links[engine].look()
 
     def look_at_cores(self, engine: Engine) -> None:
         """Assert the invariants of all cores, and that each live request is in exactly one place."""

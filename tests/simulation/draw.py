@@ -6,17 +6,22 @@ others meet undisturbed. A plan is a value (`plan.py`); `shrink.py` takes parts 
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.simulation.network.link import Weather
 from tests.simulation.plan import (
-    FAULTS,
+    CLIENT_FAULTS,
+    CORE_FAULTS,
+    EXECUTOR_FAULTS,
+    FRONT_FAULTS,
+    LINK_FAULTS,
     LIVENESS,
     MOMENTS,
     NO_MOMENT,
     SAFETY,
     SCHEDULER_FAULTS,
+    SEAMLESS_FAULTS,
     WHILE_DRAINED,
     WHILE_RESUMED,
     ExecutorPlan,
@@ -43,12 +48,23 @@ _AFTER = {
     "stall_scheduler": ("reset_link", "reset_link", "cut_client"),
     "reset_link": ("kill_executor", "stall_executor", "cut_link", "reset_link"),
     "cut_link": ("kill_executor", "stall_scheduler"),
+    "kill_core": ("kill_core", "reset_front", "kill_front"),
+    "power_off_front": ("kill_front", "stall_scheduler"),
+    "cut_front": ("kill_front", "reset_front"),
+    "reset_front": ("reset_front", "stall_front"),
 }
 _MOMENT_AFTER = {
     "drain_executor": WHILE_DRAINED,
     "drain_scheduler": WHILE_DRAINED,
     "reset_link": WHILE_RESUMED,
 }
+
+# Two fifths of the seeds have fronts, and a quarter of those only faults of which no client may learn.
+_NUM_FRONTS = (0, 0, 0, 1, 2)
+_SEAMLESS_SHARE = 0.25
+
+# Where there are no fronts.
+_FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS)
 
 # How long a fault lasts; and a stall in which a lease may run out.
 _DURATIONS_S = (0.02, 0.3, 0.3, 1.0, 1.0, 2.5, 2.5, 6.0, 12.0)
@@ -99,8 +115,14 @@ def draw_plan(seed: int, mode: str) -> Plan:
         poison_share=workload.choice((0.0, 0.0, 0.0, 0.03, 0.1)),
         has_rivals=not is_choppy and workload.random() < 0.15,
     )
+    links = random.Random(f"front {seed}")
+    num_fronts = links.choice(_NUM_FRONTS)
+    is_seamless = num_fronts > 0 and links.random() < _SEAMLESS_SHARE
+    if is_seamless:
+        load = replace(load, poison_share=0.0, has_rivals=False)
     executors = _draw_executors(workload, load)
     num_schedulers = 2 if load.has_rivals else min(len(executors), workload.choice((1, 1, 1, 2)))
+    num_schedulers = 1 if is_seamless else num_schedulers
     num_clients = workload.randint(1, 4)
     return Plan(
         seed=seed,
@@ -111,14 +133,16 @@ def draw_plan(seed: int, mode: str) -> Plan:
         num_open=workload.choice((8, 12) if load.is_tight or load.is_alike else (12, 20, 40)),
         is_fair=workload.random() < 0.15,
         num_schedulers=num_schedulers,
+        num_fronts=num_fronts,
         num_clients=num_clients,
+        num_resuming=random.Random(f"resume {seed}").choice((0, 0, 1, num_clients)),
         sliding_window_tokens=workload.choice((0, 0, 0, 24)),
         drain_s=workload.choice((0.2, 1.0, 5.0)),
         settings=_draw_settings(workload, load, len(executors), num_schedulers),
         weather=_draw_weather(workload),
         executors=executors,
         requests=_draw_requests(workload, load, seed, num_schedulers, num_clients),
-        faults=_draw_faults(faults, load),
+        faults=_draw_faults(faults, load, _fault_kinds(num_fronts, is_seamless=is_seamless)),
     )
 
 
@@ -245,8 +269,15 @@ def _draw_times(draw: random.Random, *, is_bursty: bool) -> list[float]:
     return sorted(times)
 
 
-def _draw_faults(draw: random.Random, load: Load) -> tuple[FaultPlan, ...]:
-    kinds = [kind for kind in FAULTS if draw.random() < 0.4] or ["kill_executor"]
+def _fault_kinds(num_fronts: int, *, is_seamless: bool) -> tuple[str, ...]:
+    """Return the kinds of which some are drawn."""
+    if is_seamless:
+        return SEAMLESS_FAULTS
+    return (*_FAULTS, *CORE_FAULTS, *FRONT_FAULTS) if num_fronts else _FAULTS
+
+
+def _draw_faults(draw: random.Random, load: Load, all_kinds: tuple[str, ...]) -> tuple[FaultPlan, ...]:
+    kinds = [kind for kind in all_kinds if draw.random() < 0.4] or [all_kinds[0]]
     kinds += ["stall_scheduler"] * 6 if load.has_rivals else []
     others = [kind for kind in kinds if kind not in SCHEDULER_FAULTS] or kinds  # nobody works without a scheduler
     gap_s, gap_steps = draw.choice(_FAULT_GAPS_S), draw.choice(_FAULT_GAPS_STEPS)
@@ -260,7 +291,7 @@ def _draw_faults(draw: random.Random, load: Load) -> tuple[FaultPlan, ...]:
             at_s += draw.expovariate(1.0 / gap_s) * (1.0 + at_s / _CALMER_AFTER_S)
             after_steps += draw.expovariate(1.0 / gap_steps)
         else:
-            kind = draw.choice(_AFTER.get(former.kind, kinds))
+            kind = draw.choice([kind for kind in _AFTER.get(former.kind, ()) if kind in all_kinds] or kinds)
         faults.append(
             FaultPlan(
                 number=len(faults),

@@ -17,6 +17,7 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.plan import BROKEN_AT_LEAST_S, Plan
@@ -57,7 +58,6 @@ class EngineChecks:
     accepted: dict[str, set[int]]
     faults_at_s: Mapping[int, float]
     num_callbacks: int = 0
-    _num_arrivals: int = 0
     _num_computed_tokens: int = 0
     _last_callback_s: float = 0.0
     _awake_since_s: float = 0.0
@@ -73,6 +73,15 @@ class EngineChecks:
             return sent
 
         self.engine.schedule = count  # type: ignore[method-assign, assignment]
+        add = self.engine.requests.add
+
+        def note_length(request: LiveRequest) -> None:
+            length = request.group.stop_conditions.accepted_len
+            if length is not None:
+                self.accepted.setdefault(request.request_id, set()).add(length)
+            add(request)
+
+        self.engine.requests.add = note_length  # type: ignore[method-assign]
         self.engine.requests._observers += (self._look_at_end,)
 
     def note_callback(self) -> None:
@@ -87,12 +96,6 @@ class EngineChecks:
         if takers != self._takers:  # each change is seen, however soon the next one comes
             self._takers = takers
             self._look_at_orphans()
-        if self._num_arrivals != self.engine._num_arrivals:
-            self._num_arrivals = self.engine._num_arrivals
-            for request in self.engine.requests.values():
-                length = request.group.stop_conditions.accepted_len
-                if length is not None:
-                    self.accepted.setdefault(request.request_id, set()).add(length)
 
     def look(self) -> None:
         """Look at everything between two callbacks."""

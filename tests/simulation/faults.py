@@ -4,12 +4,20 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from tests.simulation.machines import NUMERICS, ExecutorMachine, FrontMachine, Machine, SchedulerMachine
 from tests.simulation.moments import wait_for_moment
 from tests.simulation.plan import BROKEN_AT_LEAST_S, FAULTS, NOTHING, FaultPlan
-from tests.simulation.world import NUMERICS, ExecutorMachine, Machine, SchedulerMachine, World
+from tests.simulation.world import World
 
 # Before the name of a fault, where it is counted.
 FAULT = "fault: "
+
+# A front that is slow stands still, and runs, for so long each time, in seconds.
+SLOW_FRONT_RESTS_S = 0.3
+SLOW_FRONT_RUNS_S = 0.02
+
+# How long two processes of one name run at the same time, in seconds.
+TWINS_S = 0.5
 
 Fault = Callable[[World, FaultPlan], Awaitable[bool]]
 
@@ -39,7 +47,11 @@ def _scheduler(world: World, plan: FaultPlan) -> SchedulerMachine:
     return world.schedulers[plan.target % len(world.schedulers)]
 
 
-async def _kill(machine: "ExecutorMachine | SchedulerMachine", plan: FaultPlan, *, is_silent: bool) -> bool:
+def _front(world: World, plan: FaultPlan) -> FrontMachine | None:
+    return world.fronts[plan.target % len(world.fronts)] if world.fronts else None
+
+
+async def _kill(machine: Machine, plan: FaultPlan, *, is_silent: bool) -> bool:
     if not machine.is_up:
         return False
     machine.kill(is_silent=is_silent)
@@ -56,12 +68,37 @@ async def _stall(machine: Machine, plan: FaultPlan) -> bool:
     return True
 
 
-async def _drain(machine: "ExecutorMachine | SchedulerMachine", plan: FaultPlan) -> bool:
+async def _drain(machine: ExecutorMachine | SchedulerMachine | FrontMachine, plan: FaultPlan) -> bool:
     if not machine.is_up:
         return False
     await machine.drain()
     await asyncio.sleep(plan.duration_s)
     machine.start()
+    return True
+
+
+async def _kill_all(scheduler: SchedulerMachine, plan: FaultPlan, *, is_silent: bool) -> bool:
+    """The whole scheduler ends: the core, and its fronts with it."""
+    if not scheduler.is_up:
+        return False
+    for front in scheduler.fronts:
+        front.kill(is_silent=is_silent)
+    await _kill(scheduler, plan, is_silent=is_silent)
+    for front in scheduler.fronts:
+        front.start()
+    return True
+
+
+async def _twin(machine: Machine, plan: FaultPlan) -> bool:
+    """Another process of the name is there while this one stands still; then both run, and at last the former ends."""
+    former = machine.displace()
+    if former is None:
+        return False
+    await asyncio.sleep(plan.duration_s)
+    if not former.is_dead:
+        former.resume()
+        await asyncio.sleep(TWINS_S)
+        machine.kill_former(former)
     return True
 
 
@@ -82,11 +119,11 @@ async def _drain_executor(world: World, plan: FaultPlan) -> bool:
 
 
 async def _kill_scheduler(world: World, plan: FaultPlan) -> bool:
-    return await _kill(_scheduler(world, plan), plan, is_silent=False)
+    return await _kill_all(_scheduler(world, plan), plan, is_silent=False)
 
 
 async def _power_off_scheduler(world: World, plan: FaultPlan) -> bool:
-    return await _kill(_scheduler(world, plan), plan, is_silent=True)
+    return await _kill_all(_scheduler(world, plan), plan, is_silent=True)
 
 
 async def _stall_scheduler(world: World, plan: FaultPlan) -> bool:
@@ -94,7 +131,11 @@ async def _stall_scheduler(world: World, plan: FaultPlan) -> bool:
 
 
 async def _drain_scheduler(world: World, plan: FaultPlan) -> bool:
-    return await _drain(_scheduler(world, plan), plan)
+    scheduler = _scheduler(world, plan)
+    has_struck = await _drain(scheduler, plan)
+    for front in scheduler.fronts if has_struck else ():
+        front.start()
+    return has_struck
 
 
 async def _shrink_executor(world: World, plan: FaultPlan) -> bool:
@@ -190,7 +231,8 @@ async def _cut_link(world: World, plan: FaultPlan) -> bool:
 
 async def _cut_client(world: World, plan: FaultPlan) -> bool:
     client = world.clients[plan.target % len(world.clients)]
-    return await _cut(world, plan, client.name, _scheduler(world, plan).name)
+    entrances = _scheduler(world, plan).entrances
+    return await _cut(world, plan, client.name, entrances[plan.number % len(entrances)])
 
 
 async def _bad_weather(world: World, plan: FaultPlan) -> bool:
@@ -212,6 +254,76 @@ async def _kill_client(world: World, plan: FaultPlan) -> bool:
 
 async def _stall_client(world: World, plan: FaultPlan) -> bool:
     return await _stall(world.clients[plan.target % len(world.clients)], plan)
+
+
+async def _kill_core(world: World, plan: FaultPlan) -> bool:
+    """The core ends and its fronts do not: they go on with their requests at the next one."""
+    scheduler = _scheduler(world, plan)
+    return bool(scheduler.fronts) and await _kill(scheduler, plan, is_silent=False)
+
+
+async def _power_off_core(world: World, plan: FaultPlan) -> bool:
+    """As `_kill_core`, and the fronts are on other machines, and hear nothing."""
+    scheduler = _scheduler(world, plan)
+    return bool(scheduler.fronts) and await _kill(scheduler, plan, is_silent=True)
+
+
+async def _twin_core(world: World, plan: FaultPlan) -> bool:
+    scheduler = _scheduler(world, plan)
+    return bool(scheduler.fronts) and await _twin(scheduler, plan)
+
+
+async def _twin_front(world: World, plan: FaultPlan) -> bool:
+    front = _front(world, plan)
+    return front is not None and await _twin(front, plan)
+
+
+async def _kill_front(world: World, plan: FaultPlan) -> bool:
+    front = _front(world, plan)
+    return front is not None and await _kill(front, plan, is_silent=False)
+
+
+async def _power_off_front(world: World, plan: FaultPlan) -> bool:
+    """The core does not learn of it: the front's next session is there before the former one has ended."""
+    front = _front(world, plan)
+    return front is not None and await _kill(front, plan, is_silent=True)
+
+
+async def _stall_front(world: World, plan: FaultPlan) -> bool:
+    front = _front(world, plan)
+    return front is not None and await _stall(front, plan)
+
+
+async def _slow_front(world: World, plan: FaultPlan) -> bool:
+    """The front gets little processor time: its core has much for it each time."""
+    front = _front(world, plan)
+    if front is None or not front.is_up:
+        return False
+    until_s = world.loop.time() + plan.duration_s
+    while world.loop.time() < until_s:
+        has_stalled = front.stall()
+        await asyncio.sleep(SLOW_FRONT_RESTS_S)
+        if has_stalled:
+            front.resume()
+        await asyncio.sleep(SLOW_FRONT_RUNS_S)
+    return True
+
+
+async def _drain_front(world: World, plan: FaultPlan) -> bool:
+    front = _front(world, plan)
+    return front is not None and await _drain(front, plan)
+
+
+async def _cut_front(world: World, plan: FaultPlan) -> bool:
+    front = _front(world, plan)
+    return front is not None and await _cut(world, plan, front.name, front.scheduler.name)
+
+
+async def _reset_front(world: World, plan: FaultPlan) -> bool:
+    front = _front(world, plan)
+    if front is not None:
+        world.network.reset(front.name, front.scheduler.name)
+    return front is not None
 
 
 _TABLE: dict[str, Fault] = {kind: globals()[f"_{kind}"] for kind in FAULTS}

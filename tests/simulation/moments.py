@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from scheduler_svc.core.executor_core import ExecutorCore
-from tests.simulation.plan import MOMENTS, NO_MOMENT, SCHEDULER_FAULTS, FaultPlan
+from tests.simulation.plan import CORE_FAULTS, MOMENTS, NO_MOMENT, SCHEDULER_FAULTS, FaultPlan
 from tests.simulation.rare_faults import Strike
 from tests.simulation.world import World
 
@@ -25,7 +25,7 @@ async def wait_for_moment(world: World, plan: FaultPlan) -> None:
 
 def _cores(strike: Strike) -> list[ExecutorCore]:
     """Return those of the target: that of an executor, or all of a scheduler."""
-    if strike.fault.kind not in SCHEDULER_FAULTS:
+    if strike.fault.kind not in (*CORE_FAULTS, *SCHEDULER_FAULTS):
         return list(strike.cores())
     return [] if strike.engine is None else list(strike.engine.fleet.cores)
 
@@ -35,7 +35,7 @@ def _any_core(sees: Callable[[ExecutorCore], object]) -> Callable[[Strike], bool
 
 
 def _is_drained(strike: Strike) -> bool:
-    machine = strike.scheduler if strike.fault.kind in SCHEDULER_FAULTS else strike.executor
+    machine = strike.scheduler if strike.fault.kind in (*CORE_FAULTS, *SCHEDULER_FAULTS) else strike.executor
     return machine.is_up and machine.is_leaving
 
 

@@ -27,9 +27,23 @@ EXECUTOR_FAULTS = (
 SCHEDULER_FAULTS = ("kill_scheduler", "power_off_scheduler", "stall_scheduler", "drain_scheduler")
 LINK_FAULTS = ("reset_link", "cut_link", "cut_client", "bad_weather")
 CLIENT_FAULTS = ("kill_client", "stall_client")
+# Where there are fronts. Those of cores leave the fronts alone; of a twin there are two for a while that have one name.
+CORE_FAULTS = ("kill_core", "power_off_core", "twin_core")
+FRONT_FAULTS = (
+    "kill_front",
+    "power_off_front",
+    "stall_front",
+    "slow_front",
+    "drain_front",
+    "cut_front",
+    "reset_front",
+    "twin_front",
+)
+# Of which no client learns whose request was accepted: fronts and executors live, and their core is there again soon.
+SEAMLESS_FAULTS = ("kill_core", "stall_scheduler", "stall_front", "slow_front", "reset_front")
 # What stands in place of a fault that was taken away: the draws of the loop stay what they were until then.
 NOTHING = "nothing"
-FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS)
+FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS, *CORE_FAULTS, *FRONT_FAULTS)
 
 # When a fault may wait for a moment in which its target is busy with something rare (`moments.py`).
 NO_MOMENT = ""
@@ -43,6 +57,9 @@ MOMENTS = (
     WHILE_RESUMED,
     "suspects are parked",
 )
+
+# One of so many requests is sent on a stream that it shares with others.
+REQUESTS_PER_STREAMED = 3
 
 # How much longer than its duration says an executor is broken: it is tried several times.
 BROKEN_AT_LEAST_S = 5.0
@@ -94,6 +111,11 @@ class RequestPlan:
     is_duplicate: bool = False
     max_retries: int = 0
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it is sent on a stream that it shares with others: nothing on it is continued."""
+        return self.number % REQUESTS_PER_STREAMED == 0
+
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
@@ -130,6 +152,8 @@ class Plan:
         num_steps, num_faults: When executors have run so many steps, and so many faults have struck, that is enough.
         settings: Of the schedulers.
         drain_s: How long a process may take that ends in order.
+        num_fronts: Of each scheduler; 0: clients call it itself.
+        num_resuming: So many of the clients, the first ones, go on with an answer whose call was cut.
         num_open: No request is sent while clients wait for so many others.
         is_fair: Whether what has been ready for longest runs first.
     """
@@ -142,7 +166,9 @@ class Plan:
     num_open: int
     is_fair: bool
     num_schedulers: int
+    num_fronts: int
     num_clients: int
+    num_resuming: int
     sliding_window_tokens: int
     drain_s: float
     settings: Mapping[str, Any]
@@ -150,6 +176,12 @@ class Plan:
     executors: tuple[ExecutorPlan, ...]
     requests: tuple[RequestPlan, ...] = field(repr=False)
     faults: tuple[FaultPlan, ...] = field(repr=False)
+
+    @property
+    def is_seamless(self) -> bool:
+        """Whether no accepted request may end because of a fault."""
+        kinds = {fault.kind for fault in self.faults} - {NOTHING}
+        return self.num_fronts > 0 and self.num_schedulers == 1 and kinds <= set(SEAMLESS_FAULTS)
 
 
 def shortened(plan: Plan, num_steps: int = 100, num_faults: int = 4) -> Plan:

@@ -11,6 +11,8 @@ from tests.simulation.plan import LIVENESS
 CORE = "scheduler_svc/core"
 ENGINE = "scheduler_svc/engine"
 EXECUTORS = "scheduler_svc/executors"
+FRONT = "scheduler_svc/front"
+LINK = "scheduler_svc/link"
 SERVICE = "executor_svc/service"
 
 
@@ -254,5 +256,139 @@ BUGS = (
         f"{CORE}/dispatch/dispatcher.py",
         "                    self._dispatched_to.discard(inbox.core)\n        return self.take",
         "                    pass\n        return self.take",
+    ),
+    # The link between fronts and core
+    Bug(
+        "the requests of a front that is gone go on",
+        f"{LINK}/front_session.py",
+        "            self._abort_all()  # before we wait: whoever cancels us then must not leave them behind\n",
+        "",
+    ),
+    Bug(
+        "the requests of a front that is gone end, unless somebody is in a hurry",
+        f"{LINK}/front_session.py",
+        "            self._abort_all()  # before we wait: whoever cancels us then must not leave them behind\n"
+        "            await asyncio.gather(*tasks, return_exceptions=True)\n",
+        "            await asyncio.gather(*tasks, return_exceptions=True)\n            self._abort_all()\n",
+    ),
+    Bug(
+        "a newer session of a front does not end the older one",
+        f"{LINK}/core_servicer.py",
+        "            older.end(FencedError(",
+        "            repr(FencedError(",
+    ),
+    Bug(
+        "what is on its way from a front is taken although its session has ended",
+        f"{LINK}/front_session.py",
+        "            self._reading.cancel()\n",
+        "            pass\n",
+    ),
+    Bug(
+        "a stream tells of a request before it is accepted",
+        f"{FRONT}/api/streamed_request.py",
+        "        if not self.is_announced and (self.accepted is not None or self.error is not None):\n",
+        "        if not self.is_announced:\n",
+    ),
+    Bug(
+        "a front grants no further messages",
+        f"{LINK}/remote_core.py",
+        "            self._outgoing.credits += self._num_taken\n",
+        "",
+    ),
+    Bug(
+        "a front grants one message too few each time",
+        f"{LINK}/remote_core.py",
+        "            self._outgoing.credits += self._num_taken\n",
+        "            self._outgoing.credits += self._num_taken - 1\n",
+    ),
+    Bug(
+        "the core does not hear how a front ends an output",
+        f"{LINK}/front_session.py",
+        "                    sink.finish_by_front(end.output_index, end.num_tokens, decode_reason(end.reason))\n",
+        "                    pass\n",
+    ),
+    Bug(
+        "what comes while a message is written is lost",
+        f"{LINK}/front_session.py",
+        "                batch, self._batch = self._batch, CoreBatch()\n"
+        "                self.num_output_tokens += batch.num_tokens\n"
+        "                async with self._gate.limit():\n"
+        "                    await write(batch.message())\n",
+        "                async with self._gate.limit():\n"
+        "                    await write(self._batch.message())\n"
+        "                self._batch = CoreBatch()\n",
+    ),
+    Bug(
+        "the last tokens of a message come behind the ends",
+        f"{LINK}/remote_core.py",
+        "        self._has_news.set()\n        self._grant()\n",
+        '        if message.HasField("tokens"):\n            self._take_tokens(message.tokens)\n'
+        "        self._has_news.set()\n        self._grant()\n",
+    ),
+    Bug(
+        "nobody goes on with the requests of a core that is gone",
+        f"{LINK}/remote_core.py",
+        "                self._send(request.resubmission(model))\n",
+        "                request.resubmission(model)\n",
+    ),
+    Bug(
+        "the next core begins anew, and not behind what there is",
+        f"{LINK}/remote_request.py",
+        "        request = replace(self.request, continuation=self.sink.so_far())\n",
+        "        request = self.request\n",
+    ),
+    Bug(
+        "a request that goes on is as new as any other",
+        f"{LINK}/remote_request.py",
+        "max_model_len, was_queued=was_queued\n",
+        "max_model_len, was_queued=False\n",
+    ),
+    Bug(
+        "an output that had ended goes on at the next core",
+        f"{FRONT}/response.py",
+        "                ContinuedOutput(np.array(output.token_ids, np.int32), output.finish_reason) for output",
+        "                ContinuedOutput(np.array(output.token_ids, np.int32)) for output",
+    ),
+    Bug(
+        "the core counts the tokens of a continuation from its own first one",
+        f"{LINK}/front_session.py",
+        "                self._num_tokens_of[index] = len(output.token_ids)\n",
+        "                self._num_tokens_of[index] = 0\n",
+    ),
+    Bug(
+        "each session of a front has the same numbers of requests again",
+        f"{LINK}/remote_core.py",
+        "        self._num_taken, self._is_ready = 0, None\n",
+        "        self._num_taken, self._is_ready, self._numbers = 0, None, itertools.count(1)\n",
+    ),
+    Bug(
+        "what is left to say to a core that is gone is said to the next one",
+        f"{LINK}/remote_core.py",
+        "        self._take_outgoing()\n        self._full.clear()\n",
+        "        self._full.clear()\n",
+    ),
+    Bug(
+        "a refused request stays in the session of its front",
+        f"{LINK}/front_session.py",
+        '        """A request was not queued."""\n        self._requests.pop(number, None)\n',
+        '        """A request was not queued."""\n',
+    ),
+    Bug(
+        "a request that a front has checked counts as waiting for ever",
+        f"{LINK}/remote_core.py",
+        "        finally:\n            self._num_checked -= 1\n",
+        "        finally:\n            pass\n",
+    ),
+    Bug(
+        "an Abort that a core was asked for is never answered if that one goes away",
+        f"{LINK}/remote_core.py",
+        "        self._outgoing.abort_calls.extend(call for call, _ in self._abort_calls.values())\n",
+        "",
+    ),
+    Bug(
+        "what a front has counted is counted for ever as if it were there",
+        f"{LINK}/core_servicer.py",
+        "            self.metrics.end(number)\n",
+        "",
     ),
 )

@@ -6,9 +6,18 @@ from dataclasses import dataclass
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
-from tests.simulation.plan import CLIENT_FAULTS, EXECUTOR_FAULTS, LINK_FAULTS, SCHEDULER_FAULTS, FaultPlan
+from tests.simulation.machines import ExecutorMachine, FrontMachine, SchedulerMachine
+from tests.simulation.plan import (
+    CLIENT_FAULTS,
+    CORE_FAULTS,
+    EXECUTOR_FAULTS,
+    FRONT_FAULTS,
+    LINK_FAULTS,
+    SCHEDULER_FAULTS,
+    FaultPlan,
+)
 from tests.simulation.rare import Rare
-from tests.simulation.world import ExecutorMachine, SchedulerMachine, World
+from tests.simulation.world import World
 
 _ENDING = ("kill_executor", "power_off_executor", "shrink_executor", "change_numerics")
 
@@ -30,6 +39,12 @@ class Strike:
     def scheduler(self) -> SchedulerMachine:
         """As `executor`."""
         return self.world.schedulers[self.fault.target % len(self.world.schedulers)]
+
+    @property
+    def front(self) -> FrontMachine | None:
+        """The front that it strikes, if it is one of fronts; None: there is none."""
+        fronts = self.world.fronts
+        return fronts[self.fault.target % len(fronts)] if self.fault.kind in FRONT_FAULTS and fronts else None
 
     @property
     def engine(self) -> Engine | None:
@@ -77,7 +92,11 @@ def _is_probed(strike: Strike) -> bool:
 
 
 def _scheduler_has(strike: Strike, sees: Callable[[Engine], object]) -> bool:
-    return strike.fault.kind in SCHEDULER_FAULTS and strike.engine is not None and bool(sees(strike.engine))
+    return (
+        strike.fault.kind in (*CORE_FAULTS, *SCHEDULER_FAULTS)
+        and strike.engine is not None
+        and bool(sees(strike.engine))
+    )
 
 
 def _is_loading(strike: Strike) -> bool:
@@ -93,6 +112,21 @@ def _has_loaded(machine: ExecutorMachine) -> bool:
 
 def _is_cut_too(strike: Strike) -> bool:
     return strike.fault.kind in _ENDING and bool(strike.world.network.cuts_at(strike.executor.name))
+
+
+def _queues(strike: Strike) -> bool:
+    """Return whether a front ends that has sent requests of which its core has not said that it took them."""
+    machine = strike.front
+    if machine is None or not machine.is_up or strike.fault.kind not in ("kill_front", "power_off_front"):
+        return False
+    core = getattr(machine.front, "core", None)
+    return core is not None and any(not request.queued.done() for request in core._requests.values())
+
+
+def _has_requests(strike: Strike) -> bool:
+    machine = strike.front
+    core = getattr(machine.front, "core", None) if machine is not None and machine.is_up else None
+    return core is not None and core.num_requests > 0
 
 
 RARE_STRIKES: tuple[Rare[Strike], ...] = (
@@ -145,6 +179,8 @@ RARE_STRIKES: tuple[Rare[Strike], ...] = (
         "a fault met the end in order",
         lambda it: it.fault.kind in EXECUTOR_FAULTS and it.executor.is_up and it.executor.is_leaving,
     ),
+    Rare("front struck with requests", "a fault met a front that had live requests", _has_requests),
+    Rare("front ended with submissions", "a front ended, and its core had not said that it took a request", _queues),
     Rare("three faults at once", "and maybe more", lambda it: it.num_faults >= 3),
     Rare(
         "all executors gone",

@@ -129,6 +129,17 @@ RARE_ANSWERS: tuple[Rare[RequestRecord], ...] = (
     Rare("retry answered", "a request sent again got its answer", lambda it: _finished(it) and "." in it.request_id),
     Rare("abort came too late", "an abort met an answer", lambda it: _finished(it) and it.was_aborted),
     Rare("deadline kept", "an answer came before its deadline", lambda it: _finished(it) and bool(it.plan.timeout_s)),
+    Rare("answer continued", "a client went on with what was cut", lambda it: _num_resumptions(it) > 0),
+    Rare("answer continued twice", "and was cut again", lambda it: _num_resumptions(it) > 1),
+    Rare(
+        "ranked answer continued",
+        "none of it had come",
+        lambda it: (
+            _num_resumptions(it) > 0
+            and "n" not in it.shape.options
+            and ("best_of" in it.shape.options or "beam_width" in it.shape.options)
+        ),
+    ),
     Rare(
         "error in mid-stream",
         "a stream had brought tokens, and ended with an error",
@@ -139,6 +150,10 @@ RARE_ANSWERS: tuple[Rare[RequestRecord], ...] = (
 
 def _failed(record: RequestRecord, *names: str) -> bool:
     return type(record.error).__name__ in names
+
+
+def _num_resumptions(record: RequestRecord) -> int:
+    return 0 if record.finished is None else record.finished.num_resumptions
 
 
 def _finished(record: RequestRecord) -> bool:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from tests.simulation.checks import Checks, PromiseBrokenError
 from tests.simulation.endless import watching_callbacks
 from tests.simulation.faults import FAULT, strike
+from tests.simulation.link_checks import left_on_the_link
 from tests.simulation.loop import SimulationError, SimulationLoop
+from tests.simulation.machines import SchedulerMachine
 from tests.simulation.network.client import RECONNECT_BACKOFF_S
 from tests.simulation.network.link import SERVER_KEEPALIVE_S
 from tests.simulation.operator import look_around
@@ -35,6 +37,10 @@ _FAULT_LOOK_INTERVAL_S = 0.02
 
 # Requests that are sent when all is well again, and must be answered.
 NUM_LAST_REQUESTS = 4
+
+# So often, and so far apart in virtual seconds, it is looked whether anything is left on a link.
+LINK_LOOKS = 20
+LINK_LOOK_INTERVAL_S = 0.5
 
 # Then come so many requests that break executors, one at a time, each beside some that must be answered.
 NUM_LAST_POISONS = 4
@@ -115,13 +121,14 @@ def num_faults(seen: Counter[str]) -> int:
 async def _play(world: World) -> None:
     plan, loop = world.plan, world.loop
     begin_s = loop.time()
-    for machine in (*world.executors, *world.schedulers):
+    for machine in (*world.executors, *world.schedulers, *world.fronts):
         machine.start()
     faults: list[asyncio.Task[None]] = []
     faults.append(loop.create_task(_strike_all(world, faults)))
     for machine in world.schedulers:
         operator = SimulatedProcess(f"operator of {machine.name}", loop)
-        operator.start(look_around(world.checks, world.network, machine.name, list(world.addresses), f"{plan.seed}"))
+        address = machine.own_address
+        operator.start(look_around(world.checks, world.network, address, list(world.addresses), f"{plan.seed}"))
     last_id = ""
     for request in sorted(plan.requests, key=lambda request: request.at_s):
         if not (await _goes_on_until(world, begin_s + request.at_s) and await _has_room(world, begin_s)):
@@ -181,9 +188,7 @@ async def _end_all(world: World) -> None:
     """Wait until all requests have ended, send the last ones, and look at what is left."""
     checks, loop = world.checks, world.loop
     deadline_s = loop.time() + LIVENESS_BOUND_S
-    await _until(
-        world, lambda: all(s.scheduler and s.scheduler.is_ready for s in world.schedulers), deadline_s, "not ready"
-    )
+    await _until(world, lambda: all(s.is_serving for s in world.schedulers), deadline_s, "not ready")
     await _until_all_ended(world)
     # Until then a client may seem to be there that has gone: its requests go on.
     await asyncio.sleep(SERVER_KEEPALIVE_S + 2 * RECONNECT_BACKOFF_S)
@@ -205,6 +210,21 @@ async def _end_all(world: World) -> None:
     for machine in world.schedulers:
         assert machine.scheduler is not None
         checks.check_empty(machine.scheduler.engine)
+        await _check_link(world, machine)
+
+
+async def _check_link(world: World, machine: SchedulerMachine) -> None:
+    """Nothing is left between a core and its fronts, as soon as what is on its way has come."""
+    assert machine.scheduler is not None
+    link = machine.scheduler.link
+    if link is None:
+        return
+    cores, left = [front.front.core for front in machine.fronts if front.front is not None], ""
+    for _ in range(LINK_LOOKS):
+        if not (left := left_on_the_link(link, cores)):
+            return
+        await asyncio.sleep(LINK_LOOK_INTERVAL_S)
+    world.checks.break_promise(f"all requests have ended, and on the link there is: {left}")
 
 
 async def _send_last(world: World, requests: Sequence[RequestPlan]) -> None:

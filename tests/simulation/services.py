@@ -4,7 +4,7 @@ Left out are ports, health checks and the HTTP servers: sockets, which a simulat
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.servicer import ExecutionServicer
 from octavo.admin.v1 import admin_service_pb2_grpc
 from octavo.client import Client
+from octavo.core.v1 import core_service_pb2_grpc
 from octavo.execution.v1 import execution_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2_grpc
 from scheduler_svc.admin.servicer import AdminServicer
@@ -26,8 +27,13 @@ from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.servicer import GenerationServicer
 from scheduler_svc.front.front import front_settings, prompt_methods
 from scheduler_svc.front.text.text_model import ModelTokenizer
+from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.link.tokenizer_files import TokenizerFiles
+from scheduler_svc.own_front import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
 from scheduler_svc.service import HEARTBEATS_PER_LEASE, engine_settings
 from shared.grpc_status import StatusInterceptor
+from shared.metric import Metric
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.network.client import SimulatedChannel
 from tests.simulation.network.link import Network
@@ -37,7 +43,14 @@ from tests.simulation.step_thread import SimulatedStepThread
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 CLIENT_KEEPALIVE_S = 50.0  # as octavo.Client asks for it
+LINK_KEEPALIVE_S = (KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS) / 1000
 
+# How often a core looks whether its fronts have to be told how it is: less often than in production, as each look
+# costs a simulation time even where nothing happens, and fronts that know old things meet more.
+STATE_INTERVAL_S = 0.25
+
+# What a front has to tell of itself.
+METRIC = Metric("simulated_fronts_total", "counter", "Processes of fronts.")
 
 MakeWorker = Callable[[SimulatedStepThread, str], FakeWorker]
 
@@ -80,7 +93,7 @@ class SimulatedExecutor:
 
 @dataclass(slots=True)
 class SimulatedScheduler:
-    """A scheduler process; `start` once."""
+    """A scheduler process; `start` once. With fronts it has `link`, and without them `generation`."""
 
     network: Network
     address: str
@@ -89,8 +102,10 @@ class SimulatedScheduler:
     resolve: Resolve
     surroundings: Surroundings
     on_engine: Callable[[Engine], None] = lambda _: None
+    on_link: Callable[[CoreServicer, Engine], None] = lambda *_: None
     engine: Engine = field(init=False)
-    generation: GenerationServicer = field(init=False)
+    generation: GenerationServicer | None = None
+    link: CoreServicer | None = None
     is_ready: bool = False
     has_begun: bool = False
 
@@ -99,7 +114,8 @@ class SimulatedScheduler:
         self.process.start(self._run())
 
     async def _run(self) -> None:
-        config, tokenizer = self.config, ModelTokenizer()
+        config = self.config
+        tokenizer = TokenizerFiles() if config.num_fronts else ModelTokenizer()
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s, self.resolve),
             self._connect,
@@ -109,22 +125,29 @@ class SimulatedScheduler:
             surroundings=self.surroundings,
         )
         self.on_engine(self.engine)
-        self.generation = GenerationServicer(Generation(self.engine, tokenizer, front_settings(config)))
         server: Any = SimulatedServer(
             self.process, self.address, [KeepBodies(prompt_methods(config)), StatusInterceptor()]
         )
-        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, server)
+        if isinstance(tokenizer, TokenizerFiles):
+            self.link = CoreServicer(self.engine, tokenizer, self.surroundings.unix_s, STATE_INTERVAL_S)
+            self.on_link(self.link, self.engine)
+            core_service_pb2_grpc.add_CoreServiceServicer_to_server(self.link, server)
+        else:
+            self.generation = GenerationServicer(Generation(self.engine, tokenizer, front_settings(config)))
+            generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, server)
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), server)
         self.network.listen(server)
         self.has_begun = True
         await self.engine.run()
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float, end_fronts: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
         """End in order, as after SIGTERM; whoever has not begun ends at once."""
         if not self.has_begun:
             return
         await self.engine.drain(timeout_s)
-        self.generation.shut_down()
+        await asyncio.gather(*(end() for end in end_fronts))
+        if self.generation is not None:
+            self.generation.shut_down()
         for task in self.process.tasks:
             if task is not asyncio.current_task():
                 task.cancel()
@@ -147,13 +170,82 @@ class SimulatedScheduler:
 
     async def _set_ready(self, is_ready: bool) -> None:
         self.is_ready = is_ready
+        for session in () if self.link is None else self.link.sessions:
+            session.tell_state()
+
+
+@dataclass(slots=True)
+class SimulatedFront:
+    """A front process of a scheduler; `run` once.
+
+    Attributes:
+        address: Where clients find it, or another front of the scheduler.
+        link: Where its core is.
+        name: Its id, which a restart keeps.
+        unix_s: Returns the date.
+    """
+
+    network: Network
+    address: str
+    link: str
+    name: str
+    process: SimulatedProcess
+    config: SchedulerConfig
+    unix_s: Callable[[], float]
+    on_core: Callable[[RemoteCore], None] = lambda _: None
+    core: RemoteCore = field(init=False)
+    generation: GenerationServicer = field(init=False)
+    server: SimulatedServer = field(init=False)
+    is_ready: bool = False
+
+    async def run(self) -> None:
+        """Join the core, and serve once that one has said how it is."""
+        tokenizer = ModelTokenizer()
+        self.core = RemoteCore(
+            self._dial,
+            self.name,
+            tokenizer.load,
+            self._set_ready,
+            lambda: [METRIC.single(1.0)],
+            unix_s=self.unix_s,
+        )
+        self.on_core(self.core)
+        self.generation = GenerationServicer(Generation(self.core, tokenizer, front_settings(self.config)))
+        self.server = SimulatedServer(
+            self.process, self.address, [KeepBodies(prompt_methods(self.config)), StatusInterceptor()]
+        )
+        added_to: Any = self.server
+        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, added_to)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._serve())
+            group.create_task(self.core.run())
+
+    async def _serve(self) -> None:
+        await self.core.wait_until_told()
+        self.network.listen(self.server, is_shared=True)
+        await self.core.take_calls()
+
+    async def drain(self) -> None:
+        """End in order, as after SIGTERM; whoever has not begun ends at once."""
+        if self.server.network is None:
+            return
+        await self.core.leave()
+        self.generation.shut_down()
+        await self.server.stop(self.network.delay_s() * 4)
+
+    def _dial(self) -> Any:
+        return SimulatedChannel(self.network, self.link, LINK_KEEPALIVE_S)
+
+    async def _set_ready(self, is_ready: bool) -> None:
+        self.is_ready = is_ready
 
 
 class SimulatedClient(Client):
     """octavo.Client on the simulated network; of the process in whose context it is opened."""
 
-    def __init__(self, network: Network, address: str) -> None:
-        super().__init__(address, resume_timeout_s=0.0)
+    def __init__(self, network: Network, address: str, resume_timeout_s: float, chance: Callable[[], float]) -> None:
+        super().__init__(address, resume_timeout_s=resume_timeout_s)
+        self._random = chance  # that of the process is also drawn from by what is computed once for many runs
         self._network = network
 
     def _dial(self, address: str) -> Any:

@@ -178,6 +178,9 @@ def _simplifications(plan: Plan) -> Iterator[tuple[str, Callable[[Plan], Plan]]]
     yield "fair order", lambda plan: replace(plan, is_fair=True)
     yield "calm weather", lambda plan: replace(plan, weather=Weather())
     yield "one scheduler", _one_scheduler
+    yield "no fronts", lambda plan: replace(plan, num_fronts=0)
+    yield "no client goes on", lambda plan: replace(plan, num_resuming=0)
+    yield "one front", lambda plan: replace(plan, num_fronts=min(1, plan.num_fronts))
     yield "one client", lambda plan: _requests(replace(plan, num_clients=1), client=0)
     for _ in plan.executors[1:]:
         yield "one executor fewer", lambda plan: replace(plan, executors=plan.executors[:-1] or plan.executors)

@@ -14,6 +14,7 @@ from scheduler_svc.request.life import EndedRequest
 from shared.events import Event
 from shared.step import StepResult
 from tests.simulation.checks import RequestRecord
+from tests.simulation.link_watch import RARE_ON_THE_LINK
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.plan import FaultPlan
 from tests.simulation.rare import Rare
@@ -52,11 +53,15 @@ _OTHERS = {
 
 _LINES = tuple(rare for _, rare in RARE_LINES)
 
-RARE: dict[str, str] = {
-    rare.name: rare.sentence
-    for table in (RARE_LIVES, RARE_DECISIONS, RARE_RESULTS, _LINES, RARE_ANSWERS, RARE_STRIKES)
-    for rare in table
-} | _OTHERS
+RARE: dict[str, str] = (
+    {
+        rare.name: rare.sentence
+        for table in (RARE_LIVES, RARE_DECISIONS, RARE_RESULTS, _LINES, RARE_ANSWERS, RARE_STRIKES)
+        for rare in table
+    }
+    | _OTHERS
+    | RARE_ON_THE_LINK
+)
 
 
 class Sometimes(Watcher):
@@ -174,6 +179,10 @@ class Sometimes(Watcher):
             self.count("stop string of a group that had left")
         elif sequence.slot >= 0 and any(sequence.slot in sent.layout.slots for sent in core.in_flight):
             self.count("stop string behind a surplus token")
+
+    def linked(self, process: str, name: str) -> None:
+        """See `Watcher`."""
+        self.count(name)
 
     def probed(self, process: str, address: str, *, works: bool) -> None:
         """See `Watcher`."""

@@ -124,6 +124,10 @@ class Trace(Watcher):
         """See `Watcher`."""
         self._note(process, f"tried {address}: it {'works' if works else 'does not work'}")
 
+    def linked(self, process: str, name: str) -> None:
+        """See `Watcher`."""
+        self._note(process, f"link: {name}")
+
     def broken(self, what: str) -> None:
         """See `Watcher`."""
         self._note("promise", f"BROKEN {what}")

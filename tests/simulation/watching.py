@@ -60,6 +60,9 @@ class Watcher:
     def probed(self, process: str, address: str, *, works: bool) -> None:
         """An executor that had failed was tried."""
 
+    def linked(self, process: str, name: str) -> None:
+        """Something rare was seen on the link between a core and a front (`link_watch.py`)."""
+
     def broken(self, what: str) -> None:
         """The first promise is broken."""
 

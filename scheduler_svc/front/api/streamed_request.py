@@ -56,8 +56,8 @@ class StreamedRequest:
         self._tell = tell
 
     def announce(self) -> None:
-        """Something of it is new, or about to be."""
-        if not self.is_announced:
+        """Something of it is new, or about to be; its caller hears of it once it is accepted or refused."""
+        if not self.is_announced and (self.accepted is not None or self.error is not None):
             self.is_announced = True
             self._tell(self)
 

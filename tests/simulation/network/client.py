@@ -122,7 +122,7 @@ class SimulatedChannel:
                     raise ConnectError(_refused(self._address, "FD Shutdown: connection attempt timed out"))
                 await asyncio.sleep(0.5)
             await asyncio.sleep(2 * network.delay_s())
-            if network.server_at(self._address) is not server:
+            if not network.is_listening(server):
                 raise ConnectError(_refused(self._address, "recvmsg:Connection reset by peer"))
             self._link = network.connect(self, server)
             return self._link

@@ -66,7 +66,7 @@ class Network:
         self._random = random.Random(f"network {seed}")
         self.chance = self._random.random
         self._carrier_context = SimulatedProcess("network", loop).context()
-        self._servers: dict[str, SimulatedServer] = {}
+        self._servers: dict[str, list[SimulatedServer]] = {}
         self._links: dict[Link, None] = {}
         self.counts: Counter[str] = Counter()
         self._cuts: set[frozenset[str]] = set()
@@ -76,20 +76,34 @@ class Network:
         """Return the cuts that part a machine from others."""
         return [cut for cut in self._cuts if machine in cut]
 
-    def listen(self, server: "SimulatedServer") -> None:
-        """Let a server be found at its address."""
-        self._servers[server.address] = server
+    def listen(self, server: "SimulatedServer", *, is_shared: bool = False) -> None:
+        """Let a server be found at its address; `is_shared`: others of other machines are too (SO_REUSEPORT)."""
+        others = self._servers.get(server.address, []) if is_shared else []
+        self._servers[server.address] = [
+            *(other for other in others if other.process.machine != server.process.machine),
+            server,
+        ]
         server.network = self
 
     def stop_listening(self, server: "SimulatedServer") -> list["Link"]:
         """Let a server be found no more; return the connections that it has."""
-        if self._servers.get(server.address) is server:
-            del self._servers[server.address]
+        if self.is_listening(server):
+            self._servers[server.address].remove(server)
         return [link for link in self._links if link.server is server and link.is_open_at_server]
 
     def server_at(self, address: str) -> "SimulatedServer | None":
-        """Return who listens at an address: also a stalled process, and one that is dead and whose kernel is not."""
-        return self._servers.get(address)
+        """Return who listens at an address: also a stalled process, and one that is dead and whose kernel is not.
+
+        Of several that share it, one is drawn for each connection.
+        """
+        servers = self._servers.get(address)
+        if not servers:
+            return None
+        return servers[0] if len(servers) == 1 else servers[int(self._random.random() * len(servers))]
+
+    def is_listening(self, server: "SimulatedServer") -> bool:
+        """Return whether a server is found at its address."""
+        return server in self._servers.get(server.address, ())
 
     def delay_s(self) -> float:
         """Draw how long a message takes."""
@@ -156,7 +170,8 @@ class Network:
 
     def close(self, process: SimulatedProcess) -> None:
         """A process was killed on a machine that lives: nobody listens any more, and its connections are reset."""
-        self._servers = {address: server for address, server in self._servers.items() if server.process is not process}
+        for servers in self._servers.values():
+            servers[:] = [server for server in servers if server.process is not process]
         for link in self.links_of(process):
             link.break_both()
 

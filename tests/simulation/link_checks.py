@@ -1,0 +1,83 @@
+"""What is looked at on the link between a core and its fronts: promises that no client can see broken.
+
+- Each live request of a core belongs to a session that has not ended, and each session's to the core.
+- When all is quiet, nothing is left on either side, and each front has granted its core all credits.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.front_session import FrontSession, _RemoteSink
+from scheduler_svc.link.remote_core import MAX_MESSAGES_ON_THEIR_WAY, RemoteCore
+
+
+@dataclass(slots=True)
+class LinkChecks:
+    """Watches the core's side of the link.
+
+    Args:
+        link: Where fronts join.
+        engine: Behind it.
+        accuse: Told of a broken promise.
+    """
+
+    link: CoreServicer
+    engine: Engine
+    accuse: Callable[[str], None]
+
+    def look(self) -> None:
+        """Look at all requests between two callbacks."""
+        sessions = self.link.sessions
+        for request in self.engine.requests.values():
+            sink = request.sink
+            assert isinstance(sink, _RemoteSink), "all requests of a core with fronts come over the link"
+            if sink._session not in sessions:
+                self.accuse(f"{request.request_id} goes on, and the session of its front has ended")
+            elif sink._session._requests.get(sink.number) is not sink:
+                self.accuse(f"{request.request_id} goes on, and the session of its front does not know it")
+        num_requests = sum(session.num_requests for session in sessions)
+        if num_requests != len(self.engine.requests):
+            self.accuse(f"sessions have {num_requests} requests, and their core {len(self.engine.requests)}")
+
+
+def left_on_the_link(link: CoreServicer, cores: Sequence[RemoteCore]) -> str:
+    """Return what is left of requests and sessions that have ended, in words; `cores`: as its fronts have it."""
+    return ", ".join([*_left_at_the_core(link, len(cores)), *(what for core in cores for what in _left_at(link, core))])
+
+
+def _left_at_the_core(link: CoreServicer, num_fronts: int) -> Iterator[str]:
+    if len(link.sessions) != num_fronts:
+        yield f"{len(link.sessions)} sessions of {num_fronts} fronts"
+    if len(link.metrics._current) != num_fronts:
+        yield f"metrics of {len(link.metrics._current)} sessions"
+    for session in link.sessions:
+        if session.num_requests:
+            yield f"{session.num_requests} requests in the session of {session.name}"
+        if session._batch.is_announced:
+            yield f"news for {session.name}"
+
+
+def _left_at(link: CoreServicer, core: RemoteCore) -> Iterator[str]:
+    outgoing = core._outgoing
+    left = {
+        "requests": core.num_requests,
+        "requests that are checked": core._num_checked,
+        "calls of Abort": len(core._abort_calls),
+        "messages to the core": len(core._full),
+        "submissions": len(outgoing.submissions),
+        "ends of outputs": len(outgoing.output_ends),
+        "aborts": len(outgoing.aborts),
+    }
+    yield from (f"{number} {what} at {core.front_id}" for what, number in left.items() if number)
+    for session in link.sessions:
+        if session.name == core.front_id:
+            num_credits = credits_of(session, core)
+            if num_credits != MAX_MESSAGES_ON_THEIR_WAY:
+                yield f"{num_credits} credits of {core.front_id} instead of {MAX_MESSAGES_ON_THEIR_WAY}"
+
+
+def credits_of(session: FrontSession, core: RemoteCore) -> int:
+    """Return the credits of a session, wherever they are; none of its messages is on its way."""
+    return (session._gate._num_credits or 0) + core._num_taken + core._outgoing.credits

@@ -1,0 +1,270 @@
+"""The machines of the services: on each runs one process at a time. Those of clients are in `world.py`."""
+
+import asyncio
+import random
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.surroundings import PREFIX_KEY_BYTES, Surroundings
+from scheduler_svc.link.core_servicer import CoreServicer
+from tests.simulation.link_watch import watch_front, watch_link
+from tests.simulation.plan import ExecutorPlan
+from tests.simulation.processes import SimulatedProcess
+from tests.simulation.services import SimulatedExecutor, SimulatedFront, SimulatedScheduler, virtual_unix_s
+from tests.simulation.step_thread import SimulatedStepThread
+from tests.simulation.watching import watch
+from tests.simulation.worker import SimulatedWorker
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+EXECUTORS = "dns:///executors:1"
+NUMERICS = ("fake-a", "fake-b")
+
+
+class Machine(ABC):
+    """A place where one process runs at a time: it may end, and be started again.
+
+    Attributes:
+        process: The one that runs or ran last.
+        is_leaving: Whether it was told to end in order.
+    """
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.name = name
+        self.process: SimulatedProcess | None = None
+        self.is_leaving = False
+        self._world = world
+        self._num_starts = 0
+        self._formers: list[SimulatedProcess] = []
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a process runs there, or is stalled."""
+        return self.process is not None and not self.process.is_dead
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start a process, if none is there."""
+
+    def begin(self) -> SimulatedProcess:
+        """Return a new process."""
+        self._num_starts += 1
+        self.is_leaving = False
+        self.process = SimulatedProcess(f"{self.name}#{self._num_starts}", self._world.loop, self.name)
+        return self.process
+
+    def kill(self, *, is_silent: bool = False) -> None:
+        """End the process; `is_silent`: and nobody is told, as if the machine had lost its power."""
+        if self.process is None or self.process.is_dead:
+            return
+        self.process.kill()
+        if is_silent:
+            self._world.network.darken(self.process)
+        else:
+            self._world.network.close(self.process)
+
+    def displace(self) -> SimulatedProcess | None:
+        """Stop the process and start another one in its place; return the former one, or None if none runs."""
+        former = self.process
+        if former is None or not former.is_running or self.is_leaving:
+            return None
+        former.stall()
+        self._formers.append(former)
+        self.process = None
+        self.start()
+        return former
+
+    def kill_former(self, former: SimulatedProcess) -> None:
+        """End a process that another one has displaced."""
+        if former in self._formers:
+            self._formers.remove(former)
+            former.kill()
+            self._world.network.close(former)
+
+    def kill_formers(self) -> None:
+        """End all of them."""
+        for former in tuple(self._formers):
+            self.kill_former(former)
+
+    def stall(self) -> bool:
+        """Stop the process; False: it does not run."""
+        if self.process is None or not self.process.is_running:
+            return False
+        self.process.stall()
+        return True
+
+    def resume(self) -> None:
+        """Let a stalled process go on."""
+        if self.process is not None and not self.process.is_running and not self.process.is_dead:
+            self.process.resume()
+
+
+class ExecutorMachine(Machine):
+    """Where an executor runs.
+
+    Attributes:
+        plan: What it is like; a restart may find another one.
+        numerics_id: Of which arithmetic.
+        executor: The process that runs or ran last.
+    """
+
+    def __init__(self, world: "World", plan: ExecutorPlan) -> None:
+        super().__init__(world, plan.address)
+        self.plan = plan
+        self.numerics_id = NUMERICS[0]
+        self.executor: SimulatedExecutor | None = None
+
+    @property
+    def worker(self) -> SimulatedWorker | None:
+        """What runs its steps; None: the process has none yet, or is gone."""
+        if not self.is_up or self.executor is None:
+            return None
+        return getattr(self.executor, "worker", None)
+
+    def start(self) -> None:
+        """Start a process."""
+        if self.is_up:
+            return
+        world = self._world
+        self.executor = SimulatedExecutor(world.network, self.plan.address, self.begin(), self._make_worker)
+        self.executor.start(self.plan.load_s)
+
+    async def drain(self) -> None:
+        """End the process in order."""
+        if self.executor is not None and self.process is not None and self.process.is_running and self.worker:
+            self.is_leaving = True
+            await asyncio.wait({self.process.start(self.executor.drain())}, timeout=self._world.plan.drain_s)
+        self.kill()
+
+    def _make_worker(self, thread: SimulatedStepThread, instance_id: str) -> SimulatedWorker:
+        world = self._world
+        worker = SimulatedWorker(
+            self.plan,
+            thread,
+            instance_id,
+            world.plan.sliding_window_tokens,
+            self.numerics_id,
+            world.checks.break_promise,
+        )
+        world.workers.append(worker)
+        return worker
+
+
+class SchedulerMachine(Machine):
+    """Where a scheduler runs; with fronts, its core.
+
+    Attributes:
+        scheduler: The process that runs or ran last.
+        fronts: The machines of its fronts.
+    """
+
+    def __init__(self, world: "World", number: int) -> None:
+        super().__init__(world, f"scheduler{number}:1")
+        self.scheduler: SimulatedScheduler | None = None
+        self.fronts = [FrontMachine(world, self, f"front{number}.{index}") for index in range(world.plan.num_fronts)]
+        self._number = number
+
+    @property
+    def own_address(self) -> str:
+        """Where fronts join, and operators ask: not that of clients, where there are fronts."""
+        return f"core{self._number}:1" if self.fronts else self.name
+
+    @property
+    def entrances(self) -> list[str]:
+        """The machines that clients reach."""
+        return [front.name for front in self.fronts] or [self.name]
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it is ready, and its fronts are."""
+        return (
+            self.scheduler is not None
+            and self.scheduler.is_ready
+            and all(machine.front is not None and machine.front.is_ready for machine in self.fronts)
+        )
+
+    def start(self) -> None:
+        """Start a process."""
+        if self.is_up:
+            return
+        world, process = self._world, self.begin()
+        chance = random.Random(f"{process.name} {world.plan.seed}")
+        surroundings = Surroundings(
+            chance.randbytes(PREFIX_KEY_BYTES), chance.random, lambda: virtual_unix_s(world.loop)
+        )
+
+        def on_engine(engine: Engine) -> None:
+            watch(engine, process.name, world.checks.watchers)
+            process.watch = world.checks.watch(engine)
+
+        def on_link(link: CoreServicer, engine: Engine) -> None:
+            watch_link(link, engine, process.name, world.checks.watchers, world.checks.break_promise)
+            world.checks.watch_link(link, engine)
+
+        self.scheduler = SimulatedScheduler(
+            world.network, self.own_address, process, self.config, world.resolve, surroundings, on_engine, on_link
+        )
+        self.scheduler.start()
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """Its settings, and those of its fronts."""
+        return SchedulerConfig.model_validate(
+            {
+                "executor": (EXECUTORS,),
+                "scheduler_id": self.name,
+                "fronts": str(len(self.fronts)),
+                **self._world.plan.settings,
+            }
+        )
+
+    async def drain(self) -> None:
+        """End the process in order, and then its fronts."""
+        if self.scheduler is not None and self.process is not None and self.process.is_running:
+            self.is_leaving = True
+            drain_s = self._world.plan.drain_s
+            end_fronts = [front.drain for front in self.fronts]
+            draining = self.process.start(self.scheduler.drain(drain_s, end_fronts))
+            await asyncio.wait({draining}, timeout=2 * drain_s)
+        self.kill()
+
+
+class FrontMachine(Machine):
+    """Where a front of a scheduler runs.
+
+    Attributes:
+        scheduler: Where its core runs.
+        front: The process that runs or ran last.
+    """
+
+    def __init__(self, world: "World", scheduler: SchedulerMachine, name: str) -> None:
+        super().__init__(world, name)
+        self.scheduler = scheduler
+        self.front: SimulatedFront | None = None
+
+    def start(self) -> None:
+        """Start a process."""
+        if self.is_up:
+            return
+        world, process, scheduler = self._world, self.begin(), self.scheduler
+        self.front = SimulatedFront(
+            world.network,
+            scheduler.name,
+            scheduler.own_address,
+            self.name,
+            process,
+            scheduler.config,
+            lambda: virtual_unix_s(world.loop),
+            lambda core: watch_front(core, process.name, world.checks.watchers),
+        )
+        world.checks.expect_no_end(process.start(self.front.run()), process)
+
+    async def drain(self) -> None:
+        """End the process in order."""
+        if self.front is not None and self.process is not None and self.process.is_running:
+            self.is_leaving = True
+            await asyncio.wait({self.process.start(self.front.drain())}, timeout=self._world.plan.drain_s)
+        self.kill()

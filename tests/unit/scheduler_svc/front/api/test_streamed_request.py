@@ -1,0 +1,21 @@
+"""A request of a stream before the core has said that it took it."""
+
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.front.api.request_body import RequestBody
+from scheduler_svc.front.api.stream_batch import StreamBatch
+from scheduler_svc.front.api.streamed_request import StreamedRequest
+from shared.errors import UnavailableError
+
+
+def test_what_is_new_of_a_request_is_told_once_it_is_accepted_or_refused() -> None:
+    """A core in another process may push tokens in the moment in which it accepts; the front learns that a step later.
+
+    Until then the stream's writer must not meet it: it has nothing to say of it, and all requests would end with it.
+    """
+    told: list[StreamedRequest] = []
+    request = StreamedRequest(3, RequestBody(b"", pb.GenerateRequest), includes_text=False, tell=told.append)
+    request.announce()
+    assert not told
+    request.fail(UnavailableError("no core has come"))
+    assert told == [request]
+    assert StreamBatch().add(request), "that is all of it"
