@@ -308,7 +308,9 @@ async def test_a_prompt_that_makes_too_many_tokens_wait_is_refused_and_a_short_o
         error = await refusal(stack, token_request(21, 5, first_id=2))
         assert error.details() == "the waiting queue is full (1 request with 30 prompt tokens); retry in 1 s"
         short = stack.generation.Generate(token_request(20, 5, first_id=3))
-        assert (await short.read()).accepted.num_prompt_tokens == 20
+        accepted = await short.read()
+        assert isinstance(accepted, pb.GenerateResponse)
+        assert accepted.accepted.num_prompt_tokens == 20
         for call in (running, waiting, short):
             call.cancel()
 
