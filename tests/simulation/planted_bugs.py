@@ -87,6 +87,21 @@ BUGS = (
         "            device.free(all_held[~stays])\n",
         "            device.free(all_held)\n",
     ),
+    Bug(
+        "a block that a step writes keeps the name of what was in it",
+        f"{SERVICE}/block_names.py",
+        "                    self._names.pop(block_id, None)  # it may be there twice\n",
+        "                    pass\n",
+    ),
+    Bug(
+        "the names of kept blocks are taken in the wrong order",
+        f"{CORE}/blocks/prefix_cache.py",
+        "        self.register([names[i : i + HASH_BYTES] for i in range(0, len(names), HASH_BYTES)], block_ids.tolist())\n"
+        "        self._unsent = unsent\n",
+        "        listed = [names[i : i + HASH_BYTES] for i in range(0, len(names), HASH_BYTES)]\n"
+        "        self.register(listed[1:] + listed[:1], block_ids.tolist())\n"
+        "        self._unsent = unsent\n",
+    ),
     # Tokens
     Bug(
         "a token that was in flight at a preemption is delivered and not kept",
