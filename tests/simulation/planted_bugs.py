@@ -95,12 +95,9 @@ BUGS = (
     ),
     Bug(
         "the names of kept blocks are taken in the wrong order",
-        f"{CORE}/blocks/prefix_cache.py",
-        "        self.register([names[i : i + HASH_BYTES] for i in range(0, len(names), HASH_BYTES)], block_ids.tolist())\n"
-        "        self._unsent = unsent\n",
-        "        listed = [names[i : i + HASH_BYTES] for i in range(0, len(names), HASH_BYTES)]\n"
-        "        self.register(listed[1:] + listed[:1], block_ids.tolist())\n"
-        "        self._unsent = unsent\n",
+        f"{CORE}/blocks/block_manager.py",
+        "            self.allocator.adopt(self.prefix_cache.adopt(block_ids, names))\n",
+        "            self.allocator.adopt(self.prefix_cache.adopt(block_ids[::-1].copy(), names))\n",
     ),
     # Tokens
     Bug(
