@@ -148,6 +148,7 @@ class ExecutorMachine(Machine):
             world.plan.sliding_window_tokens,
             self.numerics_id,
             world.checks.break_promise,
+            world.note_step,
         )
         world.workers.append(worker)
         return worker

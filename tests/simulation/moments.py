@@ -4,13 +4,24 @@ import asyncio
 from collections.abc import Callable
 
 from scheduler_svc.core.executor_core import ExecutorCore
-from tests.simulation.plan import CORE_FAULTS, MOMENTS, NO_MOMENT, SCHEDULER_FAULTS, FaultPlan
+from tests.simulation.plan import (
+    CORE_FAULTS,
+    MOMENTS,
+    NO_MOMENT,
+    SCHEDULER_FAULTS,
+    WHILE_DRAINED,
+    WHILE_RESUMED,
+    FaultPlan,
+)
 from tests.simulation.rare_faults import Strike
 from tests.simulation.world import World
 
-# A fault waits so long at most, and looks so often, in seconds.
+# A fault waits so long at most, in seconds.
 LONGEST_WAIT_S = 3.0
+
+# For what does not come and go with steps it looks so often, in seconds.
 LOOK_INTERVAL_S = 0.005
+_WITHOUT_STEPS = (WHILE_DRAINED, WHILE_RESUMED)
 
 
 async def wait_for_moment(world: World, plan: FaultPlan) -> None:
@@ -20,7 +31,10 @@ async def wait_for_moment(world: World, plan: FaultPlan) -> None:
     has_come, strike = _TABLE[plan.moment], Strike(world, plan, 0)
     until_s = world.loop.time() + LONGEST_WAIT_S
     while not has_come(strike) and world.loop.time() < until_s:
-        await asyncio.sleep(LOOK_INTERVAL_S)
+        if plan.moment in _WITHOUT_STEPS:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+        else:
+            await world.next_step(until_s)
 
 
 def _cores(strike: Strike) -> list[ExecutorCore]:

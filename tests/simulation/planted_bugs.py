@@ -290,12 +290,6 @@ BUGS = (
         "            repr(FencedError(",
     ),
     Bug(
-        "what is on its way from a front is taken although its session has ended",
-        f"{LINK}/front_session.py",
-        "            self._reading.cancel()\n",
-        "            pass\n",
-    ),
-    Bug(
         "a stream tells of a request before it is accepted",
         f"{FRONT}/api/streamed_request.py",
         "        if not self.is_announced and (self.accepted is not None or self.error is not None):\n",

@@ -32,9 +32,6 @@ LIVENESS_BOUND_S = 240.0
 # Between two looks at whether a run has enough steps and faults, in virtual seconds.
 _LOOK_INTERVAL_S = 0.25
 
-# Between two looks at whether there are enough steps for the next fault.
-_FAULT_LOOK_INTERVAL_S = 0.02
-
 # Requests that are sent when all is well again, and must be answered.
 NUM_LAST_REQUESTS = 4
 
@@ -173,7 +170,7 @@ async def _strike_all(world: World, tasks: list[asyncio.Task[None]]) -> None:
     begin_s = world.loop.time()
     for fault in world.plan.faults:
         while world.num_steps < fault.after_steps and world.loop.time() < begin_s + fault.at_s:
-            await asyncio.sleep(_FAULT_LOOK_INTERVAL_S)
+            await world.next_step(begin_s + fault.at_s)
         tasks.append(world.loop.create_task(_strike(world, fault)))
 
 

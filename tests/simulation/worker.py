@@ -26,6 +26,7 @@ class SimulatedWorker(FakeWorker):
         sliding_window_tokens: Of the model.
         numerics_id: Of which arithmetic it says that it is.
         accuse: Told of a step that no scheduler may send.
+        on_step: Called after each step.
 
     Attributes:
         is_broken: Whether every step fails.
@@ -42,6 +43,7 @@ class SimulatedWorker(FakeWorker):
         sliding_window_tokens: int,
         numerics_id: str,
         accuse: Callable[[str], None],
+        on_step: Callable[[], None],
     ) -> None:
         super().__init__(
             block_size_tokens=plan.block_size_tokens,
@@ -65,6 +67,7 @@ class SimulatedWorker(FakeWorker):
         self._thread = thread
         self._has_device = plan.has_device
         self._accuse = accuse
+        self._on_step = on_step
 
     def launch(self, step: Step) -> RunningStep:
         """Run a step, unless a fault is due."""
@@ -79,6 +82,7 @@ class SimulatedWorker(FakeWorker):
             self._accuse(f"step {step.step_id} on {self.info.instance_id}: {type(error).__name__}: {error}")
             raise
         self.num_steps += 1
+        self._on_step()
         done_at_s = self._thread.device_until_s
         if self.num_hanging:
             self.num_hanging -= 1

@@ -149,6 +149,7 @@ class World:
     addresses: dict[str, None] = field(init=False)
     is_over: bool = False
     workers: list[SimulatedWorker] = field(default_factory=list)
+    _awaiting_step: list[asyncio.Future[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -168,6 +169,23 @@ class World:
     def num_steps(self) -> int:
         """How many steps the executors have run."""
         return sum(worker.num_steps for worker in self.workers)
+
+    def note_step(self) -> None:
+        """An executor has run a step."""
+        awaiting, self._awaiting_step = self._awaiting_step, []
+        for future in awaiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def next_step(self, until_s: float) -> None:
+        """Return after the next step of any executor, or at a time: whoever looks then need not look in between."""
+        if until_s <= self.loop.time():
+            return
+        future: asyncio.Future[None] = self.loop.create_future()
+        self._awaiting_step.append(future)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                await future
 
     @property
     def fronts(self) -> list[FrontMachine]:
