@@ -96,11 +96,14 @@ class ExecutorClient:
         ]
 
     @contextlib.asynccontextmanager
-    async def attach(self, claim: Callable[[str], None]) -> AsyncIterator["ExecutorSession"]:
+    async def attach(
+        self, claim: Callable[[str], None], *, keeps_blocks: bool = True
+    ) -> AsyncIterator["ExecutorSession"]:
         """Attach, open the stream and keep the lease until the block ends; then detach, if the executor answers.
 
         Args:
             claim: Called with the executor's instance_id before it is attached; what it raises is raised.
+            keeps_blocks: Whether what it has cached from before is believed.
 
         Raises:
             ExecutorRefusedError: it answers, but not for us or not yet.
@@ -108,7 +111,7 @@ class ExecutorClient:
         """
         async with self._dial(self.address) as channel:
             stub = pb_grpc.ExecutionServiceStub(channel)
-            attached = await self._attach(stub, claim)
+            attached = await self._attach(stub, claim, keeps_blocks=keeps_blocks)
             agreement = WireAgreement(attached.wire_version, common(attached.capabilities, WANTED))
             info = info_of(attached, agreement)
             session = ExecutorSession(stub, attached.epoch, info, self._timings, self.address, agreement)
@@ -147,7 +150,7 @@ class ExecutorClient:
         return grpc.aio.secure_channel(address, credentials, options=[*self._options, *self._tls.channel_options])
 
     async def _attach(
-        self, stub: "pb_grpc.ExecutionServiceAsyncStub", claim: Callable[[str], None]
+        self, stub: "pb_grpc.ExecutionServiceAsyncStub", claim: Callable[[str], None], *, keeps_blocks: bool
     ) -> pb.AttachResponse:
         try:
             info = await stub.GetExecutorInfo(pb.GetExecutorInfoRequest(), timeout=self._timings.connect_timeout_s)
@@ -159,7 +162,7 @@ class ExecutorClient:
                 min_wire_version=MIN_WIRE_VERSION,
                 max_wire_version=MAX_WIRE_VERSION,
                 capabilities=encode_capabilities(common(info.capabilities, WANTED)),
-                keep=capability_pb2.CAPABILITY_NAMED_BLOCKS in info.capabilities,
+                keep=keeps_blocks and capability_pb2.CAPABILITY_NAMED_BLOCKS in info.capabilities,
                 key_fingerprint=self._key_fingerprint,
             )
             attached = await stub.Attach(request, timeout=self._timings.connect_timeout_s)

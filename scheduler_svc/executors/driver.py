@@ -99,6 +99,7 @@ class ExecutorDriver:
         self._step_cost = StepCost()
         self._answered_at_s: float | None = None  # a result came, and no step was sent since
         self._cost_of = ""  # the executor process that it was learned from
+        self._answered_nonsense = False  # in the last attachment: what it has cached is not believed
 
     @property
     def address(self) -> str:
@@ -148,7 +149,7 @@ class ExecutorDriver:
             self._check_room()
             if not self._breaker.is_closed:
                 await self._probe()
-            async with self.client.attach(self._claim) as session:
+            async with self.client.attach(self._claim, keeps_blocks=not self._answered_nonsense) as session:
                 self.core, self.session = await self._owner.admit(session, self.address), session
                 fleet = self._owner.fleet
                 fleet.set_takes_groups(self.core, not self.is_retired)
@@ -161,10 +162,12 @@ class ExecutorDriver:
                 session.on_heartbeat = self.in_flight.note_round_trip
                 self.last_trouble = ""
                 log.info(Event("attached", executor=self.address, epoch=session.epoch))
+                self._answered_nonsense = False
                 await self._owner.on_attached(self)
                 await self._drive(self.core, session)
             self._give_back_core("retired", "it left the fleet")
         except (ExecutorLostError, ExecutorRefusedError, ExecutorFaultError, TokenizerFileError) as error:
+            self._answered_nonsense |= isinstance(error, ExecutorFaultError)
             if self.core is not None:
                 if self.core.last_scheduled_step_id and not self.core.last_processed_step_id:
                     self._breaker.fail(self.instance_id, str(error), monotonic_s())
@@ -179,7 +182,7 @@ class ExecutorDriver:
 
         Raises: ExecutorLostError, ExecutorFaultError, ExecutorRefusedError: it does not, or not yet.
         """
-        async with self.client.attach(self._claim) as session:
+        async with self.client.attach(self._claim, keeps_blocks=not self._answered_nonsense) as session:
             try:
                 await probe(session)
             except (ExecutorLostError, ExecutorFaultError) as error:

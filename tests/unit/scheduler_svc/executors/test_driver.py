@@ -74,11 +74,13 @@ class VirtualClient(ExecutorClient):
         self.refusals: list[OctavoServiceError] = []
         self.sessions: list[VirtualSession] = []
         self.worker: FakeWorker | None = None
+        self.believed: list[bool] = []  # whether what it had cached was, at each attachment
 
     @asynccontextmanager
-    async def attach(self, claim: Callable[[str], None]) -> AsyncIterator[VirtualSession]:
+    async def attach(self, claim: Callable[[str], None], *, keeps_blocks: bool = True) -> AsyncIterator[VirtualSession]:
         if self.refusals:
             raise self.refusals.pop(0)
+        self.believed.append(keeps_blocks)
         session = VirtualSession(len(self.sessions) + 1, self.worker or FakeWorker())
         claim(session.info.instance_id)
         self.sessions.append(session)
@@ -387,6 +389,18 @@ async def test_the_result_of_another_step_is_a_loss_and_the_log_says_so(
         assert stage.owner.events == ["attached", "took 1 back", "detached", "attached"]
         assert len(stage.owner.token_ids) == 1
     assert f"event=no_executor address={ADDRESS} cause={cause!r}" in caplog.messages
+
+
+async def test_what_an_executor_has_cached_is_not_believed_after_nonsense_and_is_after_a_loss() -> None:
+    stage = Stage()
+    async with stage.running():
+        await stage.submit()
+        await stage.answer()
+        await stage.answer(step_id=77)
+        await stage.answer()
+        stage.session.lose()
+        await settle()
+    assert stage.client.believed == [True, False, True]
 
 
 async def test_a_bug_of_ours_asks_the_core_nothing_any_more_and_begins_with_an_empty_one(

@@ -39,7 +39,7 @@ class RefusingClient(ExecutorClient):
     def __init__(self, address: str) -> None:
         super().__init__(address, "the test", SessionTimings(), 2**20)
 
-    def attach(self, claim: Callable[[str], None]) -> NoReturn:
+    def attach(self, claim: Callable[[str], None], *, keeps_blocks: bool = True) -> NoReturn:
         raise ExecutorRefusedError(f"{self.address} loads")
 
 
