@@ -122,6 +122,12 @@ class SchedulerConfig(ClientSideConfig):
     max_waiting_requests_per_tenant: int | None = Field(
         None, ge=1, description="Most requests of one tenant in the queue. By default one tenant may fill it."
     )
+    max_waiting_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Most prompt tokens in the queue, over all requests. Further requests get RESOURCE_EXHAUSTED; "
+        "where nothing waits, a prompt of any length may. By default only requests are counted.",
+    )
     policy: Literal["fcfs", "priority"] = Field(
         "fcfs",
         description="fcfs: first come, first served. priority: requests with a smaller `priority` run first and are "

@@ -370,6 +370,7 @@ def engine_settings(config: SchedulerConfig, at_fault_point: AtFaultPoint = no_f
         max_waiting_requests=config.max_waiting_requests,
         max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant or config.max_waiting_requests,
         tenant_weights=config.weights_of_tenants,
+        max_waiting_tokens=config.max_waiting_tokens,
         orphan_timeout_s=config.orphan_timeout_s,
         served_model_name=config.served_model_name,
     )

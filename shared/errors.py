@@ -122,6 +122,7 @@ class QueueFullError(WorldError):
         retry_after_s: When to try again, in seconds.
         tenant: Whose share of the queue is full; None: all of it is.
         queue: What the queue is called.
+        num_waiting_tokens: Prompt tokens in it, if that is what it is full of; None: it is full of requests.
     """
 
     def __init__(
@@ -131,11 +132,13 @@ class QueueFullError(WorldError):
         tenant: str | None = None,
         *,
         queue: str = "the waiting queue",
+        num_waiting_tokens: int | None = None,
     ) -> None:
         self.retry_after_s = retry_after_s
         whose = "" if tenant is None else f" of tenant {tenant!r}"
         requests = "1 request" if num_waiting_requests == 1 else f"{num_waiting_requests} requests"
-        super().__init__(f"{queue}{whose} is full ({requests}); retry in {retry_after_s:g} s")
+        tokens = "" if num_waiting_tokens is None else f" with {num_waiting_tokens} prompt tokens"
+        super().__init__(f"{queue}{whose} is full ({requests}{tokens}); retry in {retry_after_s:g} s")
 
 
 class CacheTooSmallError(WorldError):

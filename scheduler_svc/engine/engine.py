@@ -181,7 +181,7 @@ class Engine:
         self._supersede(request)
         model = self._admitting_model(request.request_id, needs_executor=not was_queued)
         if not was_queued:
-            self.waiting.require_room(request.tenant)
+            self.waiting.require_room(request.tenant, len(request.prompt_token_ids))
         if model.info.model_hash != model_hash:
             raise UnavailableError(
                 "the executor came back with another model, number format or quantization; send the request again"
@@ -284,7 +284,7 @@ class Engine:
         return EngineLoad(
             num_requests=len(self.requests),
             num_running=sum(len(core.batch.running) for core in cores),
-            num_waiting_prompt_tokens=sum(group.num_prompt_tokens for group in self.queue),
+            num_waiting_prompt_tokens=self.queue.num_prompt_tokens,
             max_num_seqs=sum(core.limits.max_num_seqs for core in cores),
             num_taken_slots=sum(core.limits.max_num_seqs - core.batch.num_free_slots for core in cores),
             num_cache_tokens=sum(pool.num_blocks * block_size for pool, block_size in pools),

@@ -12,6 +12,7 @@ from scheduler_svc.executors.serving_limits import CoreSettings
 class EngineSettings:
     """What the engine takes from the configuration.
 
+    `max_waiting_tokens` is how many prompt tokens may wait; None: any number.
     `max_losses` is how often in a row a request may lose its executor while it runs there,
     `queue_retry_after_s` what clients are told when the queue is full, in seconds, `orphan_timeout_s` how long a
     request waits that no attached executor can take. `served_model_name` None: clients know the model by the name that
@@ -25,6 +26,7 @@ class EngineSettings:
     max_waiting_requests_per_tenant: int
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     has_priorities: bool = False
+    max_waiting_tokens: int | None = None
     max_losses: int = 3
     queue_retry_after_s: float = 1.0
     orphan_timeout_s: float = 300.0

@@ -1,4 +1,4 @@
-"""How many requests may wait: over all, and of one tenant. Those that are still being checked count."""
+"""How many requests may wait: over all, and of one tenant; and how many tokens. Those being checked count."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -39,8 +39,11 @@ class WaitingLimits:
         """Requests of a tenant that may wait if no others do."""
         return min(self.settings.max_waiting_requests, self.settings.max_waiting_requests_per_tenant)
 
-    def require_room(self, tenant: str) -> None:
-        """Raise QueueFullError if no other request of a tenant may wait."""
+    def require_room(self, tenant: str, num_tokens: int = 1) -> None:
+        """Raise QueueFullError if no other request of a tenant, with so many tokens, may wait.
+
+        Where nothing waits, a prompt of any length may.
+        """
         settings, num_of_tenant = self.settings, self._queue.num_waiting_of(tenant) + self._num_checked_of[tenant]
         if self.num_waiting >= settings.max_waiting_requests:
             self.num_refused += 1
@@ -48,6 +51,10 @@ class WaitingLimits:
         if num_of_tenant >= settings.max_waiting_requests_per_tenant:
             self.num_refused += 1
             raise QueueFullError(num_of_tenant, settings.queue_retry_after_s, tenant)
+        limit, num_waiting_tokens = settings.max_waiting_tokens, self._queue.num_prompt_tokens
+        if limit is not None and num_waiting_tokens and num_waiting_tokens + num_tokens > limit:
+            self.num_refused += 1
+            raise QueueFullError(self.num_waiting, settings.queue_retry_after_s, num_waiting_tokens=num_waiting_tokens)
 
     @contextmanager
     def counting(self, tenant: str) -> Iterator[None]:

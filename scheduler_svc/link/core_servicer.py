@@ -258,4 +258,5 @@ def core_state(engine: Engine) -> CoreState:
         retry_after_s=engine.settings.queue_retry_after_s,
         load=engine.load,
         max_requests=engine.max_requests,
+        max_waiting_tokens=engine.settings.max_waiting_tokens,
     )

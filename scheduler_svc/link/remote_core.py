@@ -183,6 +183,9 @@ class RemoteCore:
         num_waiting = state.num_waiting + self._num_checked
         if num_waiting >= state.max_waiting:
             raise QueueFullError(num_waiting, state.retry_after_s)
+        num_tokens, most = state.load.num_waiting_prompt_tokens, state.max_waiting_tokens
+        if most is not None and num_tokens >= most:
+            raise QueueFullError(num_waiting, state.retry_after_s, num_waiting_tokens=num_tokens)
         self._num_checked += 1
         try:
             yield self._model

@@ -22,6 +22,7 @@ class CoreState:
     retry_after_s: float
     load: EngineLoad
     max_requests: int | None
+    max_waiting_tokens: int | None = None
 
 
 UNREACHABLE = CoreState(
@@ -51,6 +52,7 @@ def encode_state(state: CoreState) -> pb.CoreState:
         retry_after_s=state.retry_after_s,
         load=pb.Load(**dict(zip(_LOAD_FIELDS, astuple(state.load), strict=True))),
         max_requests=state.max_requests,
+        max_waiting_tokens=state.max_waiting_tokens,
     )
 
 
@@ -67,6 +69,7 @@ def decode_state(message: pb.CoreState) -> CoreState:
         retry_after_s=message.retry_after_s,
         load=EngineLoad(*(getattr(message.load, name) for name in _LOAD_FIELDS)),
         max_requests=message.max_requests if message.HasField("max_requests") else None,
+        max_waiting_tokens=message.max_waiting_tokens if message.HasField("max_waiting_tokens") else None,
     )
 
 

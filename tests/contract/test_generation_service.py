@@ -284,6 +284,37 @@ async def test_a_full_queue_refuses_with_a_time_to_retry() -> None:
         waiting.cancel()
 
 
+async def test_a_queue_that_is_full_of_tokens_refuses_more_of_them() -> None:
+    async with running_stack(FakeWorker(step_ms=1), max_num_seqs=1, max_waiting_tokens=50) as stack:
+        running = stack.generation.Generate(token_request(4, 5000))
+        await running.read()
+        await running.read()
+        long = stack.generation.Generate(token_request(100, 5, first_id=1))  # where nothing waits, any length may
+        await long.read()
+        error = await refusal(stack, token_request(4, 5, first_id=2))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.details() == "the waiting queue is full (1 request with 100 prompt tokens); retry in 1 s"
+        running.cancel()
+        long.cancel()
+
+
+async def test_a_prompt_that_makes_too_many_tokens_wait_is_refused_and_a_short_one_is_not() -> None:
+    async with running_stack(FakeWorker(step_ms=1), max_num_seqs=1, max_waiting_tokens=50) as stack:
+        running = stack.generation.Generate(token_request(4, 5000))
+        await running.read()
+        await running.read()
+        waiting = stack.generation.Generate(token_request(30, 5, first_id=1))
+        await waiting.read()
+        error = await refusal(stack, token_request(21, 5, first_id=2))
+        assert error.details() == "the waiting queue is full (1 request with 30 prompt tokens); retry in 1 s"
+        short = stack.generation.Generate(token_request(20, 5, first_id=3))
+        accepted = await short.read()
+        assert isinstance(accepted, pb.GenerateResponse)
+        assert accepted.accepted.num_prompt_tokens == 20
+        for call in (running, waiting, short):
+            call.cancel()
+
+
 async def test_draining_refuses_new_requests_and_finishes_live_ones() -> None:
     async with running_stack(FakeWorker(step_ms=1)) as stack:
         live = asyncio.create_task(collect(stack, token_request(4, 200)))

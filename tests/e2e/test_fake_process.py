@@ -158,6 +158,7 @@ def test_it_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_missing_model_directory_ends_the_executor_with_one_sentence(tmp_path: Path) -> None:
     missing = tmp_path / "no-model"
     done = run(command("executor_svc", "--listen", "127.0.0.1:0", "--model", str(missing)))

@@ -69,6 +69,7 @@ async def losses_of_attached(scheduler: Service) -> dict[str, int]:
     return {executor.address: executor.num_losses for executor in state.executors if executor.status == attached}
 
 
+@pytest.mark.slow
 async def test_streams_of_every_kind_are_the_same_when_one_of_two_executors_is_killed() -> None:
     doomed = await start_service(FAKE, "--step-ms", "5")
     async with (

@@ -45,8 +45,10 @@ async def running(num_fronts: int, *flags: str, step_ms: int = 5) -> AsyncIterat
     async with running_service("executor_svc.fake", "--step-ms", str(step_ms), "--log-level", "warning") as executor:
         flags = ("--executor", executor.address, "--fronts", str(num_fronts), "--log-level", "warning", *flags)
         async with running_service("scheduler_svc", *flags) as scheduler:
-            async with Client(scheduler.address) as client:
-                await client.wait_until_ready(timeout_s=60)
+            assert scheduler.process.stdout is not None
+            async with asyncio.timeout(60):
+                while b"serving on" not in await scheduler.process.stdout.readline():  # now all fronts take requests
+                    pass
             yield Running(scheduler, executor)
 
 

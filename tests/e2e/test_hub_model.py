@@ -30,6 +30,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
+@pytest.mark.slow
 async def test_the_executor_downloads_its_model(hub: Hub) -> None:
     async with running_service("executor_svc", "--model", "org/tiny", "--kv-cache-gib", "0.01") as executor:
         assert executor.process.stdout is not None

@@ -86,6 +86,7 @@ async def answers_to(url: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return answered
 
 
+@pytest.mark.slow
 async def test_the_requests_of_lm_eval_get_what_transformers_computes(demo_model: Path) -> None:
     settings = {"dtype": "float32", "kv_cache_gib": 0.25}
     options = LocalOptions(demo_model, settings, scheduler={"openai_listen": "127.0.0.1:0"})

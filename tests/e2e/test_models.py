@@ -26,6 +26,7 @@ def save(directory: Path, architecture: str, settings: dict[str, object]) -> Any
     return reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "settings"),
     [

@@ -139,6 +139,7 @@ def test_a_wrong_value_is_one_line(capsys: pytest.CaptureFixture[str], monkeypat
     assert capsys.readouterr().err == f"octavo executor: {sentence}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.model
 async def test_64_streams_of_the_demo_model_are_complete_and_the_scheduler_stays_small(demo_model: Path) -> None:
     async with (

@@ -112,9 +112,8 @@ def check_all(cases: Sequence[Case], cache: Path) -> None:
         check(kernel)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=() if case.capability == 90 else pytest.mark.slow) for case in QUICK]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", QUICK)
 def test_kernels_keep_within_their_budgets(case: Case, tmp_path: Path) -> None:
     check_all([case], tmp_path)
 

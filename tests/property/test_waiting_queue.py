@@ -168,6 +168,7 @@ class WaitingQueueMachine(RuleBasedStateMachine):
         assert not any(group in self.queue for group in self.gone)
         counts = Counter(group.tenant for group in self.model.groups)
         assert [self.queue.num_waiting_of(tenant) for tenant in TENANTS] == [counts[tenant] for tenant in TENANTS]
+        assert self.queue.num_prompt_tokens == sum(group.num_prompt_tokens for group in self.model.groups)
 
 
 TestWaitingQueue = WaitingQueueMachine.TestCase

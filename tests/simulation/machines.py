@@ -193,9 +193,9 @@ class SchedulerMachine(Machine):
             return
         world, process = self._world, self.begin()
         chance = random.Random(f"{process.name} {world.plan.seed}")
-        surroundings = Surroundings(
-            chance.randbytes(PREFIX_KEY_BYTES), chance.random, lambda: virtual_unix_s(world.loop)
-        )
+        # As of a file: a scheduler that starts again finds what its executors have cached.
+        prefix_key = random.Random(f"{self.own_address} {world.plan.seed}").randbytes(PREFIX_KEY_BYTES)
+        surroundings = Surroundings(prefix_key, chance.random, lambda: virtual_unix_s(world.loop))
 
         def on_engine(engine: Engine) -> None:
             watch(engine, process.name, world.checks.watchers)

@@ -87,6 +87,18 @@ BUGS = (
         "            device.free(all_held[~stays])\n",
         "            device.free(all_held)\n",
     ),
+    Bug(
+        "a block that a step writes keeps the name of what was in it",
+        f"{SERVICE}/block_names.py",
+        "                    self._names.pop(block_id, None)  # it may be there twice\n",
+        "                    pass\n",
+    ),
+    Bug(
+        "the names of kept blocks are taken in the wrong order",
+        f"{CORE}/blocks/block_manager.py",
+        "            self.allocator.adopt(self.prefix_cache.adopt(block_ids, names))\n",
+        "            self.allocator.adopt(self.prefix_cache.adopt(block_ids[::-1].copy(), names))\n",
+    ),
     # Tokens
     Bug(
         "a token that was in flight at a preemption is delivered and not kept",

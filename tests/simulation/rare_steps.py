@@ -95,6 +95,10 @@ RARE_LINES: tuple[tuple[str, Rare[Event]], ...] = (
     ("step_stream_broke", Rare("stream broke", "a step stream broke", _any)),
     ("step_stream_resumed", Rare("stream resumed", "a step stream went on where it broke", _any)),
     ("stream_opened", Rare("answers sent again", "an executor sent results that got lost", _says("resent=[1-9]"))),
+    (
+        "attached",
+        Rare("blocks kept", "an executor had cached blocks of before its attachment", _says("kept_blocks=[1-9]")),
+    ),
     ("heartbeat_failed", Rare("heartbeat failed", "an executor did not answer a heartbeat", _any)),
     ("no_executor", Rare("hang noticed", "a step took much longer than it should", _says("hangs"))),
     (

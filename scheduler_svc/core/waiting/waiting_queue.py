@@ -60,6 +60,9 @@ class WaitingQueue:
         policy: Puts groups on levels.
         tenant_weights: Shares by tenant, finite and above 0; a tenant that is not named has weight 1.
 
+    Attributes:
+        num_prompt_tokens: Of all groups.
+
     Raises: InvalidFieldError: a weight is not a finite number above 0.
     """
 
@@ -72,6 +75,7 @@ class WaitingQueue:
         self._open_level_numbers: list[int] = []  # those in which somebody stands in line
         self._held: dict[int, SequenceGroup] = {}  # by arrival
         self._num_waiting_of: Counter[str] = Counter()
+        self.num_prompt_tokens = 0
 
     def __len__(self) -> int:
         return len(self._places)
@@ -100,6 +104,7 @@ class WaitingQueue:
         number = self._policy.level(group)
         place = self._places[group.arrival] = _Place(group, number, group.has_run)
         self._num_waiting_of[group.tenant] += 1
+        self.num_prompt_tokens += group.num_prompt_tokens
         level = self._levels.get(number)
         if level is None:
             level = self._levels[number] = Level()
@@ -121,6 +126,7 @@ class WaitingQueue:
             self._leave_line(place)
         del self._places[group.arrival]
         self._num_waiting_of[group.tenant] -= 1
+        self.num_prompt_tokens -= group.num_prompt_tokens
         if not self._num_waiting_of[group.tenant]:
             del self._num_waiting_of[group.tenant]
         if not place.is_returned and not len((line := level.lines[group.tenant]).groups) and not line.num_held:
