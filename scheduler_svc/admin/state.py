@@ -189,7 +189,7 @@ def sequence_states(
             if shows_blocks:
                 state.block_table.extend(table.device_blocks.tolist())
                 state.host_block_table.extend(table.host_blocks.tolist())
-        if group.beams is not None:
+        if group.beams is not None and rank < len(group.beams.live):  # it has none once it is over
             state.num_tokens = group.num_prompt_tokens + len(group.beams.live[rank].token_ids)
         states.append(state)
     return states

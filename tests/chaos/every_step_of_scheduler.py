@@ -55,7 +55,9 @@ class EveryStepOfCore:
 
 def write(plan: Path, text: str) -> None:
     """Let the core kill itself."""
-    plan.write_text(text, encoding="ascii")
+    draft = plan.with_suffix(".new")  # the core reads it at any moment
+    draft.write_text(text, encoding="ascii")
+    draft.replace(plan)
 
 
 def withdraw(plan: Path) -> bool:

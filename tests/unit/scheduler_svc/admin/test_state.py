@@ -131,6 +131,18 @@ def test_a_search_shows_width_scores_and_hypotheses() -> None:
     assert state.num_output_tokens == sum(len(beam.token_ids) for beam in search.live)
 
 
+def test_a_search_that_is_over_is_shown_until_its_client_has_its_answer() -> None:
+    bench = Bench(small_limits(vocab_size=50))
+    idle = IdleEngine([], None)
+    request = idle.add(group(0, 6, max_tokens(2), beam_search=BeamSearchParams(2)))
+    bench.queue.add(request.group)
+    while request.group.live_sequences:
+        bench.step()
+    state = request_state(request, RequestLocation(admin_pb2.REQUEST_STATUS_WAITING), 0.0)
+    assert [each.status for each in state.sequences] == [admin_pb2.SEQUENCE_STATUS_FINISHED] * len(state.sequences)
+    assert state.beam_search.hypotheses
+
+
 def test_an_executor_that_is_looked_for_has_no_counts() -> None:
     idle = IdleEngine(["e"], None)
     driver = idle.engine.drivers["e"]
