@@ -148,12 +148,20 @@ class _HttpSide:
 
     async def serve(self, connection: socket.socket, peer: str, *, over_tls: bool) -> None:
         """See `HttpServer.serve`."""
-        await asyncio.to_thread(_http_server)  # the event loop has more urgent things to do
-        if self._server is None:
-            self._server = _http_server()(
+        try:
+            server = self._server or await self._make_server()
+        except BaseException:  # nobody else closes it, should the port stop meanwhile
+            connection.close()
+            raise
+        await server.serve(connection, peer, over_tls=over_tls)
+
+    async def _make_server(self) -> "HttpServer":
+        make = await asyncio.to_thread(_http_server)  # the event loop has more urgent things to do
+        if self._server is None:  # another connection may have come meanwhile
+            self._server = make(
                 self._calls, self._path, self._forwarded_cert, self._tls, asks_for_tokens=self._asks_for_tokens
             )
-        await self._server.serve(connection, peer, over_tls=over_tls)
+        return self._server
 
     async def stop(self, grace_s: float) -> None:
         """See `HttpServer.stop`."""
