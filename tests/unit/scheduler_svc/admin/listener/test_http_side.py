@@ -22,7 +22,7 @@ async def test_a_connection_that_waits_for_the_server_is_closed_when_the_port_st
         goes_on.wait(10)
 
     monkeypatch.setattr(admin_port, "_http_server", import_slowly)
-    side = admin_port._HttpSide(cast(JsonTranscoder, None), "/", ForwardedClientCert(()), None, asks_for_tokens=False)
+    side = admin_port._HttpSide(cast("JsonTranscoder", None), "/", ForwardedClientCert(()), None, asks_for_tokens=False)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         serving = asyncio.create_task(side.serve(ours, "somebody", over_tls=False))
