@@ -26,7 +26,7 @@ class Absence:
         return not self._is_over.is_set()
 
     def begin(self) -> None:
-        """It has gone; nothing changes if it had gone before."""
+        """It has gone; nothing changes while it is waited for."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LIMIT_S, self._give_up)
             self._is_over.clear()
@@ -43,5 +43,6 @@ class Absence:
         await self._is_over.wait()
 
     def _give_up(self) -> None:
+        self._timer = None  # one that comes later may go, too
         self._on_limit(LIMIT_S)
-        self._is_over.set()  # and the timer stays: it has not come back
+        self._is_over.set()

@@ -42,6 +42,16 @@ FAULTS = (
         (f"{UNIT}/link/test_remote_core.py::test_a_front_asks_for_its_core_ever_less_often_until_it_has_one",),
     ),
     Fault(
+        "a front that waited too long for a core never waits for one again",
+        f"{SERVICE}/link/absence.py",
+        "        self._timer = None  # one that comes later may go, too\n",
+        "",
+        (
+            f"{UNIT}/link/test_absence.py"
+            "::test_a_core_that_goes_again_is_waited_for_again_after_one_that_stayed_away_too_long",
+        ),
+    ),
+    Fault(
         "a front of its own serves tenants that the core refuses",
         f"{SERVICE}/front_service.py",
         "tenants=frozenset(welcome.tenants) or None, has_priorities=welcome.has_priorities",

@@ -22,6 +22,7 @@ from octavo.outputs import Accepted, Delta, Event, Finished, FinishReason, Outpu
 from octavo.resumption import DEFAULT_RESUME_TIMEOUT_S
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.link.absence import LIMIT_S
 from scheduler_svc.link.core_servicer import CoreServicer
 from shared import events
 from tests.simulation.alone import answer_alone
@@ -220,6 +221,7 @@ class Checks:
             ResourceExhaustedError: "shrink_executor" in kinds or len(answer_outputs(record.shape)) > 1,
             # Beside one request that breaks executors others may find none; but they are not taken for the cause.
             UnavailableError: not (self.is_quiet or self._goes_on(record) or self._gave_up_early(record, error))
+            or self._lacked_a_core(error)
             or record.shape.kind == POISON
             or (self.is_poisoned and COUNTED_OUT not in str(error)),
         }
@@ -229,6 +231,13 @@ class Checks:
     def _goes_on(self, record: RequestRecord) -> bool:
         """Return whether its front must have gone on with it, whatever became of the core."""
         return self.plan.is_seamless and record.events > 0 and not self._has_poison
+
+    def _lacked_a_core(self, error: OctavoError) -> bool:
+        """Return whether cores ended again and again: none may have stayed until its front had found it."""
+        since_s = self.loop.time() - LIMIT_S
+        kinds = {fault.number: fault.kind for fault in self.plan.faults}
+        times_s = [at_s for number, at_s in self.faults_at_s.items() if kinds[number] == "kill_core"]
+        return "none has come for" in str(error) and sum(at_s >= since_s for at_s in times_s) > 1
 
     def _gave_up_early(self, record: RequestRecord, error: OctavoError) -> bool:
         """Return whether its client goes on with what was cut, and did not for as long as it said."""

@@ -77,10 +77,10 @@ class Network:
         return [cut for cut in self._cuts if machine in cut]
 
     def listen(self, server: "SimulatedServer", *, is_shared: bool = False) -> None:
-        """Let a server be found at its address; `is_shared`: others of other machines are too (SO_REUSEPORT)."""
+        """Let a server be found at its address; `is_shared`: others that run there are too (SO_REUSEPORT)."""
         others = self._servers.get(server.address, []) if is_shared else []
         self._servers[server.address] = [
-            *(other for other in others if other.process.machine != server.process.machine),
+            *(other for other in others if other.process.is_running or other.process.machine != server.process.machine),
             server,
         ]
         server.network = self
