@@ -7,6 +7,7 @@
     ├── ResourceExhaustedError     it needs more KV cache than there is, or a larger message; send less
     ├── UnavailableError           draining, no executor yet, or the connection broke; retry later
     │   ├── NotConnectedError      nothing answers at the address
+    │   ├── LostTooOftenError      the request seems to break executors; do not retry
     │   └── TlsHandshakeError      something answers, but the two sides do not agree on TLS
     ├── UnauthenticatedError       the token is missing or unknown
     ├── PermissionDeniedError      the token is another tenant's, or not an operator's
@@ -27,7 +28,7 @@ import grpc
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2
 
-from octavo.status_details import names_us, packed_details, unpack_detail
+from octavo.status_details import LOST_TOO_OFTEN, names_us, packed_details, reason_of, unpack_detail
 
 TIME_LIMIT_PASSED = "the time limit passed before the answer was complete"
 
@@ -97,6 +98,10 @@ class NotConnectedError(UnavailableError):
     def but(self, further: str) -> "NotConnectedError":
         """Return the same error with a longer sentence."""
         return NotConnectedError(self.address, further)
+
+
+class LostTooOftenError(UnavailableError):
+    """The request lost its executor again and again while it ran: it seems to break them. Do not send it again."""
 
 
 class TlsHandshakeError(UnavailableError):
@@ -184,6 +189,8 @@ def from_status(status_code: grpc.StatusCode, message: str, details: Sequence[an
             return InvalidRequestError(message)
         case grpc.StatusCode.ALREADY_EXISTS:
             return RequestExistsError(message)
+        case grpc.StatusCode.UNAVAILABLE if reason_of(details) == LOST_TOO_OFTEN:
+            return LostTooOftenError(message)
         case grpc.StatusCode.UNAVAILABLE:
             return UnavailableError(message)
         case grpc.StatusCode.CANCELLED:

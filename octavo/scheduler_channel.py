@@ -15,6 +15,7 @@ from octavo.bearer_token import token_metadata
 from octavo.errors import (
     ClosedError,
     ConnectionOptionsError,
+    LostTooOftenError,
     NotConnectedError,
     OctavoError,
     TlsHandshakeError,
@@ -53,7 +54,7 @@ class Endpoint:
 
 def is_elsewhere_better(error: OctavoError) -> bool:
     """Return whether another address, or the same one later, may serve what ended with this error."""
-    return isinstance(error, UnavailableError) and not isinstance(error, TlsHandshakeError)
+    return isinstance(error, UnavailableError) and not isinstance(error, LostTooOftenError | TlsHandshakeError)
 
 
 class SchedulerChannel:

@@ -17,6 +17,9 @@ DETAILS_KEY = "grpc-status-details-bin"
 # Whose errors they are, in google.rpc.ErrorInfo.
 ERROR_DOMAIN = "octavo"
 
+# The reason in ErrorInfo of a request that seems to break executors: UNAVAILABLE, and not to be sent again.
+LOST_TOO_OFTEN = "LOST_TOO_OFTEN"
+
 
 def is_from_service(error: grpc.aio.AioRpcError) -> bool:
     """Return whether a service of Octavo ended the call, rather than gRPC for a broken connection, or a proxy."""
@@ -25,8 +28,13 @@ def is_from_service(error: grpc.aio.AioRpcError) -> bool:
 
 def names_us(details: Iterable[any_pb2.Any]) -> bool:
     """Return whether the details of a status say that it is a service of Octavo's."""
+    return reason_of(details) is not None
+
+
+def reason_of(details: Iterable[any_pb2.Any]) -> str | None:
+    """Return the reason in the ErrorInfo of a service of Octavo's, the name of its status or more exact; None: none."""
     info = error_details_pb2.ErrorInfo()
-    return any(packed.Unpack(info) and info.domain == ERROR_DOMAIN for packed in details)
+    return next((info.reason for packed in details if packed.Unpack(info) and info.domain == ERROR_DOMAIN), None)
 
 
 def unpack_detail(details: Iterable[any_pb2.Any], detail: Message) -> bool:

@@ -14,7 +14,8 @@
     │   ├── QueueFullError         the waiting queue is full
     │   ├── NoExecutorError        no executor takes requests; has what operators may know of it
     │   └── UnavailableError       draining, or not there yet
-    │       └── AddressError       a port cannot be opened
+    │       ├── AddressError       a port cannot be opened
+    │       └── LostTooOftenError  the request seems to break executors; do not send it again
     ├── RequestAbortedError        somebody ended the request
     ├── InvalidStepError           a step does not fit the batch table; nothing was written
     ├── StepGapError               a step id was skipped, or its response is not kept any more
@@ -161,6 +162,17 @@ class AddressError(UnavailableError):
         super().__init__(
             f"cannot listen on {address}: it is taken, or not an address of this machine; set {flag} to another one"
         )
+
+
+class LostTooOftenError(UnavailableError):
+    """A request lost its executor too often in a row while it ran: it seems to break them, here and elsewhere.
+
+    Args:
+        num_losses: How often.
+    """
+
+    def __init__(self, num_losses: int) -> None:
+        super().__init__(f"the executor was lost {num_losses} times in a row while it ran this request")
 
 
 class NoExecutorError(WorldError):

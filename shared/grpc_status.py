@@ -20,7 +20,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from octavo.status_details import DETAILS_KEY, ERROR_DOMAIN
+from octavo.status_details import DETAILS_KEY, ERROR_DOMAIN, LOST_TOO_OFTEN
 from shared.errors import (
     CacheTooSmallError,
     CallerError,
@@ -28,6 +28,7 @@ from shared.errors import (
     FencedError,
     InvalidFieldError,
     InvalidStepError,
+    LostTooOftenError,
     OctavoServiceError,
     PermissionDeniedError,
     QueueFullError,
@@ -95,7 +96,8 @@ def rpc_status(error: Exception) -> status_pb2.Status:
     for detail in _details(error):
         status.details.add().Pack(detail)
     # Tells this status from one that gRPC makes up when a connection breaks.
-    origin = error_details_pb2.ErrorInfo(reason=status_code(error).name, domain=ERROR_DOMAIN)
+    reason = LOST_TOO_OFTEN if isinstance(error, LostTooOftenError) else status_code(error).name
+    origin = error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN)
     status.details.add().Pack(origin)
     return status
 

@@ -12,7 +12,7 @@ from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.request.life import EventKind, LifeEvent
 from shared.clock import monotonic_s
-from shared.errors import OctavoServiceError, UnavailableError
+from shared.errors import LostTooOftenError, OctavoServiceError
 
 
 class Recovery:
@@ -74,8 +74,7 @@ class Recovery:
         """End a request that breaks executors, as it seems; return whether it does."""
         if request.num_losses <= self._max_losses:
             return False
-        text = f"the executor was lost {request.num_losses} times in a row while it ran this request"
-        self._abort(request.request_id, UnavailableError(text))
+        self._abort(request.request_id, LostTooOftenError(request.num_losses))
         return True
 
 

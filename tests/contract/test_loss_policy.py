@@ -9,6 +9,8 @@ import pytest
 
 from executor_svc.fake.faults import FakeFaults, FaultPlan
 from executor_svc.fake.worker import FakeWorker
+from octavo import Client, SamplingParams
+from octavo.errors import LostTooOftenError
 from scheduler_svc.executors import circuit_breaker
 from scheduler_svc.executors.circuit_breaker import Backoff
 from shared.errors import StepFailedError
@@ -69,6 +71,13 @@ async def test_a_request_that_breaks_executors_ends_and_it_alone(num_executors: 
         num_losses = sum(stack.driver_of(each).num_losses for each in stack.executors)
         assert 4 <= num_losses < 4 + num_executors
         assert not stack.engine.requests
+
+
+async def test_our_client_does_not_send_a_request_again_that_breaks_executors() -> None:
+    async with running_stack(Mortal(step_ms=2)) as stack, Client(stack.address) as client:
+        with pytest.raises(LostTooOftenError, match="4 times in a row"):
+            await client.generate([1] * POISON_LENGTH, SamplingParams(max_tokens=5))
+        assert stack.driver.num_losses == 4
 
 
 async def test_the_requests_of_an_executor_that_hangs_go_on_elsewhere_within_two_seconds() -> None:

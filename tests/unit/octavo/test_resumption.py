@@ -7,6 +7,7 @@ import pytest
 from octavo.errors import (
     DeadlineError,
     InvalidRequestError,
+    LostTooOftenError,
     NotConnectedError,
     OctavoError,
     OverloadedError,
@@ -180,7 +181,10 @@ def test_a_continuation_that_is_refused_is_unavailable_and_says_what_was_lost_an
     assert str(caught.value) == f"{LOST}, and the answer, cut after 2 tokens, cannot go on: {error}"
 
 
-@pytest.mark.parametrize("error", [DeadlineError("over"), RequestAbortedError("aborted"), TlsHandshakeError("a:1", "")])
+@pytest.mark.parametrize(
+    "error",
+    [DeadlineError("over"), RequestAbortedError("aborted"), LostTooOftenError("lost"), TlsHandshakeError("a:1", "")],
+)
 def test_what_no_other_call_can_mend_is_raised_as_it_is(error: OctavoError) -> None:
     request = begun()
     request.pause_s(LOST, 0.0)

@@ -21,6 +21,7 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.QueueFullError(10, 1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.CacheTooSmallError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.AddressError("--listen", "a:1"), grpc.StatusCode.UNAVAILABLE),
+    (errors.LostTooOftenError(4), grpc.StatusCode.UNAVAILABLE),
     (errors.NoExecutorError("none", "it loads"), grpc.StatusCode.UNAVAILABLE),
     (errors.SlowCallerError(60), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.TooManyUntakenError(16_384), grpc.StatusCode.RESOURCE_EXHAUSTED),
