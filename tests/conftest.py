@@ -4,11 +4,12 @@ Where there is no NVIDIA device, Triton's kernels are interpreted. Triton decide
 said here, before any test module is.
 """
 
+import gc
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,17 @@ settings.register_profile(
 )
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=1000, derandomize=False)
 settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for garbage neither while modules and tests pile up nor, later, among them: nothing of that is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
