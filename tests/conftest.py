@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.support.large_tables import thin
+
 if shutil.which("nvidia-smi") is None and not list(Path("/dev").glob("nvidia[0-9]*")):
     os.environ["TRITON_INTERPRET"] = "1"
 # OpenMP's threads wait for each other asleep: beside another busy process they would take its cores from themselves.
@@ -38,6 +40,13 @@ settings.register_profile("thorough", settings.get_profile("quick"), max_example
 settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS_PROFILE", "quick"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the marker here: a GPU's image has settings of its own."""
+    config.addinivalue_line(
+        "markers", "further_case: of a large table; left out by `make test`, run by `make test-all`"
+    )
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Look for garbage neither while modules and tests pile up nor, later, among them: nothing of that is garbage."""
@@ -47,6 +56,12 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before markers are asked for."""
+    thin(items)
 
 
 def pytest_collection_finish() -> None:
