@@ -77,7 +77,7 @@ dev: $(INSTALLED)
 
 test: $(INSTALLED) monitoring-tools browser
 	$(BIN)/octavo model prepare smollm2
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not further_case and not gpu"
 
 test-all: $(INSTALLED) monitoring-tools browser
 	$(BIN)/octavo model prepare smollm2

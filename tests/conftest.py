@@ -4,15 +4,18 @@ Where there is no NVIDIA device, Triton's kernels are interpreted. Triton decide
 said here, before any test module is.
 """
 
+import gc
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from tests.support.large_tables import thin
 
 if shutil.which("nvidia-smi") is None and not list(Path("/dev").glob("nvidia[0-9]*")):
     os.environ["TRITON_INTERPRET"] = "1"
@@ -35,6 +38,30 @@ settings.register_profile(
 )
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=1000, derandomize=False)
 settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the marker here: a GPU's image has settings of its own."""
+    config.addinivalue_line(
+        "markers", "further_case: of a large table; left out by `make test`, run by `make test-all`"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for garbage neither while modules and tests pile up nor, later, among them: nothing of that is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before markers are asked for."""
+    thin(items)
 
 
 def pytest_collection_finish() -> None:

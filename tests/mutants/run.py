@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tests.mutants.fault import Fault, StaleError, TreeCopy
 
 PYTEST = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
-QUICK = ["-m", "not slow and not gpu"]  # as in `make test`
+QUICK = ["-m", "not slow and not gpu"]  # `make test`, with all cases of its large tables
 ALL_PASSED, SOME_FAILED = 0, 1  # pytest's exit codes
 LAST_LINES = 15
 
