@@ -927,22 +927,28 @@ class Failure(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_JSON_FIELD_NUMBER: _builtins.int
+    BASE_KINDS_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """Its class in shared/errors.py."""
     message: _builtins.str
     """Its sentence."""
     attributes_json: _builtins.str
     """Its attributes: a JSON object."""
+    @_builtins.property
+    def base_kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The classes that it is derived from, the nearest first: who does not know `kind` takes the first that is known."""
+
     def __init__(
         self,
         *,
         kind: _builtins.str = ...,
         message: _builtins.str = ...,
         attributes_json: _builtins.str = ...,
+        base_kinds: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes_json", b"attributes_json", "kind", b"kind", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes_json", b"attributes_json", "base_kinds", b"base_kinds", "kind", b"kind", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,6 +29,7 @@ from scheduler_svc.request.served_model import Reproducibility, ServedModel
 from shared import errors
 from shared.errors import (
     InvalidFieldError,
+    LostTooOftenError,
     NoExecutorError,
     OctavoServiceError,
     QueueFullError,
@@ -83,6 +84,7 @@ ERRORS = [
     InvalidFieldError("sampling_params.top_p", 2.0, "at most 1"),
     QueueFullError(4, 1.5, "red"),
     RequestExistsError("mine"),
+    LostTooOftenError(4),
     NoExecutorError("no executor is attached", "127.0.0.1:1: refused"),
     UnavailableError("gone"),
     *(
@@ -101,9 +103,13 @@ def test_an_error_ends_a_call_as_it_would_have_without_the_link(error: OctavoSer
     assert rpc_status(decoded) == rpc_status(error)
 
 
-def test_an_error_of_a_later_release_is_one_of_ours() -> None:
-    decoded = decode_failure(pb.Failure(kind="LaterError", message="a sentence"))
-    assert (type(decoded), str(decoded)) == (OctavoServiceError, "a sentence")
+def test_an_error_of_a_later_release_is_one_of_the_nearest_class_that_is_known() -> None:
+    message = encode_failure(LostTooOftenError(4))
+    message.kind = "LaterError"
+    decoded = decode_failure(message)
+    assert (type(decoded), str(decoded)) == (UnavailableError, message.message)
+    del message.base_kinds[:]
+    assert type(decode_failure(message)) is OctavoServiceError
 
 
 def test_what_a_search_found() -> None:
