@@ -108,6 +108,7 @@ async def test_equal_seeds_send_equal_loads() -> None:
     assert is_warned == [False, True, False]
 
 
+@pytest.mark.slow  # unit/octavo/bench has datasets
 async def test_the_dataset_is_sent_as_text(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "abcd", "max_tokens": 3}\n{"prompt": "abcdefgh"}\n', "utf-8")

@@ -40,6 +40,7 @@ async def test_the_executor_downloads_its_model(hub: Hub) -> None:
         assert hub.downloads("model.safetensors") == [""]
 
 
+@pytest.mark.slow  # unit/octavo/models has downloads
 async def test_up_serves_a_model_of_the_hub_by_its_id_and_downloads_it_once(hub: Hub) -> None:
     command = [sys.executable, "-m", "octavo.cli", "up", "--model", "org/tiny@main", *PORTS, "--kv-cache-gib", "0.01"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

@@ -198,6 +198,7 @@ async def test_the_demo_kills_an_executor_and_finds_the_same_tokens(tmp_path: Pa
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow  # the demo that kills one is above
 async def test_a_demo_whose_answer_is_short_kills_nobody(tmp_path: Path) -> None:
     process = await start(tmp_path, "demo", fake_flags="--eos-probability 0.5")
     output, _ = await process.communicate()

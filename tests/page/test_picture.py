@@ -20,6 +20,7 @@ def shares_of_colours(path: Path) -> list[float]:
         return sorted((number / (picture.width * picture.height) for number, _ in colours), reverse=True)
 
 
+@pytest.mark.slow  # test_failures.py and others have the page
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_new_picture_is_not_blank(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "page.png"

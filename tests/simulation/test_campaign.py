@@ -80,6 +80,7 @@ def test_arguments_that_make_no_sense_are_refused(words: list[str]) -> None:
         main(words)
 
 
+@pytest.mark.slow  # test_determinism.py has runs that are repeated
 def test_one_seed_has_one_digest(capsys: pytest.CaptureFixture[str]) -> None:
     printed = []
     for _ in range(2):

@@ -87,6 +87,7 @@ def test_what_is_broken_is_told_with_the_state_of_the_cores(monkeypatch: pytest.
     assert "Where its sequences were" in "\n".join(report(outcome.plan))
 
 
+@pytest.mark.slow  # a run that is looked into is above
 def test_whoever_watches_changes_nothing() -> None:
     plan = draw_plan(3, SAFETY)
     trace = Trace()

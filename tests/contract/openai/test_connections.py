@@ -60,6 +60,7 @@ async def test_a_client_that_leaves_ends_its_request(sent: bytes, is_half: bool)
     assert ended.error_message == "the client ended the call, or its connection broke"
 
 
+@pytest.mark.slow  # test_request_stream_limits.py has it of the other port
 async def test_who_does_not_read_holds_up_nobody_and_little_is_kept_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     transports: list[asyncio.Transport] = []
     made = RequestHandler.connection_made

@@ -39,6 +39,7 @@ def test_what_a_step_gets_on_top_is_its_own_and_its_share_of_the_ends() -> None:
     assert cost.share == pytest.approx(0.005)
 
 
+@pytest.mark.slow  # processes under load
 def test_the_command_prints_a_table_and_writes_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

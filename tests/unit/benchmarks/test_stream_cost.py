@@ -5,6 +5,7 @@ import pytest
 from benchmarks.stream_cost import Result, Round, main, measure, summary
 
 
+@pytest.mark.slow  # processes under load
 async def test_a_short_run_counts_all_tokens() -> None:
     said: list[str] = []
     result = await measure(num_requests=8, num_tokens=5, num_rounds=2, step_ms=1.0, say=said.append)
