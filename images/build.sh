@@ -3,7 +3,7 @@
 #
 # BUILD        the command that builds, default "buildah bud"; "podman build" does as well
 # BUILD_FLAGS  what else it is told, e.g. --build-arg TORCH_OPTIONS="..." (see the head of executor.Containerfile)
-# REPOSITORY   in front of the names, default "octavo": octavo/scheduler:0.1.0
+# REPOSITORY   in front of the names, default "octavo": octavo/scheduler:0.2.0.dev0
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from octavo.llm import LLM
     from octavo.sampling_params import SamplingParams
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOMES = {"Client": "octavo.client", "LLM": "octavo.llm", "SamplingParams": "octavo.sampling_params"}
 

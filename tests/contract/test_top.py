@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo import __version__
 from octavo.admin_client import AdminClient, AdminPortError
 from octavo.commands.explain import explain_request
 from octavo.errors import (
@@ -333,6 +334,6 @@ async def test_a_pipe_gets_a_picture_as_text() -> None:
         assert process.stdout is not None
         out = (await process.stdout.read()).decode()
         assert await ended(process) == 0
-    assert out.startswith("octavo 0.1.0   fake   ready   up ")
+    assert out.startswith(f"octavo {__version__}   fake   ready   up ")
     assert "per second  0.0 finished   0.0 failed   0.0 preemptions (0 in all)" in out
     assert out.endswith("\nno live requests\n")
