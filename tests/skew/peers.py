@@ -21,7 +21,8 @@ FAKE = "executor_svc.fake"
 SCHEDULER = "scheduler_svc"
 
 WORKING_TREE = Path(__file__).parents[2]
-[RELEASE_ARCHIVE] = Path(__file__).parent.glob("octavo-*.zip")
+RELEASE_ARCHIVES = sorted(Path(__file__).parent.glob("octavo-*.zip"))
+RELEASE_ARCHIVE = RELEASE_ARCHIVES[0]
 
 State = admin_service_pb2.GetSchedulerStateResponse
 

@@ -2,9 +2,10 @@
 
 Run it once at each release, on the tagged commit, with `make record-release` (or
 `python -m tests.skew.record_release COMMIT`), and commit the result: `octavo-VERSION.zip` beside this
-file takes the place of the release before. It holds what a scheduler, a fake executor and a client
-import, without torch, and `PYTHONPATH=octavo-VERSION.zip` runs them. The same commit gives the same
-bytes: entries are in order and have no time of their own. The comment of the archive is the commit.
+file, next to those of releases before, which stay until somebody drops them. It holds what a scheduler,
+its core and fronts, a fake executor and a client import, without torch, and
+`PYTHONPATH=octavo-VERSION.zip` runs them. The same commit gives the same bytes: entries are in order and
+have no time of their own. The comment of the archive is the commit.
 """
 
 import ast
@@ -20,7 +21,10 @@ HERE = Path(__file__).parent
 PACKAGES = ("executor_svc", "octavo", "scheduler_svc", "shared")
 
 # What the tests start or import; everything that these import comes with them.
-ROOTS = ("executor_svc.fake.__main__", "octavo.client", "scheduler_svc.__main__")
+ROOTS = (
+    *("executor_svc.fake.__main__", "octavo.client", "scheduler_svc.__main__"),
+    *("scheduler_svc.core_process", "scheduler_svc.front_process", "scheduler_svc.own_front"),
+)
 
 # The least that the format can say: midnight, 1 January 1980.
 NO_TIME = (1980, 1, 1, 0, 0, 0)
@@ -33,8 +37,6 @@ def main() -> int:
     commit = _git("rev-parse", f"{sys.argv[1] if len(sys.argv) > 1 else 'HEAD'}^{{commit}}").decode().strip()
     sources = read_sources(_git("archive", "--format=tar", commit, *PACKAGES))
     archive = HERE / f"octavo-{version_of(sources)}.zip"
-    for older in HERE.glob("octavo-*.zip"):
-        older.unlink()
     archive.write_bytes(zip_release(needed_sources(sources, ROOTS), commit))
     print(f"{archive.name}: {archive.stat().st_size / 1024:.0f} KiB, from {commit}")
     return 0
