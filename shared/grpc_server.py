@@ -207,6 +207,6 @@ def _options(max_request_bytes: int, max_message_bytes: int, *, is_shared: bool)
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         # Peers may ping an idle stream as often as every 5 s; the default of 5 minutes would cut them off.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_pings_without_data", 0),
     ]
