@@ -24,6 +24,9 @@ from shared.events import Event
 
 logger = logging.getLogger(__name__)
 
+# Of two matrices that are compared: some MiB.
+_ROWS_AT_ONCE = 1024
+
 
 class Checkpoint:
     """The weights of a model directory: one safetensors file, or shards with an index.
@@ -86,7 +89,19 @@ class Checkpoint:
 
     def digest(self) -> WeightsDigest:
         """Return what hashes all bytes of the model, in the background."""
-        return WeightsDigest(self._directory / "config.json", set(self._file_of.values()))
+        return WeightsDigest(self._directory / "config.json", self._file_of)
+
+    def holds_other_values(self, name: str, other: str) -> bool:
+        """Whether two matrices are both stored, and differ in shape or in any value."""
+        if not {name, other} <= self._file_of.keys():
+            return False
+        with _open(self._file_of[name]) as file, _open(self._file_of[other]) as other_file:
+            matrix, another = file.get_slice(name), other_file.get_slice(other)  # type: ignore[no-untyped-call]
+            if matrix.get_shape() != another.get_shape():
+                return True
+            starts = range(0, matrix.get_shape()[0], _ROWS_AT_ONCE)
+            parts = (slice(start, start + _ROWS_AT_ONCE) for start in starts)
+            return any(not torch.equal(matrix[part], another[part]) for part in parts)
 
     def number_formats(self) -> set[str]:
         """Return the number formats in which tensors are stored, as safetensors names them: BF16, F32."""
@@ -106,7 +121,7 @@ class Checkpoint:
         return {name for name in found if name.startswith(("F", "BF"))}  # others are masks and counts
 
     def _find_tensors(self) -> dict[str, Path]:
-        """Return the file of each tensor, and check that the shards hold what the index says."""
+        """Return the file of each tensor. With shards the index says it: what it does not name is not read."""
         single, index = self._directory / SINGLE_FILE, self._directory / INDEX_FILE
         self._table_of_contents = single if single.is_file() else index
         if single.is_file():
@@ -116,14 +131,11 @@ class Checkpoint:
         weight_map = read_json_object(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
             raise ModelLoadError(f"{index} has no weight_map from tensor names to file names")
-        file_of: dict[str, Path] = {}
-        for path in sorted({self._directory / name for name in weight_map.values()}):
-            file_of |= dict.fromkeys(_tensor_names(path), path)
-        for name, file_name in weight_map.items():
-            if file_of.get(name) != self._directory / file_name:
-                raise ModelLoadError(
-                    f"{self._directory / file_name} does not hold the tensor {name}, as its index says"
-                )
+        held = {path: set(_tensor_names(path)) for path in {self._directory / name for name in weight_map.values()}}
+        file_of = {name: self._directory / file_name for name, file_name in sorted(weight_map.items())}
+        for name, path in file_of.items():
+            if name not in held[path]:
+                raise ModelLoadError(f"{path} does not hold the tensor {name}, as its index says")
         return file_of
 
     def _check_names(self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool]) -> None:

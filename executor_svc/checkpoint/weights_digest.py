@@ -12,7 +12,7 @@ Quantization is not here: it is a number format of the executor (`executor_svc/n
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +37,7 @@ _READ_BYTES = 2**20
 class _Tensor:
     """A tensor in its file."""
 
+    name: str
     description: bytes
     path: Path
     begin: int
@@ -54,14 +55,15 @@ class WeightsDigest:
 
     Args:
         config: config.json.
-        files: The safetensors files, which have been opened once: their headers are whole.
+        file_of: The safetensors file of each tensor; they have been opened once: their headers are whole.
 
     Raises: ModelLoadError: a file cannot be read.
     """
 
-    def __init__(self, config: Path, files: Iterable[Path]) -> None:
+    def __init__(self, config: Path, file_of: Mapping[str, Path]) -> None:
         self._config = config
-        tensors = [tensor for path in sorted(files) for tensor in _tensors_of(path)]
+        files = sorted(set(file_of.values()))
+        tensors = [tensor for path in files for tensor in _tensors_of(path) if file_of.get(tensor.name) == path]
         self._pool = ThreadPoolExecutor(NUM_THREADS, "weights-digest")
         self._digests: list[tuple[bytes, list[Future[bytes]]]] = [
             (tensor.description, [self._pool.submit(_hash, tensor.path, *piece) for piece in tensor.pieces()])
@@ -101,7 +103,7 @@ def _tensors_of(path: Path) -> list[_Tensor]:
         if name != "__metadata__":
             begin, end = (8 + num_bytes + offset for offset in entry["data_offsets"])
             description = json.dumps([name, entry["dtype"], entry["shape"]]).encode()
-            tensors.append(_Tensor(description, path, begin, end))
+            tensors.append(_Tensor(name, description, path, begin, end))
     return sorted(tensors, key=lambda tensor: tensor.begin)
 
 

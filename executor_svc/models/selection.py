@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -78,8 +78,35 @@ def choose_model(
         model_config = read_model_config(directory, config)
     except UnsupportedModelError as reason:
         return _from_transformers(directory, config, device, reason)
+    model_config = _with_its_own_head(directory, model_config, is_told=group.rank == 0)
     in_bfloat16 = config.quantization == "none" and _is_stored_in_bfloat16(directory, model_config)
     return choose_decoder(model_config, config, device, group, is_stored_in_bfloat16=in_bfloat16)
+
+
+def _with_its_own_head(directory: ModelDirectory, model_config: ModelConfig, *, is_told: bool) -> ModelConfig:
+    """Return the configuration with a head that is not the embedding, if the checkpoint has another one.
+
+    config.json may say that they are one: what is stored counts, as in transformers.
+
+    Raises: ModelLoadError: a file is missing or damaged.
+    """
+    names, checkpoint = model_config.names, Checkpoint(directory.path)
+    embeddings = {names.embedding, names.embedding.removeprefix(names.optional_prefix)}
+    head = f"{names.head}.weight"
+    if not model_config.tie_word_embeddings or not any(
+        checkpoint.holds_other_values(f"{embedding}.weight", head) for embedding in embeddings
+    ):
+        return model_config
+    if is_told:
+        _logger.warning(
+            Event(
+                "head_is_not_embedding",
+                directory=str(directory.path),
+                tensor=head,
+                reason="config.json has tie_word_embeddings, but the stored head has other values; it is used",
+            )
+        )
+    return replace(model_config, tie_word_embeddings=False)
 
 
 def _is_stored_in_bfloat16(directory: ModelDirectory, model_config: ModelConfig) -> bool:

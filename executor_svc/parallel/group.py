@@ -7,6 +7,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+_ARRIVED = "arrived"
+_AS_LONG_AS_IT_TAKES = timedelta(days=7)
+
 
 class TensorParallelGroup(Protocol):
     """The ranks that share a forward pass. All of them call the same methods in the same order."""
@@ -33,6 +36,9 @@ class TensorParallelGroup(Protocol):
 
     def least(self, number: int) -> int:
         """Return the least `number` of all ranks."""
+
+    def wait_for_all(self) -> None:
+        """Return once all ranks have called this. It may take hours, unlike a collective."""
 
 
 class SingleRank:
@@ -61,6 +67,9 @@ class SingleRank:
         """Return `number`."""
         return number
 
+    def wait_for_all(self) -> None:
+        """Nobody else is there."""
+
 
 SINGLE_RANK: Final = SingleRank()
 
@@ -79,6 +88,8 @@ class DistributedGroup:
         self.rank = rank
         self.size = size
         self._device = device
+        self._store = store
+        self._num_waits = 0
         backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)  # NCCL takes the current one
@@ -112,6 +123,13 @@ class DistributedGroup:
         value = torch.tensor(number, dtype=torch.int64, device=self._device)
         dist.all_reduce(value, op=dist.ReduceOp.MIN)
         return int(value)
+
+    def wait_for_all(self) -> None:
+        """Return once all ranks have called this. A rank that is lost meanwhile ends the group by its step channel."""
+        self._num_waits += 1
+        arrived = [f"{_ARRIVED}/{self._num_waits}/{rank}" for rank in range(self.size)]
+        self._store.set(arrived[self.rank], "")
+        self._store.wait(arrived, _AS_LONG_AS_IT_TAKES)
 
     def close(self) -> None:
         """Leave the group."""

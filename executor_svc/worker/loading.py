@@ -62,6 +62,8 @@ def load_worker(
     if stored != kept and group.rank == 0:
         logger.info(Event("weights_converted", stored=",".join(sorted(stored)), weights=weights))
     weights_digest = _load_weights(chosen, checkpoint, group.rank)
+    # Ranks load from other disks, and one of them hashes too: their first collective has to be short for all.
+    group.wait_for_all()
     numerics = find_numerics(chosen, group.size, device)
     if group.rank == 0:
         log_numerics(numerics, weights_digest)

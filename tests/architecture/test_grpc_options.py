@@ -3,8 +3,8 @@
 import ast
 from pathlib import Path
 
+import grpc
 import pytest
-from grpc._cython import cygrpc
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("octavo", "scheduler_svc", "executor_svc", "shared", "tests", "benchmarks")
@@ -19,7 +19,8 @@ def options_in(source: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def library() -> bytes:
-    return Path(cygrpc.__file__).read_bytes()
+    [path] = Path(grpc.__file__).parent.glob("_cython/cygrpc*.so")
+    return path.read_bytes()
 
 
 def is_known(option: str, library: bytes) -> bool:

@@ -1,10 +1,12 @@
 """The model on the paged cache equals transformers' Llama, whatever the batch and the block tables."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from executor_svc.config import ExecutorConfig
 from executor_svc.sampler.drawing import draw
@@ -33,6 +35,20 @@ def test_logits_at_every_position_equal_transformers(
     driver.prefill([prompt[:length] for length in range(1, 46)])
 
     assert_close(recorder.logits, reference_logits(model, prompt))
+
+
+def test_a_stored_head_counts_though_config_json_says_that_it_is_the_embedding(
+    tmp_path: Path, make_driver: MakeDriver, recorder: RecordingSampler, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny_model(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    model, prompt = TinyModel(tmp_path, LlamaForCausalLM.from_pretrained(tmp_path)), random_prompt(9)
+
+    make_driver(model).prefill([prompt])
+
+    assert_close(recorder.logits, reference_logits(model, prompt)[-1:])
+    assert "event=head_is_not_embedding" in caplog.text
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])

@@ -66,6 +66,9 @@ class ThreadedGroup:
         numbers: list[int] = self._exchange.all_of(self.rank, number)
         return min(numbers)
 
+    def wait_for_all(self) -> None:
+        self._exchange.all_of(self.rank, None)
+
 
 class ThreadedRanks:
     """The workers of all ranks as one worker; see `executor_svc.worker.interface.Worker`."""

@@ -214,10 +214,30 @@ def test_wrong_shape(directory: Path) -> None:
 def test_tensors_that_the_model_computes_itself_may_be_stored(directory: Path) -> None:
     """Old Llama checkpoints carry rotary frequencies, and some tied ones their head."""
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    edit_tensors(directory, lambda tensors: tensors.update({name: torch.zeros(4)}))
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors |= {name: torch.zeros(4), "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+
+    edit_tensors(directory, add)
     edit_config(directory, tie_word_embeddings=True)
 
     assert load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1)).info.vocab_size == 97
+
+
+def test_a_shard_may_hold_what_the_index_does_not_name_and_it_is_not_read(directory: Path) -> None:
+    expected = load_file(directory / "model.safetensors")
+    weight_map = shard(directory)
+    with Checkpoint(directory).digest() as digest:
+        before = digest.result()
+    [other] = {"a.safetensors", "b.safetensors"} - {weight_map[K_PROJ]}
+    stale = {K_PROJ: torch.zeros(3, 3), "model.extra.weight": torch.zeros(2)}
+    save_file(load_file(directory / other) | stale, directory / other)
+
+    targets = load_all(directory, {name: tuple(tensor.shape) for name, tensor in expected.items()})
+
+    assert all(torch.equal(targets[name], tensor) for name, tensor in expected.items())
+    with Checkpoint(directory).digest() as digest:
+        assert digest.result() == before
 
 
 def test_missing_shard(directory: Path) -> None:
