@@ -154,7 +154,8 @@ class Client(GenerationCalls):
     ) -> RequestOutput:
         """Run one prompt and return all of it; arguments and errors are those of `stream`."""
         sampling_params = with_keywords(sampling_params, keywords, function="generate")
-        accepted_id = request_id or ""
+        accepted = Accepted(request_id or "", 0)
+        finished: Finished | None = None
         async for event in self.stream(
             prompt,
             sampling_params,
@@ -167,10 +168,11 @@ class Client(GenerationCalls):
             timeout_s=timeout_s,
         ):
             if isinstance(event, Accepted):
-                accepted_id = event.request_id
+                accepted = event
             elif isinstance(event, Finished):
-                return RequestOutput.of(accepted_id, prompt, event)
-        raise AssertionError("stream() ends with a Finished event or raises")
+                finished = event
+        assert finished is not None, "stream() ends with a Finished event or raises"
+        return RequestOutput.of(prompt, accepted, finished)
 
     async def stream_many(
         self,

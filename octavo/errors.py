@@ -23,6 +23,7 @@ Each message is one sentence that may be shown to a person as it is.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import grpc
 from google.protobuf import any_pb2
@@ -30,11 +31,25 @@ from google.rpc import error_details_pb2
 
 from octavo.status_details import LOST_TOO_OFTEN, names_us, packed_details, reason_of, unpack_detail
 
+if TYPE_CHECKING:
+    from octavo.outputs import Output
+
 TIME_LIMIT_PASSED = "the time limit passed before the answer was complete"
 
 
 class OctavoError(Exception):
-    """Any failure that a caller of this package can expect."""
+    """Any failure that a caller of this package can expect.
+
+    Attributes:
+        outputs: What had come of the answer when it failed; empty if nothing had.
+    """
+
+    outputs: "tuple[Output, ...]" = ()
+
+    def keep(self, outputs: "tuple[Output, ...]") -> None:
+        """Note what had come."""
+        if outputs:
+            self.outputs = outputs
 
 
 class InvalidRequestError(OctavoError):

@@ -54,6 +54,9 @@ _UNKNOWN_FIELDS = {
     "field 15 of GenerateRequest": "include_prompt_token_ids",
 }
 
+# How long the end of a call may take after the last event.
+_END_WITHIN_S = 1.0
+
 # Pause before a watch of the readiness that ended is opened again.
 _WATCH_AGAIN_S = 0.2
 
@@ -111,7 +114,7 @@ class GenerationCalls(SchedulerChannel):
                         raise
                     endpoint = other
             if request.is_accepted:
-                await _pause(pause_s, deadline_s)
+                await _pause(request, pause_s, deadline_s)
                 endpoint = self._endpoint()
 
     async def _call(
@@ -132,14 +135,20 @@ class GenerationCalls(SchedulerChannel):
                     self._answering.add(endpoint)
                 event = event_from_proto(response)
                 if isinstance(event, Accepted):
-                    answer.accepted = answer.accepted or response.accepted
-                elif message.lean_finished or not isinstance(event, Finished):
-                    event = answer.take(event)
+                    event = answer.accept(response.accepted)
+                else:
+                    event = answer.take(event, is_lean=message.lean_finished)
+                if isinstance(event, Finished):
+                    break
                 if (new := request.told(event)) is not None:
                     yield new
+            if isinstance(event, Finished):
+                # Let the call end by itself: one that is cancelled counts as failed there.
+                await _next_within(_END_WITHIN_S, responses)
         except TimeoutError as error:
-            self._move_on(endpoint)
-            raise UnavailableError(f"the scheduler at {endpoint.address} does not answer") from error
+            if not isinstance(event, Finished):
+                self._move_on(endpoint)
+                raise UnavailableError(f"the scheduler at {endpoint.address} does not answer") from error
         except grpc.aio.AioRpcError as error:
             if not isinstance(event, Finished):  # else the answer is whole, and only the end of the call was lost
                 raise self._failed(error, endpoint) from error
@@ -147,6 +156,8 @@ class GenerationCalls(SchedulerChannel):
             call.cancel()  # does nothing to a call that has ended
         if not isinstance(event, Finished):
             raise InternalError("the scheduler ended the stream without a last event")
+        if (last := request.told(event)) is not None:
+            yield last
 
     def _resume_window(self) -> ResumeWindow:
         return ResumeWindow(self._resume_timeout_s, self._random)
@@ -154,8 +165,8 @@ class GenerationCalls(SchedulerChannel):
     def _ask_for_what_is_known(self, message: generation_service_pb2.GenerateRequest) -> None:
         """Set the fields that a continuation needs, those that the scheduler knows."""
         message.lean_finished = "lean_finished" not in self._unknown_fields
-        needs_prompt = self._resume_timeout_s > 0 and message.WhichOneof("prompt") != "token_ids"
-        message.include_prompt_token_ids = needs_prompt and "include_prompt_token_ids" not in self._unknown_fields
+        has_prompt = message.WhichOneof("prompt") == "token_ids"
+        message.include_prompt_token_ids = not has_prompt and "include_prompt_token_ids" not in self._unknown_fields
         if self._resume_timeout_s > 0 and "include_provenance" not in self._unknown_fields:
             message.include_provenance = True
 
@@ -237,11 +248,13 @@ async def _next_within(patience_s: float | None, responses: AsyncIterator[_Respo
         return await anext(responses, None)
 
 
-async def _pause(pause_s: float, deadline_s: float | None) -> None:
+async def _pause(request: ResumableRequest, pause_s: float, deadline_s: float | None) -> None:
     """Wait. Raises DeadlineError: the deadline comes first."""
     if deadline_s is not None and (left_s := deadline_s - now_s()) <= pause_s:
         await asyncio.sleep(left_s)
-        raise DeadlineError(TIME_LIMIT_PASSED)
+        error = DeadlineError(TIME_LIMIT_PASSED)
+        error.keep(request.answer.unfinished_outputs())
+        raise error
     await asyncio.sleep(pause_s)
 
 

@@ -55,10 +55,12 @@ class PromptLogprobs:
     Attributes:
         logprobs: Of the tokens themselves.
         alternatives: The likeliest tokens in the place of each, likeliest first; empty unless asked for.
+        token_ids: The tokens; empty if a scheduler of an earlier release did not tell those of a text.
     """
 
     logprobs: tuple[float, ...]
     alternatives: tuple[tuple[TokenLogprob, ...], ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +123,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """First event: the request has been checked and queued."""
+    """First event: the request has been checked and queued.
+
+    `prompt_token_ids`: the prompt; empty if a scheduler of an earlier release did not tell those of a text.
+    """
 
     request_id: str
     num_prompt_tokens: int
+    prompt_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +173,7 @@ Event: TypeAlias = Accepted | PromptLogprobs | Delta | Finished
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What became of one prompt; fields as in `Finished`."""
+    """What became of one prompt; fields as in `Accepted` and `Finished`."""
 
     request_id: str
     prompt: Prompt
@@ -176,11 +182,13 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None = None
     continued_on_other_numerics: bool = False
     num_resumptions: int = 0
+    prompt_token_ids: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, request_id: str, prompt: Prompt, finished: Finished) -> Self:
-        """Return what the last event says of a prompt."""
-        return cls(request_id, prompt, **{each.name: getattr(finished, each.name) for each in fields(finished)})
+    def of(cls, prompt: Prompt, accepted: Accepted, finished: Finished) -> Self:
+        """Return what the first and the last event say of a prompt."""
+        of_finished = {each.name: getattr(finished, each.name) for each in fields(finished)}
+        return cls(accepted.request_id, prompt, prompt_token_ids=accepted.prompt_token_ids, **of_finished)
 
     @property
     def error(self) -> None:
@@ -205,6 +213,11 @@ class FailedRequest:
     @property
     def usage(self) -> Usage:
         """There is none: raises `error`."""
+        raise self.error
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """Nobody told them: raises `error`."""
         raise self.error
 
     @property
@@ -297,7 +310,7 @@ def event_from_proto(response: generation_service_pb2.GenerateResponse) -> Event
 
 def accepted_from_proto(accepted: generation_service_pb2.Accepted) -> Accepted:
     """Return the event in the message."""
-    return Accepted(accepted.request_id, accepted.num_prompt_tokens)
+    return Accepted(accepted.request_id, accepted.num_prompt_tokens, tuple(accepted.prompt_token_ids))
 
 
 def finished_from_proto(finished: generation_service_pb2.RequestFinished) -> Finished:

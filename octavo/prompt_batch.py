@@ -45,7 +45,7 @@ async def generate_all(
         LocalServiceError: a service stopped.
     """
     outputs: dict[int, RequestOutput | FailedRequest] = {}
-    request_ids: dict[int, str] = {}
+    accepted: dict[int, Accepted] = {}
 
     def end(index: int, output: RequestOutput | FailedRequest) -> None:
         outputs[index] = output
@@ -61,9 +61,9 @@ async def generate_all(
                 async for index, event in events:
                     match event:
                         case Accepted():
-                            request_ids[index] = event.request_id
+                            accepted[index] = event
                         case Finished():
-                            end(index, RequestOutput.of(request_ids[index], requests[index].prompt, event))
+                            end(index, RequestOutput.of(requests[index].prompt, accepted[index], event))
                         case FailedRequest():
                             if isinstance(event.error, UnavailableError):
                                 await _raise_if_stopped(services)

@@ -21,7 +21,6 @@ from octavo.outputs import (
     Prompt,
     Provenance,
     TokenLogprob,
-    accepted_from_proto,
     alternatives_of,
     finished_from_proto,
     prompt_logprobs_from_proto,
@@ -148,6 +147,7 @@ class RequestStream:
             cache_salt=cache_salt,
         )
         message.include_provenance = include_provenance
+        message.include_prompt_token_ids = message.WhichOneof("prompt") != "token_ids"
         return await self.send(prompt, message, include_text=include_text)
 
     async def send(
@@ -160,7 +160,7 @@ class RequestStream:
         self._raise_if_ended()
         # Nobody else runs from here on: who submits knows the number before anything can come of it.
         self._last_number += 1
-        self._requests[self._last_number] = _Request(prompt, answer or StreamedAnswer())
+        self._requests[self._last_number] = _Request(prompt, answer or StreamedAnswer(message.token_ids.ids))
         self._unwritten.put_nowait(
             pb.StreamRequestsRequest(number=self._last_number, submit=message, include_text=include_text)
         )
@@ -253,9 +253,7 @@ class RequestStream:
 
     def _events(self, response: pb.StreamRequestsResponse) -> Iterator[tuple[int, Event | FailedRequest]]:
         for accepted in response.accepted:
-            answer = self._requests[accepted.number].answer
-            answer.accepted = answer.accepted or accepted.accepted
-            yield accepted.number, accepted_from_proto(accepted.accepted)
+            yield accepted.number, self._requests[accepted.number].answer.accept(accepted.accepted)
         for prompt in response.prompt_logprobs:
             event = prompt_logprobs_from_proto(prompt.prompt_logprobs)
             yield prompt.number, self._requests[prompt.number].answer.take(event)
@@ -266,7 +264,9 @@ class RequestStream:
         for failed in response.failed:
             request = self._requests.pop(failed.number)
             code = _CODES.get(failed.code, grpc.StatusCode.UNKNOWN)
-            yield failed.number, FailedRequest(request.prompt, from_status(code, failed.message, failed.details))
+            error = from_status(code, failed.message, failed.details)
+            error.keep(request.answer.unfinished_outputs())
+            yield failed.number, FailedRequest(request.prompt, error)
 
     def _deltas(
         self, deltas: pb.RequestDeltas, begun: Mapping[tuple[int, int], tuple[Provenance, ...]]

@@ -86,7 +86,7 @@ class ResumableRequest:
     """
 
     def __init__(self, request: pb.GenerateRequest, window: ResumeWindow, *, shows_provenance: bool = False) -> None:
-        self.answer = StreamedAnswer()
+        self.answer = StreamedAnswer(request.token_ids.ids)
         self.num_resumptions = 0
         self.is_taken = False
         self._is_told = False  # that it was accepted, to its caller
@@ -138,8 +138,16 @@ class ResumableRequest:
     def pause_s(self, error: OctavoError, now_s: float) -> float:
         """Return how long to wait, after a call that ended with an error, until the next one.
 
-        Raises: OctavoError: there is none. It is `error`, or the first loss with what came of it.
+        Raises: OctavoError: there is none. It is `error`, or the first loss with what came of it; `outputs` has what
+            there is of the answer.
         """
+        try:
+            return self._pause_s(error, now_s)
+        except OctavoError as final:
+            final.keep(self.answer.unfinished_outputs())
+            raise
+
+    def _pause_s(self, error: OctavoError, now_s: float) -> float:
         is_refused = self._attempt > 0 and not self.is_taken
         if is_refused and isinstance(error, _REFUSALS):
             loss = self._window.first_loss or UnavailableError("the connection to the scheduler was lost")

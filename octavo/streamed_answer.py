@@ -1,36 +1,62 @@
 """What the events of a stream bring, put together: the scheduler sends each token once."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.outputs import Delta, Event, Finished, Output, PromptLogprobs, Provenance, TokenLogprob
+from octavo.outputs import (
+    Accepted,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Output,
+    PromptLogprobs,
+    Provenance,
+    TokenLogprob,
+    accepted_from_proto,
+)
 
 
 class StreamedAnswer:
     """Makes the last event complete, whose outputs come without what the deltas brought.
 
+    Args:
+        prompt_token_ids: The prompt, if it was sent as tokens; else the scheduler tells them.
+
     Attributes:
         accepted: The first event; None: it has not come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prompt_token_ids: Sequence[int] = ()) -> None:
         self.accepted: pb.Accepted | None = None
+        self._prompt_token_ids = tuple(prompt_token_ids)
         self._deltas: dict[int, list[Delta]] = {}
         self._prompt: list[PromptLogprobs] = []
         self._latest: Provenance | None = None  # of all outputs
 
-    def take(self, event: Event) -> Event:
-        """Return an event as callers get it."""
+    def accept(self, accepted: pb.Accepted) -> Accepted:
+        """Return the first event of a call, as callers get it."""
+        self.accepted = self.accepted or accepted
+        self._prompt_token_ids = self._prompt_token_ids or tuple(self.accepted.prompt_token_ids)
+        return replace(accepted_from_proto(accepted), prompt_token_ids=self._prompt_token_ids)
+
+    def take(self, event: Event, *, is_lean: bool = True) -> Event:
+        """Return an event as callers get it; `is_lean`: the last one lacks what others brought."""
         match event:
             case Delta():
                 self._deltas.setdefault(event.output_index, []).append(event)
                 if event.provenance:
                     self._latest = event.provenance[-1]
             case PromptLogprobs():
+                begin = 1 + sum(len(part.logprobs) for part in self._prompt)  # the first token has none
+                event = replace(event, token_ids=self._prompt_token_ids[begin : begin + len(event.logprobs)])
                 self._prompt.append(event)
             case Finished():
                 prompt_logprobs = None if event.prompt_logprobs is None else self._joined()
+                if not is_lean:
+                    return replace(event, prompt_logprobs=prompt_logprobs)
                 outputs = tuple(map(self._completed, event.outputs))
                 return replace(
                     event,
@@ -45,6 +71,11 @@ class StreamedAnswer:
     def num_tokens(self) -> int:
         """How many tokens have come, of all outputs."""
         return sum(len(delta.token_ids) for deltas in self._deltas.values() for delta in deltas)
+
+    def unfinished_outputs(self) -> tuple[Output, ...]:
+        """Return what has come of the outputs, as of an answer that was aborted."""
+        begun = (Output(index, "", (), (), FinishReason.ABORT, None) for index in sorted(self._deltas))
+        return tuple(map(self._completed, begun))
 
     def continuation(self, attempt: int) -> pb.Continuation:
         """Return the message that has the answer go on behind what has come of it; see `pb.Continuation`."""
@@ -93,4 +124,5 @@ class StreamedAnswer:
 
     def _joined(self) -> PromptLogprobs:
         logprobs = tuple(logprob for part in self._prompt for logprob in part.logprobs)
-        return PromptLogprobs(logprobs, tuple(place for part in self._prompt for place in part.alternatives))
+        alternatives = tuple(place for part in self._prompt for place in part.alternatives)
+        return PromptLogprobs(logprobs, alternatives, self._prompt_token_ids[1:])

@@ -69,15 +69,16 @@ async def complete_answer(
     Raises:
         OctavoError: those of `Client.stream`.
     """
-    request_id = ""
+    accepted, finished = Accepted("", 0), None
     with WaitingStatus() as waiting:
         async with aclosing(_watched(events, waiting, sampling_params)) as watched:
             async for event in watched:
                 if isinstance(event, Accepted):
-                    request_id = event.request_id
+                    accepted = event
                 elif isinstance(event, Finished):
-                    return RequestOutput(request_id, prompt, event.outputs, event.usage, event.prompt_logprobs)
-    raise AssertionError("a stream ends with a Finished event or raises")
+                    finished = event
+    assert finished is not None, "a stream ends with a Finished event or raises"
+    return RequestOutput.of(prompt, accepted, finished)
 
 
 async def _watched(

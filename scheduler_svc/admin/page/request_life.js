@@ -154,12 +154,17 @@ function requestFacts(request) {
   const ms = (value) => (value === undefined ? "" : spanMs(number(value)));
   const preemptions = number(request.numPreemptions), losses = number(request.numLosses);
   const beams = request.beamSearch;
+  // The events have microseconds, as the band above.
+  const until = (kind, milliseconds) => {
+    const event = (request.events ?? []).find((each) => each.kind === `REQUEST_EVENT_KIND_${kind}`);
+    return event ? span(number(event.sinceArrivalUs)) : ms(milliseconds);
+  };
   return [
     ["Prompt", counted(number(request.numPromptTokens), "token")],
     ["From the cache", number(request.numCachedTokens) ? counted(number(request.numCachedTokens), "token") : ""],
     ["Output", counted(number(request.numOutputTokens), "token")],
-    ["Waited", ms(request.queueMs)],
-    ["First token after", ms(request.timeToFirstTokenMs)],
+    ["Waited", until("ADMITTED", request.queueMs)],
+    ["First token after", until("FIRST_TOKEN", request.timeToFirstTokenMs)],
     ["Last token", request.lastTokenAgeMs === undefined ? "" : `${ms(request.lastTokenAgeMs)} ago`],
     [request.endedAgoMs === undefined ? "Age" : "Took", ms(request.ageMs ?? 0)],
     ["Ended", request.endedAgoMs === undefined ? "" : `${ms(request.endedAgoMs)} ago`],

@@ -39,6 +39,7 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
     tokenize_requests: list[generation_service_pb2.TokenizeRequest] = field(default_factory=list)
     detokenize_requests: list[generation_service_pb2.DetokenizeRequest] = field(default_factory=list)
     aborted_ids: list[str] = field(default_factory=list)
+    num_whole_calls: int = 0  # that were not cancelled
     call_began: asyncio.Event = field(default_factory=asyncio.Event)
     call_ended: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,6 +73,10 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
                     await self.go_on.wait()
             if request.text != "cut":
                 yield _finished(params, is_cut=request.text == "long")
+                has_waited = asyncio.Event()  # the status comes behind the last event
+                asyncio.get_running_loop().call_later(0.02, has_waited.set)
+                await has_waited.wait()
+            self.num_whole_calls += 1
         finally:
             self.call_ended.set()
 

@@ -55,6 +55,15 @@ async def test_generate_returns_everything(stand_in: StandIn) -> None:
     assert (only.cumulative_logprob, only.beam_score) == (None, None)
 
 
+async def test_a_call_whose_answer_is_whole_is_not_cancelled(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        await client.generate("Why?")
+        async for event in client.stream("Why?"):
+            if isinstance(event, Finished):
+                break
+        assert stand_in.num_whole_calls == 2
+
+
 async def test_several_outputs_are_told_apart_by_their_index(stand_in: StandIn) -> None:
     async with Client(stand_in.address) as client:
         events = [event async for event in client.stream("Why?", SamplingParams(n=2))]

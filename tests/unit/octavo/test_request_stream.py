@@ -77,7 +77,7 @@ async def test_a_stream_that_breaks_in_the_middle_says_why_to_whoever_iterates_a
     async with client_of(breaks) as client, client.request_stream() as stream:
         await stream.submit([1])
         events = aiter(stream)
-        assert await anext(events) == (1, Accepted("r1", 1))
+        assert await anext(events) == (1, Accepted("r1", 1, (1,)))
         with pytest.raises(OctavoError, match="the caller took no message for 60 s"):
             await anext(events)
         for further in (stream.submit([2]), stream.abort(1)):
@@ -280,7 +280,7 @@ async def test_wrong_arguments_are_refused_before_anything_is_sent(
 
 
 async def test_nobody_at_the_address_is_one_sentence() -> None:
-    async with Client("127.0.0.1:1") as client:
+    async with Client("127.0.0.1:1", resume_timeout_s=0.1) as client:
         with pytest.raises(UnavailableError, match=r"no scheduler answers at 127\.0\.0\.1:1"):
             async for _ in client.stream_many(["sky"] * 100):
                 pass
