@@ -161,20 +161,21 @@ class SchedulerService:
                 how_to_know_clients="set --front-tls-ca and --trusted-fronts to let fronts join and nobody else",
             )
         address = await self._ports.start()
-        if self.fronts is not None:
-            try:
-                await self.fronts.wait_until_listening()
-            except asyncio.CancelledError:
-                await self._ports.stop(0)
-                raise
-            address = config.listen
         self._running = asyncio.create_task(self.engine.run(), name="engine")
         self._watching = [asyncio.create_task(self._loop_lag.watch(), name="loop-lag")]
         if self.front is not None:
             self._watching.append(asyncio.create_task(self.front.pace.watch(), name="pace"))
         else:
             self._watching.append(asyncio.create_task(self._watch_fronts(), name="fronts"))
-        return address
+        if self.fronts is None:
+            return address
+        try:  # executors are looked for meanwhile: a front that stands still keeps none of the others waiting
+            await self.fronts.wait_until_listening()
+        except asyncio.CancelledError:
+            await self._end_tasks()
+            await self._ports.stop(0)
+            raise
+        return config.listen
 
     async def _set_ready(self, is_ready: bool) -> None:
         """Tell everybody whether new requests find an executor."""
@@ -230,14 +231,17 @@ class SchedulerService:
 
         end_s = 0.0 if self.fronts is None else LEAVE_S
         await shut_down(self._ports, reason, drain=drain, grace_s=self._grace_s + end_s)
-        tasks = [self._running, *self._watching]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._end_tasks()
         if self._step_log is not None:
             await asyncio.to_thread(self._step_log.close)
         if self.front is not None:
             await self.front.close(deadline_s - time.monotonic())
+
+    async def _end_tasks(self) -> None:
+        tasks = [self._running, *self._watching]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def other_addresses(self) -> dict[str, str]:

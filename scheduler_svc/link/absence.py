@@ -1,4 +1,8 @@
-"""The time in which a front has no core: its requests wait for the next one, and new ones with them, up to a limit."""
+"""The time in which a front has no core that can go on: its requests wait, and new ones with them, up to a limit.
+
+It has two parts: no core answers, which is short, and one answers that has no executor yet. Then requests wait as long
+as orphans in a core do: a model may take minutes to load.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -8,15 +12,17 @@ LIMIT_S = 30.0
 
 
 class Absence:
-    """Whether a core that was there is away.
+    """Whether a core that was there is away, or has no executor yet.
 
     Args:
-        on_limit: Called with how long it is away, when that is too long: nobody waits for it any more.
+        on_limit: Called with how long that was waited for which did not come, a core or an executor: nobody waits for
+            it any more.
     """
 
     def __init__(self, on_limit: Callable[[float], None]) -> None:
         self._on_limit = on_limit
         self._timer: asyncio.TimerHandle | None = None
+        self._is_core_back = False
         self._is_over = asyncio.Event()
         self._is_over.set()
 
@@ -27,22 +33,36 @@ class Absence:
 
     def begin(self) -> None:
         """It has gone; nothing changes while it is waited for."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LIMIT_S, self._give_up)
-            self._is_over.clear()
+        if not self.is_on or self._is_core_back:
+            self._is_core_back = False
+            self._wait_for(LIMIT_S)
+
+    def wait_for_executor(self, orphan_timeout_s: float) -> None:
+        """A core answers, and has no executor yet; nothing changes while that is waited for."""
+        if self.is_on and not self._is_core_back:
+            self._is_core_back = True
+            self._wait_for(orphan_timeout_s)
 
     def end(self) -> None:
         """It is back, and has what it was asked for."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
+        self._is_core_back = False
         self._is_over.set()
 
     async def wait(self) -> None:
         """Return once it is back, or nobody waits any more."""
         await self._is_over.wait()
 
-    def _give_up(self) -> None:
-        self._timer = None  # one that comes later may go, too
-        self._on_limit(LIMIT_S)
-        self._is_over.set()
+    def _wait_for(self, limit_s: float) -> None:
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(limit_s, self._give_up, limit_s)
+        self._is_over.clear()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self, limit_s: float) -> None:
+        self._on_limit(limit_s)
+        self.end()

@@ -259,4 +259,5 @@ def core_state(engine: Engine) -> CoreState:
         load=engine.load,
         max_requests=engine.max_requests,
         max_waiting_tokens=engine.settings.max_waiting_tokens,
+        orphan_timeout_s=engine.settings.orphan_timeout_s,
     )

@@ -19,7 +19,7 @@ import grpc.aio
 
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
-from scheduler_svc.link.absence import Absence
+from scheduler_svc.link.absence import LIMIT_S, Absence
 from scheduler_svc.link.ends import REASONS, decode_reason, decode_search_end, decode_span
 from scheduler_svc.link.failures import encode_failure
 from scheduler_svc.link.front_metrics import encode_families
@@ -207,6 +207,9 @@ class RemoteCore:
 
     async def abort_request(self, request_id: str, tenant: str | None) -> bool:
         """See `EngineClient`. Raises UnavailableError: the core does not answer, or goes away before it does."""
+        if self._absence.is_on and (own := self._held(request_id, tenant)) is not None:
+            self.abort(own, RequestAbortedError(f"request {request_id!r} was aborted"))
+            return True
         await self.wait_until_reachable()
         self._require_core()
         call = pb.AbortCall(call=next(self._calls), request_id=request_id, tenant=tenant)
@@ -219,6 +222,13 @@ class RemoteCore:
     async def wait_until_reachable(self) -> None:
         """See `EngineClient`."""
         await self._absence.wait()
+
+    def _held(self, request_id: str, tenant: str | None) -> int | None:
+        """Return the number of a request of this front; None: it has none of that name."""
+        for number, held in self._requests.items():
+            if held.request.request_id == request_id and tenant in (None, held.request.tenant):
+                return number
+        return None
 
     def _require_core(self) -> None:
         if self._state is UNREACHABLE:
@@ -353,10 +363,14 @@ class RemoteCore:
 
     def _give_up(self, after_s: float) -> None:
         """No core came: what waits for one ends."""
-        error = UnavailableError(
-            f"the scheduler's core went away ({self._trouble}), and none has come for {after_s:g} s; send the request "
-            "again in a moment"
-        )
+        if self._state is UNREACHABLE:
+            error = UnavailableError(
+                f"the scheduler's core went away ({self._trouble}), and none has come for {after_s:g} s; send the "
+                "request again in a moment"
+            )
+        else:
+            why = "the tokenizer did not load" if self._state.has_executor else "no executor was attached"
+            error = UnavailableError(f"{why} within {after_s:g} s (--orphan-timeout-s); send the request again later")
         requests, self._requests = self._requests, {}
         for request in requests.values():
             request.fail(error)
@@ -370,7 +384,10 @@ class RemoteCore:
         """Have the core that we joined go on with what the one before it had, once it can."""
         model = self._state.model
         has_model = model is not None and model.info.instance_id == self._tokenizer_of
-        if not self._absence.is_on or not self._state.has_executor or model is None or not has_model:
+        if not self._absence.is_on or self._state is UNREACHABLE:
+            return
+        if not self._state.has_executor or model is None or not has_model:
+            self._absence.wait_for_executor(self._state.orphan_timeout_s or LIMIT_S)
             return
         for number, request in list(self._requests.items()):
             try:

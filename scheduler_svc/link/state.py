@@ -23,6 +23,7 @@ class CoreState:
     load: EngineLoad
     max_requests: int | None
     max_waiting_tokens: int | None = None
+    orphan_timeout_s: float = 0.0
 
 
 UNREACHABLE = CoreState(
@@ -53,6 +54,7 @@ def encode_state(state: CoreState) -> pb.CoreState:
         load=pb.Load(**dict(zip(_LOAD_FIELDS, astuple(state.load), strict=True))),
         max_requests=state.max_requests,
         max_waiting_tokens=state.max_waiting_tokens,
+        orphan_timeout_s=state.orphan_timeout_s,
     )
 
 
@@ -70,6 +72,7 @@ def decode_state(message: pb.CoreState) -> CoreState:
         load=EngineLoad(*(getattr(message.load, name) for name in _LOAD_FIELDS)),
         max_requests=message.max_requests if message.HasField("max_requests") else None,
         max_waiting_tokens=message.max_waiting_tokens if message.HasField("max_waiting_tokens") else None,
+        orphan_timeout_s=message.orphan_timeout_s,
     )
 
 

@@ -19,10 +19,13 @@ from octavo.admin.v1.admin_pb2 import FrontState
 from octavo.client import Client
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
+from octavo.errors import RequestAbortedError
 from octavo.generation.v1 import generation_service_pb2 as generation
+from octavo.outputs import Accepted, Event, Finished
+from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.front.text.text_model import ModelTokenizer
-from scheduler_svc.link import front_session, remote_core
+from scheduler_svc.link import absence, front_session, remote_core
 from scheduler_svc.link.core_servicer import STATE_INTERVAL_S, core_state
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_session import FrontSession
@@ -31,10 +34,12 @@ from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.submissions import encode_submission
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
+from scheduler_svc.service import SchedulerService
 from shared.errors import FencedError
 from shared.errors import UnavailableError as UnavailableOfServiceError
 from shared.step import SamplingRow
-from tests.support.stack import Stack, collect, running_stack, token_request, until
+from tests.support.fronts import fronts_in_this_process
+from tests.support.stack import ExecutorProcess, Stack, collect, running_stack, token_request, until
 
 
 @dataclass(slots=True)
@@ -129,6 +134,60 @@ async def test_what_a_front_cannot_have_is_refused_and_others_go_on() -> None:
             found.MergeFrom(await front.until("ended"))
         assert {end.number: end.failure.kind for end in found.ended} == {2: "RequestExistsError", 3: "UnavailableError"}
         assert "r1" in stack.engine.requests
+
+
+async def test_what_a_front_has_waits_for_an_executor_as_orphans_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Core and executor go; the next core comes soon, the executor later than a core may be away."""
+    monkeypatch.setattr(absence, "LIMIT_S", 0.3)
+    executor = ExecutorProcess(FakeWorker(step_ms=2))
+    await executor.start()
+    config = SchedulerConfig(
+        listen="127.0.0.1:0",
+        admin_listen="127.0.0.1:0",
+        executor=(executor.address,),
+        fronts=1,
+        orphan_timeout_s=60.0,
+        shutdown_grace_s=0.5,
+    )
+    async with fronts_in_this_process(config) as fronts, contextlib.AsyncExitStack() as stack:
+        assert fronts is not None
+
+        async def start_core() -> SchedulerService:
+            core = SchedulerService(fronts.config, fronts.link)
+            await core.start()
+            stack.push_async_callback(core.stop, "the test ends")
+            return core
+
+        first = await start_core()
+        client = await stack.enter_async_context(Client(fronts.config.listen, resume_timeout_s=0))
+        await client.wait_until_ready()
+        events = stream_of(client, "kept"), stream_of(client, "aborted")
+        whole = await client.generate([60, 61], max_tokens=200, temperature=0.0)
+        for event in events:
+            assert isinstance(await anext(event), Accepted)
+        await executor.kill()
+        await first._end_tasks()
+        await first._ports.stop(0)
+        second = await start_core()
+        assert second.link is not None
+        link = second.link
+        await until(lambda: link.sessions)
+        await asyncio.sleep(0.5)
+        assert await client.abort("aborted"), "it waits at the front"
+        with pytest.raises(RequestAbortedError):
+            async for _ in events[1]:
+                pass
+        executor = ExecutorProcess(FakeWorker(step_ms=2), listen=executor.address)
+        await executor.start()
+        stack.push_async_callback(executor.kill)
+        *_, finished = [event async for event in events[0]]
+    assert isinstance(finished, Finished)
+    assert finished.outputs == whole.outputs
+
+
+def stream_of(client: Client, request_id: str) -> AsyncIterator[Event]:
+    """Begin an answer of 200 tokens."""
+    return client.stream([60, 61], request_id=request_id, max_tokens=200, temperature=0.0)
 
 
 async def test_what_a_core_before_had_queued_waits_for_an_executor_and_what_is_new_does_not() -> None:

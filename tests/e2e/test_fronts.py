@@ -15,6 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from octavo.admin_client import AdminClient
 from octavo.client import Client
 from octavo.errors import UnavailableError
 from octavo.outputs import Delta, Finished
@@ -167,6 +168,28 @@ async def test_a_core_that_is_killed_under_streams_is_started_again_and_nobody_n
         assert services.cores() != [core]
         again = await clients[0].generate(long_prompt, max_tokens=3, temperature=0.0)
         assert again.usage.num_cached_tokens >= 96, "the executor has kept it, and says so to the next core"
+
+
+async def test_a_front_that_stands_still_keeps_no_other_from_the_next_core() -> None:
+    async with running(2) as services, contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Client(services.scheduler.address)) for _ in PROMPTS]
+        whole = await asyncio.gather(*map(read_all, clients, PROMPTS))
+        operator = await stack.enter_async_context(AdminClient(services.scheduler.other_addresses["admin"]))
+        reading = [await begin_reading(*pair) for pair in zip(clients, PROMPTS, strict=True)]
+        fronts = (await operator.get_state()).fronts
+        still = min(fronts, key=lambda front: front.num_requests)
+        assert still.num_requests < len(PROMPTS)
+        os.kill(still.pid, signal.SIGSTOP)
+        try:
+            [core] = services.cores()
+            os.kill(core, signal.SIGKILL)
+            ended = set[asyncio.Task[list[int]]]()
+            async with asyncio.timeout(25):
+                while len(ended) < len(PROMPTS) - still.num_requests:
+                    ended, _ = await asyncio.wait(reading, timeout=0.05)
+        finally:
+            os.kill(still.pid, signal.SIGCONT)
+        assert await asyncio.gather(*reading) == whole
 
 
 async def test_a_scheduler_that_is_told_to_end_lets_streams_through_fronts_finish() -> None:

@@ -42,14 +42,18 @@ FAULTS = (
         (f"{UNIT}/link/test_remote_core.py::test_a_front_asks_for_its_core_ever_less_often_until_it_has_one",),
     ),
     Fault(
-        "a front that waited too long for a core never waits for one again",
+        "a front whose core went again waits for it as long as for an executor",
         f"{SERVICE}/link/absence.py",
-        "        self._timer = None  # one that comes later may go, too\n",
+        "        if not self.is_on or self._is_core_back:\n",
+        "        if not self.is_on:\n",
+        (f"{UNIT}/link/test_absence.py::test_a_core_without_an_executor_is_waited_for_as_long_as_orphans_are",),
+    ),
+    Fault(
+        "a front waits for the executor of its next core no longer than for that core",
+        f"{SERVICE}/link/remote_core.py",
+        "            self._absence.wait_for_executor(self._state.orphan_timeout_s or LIMIT_S)\n",
         "",
-        (
-            f"{UNIT}/link/test_absence.py"
-            "::test_a_core_that_goes_again_is_waited_for_again_after_one_that_stayed_away_too_long",
-        ),
+        ("tests/contract/test_link.py::test_what_a_front_has_waits_for_an_executor_as_orphans_do",),
     ),
     Fault(
         "a front of its own serves tenants that the core refuses",

@@ -553,6 +553,7 @@ class CoreState(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     MAX_REQUESTS_FIELD_NUMBER: _builtins.int
     MAX_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    ORPHAN_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     why_not_ready: _builtins.str
     """Why new requests find no executor. Empty: they find one."""
     is_draining: _builtins.bool
@@ -571,6 +572,8 @@ class CoreState(_message.Message):
     """Requests that one caller may have at once, waiting and running. Absent: executors are missing."""
     max_waiting_tokens: _builtins.int
     """How many prompt tokens may wait. Absent: any number."""
+    orphan_timeout_s: _builtins.float
+    """How long requests wait for an executor that can hold them, in seconds. 0: a core of an earlier release."""
     @_builtins.property
     def model(self) -> Global___ServedModel:
         """What is served, or was last; absent: no executor has been attached yet."""
@@ -593,10 +596,11 @@ class CoreState(_message.Message):
         load: Global___Load | None = ...,
         max_requests: _builtins.int | None = ...,
         max_waiting_tokens: _builtins.int | None = ...,
+        orphan_timeout_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_requests", b"_max_requests", "_max_waiting_tokens", b"_max_waiting_tokens", "_model", b"_model", "load", b"load", "max_requests", b"max_requests", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_requests", b"_max_requests", "_max_waiting_tokens", b"_max_waiting_tokens", "_model", b"_model", "has_executor", b"has_executor", "is_draining", b"is_draining", "last_trouble", b"last_trouble", "load", b"load", "max_requests", b"max_requests", "max_waiting", b"max_waiting", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "num_waiting", b"num_waiting", "retry_after_s", b"retry_after_s", "why_not_ready", b"why_not_ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_requests", b"_max_requests", "_max_waiting_tokens", b"_max_waiting_tokens", "_model", b"_model", "has_executor", b"has_executor", "is_draining", b"is_draining", "last_trouble", b"last_trouble", "load", b"load", "max_requests", b"max_requests", "max_waiting", b"max_waiting", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "num_waiting", b"num_waiting", "orphan_timeout_s", b"orphan_timeout_s", "retry_after_s", b"retry_after_s", "why_not_ready", b"why_not_ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_requests: _TypeAlias = _typing.Literal["max_requests"]  # noqa: Y015
     _WhichOneofArgType__max_requests: _TypeAlias = _typing.Literal["_max_requests", b"_max_requests"]  # noqa: Y015
