@@ -26,6 +26,7 @@ from scheduler_svc.front.tool_calls.call_writer import CallWriter
 # Neither a tag nor the line break in front of one begins in it.
 _PLAIN_RUN = re.compile(r"[^<\n]*")
 _MAY_BEGIN_END = re.compile(r"[<\n]")
+_ANY_KEY = re.compile(rf"[^\s<]{{0,{MAX_KEY_CHARS}}}")
 # More whitespace between two tags is no template's.
 _MAX_SPACE_CHARS = 32
 
@@ -155,8 +156,9 @@ class XmlCall(CallReader):
         self._writer.add_arguments(f"{', ' if self._keys else '{'}{json.dumps(key, ensure_ascii=False)}: ")
         self._keys.append(key)
         properties = schema.get("properties")
-        has_keys = isinstance(properties, Mapping) and properties
-        self._next_keys = frozenset(properties).difference(self._keys) if has_keys else None
+        self._next_keys = None
+        if isinstance(properties, Mapping) and properties:
+            self._next_keys = frozenset(properties).difference(self._keys)
         if not self._body.value:
             self._begin_value()
 
@@ -211,15 +213,10 @@ class XmlCall(CallReader):
             tags = [f"{key}{self._body.key_end}" for key in self._next_keys]
             return _Ending.NEXT_KEY if name in tags else _may_come(name, tags)
         name, first, rest = name.partition(self._body.key_end[0])
-        if not name.isprintable() or len(name) > MAX_KEY_CHARS or "<" in name or " " in name:
+        if not _ANY_KEY.fullmatch(name):
             return None
-        if not first:
-            return _Ending.MAY_COME
-        return (
-            _Ending.NEXT_KEY
-            if name and first + rest == self._body.key_end
-            else _may_come(first + rest, [self._body.key_end])
-        )
+        end = first + rest
+        return _Ending.NEXT_KEY if name and end == self._body.key_end else _may_come(end, [self._body.key_end])
 
     def _end_of_call(self, tag: str) -> _Ending | None:
         if not tag.startswith(self._body.function_end):

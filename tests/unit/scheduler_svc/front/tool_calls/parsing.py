@@ -81,7 +81,7 @@ class Parsed:
 def cannot_be_completed(text: str) -> bool:
     """Return whether a bracket closes nothing that is open: no text behind it, and no clean-up, makes this JSON."""
     is_open: list[str] = []
-    for bracket in re.sub(r'"([^"\\]|\\.)*("|$)', "", text, flags=re.DOTALL):
+    for bracket in re.sub(r'"([^"\\]|\\.)*("|\\?\Z)', "", text, flags=re.DOTALL):
         if bracket in "{[":
             is_open.append("}" if bracket == "{" else "]")
         elif bracket in "}]" and (not is_open or is_open.pop() != bracket):
