@@ -5,6 +5,7 @@ from tests.mutants.fault import Fault
 PACKAGE = "scheduler_svc/front/tool_calls"
 UNIT = "tests/unit/scheduler_svc/front/tool_calls"
 PARSER = (f"{UNIT}/test_parser.py",)
+BROKEN = (f"{UNIT}/test_broken_calls.py",)
 OUTPUT = (f"{UNIT}/test_output_parser.py",)
 ROUND_TRIP = (f"{UNIT}/test_round_trip.py",)
 TEXT = "scheduler_svc/front/text"
@@ -21,8 +22,8 @@ FAULTS = (
     Fault(
         "what does not fit into a call is not looked at again",
         f"{PACKAGE}/parser.py",
-        "            position -= 1  # the character that does not fit may begin a marker\n",
-        "",
+        "self._give_up(reader.num_unread)",
+        "self._give_up()",
         PARSER,
     ),
     Fault(
@@ -42,23 +43,37 @@ FAULTS = (
     Fault(
         "a call that breaks off is lost",
         f"{PACKAGE}/parser.py",
-        "            self._add_content(self._writer.give_up())\n",
-        "            self._writer.give_up()\n",
-        PARSER,
-    ),
-    Fault(
-        "a call that breaks off keeps its index",
-        f"{PACKAGE}/call_writer.py",
-        "            self._num_calls -= 1\n",
+        "        self._add_content(text[:end])\n",
         "",
         PARSER,
     ),
     Fault(
-        "text that events stand for comes once more as content",
+        "the name of a call goes out before its first argument is certain",
         f"{PACKAGE}/call_writer.py",
-        "        self._arguments.append(delta)\n        if self._streams_arguments:\n",
-        "        self._arguments.append(delta)\n        if False:\n",
+        "        if self._is_shown:\n            self._tell()\n        ready",
+        "        self._tell()\n        ready",
         PARSER,
+    ),
+    Fault(
+        "what a stream shows of a call that broke off can be run",
+        f"{PACKAGE}/call_writer.py",
+        'self._ready.append(ToolCallArguments(index, unreadable_end("".join(self._told))))',
+        "pass",
+        BROKEN,
+    ),
+    Fault(
+        "a call that broke off is one in the whole answer",
+        "scheduler_svc/front/openai/chat_outputs.py",
+        "            calls.pop()\n",
+        "            pass\n",
+        ("tests/contract/openai/test_tool_formats.py",),
+    ),
+    Fault(
+        "an output that ends in a call that broke off ends with tool_calls",
+        "scheduler_svc/front/openai/chat_outputs.py",
+        "                self._ends_with_call = False\n",
+        "",
+        ("tests/contract/openai/test_tool_formats.py",),
     ),
     Fault(
         "a call of a tool that the request has not is a call",
@@ -98,23 +113,51 @@ FAULTS = (
     Fault(
         "a tag that begins behind a < is not found",
         f"{PACKAGE}/xml_call.py",
-        '        self._tag = piece if self._may_become_end(piece) else ""\n',
-        '        self._tag = ""\n',
+        "_MAY_BEGIN_END.finditer(text)",
+        "_MAY_BEGIN_END.finditer(text[:1])",
         PARSER,
     ),
     Fault(
         "a line break in front of a tag is part of the argument",
         f"{PACKAGE}/xml_call.py",
-        '(self._body.breaks_lines and f"\\n{end}".startswith(text))',
-        "False",
+        '        tag = text.removeprefix("\\n")\n',
+        "        tag = text\n",
         PARSER,
     ),
     Fault(
-        "what may be a tag is lost if the call breaks off in it",
-        f"{PACKAGE}/call_writer.py",
-        "            self._text[:] = [undecided]\n",
-        "            self._text.clear()\n",
-        PARSER,
+        "an argument without an end swallows the next one",
+        f"{PACKAGE}/xml_call.py",
+        "self._next_key(tag) or self._end_of_call(tag)",
+        "self._end_of_call(tag)",
+        BROKEN,
+    ),
+    Fault(
+        "an argument without an end swallows the next call",
+        f"{PACKAGE}/xml_call.py",
+        "self._next_key(tag) or self._end_of_call(tag)",
+        "self._next_key(tag)",
+        BROKEN,
+    ),
+    Fault(
+        "a call without its opening is content",
+        f"{PACKAGE}/formats.py",
+        "(*self.begin, tag) if tag else self.begin",
+        "self.begin",
+        BROKEN,
+    ),
+    Fault(
+        "a call in reasoning that nobody closed is lost",
+        f"{PACKAGE}/output_parser.py",
+        "if is_open and not is_cut else",
+        "if False else",
+        BROKEN,
+    ),
+    Fault(
+        "a call in reasoning that was cut is run",
+        f"{PACKAGE}/output_parser.py",
+        "if is_open and not is_cut else",
+        "if is_open else",
+        BROKEN,
     ),
     Fault(
         "a prompt that opens the reasoning is not noticed",

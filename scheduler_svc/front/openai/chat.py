@@ -171,7 +171,7 @@ class _ChatPieces(Pieces):
         """Return the events that end a choice."""
         deltas = self._deltas_of(output.output_index)
         if self._last[0] is not output:
-            self._last = output, deltas.finish()
+            self._last = output, deltas.finish(output)
         _, stop_reason = self.endings(output)
         events = [self._event(index, to_json(delta), NULL, NULL) for delta in self._last[1]]
         return b"".join((*events, self._event(index, b"{}", NULL, to_json(deltas.end_of(output)), stop_reason)))

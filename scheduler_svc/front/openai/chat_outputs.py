@@ -16,6 +16,7 @@ from scheduler_svc.front.tool_calls.events import (
     ReasoningDelta,
     ToolCallArguments,
     ToolCallBegin,
+    ToolCallBroken,
 )
 from scheduler_svc.front.tool_calls.output_parser import OutputParser
 from scheduler_svc.front.tool_calls.tool_choice import RequestedTools, check_tools
@@ -37,7 +38,6 @@ class ChatOutputs:
         self._tools: RequestedTools | None = check_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
         chat_format.check_tools(self._tools)
         self._format = chat_format
-        self._is_streamed = bool(fields.stream)
         self._end_token_ids: set[int] = set()
         [request] = asked.requests
         if self._tools is None:
@@ -54,14 +54,15 @@ class ChatOutputs:
     def parser(self, response: Response) -> OutputParser:
         """Return the parser of one output."""
         prompt = response.request.prompt_token_ids
-        return self._format.output_parser(self._tools, prompt, self._end_token_ids, is_streamed=self._is_streamed)
+        return self._format.output_parser(self._tools, prompt, self._end_token_ids)
 
     def message(self, response: Response, output: Output) -> tuple[dict[str, Any], str]:
         """Return the message of a whole output, and why it ended."""
         if self.are_plain:
             return {"role": "assistant", "content": output.text, "refusal": None}, finish_reason(output)
         parser = self.parser(response)
-        events = [*parser.feed(output.text), *parser.finish()]
+        reason = finish_reason(output)
+        events = [*parser.feed(output.text), *parser.finish(is_cut=reason == "length")]
         content = "".join(event.text for event in events if isinstance(event, ContentDelta))
         reasoning = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
         calls = _calls(events)
@@ -70,7 +71,9 @@ class ChatOutputs:
             message["reasoning_content"] = reasoning
         if calls:
             message |= {"content": content or None, "tool_calls": calls}
-        return message, end_of(output, has_calls=bool(calls))
+        ending = CallsEnding()
+        ending.add(events)
+        return message, ending.of(reason)
 
 
 class OutputDeltas:
@@ -82,7 +85,7 @@ class OutputDeltas:
 
     def __init__(self, parser: OutputParser | None) -> None:
         self._parser = parser
-        self._has_calls = False
+        self._ending = CallsEnding()
 
     def feed(self, text: str) -> list[dict[str, Any]]:
         """Return the deltas of more text."""
@@ -90,37 +93,56 @@ class OutputDeltas:
             return [{"content": text}] if text else []
         return self._deltas(self._parser.feed(text))
 
-    def finish(self) -> list[dict[str, Any]]:
+    def finish(self, output: Output) -> list[dict[str, Any]]:
         """Return the last deltas: the output has ended."""
-        return [] if self._parser is None else self._deltas(self._parser.finish())
+        is_cut = finish_reason(output) == "length"
+        return [] if self._parser is None else self._deltas(self._parser.finish(is_cut=is_cut))
 
     def end_of(self, output: Output) -> str:
         """Return why the output ended."""
-        return end_of(output, has_calls=self._has_calls)
+        return self._ending.of(finish_reason(output))
 
     def _deltas(self, events: Sequence[OutputEvent]) -> list[dict[str, Any]]:
-        self._has_calls |= any(isinstance(event, ToolCallBegin) for event in events)
-        return list(map(_delta, events))
+        self._ending.add(events)
+        return [_delta(event) for event in events if not isinstance(event, ToolCallBroken)]
 
 
-def end_of(output: Output, *, has_calls: bool) -> str:
-    """Return the `finish_reason` of an output."""
-    reason = finish_reason(output)
-    return "tool_calls" if has_calls and reason == "stop" else reason
+class CallsEnding:
+    """What the calls of an output say of its `finish_reason`: clients run all calls of a message that ends for them."""
+
+    def __init__(self) -> None:
+        self._ends_with_call = False
+        self._shows_broken = False
+
+    def add(self, events: Sequence[OutputEvent]) -> None:
+        """Add the next events of the output."""
+        for event in events:
+            if isinstance(event, ToolCallBegin):
+                self._ends_with_call = True
+            elif isinstance(event, ToolCallBroken):
+                self._ends_with_call = False
+                self._shows_broken |= event.index is not None
+
+    def of(self, reason: str) -> str:
+        """Return the `finish_reason` of the output, given why it ended."""
+        return "tool_calls" if reason == "stop" and self._ends_with_call and not self._shows_broken else reason
 
 
 def _calls(events: Sequence[OutputEvent]) -> list[dict[str, Any]]:
+    """Return the whole calls."""
     calls: list[dict[str, Any]] = []
     for event in events:
         if isinstance(event, ToolCallBegin):
             function = {"name": event.name, "arguments": ""}
             calls.append({"id": event.id, "type": "function", "function": function})
         elif isinstance(event, ToolCallArguments):
-            calls[event.index]["function"]["arguments"] += event.delta
+            calls[-1]["function"]["arguments"] += event.delta
+        elif isinstance(event, ToolCallBroken) and event.index is not None:
+            calls.pop()
     return calls
 
 
-def _delta(event: OutputEvent) -> dict[str, Any]:
+def _delta(event: ContentDelta | ReasoningDelta | ToolCallBegin | ToolCallArguments) -> dict[str, Any]:
     match event:
         case ContentDelta(text):
             return {"content": text}

@@ -6,11 +6,13 @@ For a server, in this order:
     tools = check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)       # None: no tools
     chat_format.check_tools(tools)
     # The template gets tools.definitions. Where chat_format.needs_special_tokens(tools), `skip_special_tokens` is off.
-    parser = chat_format.output_parser(tools, prompt_token_ids, end_token_ids, is_streamed=...)  # once for each choice
+    parser = chat_format.output_parser(tools, prompt_token_ids, end_token_ids)  # once for each choice
     events = parser.feed(delta.text)                                                           # for each delta
-    events = parser.finish()                                                                   # once, at the end
+    events = parser.finish(is_cut=...)                                                         # once, at the end
 
-A choice with a `ToolCallBegin` that ends with "stop" has the finish reason "tool_calls"; "length" stays "length".
+The events are the same for an answer that is streamed and for one that comes whole, which leaves out what a
+`ToolCallBroken` takes back. A choice that ends with "stop" has the finish reason "tool_calls" if it has a whole call,
+does not end in one that broke off, and its stream shows nothing of one; "length" stays "length".
 
 Read first: events.py, formats.py, parser.py. A reader for each way of writing a call stands behind parser.py:
 json_calls.py, named_call.py, xml_call.py.

@@ -18,7 +18,13 @@ class Progress(Enum):
 
 
 class CallReader(ABC):
-    """Reads one call, or one list of calls. Its memory is the state of the call, so any split of the text does."""
+    """Reads one call, or one list of calls. Its memory is the state of the call, so any split of the text does.
+
+    Attributes:
+        num_unread: How many of the last characters do not belong to a call that FAILED, and may begin another one.
+    """
+
+    num_unread = 1
 
     def __init__(self, writer: CallWriter) -> None:
         self._writer = writer

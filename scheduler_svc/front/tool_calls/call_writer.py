@@ -1,31 +1,32 @@
-"""Turns what a reader finds in the text of calls into events, and keeps the text that no event stands for yet."""
+"""Turns what a reader finds in the text of calls into events, and keeps the text that may still be content."""
 
 from collections.abc import Callable, Collection
 
-from scheduler_svc.front.tool_calls.events import OutputEvent, ToolCallArguments, ToolCallBegin
+from scheduler_svc.front.tool_calls.events import OutputEvent, ToolCallArguments, ToolCallBegin, ToolCallBroken
+from scheduler_svc.front.tool_calls.json_scanner import unreadable_end
 
 
 class CallWriter:
     """Writes the calls of one output.
 
     A reader tells it of each piece of text that it takes (`take`), and then what that piece means. If the text turns
-    out to be no call, `give_up` returns all of it that no event stands for.
+    out to be no call, `give_up` returns all of it.
 
     Args:
         tool_names: The tools of the request.
         new_call_id: Makes the id of a call.
-        streams_arguments: Whether to report a call as it comes. Otherwise it is reported once it is complete.
     """
 
-    def __init__(self, tool_names: Collection[str], new_call_id: Callable[[], str], *, streams_arguments: bool) -> None:
+    def __init__(self, tool_names: Collection[str], new_call_id: Callable[[], str]) -> None:
         self._tool_names = frozenset(tool_names)
         self._new_call_id = new_call_id
-        self._streams_arguments = streams_arguments
-        self._num_calls = 0
+        self._num_calls = 0  # that events have told of
         self._call_ids: set[str] = set()
-        self._text: list[str] = []  # taken, and no event that is ready stands for it
-        self._arguments: list[str] = []  # of the last call, and in no event
-        self._waiting: list[OutputEvent] = []  # for the end of the call
+        self._text: list[str] = []  # taken, and not of a whole call
+        self._call: ToolCallBegin | None = None  # that has begun
+        self._is_shown = False  # whether events tell of it before its end
+        self._arguments: list[str] = []  # of the call, and in no event
+        self._told: list[str] = []  # of the call, and in events
         self._ready: list[OutputEvent] = []
 
     def is_tool(self, name: str) -> bool:
@@ -45,44 +46,54 @@ class CallWriter:
         if not call_id or call_id in self._call_ids:
             call_id = self._new_call_id()
         self._call_ids.add(call_id)
-        self._waiting.append(ToolCallBegin(self._num_calls, call_id, name))
-        self._num_calls += 1
-        if self._streams_arguments:
-            self._text.clear()
+        self._call = ToolCallBegin(self._num_calls, call_id, name)
 
-    def add_arguments(self, delta: str, undecided: str = "") -> None:
-        """What was taken so far, but for its `undecided` end, has brought more of the arguments."""
+    def add_arguments(self, delta: str) -> None:
+        """What was taken so far has brought more of the arguments; their end may come only with the call's."""
         self._arguments.append(delta)
-        if self._streams_arguments:
-            self._text[:] = [undecided]
+
+    def show(self) -> None:
+        """The first argument is certain: from now on events tell of the call as it comes."""
+        self._is_shown = True
 
     def complete(self) -> None:
         """What was taken so far is a whole call, or stands between calls."""
-        self._make_ready()
-        self._text.clear()
+        self._tell()
+        self._close()
 
     def give_up(self) -> str:
-        """The text is no call; return the part of it that no event stands for, which is content."""
+        """The text is no call; return it all, which is content."""
         text = "".join(self._text)
-        self._text.clear()
-        if self._streams_arguments:
-            self._make_ready()
-        elif self._waiting:
-            self._num_calls -= 1
-            self._waiting.clear()
-            self._arguments.clear()
+        if self._call is not None:
+            index = None
+            if self._is_shown:
+                self._tell()
+                index = self._call.index
+                self._ready.append(ToolCallArguments(index, unreadable_end("".join(self._told))))
+            self._ready.append(ToolCallBroken(index))
+        self._close()
         return text
 
     def take_events(self) -> list[OutputEvent]:
         """Return the events that are ready."""
-        if self._streams_arguments:
-            self._make_ready()
+        if self._is_shown:
+            self._tell()
         ready, self._ready = self._ready, []
         return ready
 
-    def _make_ready(self) -> None:
-        if self._arguments:
-            self._waiting.append(ToolCallArguments(self._num_calls - 1, "".join(self._arguments)))
-            self._arguments.clear()
-        self._ready += self._waiting
-        self._waiting.clear()
+    def _tell(self) -> None:
+        """Make events of all that is known of the call."""
+        if self._call is None or not self._arguments:
+            return
+        if not self._told:
+            self._ready.append(self._call)
+            self._num_calls += 1
+        delta = "".join(self._arguments)
+        self._arguments.clear()
+        self._told.append(delta)
+        self._ready.append(ToolCallArguments(self._call.index, delta))
+
+    def _close(self) -> None:
+        self._call, self._is_shown = None, False
+        for pieces in (self._text, self._arguments, self._told):
+            pieces.clear()

@@ -79,8 +79,6 @@ class ChatFormat:
         tools: RequestedTools | None,
         prompt_token_ids: Sequence[int] | Int32Array,
         end_token_ids: Collection[int],
-        *,
-        is_streamed: bool,
     ) -> OutputParser:
         """Return the parser of one output.
 
@@ -89,7 +87,6 @@ class ChatFormat:
             prompt_token_ids: Its prompt, which may open the reasoning.
             end_token_ids: The tokens that may end the output and must not be seen in it. Give them if the text has
                 special tokens only because `needs_special_tokens` says so.
-            is_streamed: Whether the client gets calls as they come. Otherwise a call that breaks off is content.
         """
         reasoning = tool_calls = None
         if self.reasoning is not None:
@@ -98,6 +95,6 @@ class ChatFormat:
             starts_inside = opens_reasoning(self.reasoning, prompt_end)
             reasoning = ReasoningParser(self.reasoning, starts_inside=starts_inside)
         if self.tool_calls is not None and tools is not None:
-            tool_calls = ToolCallParser(self.tool_calls, tools.schemas, streams_arguments=is_streamed)
+            tool_calls = ToolCallParser(self.tool_calls, tools.schemas)
         special_ids = self.tokenizer.special_token_ids.intersection(end_token_ids)
         return OutputParser(reasoning, tool_calls, [self.tokenizer.token_of(token_id) for token_id in special_ids])

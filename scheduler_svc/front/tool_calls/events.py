@@ -34,7 +34,17 @@ class ToolCallArguments:
     delta: str
 
 
-OutputEvent = ContentDelta | ReasoningDelta | ToolCallBegin | ToolCallArguments
+@dataclass(frozen=True, slots=True)
+class ToolCallBroken:
+    """The last call broke off, so there is none: all of its text is content.
+
+    `index` is its own if events have told of it already. Their arguments are then no JSON, and cannot be completed.
+    """
+
+    index: int | None
+
+
+OutputEvent = ContentDelta | ReasoningDelta | ToolCallBegin | ToolCallArguments | ToolCallBroken
 
 
 def merged(events: list[OutputEvent]) -> list[OutputEvent]:

@@ -50,6 +50,12 @@ class ToolCallFormat:
     new_call_id: Callable[[], str] = field(default=openai_call_id)
 
     @property
+    def openings(self) -> tuple[str, ...]:
+        """How a call may begin anywhere. Models forget the marker, but a call between tags shows without it."""
+        tag = self.body.function if isinstance(self.body, XmlBody) else ""
+        return (*self.begin, tag) if tag else self.begin
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """The markers around calls; some tokenizers have special tokens for them."""
         return (*self.begin, *self.ends)

@@ -66,7 +66,7 @@ class JsonCallObject(CallReader):
         self._seen: set[str] = set()
         self._value: list[str] = []  # the value that is being read, unless it is streamed
         self._is_streaming = False
-        self._has_begun = False
+        self._has_arguments = False
 
     def plain_run(self, text: str, position: int) -> int:
         """See CallReader."""
@@ -74,7 +74,10 @@ class JsonCallObject(CallReader):
 
     def take(self, piece: str) -> Progress:
         """See CallReader."""
+        is_next_argument = self._is_streaming and piece == '"' and self._scanner.expects_another_key(depth=2)
         part = self._scanner.take(piece)
+        if is_next_argument:
+            self._writer.show()
         if part is Part.VALUE or part is Part.VALUE_END:
             return self._take_value(piece, is_end=part is Part.VALUE_END)
         if part is Part.END:
@@ -100,7 +103,8 @@ class JsonCallObject(CallReader):
         if self._meaning not in ("name", "arguments"):
             return Progress.MORE
         if self._is_streaming:
-            self._writer.add_arguments(piece)  # no other value can come that matters
+            if not is_end:  # the end waits for the end of the call; no other value can come that matters
+                self._writer.add_arguments(piece)
             return Progress.MORE
         if self._meaning == "name":
             return self._take_name(piece, is_end=is_end)
@@ -117,6 +121,7 @@ class JsonCallObject(CallReader):
         if not self._writer.is_tool(name):
             return Progress.FAILED
         self._name = name
+        self._writer.begin(name)
         if self._arguments:
             self._write(self._arguments)
         return Progress.MORE
@@ -145,12 +150,13 @@ class JsonCallObject(CallReader):
     def _end(self) -> Progress:
         if not self._name:
             return Progress.FAILED
-        if not self._has_begun:
+        if self._is_streaming:
+            self._write("}")
+        elif not self._has_arguments:
             self._write(NO_ARGUMENTS)
         self._writer.complete()
         return Progress.DONE
 
     def _write(self, arguments: str) -> None:
-        self._writer.begin(self._name)
         self._writer.add_arguments(arguments)
-        self._has_begun = True
+        self._has_arguments = True

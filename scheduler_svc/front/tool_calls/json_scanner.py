@@ -66,6 +66,18 @@ class JsonScanner:
         """How many objects and lists are open."""
         return len(self._open)
 
+    def expects_another_key(self, depth: int) -> bool:
+        """Return whether the next key comes of an object with others before it, inside `depth` - 1 others."""
+        return self.state is KEY and len(self._open) == depth
+
+    @property
+    def unreadable_end(self) -> str:
+        """What no text can follow that makes the whole JSON: a bracket that does not fit, behind an open string."""
+        quote = '"' if self.state in (STRING, ESCAPE) else ""
+        if self.state is ESCAPE and not self._rest:
+            quote = '""'
+        return quote + ("]" if self._open[-1] == "{" else "}")
+
     def plain_run(self, text: str, position: int) -> int:
         """Return where the characters from `position` on end that change nothing, as they are inside a string."""
         if self.state is not STRING:
@@ -184,6 +196,10 @@ class JsonObjectScanner:
         self._key_text: list[str] = []
         self._is_in_value = False
 
+    def expects_another_key(self, depth: int) -> bool:
+        """See `JsonScanner.expects_another_key`."""
+        return self._scanner.expects_another_key(depth)
+
     def plain_run(self, text: str, position: int) -> int:
         """See `JsonScanner.plain_run`."""
         return self._scanner.plain_run(text, position)
@@ -218,3 +234,15 @@ def is_json_object(text: str) -> bool:
     """Return whether the text is one JSON object and nothing else."""
     scanner = JsonScanner()
     return text.startswith("{") and all(map(scanner.take, text)) and scanner.state is END
+
+
+def unreadable_end(beginning: str) -> str:
+    """Return what makes the beginning of an object's text unreadable, also for clients that complete such beginnings.
+
+    Some do so with all arguments of a stream, and run the tool with what they got (LangChain's `parse_partial_json`).
+    """
+    scanner, position = JsonScanner(), 0
+    while position < len(beginning):
+        scanner.take(beginning[position])
+        position = max(scanner.plain_run(beginning, position + 1), position + 1)
+    return scanner.unreadable_end

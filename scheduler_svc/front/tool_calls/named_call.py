@@ -83,9 +83,12 @@ class NamedCall(CallReader):
 
     def _take_arguments(self, piece: str) -> Progress:
         assert self._arguments is not None, "the name is behind us"
+        is_next_argument = piece == '"' and self._arguments.expects_another_key(depth=1)
         if not self._arguments.take(piece[0]):  # in a plain run all characters are alike
             return Progress.FAILED
         self._writer.add_arguments(piece)
+        if is_next_argument:
+            self._writer.show()
         if self._arguments.state is not END:
             return Progress.MORE
         self._writer.complete()

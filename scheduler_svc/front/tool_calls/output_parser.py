@@ -1,8 +1,16 @@
 """The text of one chat output as the events of `events.py`: reasoning first, then content and tool calls."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from scheduler_svc.front.tool_calls.events import ContentDelta, OutputEvent, merged
+from scheduler_svc.front.tool_calls.events import (
+    ContentDelta,
+    OutputEvent,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+    merged,
+)
 from scheduler_svc.front.tool_calls.parser import ToolCallParser
 from scheduler_svc.front.tool_calls.reasoning import ReasoningParser
 
@@ -10,7 +18,8 @@ from scheduler_svc.front.tool_calls.reasoning import ReasoningParser
 class OutputParser:
     """Parses one output.
 
-    The joined deltas are the same for any split of the text.
+    The joined deltas are the same for any split of the text. Calls inside the reasoning are thoughts, but a model that
+    ends its output behind one, and not its reasoning, waits for the result: so the last calls of it are calls as well.
 
     Args:
         reasoning: Separates the reasoning; None: there is none.
@@ -26,20 +35,24 @@ class OutputParser:
         self._tool_calls = tool_calls
         self._end_tokens = tuple(filter(None, end_tokens))
         self._tail = ""  # may be an end token
+        self._thoughts: list[str] = []  # the reasoning, where calls may be in it
 
     def feed(self, text: str) -> list[OutputEvent]:
         """Add text; return what it makes certain."""
         return self._parse(self._without_tail(text))
 
-    def finish(self) -> list[OutputEvent]:
-        """Return the rest: the output has ended."""
+    def finish(self, *, is_cut: bool = False) -> list[OutputEvent]:
+        """Return the rest: the output has ended; `is_cut`: not by itself, so the model had more to say."""
         events = self._parse("" if self._tail in self._end_tokens else self._tail)
+        is_open = self._reasoning is not None and self._reasoning.is_open
         if self._reasoning is not None:
             reasoning, answer = self._reasoning.finish()
-            events += reasoning
+            events += self._noted(reasoning)
             events += self._parse_answer(answer)
         if self._tool_calls is not None:
-            events += self._tool_calls.finish()
+            thoughts = "".join(self._thoughts) if is_open and not is_cut else ""
+            rest = [*self._tool_calls.feed(thoughts), *self._tool_calls.finish()]
+            events += _last_calls(rest) if is_open else rest
         return merged(events)
 
     def _without_tail(self, text: str) -> str:
@@ -59,9 +72,28 @@ class OutputParser:
         if self._reasoning is None:
             return self._parse_answer(text)
         reasoning, answer = self._reasoning.feed(text)
-        return merged(reasoning + self._parse_answer(answer))
+        return merged(self._noted(reasoning) + self._parse_answer(answer))
+
+    def _noted(self, reasoning: list[OutputEvent]) -> list[OutputEvent]:
+        if self._tool_calls is not None:
+            self._thoughts += [event.text for event in reasoning if isinstance(event, ReasoningDelta)]
+        return reasoning
 
     def _parse_answer(self, text: str) -> list[OutputEvent]:
         if self._tool_calls is not None:
             return self._tool_calls.feed(text)
         return [ContentDelta(text)] if text else []
+
+
+def _last_calls(events: Sequence[OutputEvent]) -> list[OutputEvent]:
+    """Return the whole calls that nothing but whitespace follows, with indices from 0."""
+    last: list[ToolCallBegin | ToolCallArguments] = []
+    for event in events:
+        match event:
+            case ToolCallBegin() | ToolCallArguments():
+                last.append(event)
+            case ContentDelta(text) if not text.strip():
+                pass
+            case _:
+                last.clear()
+    return [replace(event, index=event.index - last[0].index) for event in last]

@@ -34,8 +34,6 @@ class ToolCallParser:
         call_format: How the model writes calls.
         tools: The tools of the request: the JSON schema of the arguments, by name. A call of another one is content.
         new_call_id: Makes the ids of calls; None: as the format says.
-        streams_arguments: Whether a call is reported as it comes, so that what is wrong behind its beginning cannot
-            be made content any more: the arguments then end early. Otherwise calls are reported once they are whole.
     """
 
     def __init__(
@@ -44,11 +42,10 @@ class ToolCallParser:
         tools: Mapping[str, Mapping[str, object]],
         *,
         new_call_id: Callable[[], str] | None = None,
-        streams_arguments: bool = True,
     ) -> None:
         self._format = call_format
         self._tools = tools
-        self._writer = CallWriter(tools, new_call_id or call_format.new_call_id, streams_arguments=streams_arguments)
+        self._writer = CallWriter(tools, new_call_id or call_format.new_call_id)
         self._starts = _starts_of(call_format.body, tools)
         self._bare_starts = _BARE_STARTS.get(type(call_format.body), ()) if call_format.may_be_bare else ()
         self._reader: CallReader | None = None
@@ -70,7 +67,7 @@ class ToolCallParser:
         """Return the rest: the output has ended."""
         if self._reader is not None:
             self._reader = None
-            self._add_content(self._writer.give_up())
+            self._give_up()
         elif not (self._is_in_gap and self._has_calls and not self._text.strip(_WHITESPACE)):
             self._add_content(self._text)
         self._text = ""
@@ -84,12 +81,12 @@ class ToolCallParser:
         return self._pass_gap() if self._is_in_gap else self._pass_text()
 
     def _pass_text(self) -> bool:
-        start, marker = find_marker(self._text, self._format.begin)
+        start, marker = find_marker(self._text, self._format.openings)
         self._add_content(self._text[:start])
         self._text = self._text[start:]
         if marker is None:
             return False
-        self._begin_call(len(marker))
+        self._begin_call(len(marker) if marker in self._format.begin else 0)
         return True
 
     def _pass_gap(self) -> bool:
@@ -102,13 +99,13 @@ class ToolCallParser:
         if not rest:
             return False
         starts = self._starts if self._ends else self._bare_starts
-        marker, may_come = match_marker(rest, 0, (*self._format.begin, *self._ends, *starts))
+        marker, may_come = match_marker(rest, 0, (*self._format.openings, *self._ends, *starts))
         if marker is None:
             self._is_in_gap = may_come
         elif marker in self._ends:
             self._text, self._ends = rest[len(marker) :], self._ends[self._ends.index(marker) + 1 :]
         else:
-            self._begin_call(num_skipped + (0 if marker in starts else len(marker)))
+            self._begin_call(num_skipped + (len(marker) if marker in self._format.begin else 0))
         return not may_come
 
     def _begin_call(self, num_chars: int) -> None:
@@ -121,7 +118,7 @@ class ToolCallParser:
             case NamedBody() as body:
                 self._reader = NamedCall(self._writer, body)
             case XmlBody() as body:
-                self._reader = XmlCall(self._writer, body, self._tools)
+                self._reader = XmlCall(self._writer, body, self._tools, (*self._format.openings, *self._format.ends))
             case PythonicBody():
                 self._reader = PythonicCalls(self._writer)
 
@@ -140,11 +137,18 @@ class ToolCallParser:
             self._is_in_gap = progress is Progress.DONE
             self._ends = self._format.ends if progress is Progress.DONE else ()
             self._has_calls |= progress is Progress.DONE
-        self._events += self._writer.take_events()
-        if progress is Progress.FAILED:
-            position -= 1  # the character that does not fit may begin a marker
-            self._add_content(self._writer.give_up()[:-1])
         self._text = text[position:]
+        if progress is Progress.FAILED:
+            self._give_up(reader.num_unread)  # what does not fit may begin a marker
+        self._events += self._writer.take_events()
+
+    def _give_up(self, num_unread: int = 0) -> None:
+        """What was read is no call: it is content but for its last characters, which are looked at again."""
+        text = self._writer.give_up()
+        self._events += self._writer.take_events()
+        end = len(text) - num_unread
+        self._add_content(text[:end])
+        self._text = text[end:] + self._text
 
     def _add_content(self, text: str) -> None:
         if text:
@@ -156,8 +160,6 @@ def _starts_of(body: Body, tool_names: Collection[str]) -> tuple[str, ...]:
     match body:
         case JsonBody():
             return ("{", "[")
-        case XmlBody(function=function) if function:
-            return (function,)
         case PythonicBody():
             return ("[", *(f"{name}(" for name in tool_names))
         case _:

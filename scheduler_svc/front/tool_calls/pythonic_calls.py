@@ -87,6 +87,8 @@ class PythonicCalls(CallReader):
                 return self._end_call()
         if character == "=" and self._text:
             self._key, self._text, self._place = self._text.rstrip(), "", _Place.VALUE
+            if self._num_arguments:
+                self._writer.show()
             return Progress.MORE
         self._text += character
         fits = _KEY.fullmatch(self._text) and len(self._text) <= MAX_KEY_CHARS

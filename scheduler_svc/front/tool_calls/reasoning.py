@@ -35,6 +35,11 @@ class ReasoningParser:
         self._place = _Place.BEGINNING
         self._text = ""  # not decided yet
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the marker behind the reasoning has not come."""
+        return self._place is _Place.REASONING or (self._place is _Place.BEGINNING and self._is_inside)
+
     def feed(self, text: str) -> tuple[list[OutputEvent], str]:
         """Add text; return the reasoning that it makes certain, and the text of the answer."""
         if self._place is _Place.ANSWER:
@@ -57,7 +62,7 @@ class ReasoningParser:
     def finish(self) -> tuple[list[OutputEvent], str]:
         """Return the rest: the output has ended."""
         rest, self._text = self._text, ""
-        if self._place is _Place.REASONING or (self._place is _Place.BEGINNING and self._is_inside):
+        if self.is_open:
             return [ReasoningDelta(rest)] if rest else [], ""
         return [], rest
 

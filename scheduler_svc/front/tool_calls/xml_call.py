@@ -8,11 +8,14 @@
 
 The text says nothing of types, so the tool's schema decides which arguments are strings. A string is reported as it
 comes, and any other argument once it is complete: only then does the text say whether it fits its type.
+
+Models forget the end of an argument. Where the next argument of the schema begins, the one before it is complete. Where
+the whole call seems to end, nobody knows whether these tags are the argument's own text, so the call broke off.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from scheduler_svc.front.tool_calls.argument_types import argument_json, types_of
@@ -22,6 +25,10 @@ from scheduler_svc.front.tool_calls.call_writer import CallWriter
 
 # Neither a tag nor the line break in front of one begins in it.
 _PLAIN_RUN = re.compile(r"[^<\n]*")
+_MAY_BEGIN_END = re.compile(r"[<\n]")
+_ANY_KEY = re.compile(rf"[^\s<]{{0,{MAX_KEY_CHARS}}}")
+# More whitespace between two tags is no template's.
+_MAX_SPACE_CHARS = 32
 
 
 class _Place(Enum):
@@ -31,6 +38,15 @@ class _Place(Enum):
     VALUE = "in the value of an argument"
 
 
+class _Ending(Enum):
+    """What the text behind a value is."""
+
+    MAY_COME = "the beginning of one of the others"
+    VALUE = "the value's own end"
+    NEXT_KEY = "the next argument, and the value's end is missing"
+    CALL = "the end of the call and the tag behind it, and the value's end is missing"
+
+
 class XmlCall(CallReader):
     """Reads one call.
 
@@ -38,12 +54,20 @@ class XmlCall(CallReader):
         writer: Gets the call.
         body: The tags.
         tools: The schema of each tool's arguments, by the tool's name.
+        followers: What may stand behind a call.
     """
 
-    def __init__(self, writer: CallWriter, body: XmlBody, tools: Mapping[str, Mapping[str, object]]) -> None:
+    def __init__(
+        self,
+        writer: CallWriter,
+        body: XmlBody,
+        tools: Mapping[str, Mapping[str, object]],
+        followers: Sequence[str],
+    ) -> None:
         super().__init__(writer)
         self._body = body
         self._tools = tools
+        self._followers = followers
         self._place = _Place.TAG if body.function else _Place.NAME
         self._expected: tuple[str, ...] = (body.function,)
         self._tag = ""  # what has come of a tag, or of a name
@@ -52,7 +76,8 @@ class XmlCall(CallReader):
         self._is_string = False  # whatever its text is
         self._value: list[str] = []  # of the argument, unless it is a string
         self._is_at_start = False  # of the value
-        self._num_arguments = 0
+        self._keys: list[str] = []  # of the arguments so far
+        self._next_keys: frozenset[str] | None = None  # that the schema has besides; None: it names none at all
 
     def plain_run(self, text: str, position: int) -> int:
         """See CallReader."""
@@ -81,7 +106,7 @@ class XmlCall(CallReader):
             return Progress.MORE if any(tag.startswith(self._tag) for tag in self._expected) else Progress.FAILED
         tag, self._tag = self._tag, ""
         if tag == self._body.function_end:
-            self._writer.add_arguments("}" if self._num_arguments else "{}")
+            self._writer.add_arguments("}" if self._keys else "{}")
             self._writer.complete()
             return Progress.DONE
         self._place = _Place.NAME if tag == self._body.function else _Place.KEY
@@ -118,19 +143,29 @@ class XmlCall(CallReader):
         if not self._tag.endswith(self._body.key_end):
             is_too_long = len(self._tag) > MAX_KEY_CHARS + len(self._body.key_end)
             return Progress.FAILED if character.isspace() or is_too_long else Progress.MORE
-        key, self._tag = self._tag.removesuffix(self._body.key_end), ""
-        self._types = types_of(self._tools[self._name], key)
+        self._begin_argument(self._tag.removesuffix(self._body.key_end))
+        return Progress.MORE
+
+    def _begin_argument(self, key: str) -> None:
+        schema = self._tools[self._name]
+        self._types = types_of(schema, key)
         self._is_string = self._types <= {"string"}
-        self._place, self._expected = _Place.TAG, (self._body.value,)
-        self._write(f"{'{' if self._num_arguments == 0 else ', '}{json.dumps(key, ensure_ascii=False)}: ")
+        self._tag, self._place, self._expected = "", _Place.TAG, (self._body.value,)
+        if self._keys:
+            self._writer.show()
+        self._writer.add_arguments(f"{', ' if self._keys else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+        self._keys.append(key)
+        properties = schema.get("properties")
+        self._next_keys = None
+        if isinstance(properties, Mapping) and properties:
+            self._next_keys = frozenset(properties).difference(self._keys)
         if not self._body.value:
             self._begin_value()
-        return Progress.MORE
 
     def _begin_value(self) -> None:
         self._place, self._is_at_start = _Place.VALUE, self._body.breaks_lines
         if self._is_string:
-            self._write('"')
+            self._writer.add_arguments('"')
 
     def _take_value(self, piece: str) -> Progress:
         if self._is_at_start and piece == "\n":
@@ -138,30 +173,69 @@ class XmlCall(CallReader):
             return Progress.MORE
         self._is_at_start = False
         text = self._tag + piece
-        if self._may_become_end(text):
-            self._tag = text
-            if text.lstrip("\n") == self._body.value_end:
-                self._end_value()
-            return Progress.MORE
-        # Of what has come, only its last character may begin an end anew.
-        self._tag = piece if self._may_become_end(piece) else ""
-        more = text.removesuffix(self._tag)
-        if self._is_string:
-            self._write(json.dumps(more, ensure_ascii=False)[1:-1])
-        else:
+        start, ending = self._find_ending(text)
+        more, self._tag = text[:start], text[start:]
+        if not self._is_string:
             self._value.append(more)
+        elif more:
+            self._writer.add_arguments(json.dumps(more, ensure_ascii=False)[1:-1])
+        if ending is _Ending.CALL:
+            return Progress.FAILED
+        if ending is _Ending.NEXT_KEY:
+            key = self._tag.removeprefix("\n").removeprefix(self._body.key).removesuffix(self._body.key_end)
+            self._end_value()
+            self._begin_argument(key)
+        elif ending is _Ending.VALUE:
+            self._end_value()
         return Progress.MORE
 
-    def _may_become_end(self, text: str) -> bool:
-        end = self._body.value_end
-        return end.startswith(text) or (self._body.breaks_lines and f"\n{end}".startswith(text))
+    def _find_ending(self, text: str) -> tuple[int, _Ending | None]:
+        """Return where the end of a value begins in the text, and what it is."""
+        for match in _MAY_BEGIN_END.finditer(text):
+            ending = self._ending(text[match.start() :])
+            if ending is not None:
+                return match.start(), ending
+        return len(text), None
+
+    def _ending(self, text: str) -> _Ending | None:
+        tag = text.removeprefix("\n")
+        if (tag == text or self._body.breaks_lines) and self._body.value_end.startswith(tag):
+            return _Ending.VALUE if tag == self._body.value_end else _Ending.MAY_COME
+        return self._next_key(tag) or self._end_of_call(tag)
+
+    def _next_key(self, tag: str) -> _Ending | None:
+        if self._body.key.startswith(tag):
+            return _Ending.MAY_COME
+        if not tag.startswith(self._body.key):
+            return None
+        name = tag.removeprefix(self._body.key)
+        if self._next_keys is not None:
+            tags = [f"{key}{self._body.key_end}" for key in self._next_keys]
+            return _Ending.NEXT_KEY if name in tags else _may_come(name, tags)
+        name, first, rest = name.partition(self._body.key_end[0])
+        if not _ANY_KEY.fullmatch(name):
+            return None
+        end = first + rest
+        return _Ending.NEXT_KEY if name and end == self._body.key_end else _may_come(end, [self._body.key_end])
+
+    def _end_of_call(self, tag: str) -> _Ending | None:
+        if not tag.startswith(self._body.function_end):
+            return _may_come(tag, [self._body.function_end])
+        behind = tag.removeprefix(self._body.function_end)
+        follower = behind.lstrip()
+        if len(behind) - len(follower) > _MAX_SPACE_CHARS:
+            return None
+        if follower not in self._followers:
+            return _may_come(follower, self._followers)
+        self.num_unread = len(follower)
+        return _Ending.CALL
 
     def _end_value(self) -> None:
         self._tag, self._place = "", _Place.TAG
-        self._write('"' if self._is_string else argument_json("".join(self._value), self._types))
+        self._writer.add_arguments('"' if self._is_string else argument_json("".join(self._value), self._types))
         self._value.clear()
         self._expected = (self._body.key, self._body.function_end)
-        self._num_arguments += 1
 
-    def _write(self, arguments: str) -> None:
-        self._writer.add_arguments(arguments, undecided=self._tag)
+
+def _may_come(text: str, tags: Sequence[str]) -> _Ending | None:
+    return _Ending.MAY_COME if any(tag.startswith(text) for tag in tags) else None

@@ -131,13 +131,28 @@ async def test_without_tools_nothing_is_a_call() -> None:
         assert prompt_tokens(with_none[0]) == prompt_tokens(without[0])  # the template gets no tools
 
 
-async def test_a_call_that_is_cut_off_is_content_and_in_a_stream_it_ends_early() -> None:
+async def test_a_call_that_is_cut_off_is_content_and_what_a_stream_shows_of_it_is_no_json() -> None:
     async with running_api(EchoWorker()) as api:
-        said = '<tool_call>{"name": "now", "arguments": {"a": 1'
+        said = '<tool_call>{"name": "now", "arguments": {"a": 1, "b": "x'
+        first = await ask(api, said, max_tokens=said.index(","))
+        stopped = await ask(api, f'{said}"}}}}', stop='"}')
         whole, streamed = await ask(api, said, max_tokens=len(said))
 
+        for answer in first:
+            assert told(answer) == (said[: said.index(",")], [], "length")
         assert told(whole) == (said, [], "length")
-        assert told(streamed) == ("", [("now", '{"a": 1')], "length")
+        assert told(streamed) == (said, [("now", '{"a": 1, "b": "x"]')], "length")
+        assert told(stopped[0]) == (said, [], "stop")
+        assert told(stopped[1]) == (said, [("now", '{"a": 1, "b": "x"]')], "stop")
+
+
+async def test_a_call_in_reasoning_that_nobody_closed_reaches_the_client_unless_it_was_cut() -> None:
+    async with running_api(EchoWorker()) as api:
+        said = f"<think>\nHm. {SAID['hermes']}"
+        for answer in await ask(api, said):
+            assert told(answer) == ("", CALLS, "tool_calls")
+        for answer in await ask(api, said, max_tokens=len(said.encode())):
+            assert told(answer) == ("", [], "length")
 
 
 async def test_results_of_calls_go_back_into_the_prompt() -> None:

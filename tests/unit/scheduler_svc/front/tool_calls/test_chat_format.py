@@ -163,7 +163,6 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("is_streamed", [True, False])
 @pytest.mark.parametrize(
     ("model", "added", "special", "prompt", "output", "needs_special_tokens", "expected"),
     MODELS,
@@ -177,7 +176,6 @@ def test_tokens_become_events(
     output: str,
     needs_special_tokens: bool,
     expected: Parsed,
-    is_streamed: bool,
 ) -> None:
     tokenizer = tokenizer_with(TEMPLATES[model][0], added, special=special)
     chat_format, tools = ChatFormat.of(tokenizer), requested()
@@ -187,7 +185,7 @@ def test_tokens_become_events(
     assert chat_format.needs_special_tokens(None) is False
 
     text = OutputText(tokenizer, TextOptions(skip_special_tokens=not needs_special_tokens))
-    parser = chat_format.output_parser(tools, tokenizer.encode(prompt), {end_id}, is_streamed=is_streamed)
+    parser = chat_format.output_parser(tools, tokenizer.encode(prompt), {end_id})
     parsed = Parsed()
     for token_id in [*tokenizer.encode_part(output), end_id]:
         parsed.add(parser.feed(text.push(token_id)[0]))
@@ -201,7 +199,7 @@ def test_without_tools_calls_are_text() -> None:
     tokenizer = make_tokenizer(byte_level_backend(), TEMPLATES["qwen2.5"][0])
     call = '<tool_call>{"name": "now"}</tool_call>'
 
-    parser = ChatFormat.of(tokenizer).output_parser(None, [], (), is_streamed=True)
+    parser = ChatFormat.of(tokenizer).output_parser(None, [], ())
     parsed = Parsed()
     parsed.add([*parser.feed(call), *parser.finish()])
 

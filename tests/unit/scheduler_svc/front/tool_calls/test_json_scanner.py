@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.front.tool_calls.json_scanner import MAX_DEPTH, JsonObjectScanner, Part, is_json_object
+from scheduler_svc.front.tool_calls.json_scanner import (
+    MAX_DEPTH,
+    JsonObjectScanner,
+    Part,
+    is_json_object,
+    unreadable_end,
+)
+from tests.unit.scheduler_svc.front.tool_calls.parsing import cannot_be_completed
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=4),
@@ -104,6 +111,16 @@ def test_depth_has_a_limit() -> None:
 
     assert is_json_object('{"a": ' + "[" * deepest + "]" * deepest + "}")
     assert not is_json_object('{"a": ' + "[" * (deepest + 1) + "]" * (deepest + 1) + "}")
+
+
+@settings(max_examples=40, deadline=None)
+@given(value=OBJECTS)
+def test_every_beginning_can_be_made_unreadable(value: dict[str, object]) -> None:
+    text = json.dumps({**value, "z": '}"\\]\u00e9'})
+
+    for end in range(1, len(text)):
+        assert cannot_be_completed(text[:end] + unreadable_end(text[:end])), text[:end]
+        assert not cannot_be_completed(text[:end])
 
 
 @settings(max_examples=40, deadline=None)

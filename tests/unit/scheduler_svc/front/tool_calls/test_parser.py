@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scheduler_svc.front.tool_calls.events import ContentDelta, ToolCallArguments, ToolCallBegin
 from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS
 from scheduler_svc.front.tool_calls.parser import MAX_GAP_CHARS, ToolCallParser
-from tests.unit.scheduler_svc.front.tool_calls.parsing import TOOLS, Parsed, format_named, parse
+from tests.unit.scheduler_svc.front.tool_calls.parsing import TOOLS, format_named, parse
 
 PARIS = '{"city": "Paris"}'
 ODD = '{ "city":"Lyon \\"7\\u00e9\\" \\\\ </tool_call> 🦊" ,"days" : [1,-2.5e+3, true,null,{"a":{}}] }'
@@ -209,12 +209,11 @@ NO_CALLS = [
 TEXTS = [(row[0], row[1]) for row in CALLS] + NO_CALLS
 
 
-@pytest.mark.parametrize("streams_arguments", [True, False])
 @pytest.mark.parametrize(("call_format", "text", "content", "calls"), CALLS)
 def test_calls_are_found_and_all_else_is_content(
-    call_format: str, text: str, content: str, calls: list[tuple[str, str]], streams_arguments: bool
+    call_format: str, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
-    parsed = parse(call_format, [text], streams_arguments=streams_arguments)
+    parsed = parse(call_format, [text])
 
     assert (parsed.content, parsed.calls) == (content, calls)
     assert parsed.ids == [f"call{number}" for number in range(len(calls))]
@@ -222,56 +221,18 @@ def test_calls_are_found_and_all_else_is_content(
 
 @pytest.mark.parametrize(("call_format", "text"), NO_CALLS)
 def test_what_is_no_call_is_content_to_the_last_character(call_format: str, text: str) -> None:
-    assert parse(call_format, [text], streams_arguments=False) == Parsed(content=text)
-
-
-@pytest.mark.parametrize(
-    ("call_format", "text", "content", "calls"),
-    [
-        ("hermes", '<tool_call>{"name": "now", "arguments": {"a": oops}}', "oops}}", [("now", '{"a": ')]),
-        ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1', "", [("now", '{"a": 1')]),
-        ("mistral", "[TOOL_CALLS]now{'a': 1}[TOOL_CALLS]now{}", "'a': 1}", [("now", "{"), ("now", "{}")]),
-        (
-            "qwen3_coder",
-            "<tool_call><function=get_weather><parameter=city>Rio\n\n</par",
-            "\n</par",
-            [("get_weather", '{"city": "Rio\\n')],
-        ),
-        (
-            "qwen3_coder",
-            "<tool_call><function=get_weather><parameter=days>3</parameter><parameter=exact>tr",
-            "tr",
-            [("get_weather", '{"days": 3, "exact": ')],
-        ),
-        ("pythonic", "[get_weather(days=3, city=Rio)]", " city=Rio)]", [("get_weather", '{"days": 3')]),
-        ("hermes", '<tool_call>{"name": "now", "arguments": {}, 7} x', ", 7} x", [("now", "{}")]),
-        ("json", '[{"name": "now"} {"name": "now"}]', ' {"name": "now"}]', [("now", "{}")]),
-    ],
-)
-def test_a_call_that_breaks_off_keeps_what_was_streamed_and_the_rest_is_content(
-    call_format: str, text: str, content: str, calls: list[tuple[str, str]]
-) -> None:
     parsed = parse(call_format, [text])
 
-    assert (parsed.content, parsed.calls) == (content, calls)
+    assert (parsed.content, parsed.calls) == (text, [])
 
 
-def test_a_call_that_is_not_streamed_is_reported_whole_or_not_at_all() -> None:
-    good, bad = '<tool_call>{"name": "now"}</tool_call>', '<tool_call>{"name": "now", "arguments": {"a": oops}}'
-
-    parsed = parse("hermes", [good + bad + good + bad], streams_arguments=False)
-
-    assert (parsed.content, parsed.calls) == (bad + bad, [("now", "{}")] * 2)
-
-
-@pytest.mark.parametrize("streams_arguments", [True, False])
 @pytest.mark.parametrize(("call_format", "text"), TEXTS)
-def test_any_cut_gives_the_same_result(call_format: str, text: str, streams_arguments: bool) -> None:
-    whole = parse(call_format, [text], streams_arguments=streams_arguments)
+def test_any_cut_gives_the_same_result(call_format: str, text: str) -> None:
+    whole = parse(call_format, [text])
 
-    assert parse(call_format, text, streams_arguments=streams_arguments) == whole  # character by character
+    assert parse(call_format, text) == whole  # character by character
     for cut in range(0, len(text), 1 + len(text) // 200):
-        assert parse(call_format, (text[:cut], text[cut:]), streams_arguments=streams_arguments) == whole
+        assert parse(call_format, (text[:cut], text[cut:])) == whole
 
 
 FRAGMENTS = st.sampled_from(
@@ -283,6 +244,7 @@ FRAGMENTS = st.sampled_from(
         *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "function<｜tool▁sep｜>now\n```json\n", "<｜tool▁sep｜>"),
         *("<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>", "get_weather(city='", "'", "now()", ")"),
         *('{"name": "now", "arguments": {}}', '{"name":', '"now"', '"arguments": ', ODD, "now"),
+        *("</function>\n</tool_call>", "<arg_key>days</arg_key>", '<parameter name="city">', '{"a": 1, "b": "'),
         *("{", "}", "[", "]", ",", ";", "<", '"', "\\", "1", "null", "text", "🦊", "\n", " " * 40),
     ]
 )
@@ -293,21 +255,19 @@ FRAGMENTS = st.sampled_from(
     call_format=st.sampled_from([row.name for row in TOOL_CALL_FORMATS]),
     fragments=st.lists(FRAGMENTS, max_size=14),
     cuts=st.lists(st.integers(0, 400), max_size=12),
-    streams_arguments=st.booleans(),
 )
 def test_any_text_in_any_split_gives_one_result_and_loses_nothing(
-    call_format: str, fragments: list[str], cuts: list[int], streams_arguments: bool
+    call_format: str, fragments: list[str], cuts: list[int]
 ) -> None:
     text = "".join(fragments)
     places = [0, *sorted(cuts), len(text)]
     pieces = [text[begin:end] for begin, end in pairwise(places)]
 
-    parsed = parse(call_format, pieces, streams_arguments=streams_arguments)
+    parsed = parse(call_format, pieces)
 
-    assert parsed == parse(call_format, [text], streams_arguments=streams_arguments)
-    assert parsed.calls or parsed.content == text
-    if not streams_arguments:
-        assert all(isinstance(json.loads(arguments), dict) for _, arguments in parsed.calls)
+    assert parsed == parse(call_format, [text])
+    assert parsed.calls or parsed.content == text  # also where the stream shows what remains of a call
+    assert all(isinstance(json.loads(arguments), dict) for _, arguments in parsed.calls)
 
 
 def test_arguments_and_content_do_not_wait() -> None:
@@ -316,18 +276,20 @@ def test_arguments_and_content_do_not_wait() -> None:
     assert parser.feed("a < b <tool") == [ContentDelta("a < b ")]
     assert parser.feed("s") == [ContentDelta("<tools")]
     assert parser.feed('<tool_call>\n{"name": "now", "arguments": ') == []
-    assert parser.feed('{"a": "b') == [ToolCallBegin(0, "id", "now"), ToolCallArguments(0, '{"a": "b')]
-    assert parser.feed("c") == [ToolCallArguments(0, "c")]
-    assert parser.feed('"}') == [ToolCallArguments(0, '"}')]
-    assert parser.feed("}\n</tool_call>") == []
+    assert parser.feed('{"a": "b", ') == []
+    assert parser.feed('"') == [ToolCallBegin(0, "id", "now"), ToolCallArguments(0, '{"a": "b", "')]
+    assert parser.feed('c": "d') == [ToolCallArguments(0, 'c": "d')]
+    assert parser.feed('"}') == [ToolCallArguments(0, '"')]
+    assert parser.feed("}\n</tool_call>") == [ToolCallArguments(0, "}")]
     assert parser.finish() == []
 
 
 def test_a_string_between_tags_does_not_wait_for_its_end() -> None:
     parser = ToolCallParser(format_named("qwen3_coder"), TOOLS, new_call_id=lambda: "id")
 
-    begun = parser.feed("<tool_call>\n<function=get_weather>\n<parameter=city>\nSão")
-    assert begun == [ToolCallBegin(0, "id", "get_weather"), ToolCallArguments(0, '{"city": "São')]
+    assert parser.feed("<tool_call>\n<function=get_weather>\n<parameter=exact>True</parameter>") == []
+    begun = parser.feed("<parameter=city>\nSão")
+    assert begun == [ToolCallBegin(0, "id", "get_weather"), ToolCallArguments(0, '{"exact": true, "city": "São')]
     assert parser.feed(' "P"\n') == [ToolCallArguments(0, ' \\"P\\"')]
     assert parser.feed("</para") == []
     assert parser.feed("\n") == [ToolCallArguments(0, "\\n</para")]
@@ -358,7 +320,7 @@ def test_what_cannot_become_a_call_does_not_wait(call_format: str, text: str, la
     parser = ToolCallParser(format_named(call_format), TOOLS)
 
     assert parser.feed(text) == []
-    assert parser.feed(last) == [ContentDelta(text + last)]
+    assert parser.feed(last)[-1] == ContentDelta(text + last)
 
 
 def test_endless_whitespace_is_content() -> None:

@@ -48,13 +48,13 @@ def written(template: ChatTemplate, turn: Mapping[str, Any]) -> tuple[str, str]:
     return prompt, whole[len(prompt) :].removesuffix(EOS)
 
 
-def read(family: Family, prompt: str, pieces: Iterable[str], *, streams_arguments: bool = True) -> Parsed:
+def read(family: Family, prompt: str, pieces: Iterable[str]) -> Parsed:
     reasoning = None
     if family.reasoning is not None:
         found = reasoning_format("auto", family.source)
         assert found is not None
         reasoning = ReasoningParser(found, starts_inside=opens_reasoning(found, prompt))
-    return parse(family.tool_calls, pieces, streams_arguments=streams_arguments, reasoning=reasoning)
+    return parse(family.tool_calls, pieces, reasoning=reasoning)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
@@ -91,8 +91,6 @@ def test_a_turn_that_the_template_writes_is_read_back(family: Family, turn: Mapp
     assert whole.content.strip() == ("" if family.drops_content else turn["content"])
     assert whole.reasoning.strip() == (turn.get("reasoning_content", "") if family.reasoning else "")
     assert read(family, prompt, text) == whole  # character by character
-    assert read(family, prompt, [text], streams_arguments=False) == whole
-    assert read(family, prompt, text, streams_arguments=False) == whole
     if len(calls) == 2 or family.takes_one_call:
         for cut in range(len(text)):
             assert read(family, prompt, (text[:cut], text[cut:])) == whole
