@@ -54,7 +54,10 @@ class StreamedAnswer:
                 event = replace(event, token_ids=self._prompt_token_ids[begin : begin + len(event.logprobs)])
                 self._prompt.append(event)
             case Finished():
-                prompt_logprobs = None if event.prompt_logprobs is None else self._joined()
+                prompt_logprobs = event.prompt_logprobs
+                if prompt_logprobs is not None:
+                    known = self._joined() if is_lean else prompt_logprobs
+                    prompt_logprobs = replace(known, token_ids=self._prompt_token_ids[1:])
                 if not is_lean:
                     return replace(event, prompt_logprobs=prompt_logprobs)
                 outputs = tuple(map(self._completed, event.outputs))
@@ -125,4 +128,4 @@ class StreamedAnswer:
     def _joined(self) -> PromptLogprobs:
         logprobs = tuple(logprob for part in self._prompt for logprob in part.logprobs)
         alternatives = tuple(place for part in self._prompt for place in part.alternatives)
-        return PromptLogprobs(logprobs, alternatives, self._prompt_token_ids[1:])
+        return PromptLogprobs(logprobs, alternatives)

@@ -11,6 +11,7 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.outputs import Finished, event_from_proto
 from octavo.prompts import generate_request
 from octavo.sampling_params import with_keywords
+from octavo.streamed_answer import StreamedAnswer
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
@@ -63,7 +64,7 @@ def answer_alone(shape: Shape, sliding_window_tokens: int) -> Finished:
         assert step is not None, f"{shape} makes no progress"
         requests.deliver(core, fleet.process(core, execute(worker, step)))
     finished = pb.GenerateResponse(finished=finished_message(response, is_lean=False))
-    event = event_from_proto(finished)
+    event = StreamedAnswer(asked.engine.prompt_token_ids.tolist()).take(event_from_proto(finished), is_lean=False)
     assert isinstance(event, Finished)
     return event
 
