@@ -110,11 +110,11 @@ class ExecutorCore:
         self.limits = limits
         self.epoch = epoch
         self.queue = queue
-        self._policy = policy or FcfsPolicy()
+        # Nothing below refers to the core: one that is lost is free at once, and its tables with it.
         self.blocks = BlockManager(limits, prefix_key, holders)
-        self.batch = Batch(limits, self.blocks, self.order_of)
+        self.batch = Batch(limits, self.blocks, policy or FcfsPolicy())
         self.table = self.batch.table
-        running = RunningGroups(limits, self.batch, self._charge)
+        running = RunningGroups(limits, self.batch, queue)
         self.prefills, self.beam_batch = running.prefills, running.beam_batch
         self.swapped = SwappedGroups(self.batch, limits.num_host_blocks)
         self.preempted = PreemptedGroups()
@@ -238,15 +238,6 @@ class ExecutorCore:
         """
         self.in_flight.clear()
         return self.groups.evacuate()
-
-    # Order and shares ----------------------------------------------------------------------------
-
-    def order_of(self, group: SequenceGroup) -> tuple[int, int]:
-        """Return where a group stands: the smaller one goes first and is preempted last."""
-        return self._policy.level(group), group.arrival
-
-    def _charge(self, group: SequenceGroup, num_tokens: int) -> None:
-        self.queue.charge(group.tenant, num_tokens)
 
     def _charge_decodes(self, decodes: Decodes) -> None:
         for tenant, num_tokens in self.batch.num_slots_by_tenant(decodes.slots).items():

@@ -109,7 +109,7 @@ def _check_registered_blocks(core: ExecutorCore) -> None:
 def _check_order(core: ExecutorCore) -> None:
     """Groups are in order, and their sequences are where the group is."""
     for groups in (core.batch.running, core.swapped.groups, core.preempted.groups):
-        orders = [core.order_of(group) for group in groups]
+        orders = [core.batch.order_of(group) for group in groups]
         assert orders == sorted(orders), "groups are out of order"
         assert orders == [group.order for group in groups], "the order of a group has changed"
     assert all(prefill.num_remaining_tokens for prefill in core.prefills.running), "a prefill that is over goes on"

@@ -51,7 +51,7 @@ _OTHER_MODULES = {
     *(f"scheduler_svc.request.{name}" for name in _REQUEST_SOURCES),
 }
 _COLLECTIONS = {"Counter", "OrderedDict", "deque"}
-_METHODS = {"expects_nobody", "order_of", "_charge"}
+_METHODS = {"expects_nobody"}
 
 _Reduced: TypeAlias = tuple[Any, ...]
 _Array: TypeAlias = npt.NDArray[Any]

@@ -235,7 +235,7 @@ FAULTS = (
     Fault(
         "computed tokens are not charged to their tenant",
         f"{CORE}/step/prefills.py",
-        "        self._charge(prefill.sequence.group, num_tokens)\n",
+        "        self._shares.charge(prefill.sequence.group.tenant, num_tokens)\n",
         "",
         (f"{UNIT}/test_core_order.py::test_tenants_are_admitted_by_their_shares",),
     ),

@@ -166,7 +166,7 @@ BUGS = (
     Bug(
         "computed tokens are not charged to their tenant",
         f"{CORE}/step/prefills.py",
-        "        self._charge(prefill.sequence.group, num_tokens)\n",
+        "        self._shares.charge(prefill.sequence.group.tenant, num_tokens)\n",
         "",
     ),
     Bug(

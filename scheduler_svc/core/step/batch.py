@@ -22,7 +22,7 @@ its slot of the table; `Prefills.start` hands the tokens to the slot, `RunningGr
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 
 import numpy as np
@@ -31,11 +31,10 @@ from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.stopping import StopChecker
+from scheduler_svc.core.waiting.policy import Policy
 from shared.batch_table import BatchTable, StepLayout
 from shared.step import NO_LOGPROBS, BoolArray, Int32Array, next_generation, no_slots
 
-# Returns `SequenceGroup.order` of a group, which may not have joined yet.
-OrderOf = Callable[[SequenceGroup], tuple[int, int]]
 BY_ORDER = attrgetter("order")
 
 
@@ -55,7 +54,7 @@ class Batch:
         num_claimed_slots: Free slots that running groups have a claim to: their sequences will fork into them.
     """
 
-    def __init__(self, limits: CoreLimits, blocks: BlockManager, order_of: OrderOf) -> None:
+    def __init__(self, limits: CoreLimits, blocks: BlockManager, policy: Policy) -> None:
         num_slots = limits.max_num_seqs
         self.table = BatchTable(num_slots, limits.max_model_len, limits.block_size, limits.num_blocks)
         self.blocks = blocks
@@ -73,7 +72,7 @@ class Batch:
         self.vacated_slots: list[int] = []
         self.is_vacated: BoolArray = np.zeros(num_slots, np.bool_)
         self.num_vacated = 0
-        self.order_of = order_of
+        self._policy = policy
         self._window = limits.sliding_window
         self.num_claimed_slots = 0
         self._num_claimed_by: dict[SequenceGroup, int] = {}  # of the groups of several sequences
@@ -83,6 +82,10 @@ class Batch:
         self._tenant_of_slot: Int32Array = np.zeros(num_slots, np.int32)
 
     # Groups --------------------------------------------------------------------------------------
+
+    def order_of(self, group: SequenceGroup) -> tuple[int, int]:
+        """Return `SequenceGroup.order` of a group, which may not have joined yet; the smaller one goes first."""
+        return self._policy.level(group), group.arrival
 
     def add(self, group: SequenceGroup) -> None:
         """Let a group run; its sequences enter slots of their own."""

@@ -10,9 +10,9 @@ admission; it gets its first chunk once those are sent.
 """
 
 import bisect
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -52,6 +52,13 @@ class Prefill:
         return self.lead is not None and self.lead.num_scheduled_tokens < self.num_shared_tokens
 
 
+class Shares(Protocol):
+    """The shares of tenants in what is computed."""
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Count tokens that are computed for a tenant."""
+
+
 class Prefills:
     """Owns the prefills of a batch that have tokens left to send, in the order of their groups.
 
@@ -59,7 +66,7 @@ class Prefills:
         limits: Budget, long prefills, window.
         batch: Slots and blocks.
         beam_batch: Told of the rows of beams.
-        charge: Called with a group and how many tokens a step computes for it.
+        shares: Told of the tokens that a step computes for a tenant.
     """
 
     def __init__(
@@ -67,12 +74,12 @@ class Prefills:
         limits: CoreLimits,
         batch: Batch,
         beam_batch: BeamBatch,
-        charge: Callable[[SequenceGroup, int], None],
+        shares: Shares,
     ) -> None:
         self._limits = limits
         self._batch = batch
         self._beam_batch = beam_batch
-        self._charge = charge
+        self._shares = shares
         self.running: list[Prefill] = []
 
     @property
@@ -198,7 +205,7 @@ class Prefills:
         prefill.num_scheduled_tokens += num_tokens
         plan.token_budget -= num_tokens
         plan.prefill_chunks.append((slot, num_tokens))
-        self._charge(prefill.sequence.group, num_tokens)
+        self._shares.charge(prefill.sequence.group.tenant, num_tokens)
         cache, size = self._batch.blocks.prefix_cache, self._batch.blocks.block_size
         if cache is not None:
             first, last = start // size, prefill.num_scheduled_tokens // size

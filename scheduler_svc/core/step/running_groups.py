@@ -3,13 +3,11 @@
 A group joins the batch sequence by sequence, as admissions and forks go; it is taken out of it here, at once.
 """
 
-from collections.abc import Callable
-
 from scheduler_svc.core.beams.beam_batch import BeamBatch
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.batch import Batch
-from scheduler_svc.core.step.prefills import Prefills
+from scheduler_svc.core.step.prefills import Prefills, Shares
 
 
 class RunningGroups:
@@ -18,13 +16,13 @@ class RunningGroups:
     Args:
         limits: The numbers and choices.
         batch: Slots and blocks.
-        charge: Called with a group and how many tokens a step computes for it.
+        shares: Told of the tokens that a step computes for a tenant.
     """
 
-    def __init__(self, limits: CoreLimits, batch: Batch, charge: Callable[[SequenceGroup, int], None]) -> None:
+    def __init__(self, limits: CoreLimits, batch: Batch, shares: Shares) -> None:
         self.batch = batch
         self.beam_batch = BeamBatch(batch, limits.max_model_len, limits.vocab_size, limits.eos_token_ids)
-        self.prefills = Prefills(limits, batch, self.beam_batch, charge)
+        self.prefills = Prefills(limits, batch, self.beam_batch, shares)
 
     def free_blocks(self, group: SequenceGroup) -> None:
         """Free the blocks of a group that is about to be removed."""

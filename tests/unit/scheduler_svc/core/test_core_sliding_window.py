@@ -7,6 +7,7 @@ from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.step.batch import Batch
+from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from tests.support.driving import Bench, chunks, group, max_tokens, only_admission, small_limits
 from tests.support.toy_executor import hashed_next_token
@@ -64,7 +65,7 @@ def test_a_block_is_freed_when_the_next_token_sees_none_of_it(position: int, num
 def test_the_windows_of_the_named_slots_slide(window: int, first_blocks: list[int]) -> None:
     """With a window of 8 the token at position 15 sees 8 to 15: blocks 0 and 1 are out, at position 10 none is."""
     limits = window_limits(window=window, blocks=16)
-    batch = Batch(limits, BlockManager(limits), lambda group: (0, group.arrival))
+    batch = Batch(limits, BlockManager(limits), FcfsPolicy())
     for slot, position in enumerate([15, 15, 10]):
         batch.table.block_tables[slot, :4] = batch.blocks.allocator.allocate(4)
         batch.table.num_blocks[slot], batch.table.num_scheduled_tokens[slot] = 4, position
