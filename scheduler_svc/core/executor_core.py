@@ -42,6 +42,7 @@ Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `block_ap
 """
 
 from collections import deque
+from functools import partial
 
 import numpy as np
 
@@ -110,11 +111,12 @@ class ExecutorCore:
         self.limits = limits
         self.epoch = epoch
         self.queue = queue
-        self._policy = policy or FcfsPolicy()
+        # Nothing below refers to the core: one that is lost is free at once, and its tables with it.
+        self.order_of = partial(_order_of, policy or FcfsPolicy())
         self.blocks = BlockManager(limits, prefix_key, holders)
         self.batch = Batch(limits, self.blocks, self.order_of)
         self.table = self.batch.table
-        running = RunningGroups(limits, self.batch, self._charge)
+        running = RunningGroups(limits, self.batch, partial(_charge, queue))
         self.prefills, self.beam_batch = running.prefills, running.beam_batch
         self.swapped = SwappedGroups(self.batch, limits.num_host_blocks)
         self.preempted = PreemptedGroups()
@@ -239,15 +241,6 @@ class ExecutorCore:
         self.in_flight.clear()
         return self.groups.evacuate()
 
-    # Order and shares ----------------------------------------------------------------------------
-
-    def order_of(self, group: SequenceGroup) -> tuple[int, int]:
-        """Return where a group stands: the smaller one goes first and is preempted last."""
-        return self._policy.level(group), group.arrival
-
-    def _charge(self, group: SequenceGroup, num_tokens: int) -> None:
-        self.queue.charge(group.tenant, num_tokens)
-
     def _charge_decodes(self, decodes: Decodes) -> None:
         for tenant, num_tokens in self.batch.num_slots_by_tenant(decodes.slots).items():
             self.queue.charge(tenant, num_tokens)
@@ -311,3 +304,12 @@ class ExecutorCore:
         A chunk counts until its result is in, whoever wanted it: the executor computes it even if its client has left.
         """
         return self.num_claimed_tokens + sum(in_flight.num_chunk_tokens for in_flight in self.in_flight)
+
+
+def _order_of(policy: Policy, group: SequenceGroup) -> tuple[int, int]:
+    """Return where a group stands: the smaller one goes first and is preempted last."""
+    return policy.level(group), group.arrival
+
+
+def _charge(queue: AdmissionQueue, group: SequenceGroup, num_tokens: int) -> None:
+    queue.charge(group.tenant, num_tokens)

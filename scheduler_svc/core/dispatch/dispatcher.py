@@ -70,6 +70,8 @@ class Dispatcher:
         self._recall(inbox)
         if core.blocks.prefix_cache is not None:
             core.blocks.prefix_cache.leave()
+        self._takers = []
+        del inbox.core  # else they are a cycle, and megabytes wait for the garbage collector
 
     def takers(self) -> list[Inbox]:
         """Return the inboxes of the cores that groups may be dispatched to; all of them if every core is leaving."""

@@ -1,9 +1,15 @@
 """Several cores, one queue: who is placed where."""
 
+import gc
+import weakref
+
 import pytest
 
+from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Obstacle, Wait
+from scheduler_svc.core.waiting.policy import FcfsPolicy
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench, two_cores
 
@@ -314,6 +320,24 @@ def test_an_overdue_step_is_no_obstacle_where_there_is_no_other_core() -> None:
 
 
 # Tenants -----------------------------------------------------------------------------------------
+
+
+def test_a_core_that_is_lost_is_free_at_once_without_the_garbage_collector() -> None:
+    limits = small_limits(prefix_caching=True)
+    fleet = Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy())
+    kept, lost = fleet.join(limits, epoch=1), fleet.join(limits, epoch=1)
+    fleet.add(group(0, 20))
+    fleet.add(group(1, 20))
+    for core in (kept, lost):
+        assert fleet.schedule(core, 0.0)[0].step is not None
+    table = weakref.ref(lost.table)
+    gc.disable()
+    try:
+        groups = fleet.leave(lost)
+        del core, lost
+        assert (len(groups), table()) == (1, None)
+    finally:
+        gc.enable()
 
 
 def test_shares_of_tenants_are_kept_over_all_cores() -> None:
