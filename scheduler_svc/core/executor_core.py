@@ -298,6 +298,11 @@ class ExecutorCore:
         return self.prefills.num_remaining_tokens + self.limits.max_num_seqs - len(self.batch.free_slots)
 
     @property
+    def num_rows(self) -> int:
+        """Sequences that run here, and those that will fork off them: each decodes, or will."""
+        return self.limits.max_num_seqs - self.batch.num_free_slots
+
+    @property
     def load(self) -> int:
         """Tokens computed here before a newcomer's: what those that run want, and the chunks in flight.
 
