@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,6 +24,9 @@ _PORT_LINE = re.compile(rb"^octavo \w+ (?P<state>listening|serving)(?: (?P<purpo
 
 # What an executor prints when it has chosen what computes.
 _KERNELS_LINE = re.compile(rb"^octavo \w+ kernels: (.+)$", re.MULTILINE)
+
+# What a service prints for people while it serves.
+_NOTICE_LINE = re.compile(rb"^octavo \w+ notice: (.+)$", re.MULTILINE)
 
 # A line of a service's log that may say why it ended.
 _ALARMING_LINE = re.compile(r"^time=\S+ level=(ERROR|CRITICAL) ")
@@ -41,6 +44,7 @@ class ChildProcess:
         log_path: Where its output goes; None: to this process' stderr.
         number: From 1, where there are several of the service; None: there is one.
         environment: Variables that it gets beside those of this process.
+        on_notice: Called with a sentence that the child has for people.
 
     Attributes:
         service: As above.
@@ -58,7 +62,9 @@ class ChildProcess:
         log_path: Path | None,
         number: int | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
+        on_notice: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._on_notice = on_notice
         self.service = service
         self.title = f"the {service}" if number is None else f"{service} {number}"
         self.address = ""
@@ -226,6 +232,8 @@ class ChildProcess:
     def _write_output(self, output: bytes) -> None:
         if match := _KERNELS_LINE.search(output):
             self.kernels = match[1].decode(errors="replace").strip()
+        for notice in _NOTICE_LINE.findall(output):
+            self._on_notice(notice.decode(errors="replace").strip())
         if self._log_path is None:
             sys.stderr.write(output.decode(errors="replace"))
         else:

@@ -40,6 +40,7 @@ class LocalServices:
         on_status: Called with what is being waited for, in a few words.
         on_restart: Called with a sentence when one of them ends that served, and when it is back: it is started again.
             None: nothing is, and the first end is a failure.
+        on_notice: Called with a sentence that one of them has for people, such as that steps are slow.
         is_verbose: Whether their output goes to this process' stderr instead of files.
     """
 
@@ -51,6 +52,7 @@ class LocalServices:
         executor_environments: Sequence[Mapping[str, str]] = ({},),
         on_status: Callable[[str], None] = lambda _: None,
         on_restart: Callable[[str], None] | None = None,
+        on_notice: Callable[[str], None] = lambda _: None,
         is_verbose: bool = False,
     ) -> None:
         self._executor_command = executor_command
@@ -58,6 +60,7 @@ class LocalServices:
         self._scheduler_command = scheduler_command
         self._on_status = on_status
         self._on_restart = on_restart
+        self._on_notice = on_notice
         self._is_verbose = is_verbose
         self._children: list[ChildProcess] = []
         self._log_folder: Path | None = None
@@ -74,6 +77,7 @@ class LocalServices:
         *,
         on_status: Callable[[str], None] = lambda _: None,
         on_restart: Callable[[str], None] | None = None,
+        on_notice: Callable[[str], None] = lambda _: None,
         is_verbose: bool = False,
     ) -> Self:
         """Make the services that `options` describe."""
@@ -83,6 +87,7 @@ class LocalServices:
             executor_environments=[options.executor_environment(index) for index in range(options.num_executors)],
             on_status=on_status,
             on_restart=on_restart,
+            on_notice=on_notice,
             is_verbose=is_verbose,
         )
 
@@ -221,7 +226,9 @@ class LocalServices:
     ) -> ChildProcess:
         name = service if number is None else f"{service}-{number}"
         log_path = None if self._log_folder is None else self._log_folder / f"{name}.log"
-        return ChildProcess(service, command, log_path=log_path, number=number, environment=environment)
+        return ChildProcess(
+            service, command, log_path=log_path, number=number, environment=environment, on_notice=self._on_notice
+        )
 
     async def _start_child(self, child: ChildProcess) -> None:
         """Start a child, unless one that runs already ends meanwhile."""

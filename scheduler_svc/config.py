@@ -130,8 +130,9 @@ class SchedulerConfig(ClientSideConfig):
     )
     policy: Literal["fcfs", "priority"] = Field(
         "fcfs",
-        description="fcfs: first come, first served. priority: requests with a smaller `priority` run first and are "
-        "preempted last. Tenants share fairly with both.",
+        description="fcfs: first come, first served. priority: waiting requests with a smaller `priority` are "
+        "admitted first, and preempted last when blocks run out. A request that runs is not displaced for one that "
+        "waits. Tenants share fairly with both.",
     )
     tenant_weights: tuple[TenantWeight, ...] = Field(
         (),

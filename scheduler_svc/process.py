@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from scheduler_svc.config import SchedulerConfig
 from shared.errors import OctavoServiceError
-from shared.events import Event, configure_logging
+from shared.events import SLOW_STEP, Event, configure_logging
 from shared.file_limit import raise_file_limit
 from shared.garbage_collection import IdleCollection, settle
 from shared.grpc_server import announce_listening, announce_serving
@@ -22,13 +22,28 @@ log = logging.getLogger(__name__)
 # Time after which a start is worth a word, in seconds: the first attempts to attach have had their answers.
 SILENCE_S = 2.0
 
+# What a scheduler prints for whoever started it: `octavo up` passes it on.
+NOTICE = "octavo scheduler notice: "
+
 # What a core prints once no request is live any more and it is about to end: its fronts may go.
 DRAINED_LINE = "octavo scheduler drained"
+
+
+class NoticeHandler(logging.Handler):
+    """Says on stdout what people want to know at once: that steps take long because the processor has other work."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the notice of a slow step; nothing of others."""
+        event = record.msg
+        if isinstance(event, Event) and event.name == SLOW_STEP:
+            where, cause = event.fields["executor"], event.fields["cause"]
+            print(f"{NOTICE}the executor at {where} is slow: other work keeps its processor busy; {cause}", flush=True)
 
 
 def run_to_end(config: SchedulerConfig, serving: Coroutine[None, None, int]) -> int:
     """Run a process of the scheduler and return its exit code."""
     configure_logging(config.log_level, config.log_format)
+    logging.getLogger().addHandler(NoticeHandler())
     raise_file_limit()
     try:
         return asyncio.run(serving)

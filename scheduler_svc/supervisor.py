@@ -20,7 +20,7 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.fronts import Fronts
 from scheduler_svc.kept_process import KeptProcess
 from scheduler_svc.prefix_key import write_prefix_key
-from scheduler_svc.process import DRAINED_LINE
+from scheduler_svc.process import DRAINED_LINE, NOTICE
 from shared.errors import OctavoServiceError
 
 # How the core says that it listens, which comes behind its ports, and that it serves (`shared/grpc_server.py`).
@@ -123,7 +123,7 @@ class Supervisor:
         if port := _PORT_LINE.match(line):  # the next core has the same
             name = "core" if port["name"] == "fronts" else port["name"]
             self._config = self._config.model_copy(update={f"{name}_listen": port["address"]})
-        if not self._has_served:
+        if not self._has_served or line.startswith(NOTICE):
             print(line, flush=True)
         if line.startswith(_LISTENING):
             self._has_listened.set()

@@ -19,6 +19,10 @@ LogFormat: TypeAlias = Literal["text", "json"]
 FieldValue: TypeAlias = str | int | float | bool | None
 
 
+# The name of an event that `octavo up` tells people of.
+SLOW_STEP = "slow_step"
+
+
 class Event:
     """What happened, by name, and its fields; `str` gives key=value pairs.
 

@@ -134,7 +134,9 @@ class ExecutionServicer(ExecutionServiceServicer):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatResponse:  # noqa: N802
         """Renew the lease."""
         self._renew(request.epoch, request.instance_id)
-        return pb.HeartbeatResponse(last_executed_step_id=self._runner.last_executed_step_id)
+        return pb.HeartbeatResponse(
+            last_executed_step_id=self._runner.last_executed_step_id, step_cpu_time_us=self._runner.step_cpu_time_us
+        )
 
     async def Detach(self, request: pb.DetachRequest, context: Context) -> pb.DetachResponse:  # noqa: N802
         """End the lease of a scheduler that leaves."""

@@ -110,6 +110,11 @@ class StepRunner:
         """The last step of this epoch whose response was made; 0: none."""
         return self._log.last_step_id
 
+    @property
+    def step_cpu_time_us(self) -> int | None:
+        """Processor time that the thread which runs steps has used, in microseconds; None: it is not known."""
+        return self._thread.cpu_time_us
+
     def responses_since(self, step_id: int) -> list[Response]:
         """Return the stored responses after `step_id`, without waiting for the running step.
 

@@ -139,7 +139,7 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
     stop_wanted = _catch_stop_signals()
     with console.status("starting") as status:
         services = LocalServices.from_options(
-            options, on_status=status.update, on_restart=_say_restart, is_verbose=is_verbose
+            options, on_status=status.update, on_restart=_say, on_notice=_say, is_verbose=is_verbose
         )
         start = asyncio.create_task(services.start())
         stop = asyncio.create_task(stop_wanted.wait())
@@ -177,7 +177,7 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         await services.stop()
 
 
-def _say_restart(sentence: str) -> None:
+def _say(sentence: str) -> None:
     click.echo(f"octavo: {sentence}", err=True)
 
 

@@ -12,7 +12,7 @@ from octavo.admin.v1 import admin_service_pb2 as pb
 from scheduler_svc.admin.life import ended_state, milliseconds
 from scheduler_svc.admin.state import RequestLocation, RequestLocations, num_output_tokens
 from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.sequence import Placed, SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle, Wait
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
@@ -45,6 +45,8 @@ def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainReq
         )
     else:
         explained.explanation = running_text(request, location)
+        if group.placed is not None and len(engine.fleet.cores) > 1:
+            explained.explanation += f"; {placed_text(group.placed)}"
     if location.core is not None and (trouble := _troubles(engine, now_s).get(location.core)):
         explained.explanation += f"; on its executor {trouble}"
     return explained
@@ -226,6 +228,16 @@ def parked_text(request: LiveRequest, suspect: LiveRequest | None) -> str:
     lost = counted(request.num_losses, "time")
     other = f"{suspect.request_id!r}, suspected too, is" if suspect is not None else "others are"
     return f"parked: it is suspected to have broken an executor {lost}; {other} computed first"
+
+
+def placed_text(placed: Placed) -> str:
+    """Say why a request was placed on its executor."""
+    own, cached = counted(placed.num_tokens, "token"), counted(placed.num_cached_tokens, "token")
+    beside = counted(placed.num_rows, "sequence")
+    text = (
+        f"placed there at the least cost, {placed.cost} tokens: {own} to compute with {cached} cached, beside {beside}"
+    )
+    return f"{text}; on {placed.other} it would cost {placed.other_cost}" if placed.other else text
 
 
 def running_text(request: LiveRequest, location: RequestLocation) -> str:

@@ -42,6 +42,7 @@ Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `block_ap
 """
 
 from collections import deque
+from functools import partial
 
 import numpy as np
 
@@ -296,9 +297,23 @@ class ExecutorCore:
         return self.prefills.num_remaining_tokens + self.limits.max_num_seqs - len(self.batch.free_slots)
 
     @property
+    def num_rows(self) -> int:
+        """Sequences that run here, and those that will fork off them: each decodes, or will."""
+        return self.limits.max_num_seqs - self.batch.num_free_slots
+
+    @property
     def load(self) -> int:
         """Tokens computed here before a newcomer's: what those that run want, and the chunks in flight.
 
         A chunk counts until its result is in, whoever wanted it: the executor computes it even if its client has left.
         """
         return self.num_claimed_tokens + sum(in_flight.num_chunk_tokens for in_flight in self.in_flight)
+
+
+def _order_of(policy: Policy, group: SequenceGroup) -> tuple[int, int]:
+    """Return where a group stands: the smaller one goes first and is preempted last."""
+    return policy.level(group), group.arrival
+
+
+def _charge(queue: AdmissionQueue, group: SequenceGroup, num_tokens: int) -> None:
+    queue.charge(group.tenant, num_tokens)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,28 @@ class SequenceStatus(enum.Enum):
     RUNNING = "running"
     SWAPPED = "swapped"
     FINISHED = "finished"
+
+
+class Placed(NamedTuple):
+    """Why a group was dispatched to an executor, for people; costs are in tokens that are computed there.
+
+    Attributes:
+        executor: The name of its core.
+        cost: Until it has its last token.
+        num_tokens: Its own before its first one.
+        num_cached_tokens: Found in the prefix cache, and not computed.
+        num_rows: Sequences that decode, or will, beside it.
+        other: Who would have been next best; empty: nobody who had room and was looked at.
+        other_cost: What it would have cost there.
+    """
+
+    executor: str
+    cost: int
+    num_tokens: int
+    num_cached_tokens: int
+    num_rows: int
+    other: str = ""
+    other_cost: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +86,7 @@ class SequenceGroup:
     sets it when the group joins for the first time; a level does not change while the group lives.
 
     `provenance`: which kind of executor made which of its tokens.
+    `placed`: why it is where it is; None: it was not dispatched yet.
     `lost_on`: name of the core that it ran on when that one's executor was lost; empty: it had a token since.
     """
 
@@ -86,6 +110,7 @@ class SequenceGroup:
     sequences: list[Sequence] = field(init=False)
     beams: BeamSearch | None = None
     provenance: Provenance = field(default_factory=Provenance)
+    placed: Placed | None = None
     lost_on: str = ""
     has_run: bool = False
     num_cached_tokens: int = 0

@@ -9,6 +9,7 @@ Read next: `session.py` for the session, `engine.py` for what becomes of the res
 
 import asyncio
 import logging
+import math
 import re
 from dataclasses import replace
 
@@ -21,12 +22,13 @@ from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings
 from scheduler_svc.executors.in_flight_limit import InFlightLimit
 from scheduler_svc.executors.probe import probe
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
+from scheduler_svc.executors.step_watch import StepWatch
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.step_log import LoggedStep, StepLog
 from shared.clock import monotonic_s
 from shared.errors import ExecutorFaultError, OctavoServiceError, TokenizerFileError
-from shared.events import Event
+from shared.events import SLOW_STEP, Event
 from shared.step import StepResult
 from shared.wording import counted
 
@@ -34,9 +36,13 @@ log = logging.getLogger(__name__)
 
 NUMBERS = re.compile(r"[\d.]+")
 
-# A step hangs that takes so much longer than it should, and how often that is looked at: together below 2 s.
+# A step hangs that takes so much longer than it should, and how often that is looked at: together below 2 s. At the
+# look before that the executor is asked for its processor time, to compare; how long that may take.
 HANG_AFTER_S = 1.25
 WATCH_INTERVAL_S = 0.5
+ASK_TIMEOUT_S = 1.0
+# How often it is told that steps are slow.
+TELL_SLOW_EVERY_S = 60.0
 
 
 class CircuitOpenError(ExecutorRefusedError):
@@ -98,6 +104,8 @@ class ExecutorDriver:
         self._breaker = breaker or CircuitBreaker()
         self._step_cost = StepCost()
         self._answered_at_s: float | None = None  # a result came, and no step was sent since
+        self._watch = StepWatch()
+        self._told_slow_at_s = -math.inf
         self._cost_of = ""  # the executor process that it was learned from
         self._answered_nonsense = False  # in the last attachment: what it has cached is not believed
 
@@ -113,6 +121,8 @@ class ExecutorDriver:
         silence = self.session.trouble(now_s)
         stalled_s = None if self.session.is_resuming else self.core.stalled_s(now_s)
         stall = [] if stalled_s is None else [f"a step has been running for {stalled_s:.1f} s"]
+        if stall and self.core.in_flight[0].step.step_id == self._watch.slow_step_id:
+            stall.append("its processor is busy with it")
         return "; ".join([*stall, silence] if silence else stall)
 
     @property
@@ -158,6 +168,7 @@ class ExecutorDriver:
                     self._step_cost, self._cost_of = StepCost(), session.info.instance_id
                 fleet.set_step_cost(self.core, self._step_cost)
                 self.step_log.clear()
+                self._watch = StepWatch()
                 self.in_flight = InFlightLimit(self._settings.steps_in_flight)
                 session.on_heartbeat = self.in_flight.note_round_trip
                 self.last_trouble = ""
@@ -312,13 +323,22 @@ class ExecutorDriver:
             now_s = monotonic_s()
             if now_s - planned_s > WATCH_INTERVAL_S / 2 or session.is_resuming:
                 continue  # we were late ourselves, and the result may be here: it is taken first
-            if core.hangs(now_s, HANG_AFTER_S):
-                step_id, took = core.in_flight[0].step.step_id, f"{core.running_s(now_s):.1f} s"
-                longest = f"{core.longest_s():.3f} s"
+            if not core.hangs(now_s, HANG_AFTER_S - WATCH_INTERVAL_S):
+                continue
+            step_id = core.in_flight[0].step.step_id
+            cpu_time_us = await session.step_cpu_time_us(ASK_TIMEOUT_S)
+            now_s = monotonic_s()
+            longest_s, running_s = core.longest_s() if core.in_flight else None, core.running_s(now_s)
+            if longest_s is None or running_s is None or core.in_flight[0].step.step_id != step_id:
+                continue  # its result came meanwhile
+            hangs = self._watch.look(step_id, cpu_time_us, longest_s + HANG_AFTER_S)
+            took = f"it has been running for {running_s:.1f} s, and steps like it take at most {longest_s:.3f} s"
+            if hangs and core.hangs(now_s, HANG_AFTER_S):
                 self._owner.fleet.note_hang(core)
-                raise ExecutorLostError(
-                    f"step {step_id} hangs: it has been running for {took}, and steps like it take at most {longest}"
-                )
+                raise ExecutorLostError(f"step {step_id} hangs: {took}")
+            if self._watch.slow_step_id == step_id and now_s > self._told_slow_at_s + TELL_SLOW_EVERY_S:
+                self._told_slow_at_s = now_s
+                log.warning(Event(SLOW_STEP, executor=self.address, step_id=step_id, cause=took))
 
     def _report_trouble(self, error: OctavoServiceError) -> None:
         """Log why there is no executor, once for each new reason; numbers (a countdown) make no new one."""

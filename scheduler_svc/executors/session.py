@@ -236,6 +236,15 @@ class ExecutorSession:
                 elif monotonic_s() - self._heartbeat_answered_at_s > lease_s:
                     self._give_up(f"no heartbeat was answered for {lease_s:g} s")
 
+    async def step_cpu_time_us(self, timeout_s: float) -> int | None:
+        """Ask how much processor time the thread that runs steps has used; None: it does not say, or not in time."""
+        request = pb.HeartbeatRequest(epoch=self.epoch, instance_id=self.info.instance_id)
+        try:
+            response = await self._stub.Heartbeat(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError:
+            return None  # `keep_lease` says what is wrong
+        return response.step_cpu_time_us if response.HasField("step_cpu_time_us") else None
+
     def _accept(self, response: pb.StreamStepsResponse) -> StepResult:
         if response.WhichOneof("message") != "step":
             raise ExecutorLostError("the executor sent something other than a step's result")

@@ -39,6 +39,9 @@ def decode_step_cost(message: pb.StepCostSet) -> StepCost:
     cost.slack = message.slack
     cost.slowest_s = dict(zip(classes, message.slowest_s, strict=True))
     cost.kinds = {(bool(kind & 1), bool(kind & 2), bool(kind & 4)) for kind in message.kinds}
+    if message.token_sums:  # logs of earlier releases have none
+        cost.token_sums, cost.row_sums = np.array(message.token_sums), np.array(message.row_sums)
+        cost.row_tokens = message.row_tokens
     return cost
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -12,6 +13,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo import Client, SamplingParams
 from octavo.errors import LostTooOftenError
 from scheduler_svc.executors import circuit_breaker
+from scheduler_svc.executors import driver as executor_driver
 from scheduler_svc.executors.circuit_breaker import Backoff
 from shared.errors import StepFailedError
 from shared.step import Step, StepResult
@@ -78,6 +80,25 @@ async def test_our_client_does_not_send_a_request_again_that_breaks_executors() 
         with pytest.raises(LostTooOftenError, match="4 times in a row"):
             await client.generate([1] * POISON_LENGTH, SamplingParams(max_tokens=5))
         assert stack.driver.num_losses == 4
+
+
+def compute_for(duration_s: float) -> None:
+    """Use the processor for so long."""
+    end_s = time.thread_time() + duration_s
+    while time.thread_time() < end_s:
+        pass
+
+
+@pytest.mark.parametrize(("pass_time", "num_losses"), [(compute_for, 0), (time.sleep, 1)])
+async def test_a_step_that_takes_too_long_hangs_only_if_it_stands_still(
+    pass_time: Callable[[float], None], num_losses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_driver, "WATCH_INTERVAL_S", 0.2)
+    monkeypatch.setattr(executor_driver, "HANG_AFTER_S", 0.5)
+    faults = FakeFaults(FaultPlan(slow_step_every=20, slow_step_ms=1500), sleep=pass_time)
+    async with running_stack(FakeWorker(step_ms=2, faults=faults)) as stack:
+        assert await answer_lengths(stack, 1, max_tokens=25) == [25]
+        assert stack.driver.num_losses == num_losses
 
 
 async def test_the_requests_of_an_executor_that_hangs_go_on_elsewhere_within_two_seconds() -> None:

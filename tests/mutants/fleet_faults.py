@@ -58,6 +58,13 @@ FAULTS = (
         (f"{UNIT}/dispatch/test_placement.py",),
     ),
     Fault(
+        "requests with one prefix pile up where it is cached",
+        f"{CORE}/dispatch/capacity.py",
+        "        return self.load + self.num_rows * row_cost\n",
+        "        return self.load\n",
+        ("tests/unit/benchmarks/test_shared_prefix.py",),
+    ),
+    Fault(
         "a core gets more than the budget of a step",
         f"{CORE}/dispatch/capacity.py",
         "has_room = self.num_tokens > 0 and self._has",

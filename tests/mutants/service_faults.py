@@ -45,6 +45,13 @@ FAULTS = (
         (f"{UNIT}/executors/test_driver.py",),
     ),
     Fault(
+        "a step that uses its processor hangs all the same",
+        f"{SERVICE}/executors/step_watch.py",
+        "cpu_time_us - last_us < LEAST_CPU_US:",
+        "cpu_time_us - last_us < 2**62:",
+        (f"{UNIT}/executors/test_driver.py",),
+    ),
+    Fault(
         "a busy scheduler keeps what it made for lost executors",
         "shared/garbage_collection.py",
         "self._is_idle() or num_dropped != self._num_dropped_before",

@@ -401,18 +401,26 @@ class HeartbeatResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LAST_EXECUTED_STEP_ID_FIELD_NUMBER: _builtins.int
+    STEP_CPU_TIME_US_FIELD_NUMBER: _builtins.int
     last_executed_step_id: _builtins.int
     """The last step whose response was made; 0: none yet in this epoch."""
+    step_cpu_time_us: _builtins.int
+    """Processor time in microseconds that the thread which runs steps has used since the process started. A step that
+    takes too long while this grows is slow; while it does not, the step hangs. Absent: the executor does not tell.
+    """
     def __init__(
         self,
         *,
         last_executed_step_id: _builtins.int = ...,
+        step_cpu_time_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step_cpu_time_us", b"_step_cpu_time_us", "step_cpu_time_us", b"step_cpu_time_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_executed_step_id", b"last_executed_step_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_cpu_time_us", b"_step_cpu_time_us", "last_executed_step_id", b"last_executed_step_id", "step_cpu_time_us", b"step_cpu_time_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__step_cpu_time_us: _TypeAlias = _typing.Literal["step_cpu_time_us"]  # noqa: Y015
+    _WhichOneofArgType__step_cpu_time_us: _TypeAlias = _typing.Literal["_step_cpu_time_us", b"_step_cpu_time_us"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_cpu_time_us) -> _WhichOneofReturnType__step_cpu_time_us | None: ...
 
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
 

@@ -412,10 +412,15 @@ class StepCostSet(_message.Message):
     CLASSES_FIELD_NUMBER: _builtins.int
     SLOWEST_S_FIELD_NUMBER: _builtins.int
     KINDS_FIELD_NUMBER: _builtins.int
+    TOKEN_SUMS_FIELD_NUMBER: _builtins.int
+    ROW_SUMS_FIELD_NUMBER: _builtins.int
+    ROW_TOKENS_FIELD_NUMBER: _builtins.int
     core: _builtins.int
     """Number of the core."""
     slack: _builtins.float
     """Factor on what the slowest recent steps took."""
+    row_tokens: _builtins.float
+    """What a row that decodes costs, in tokens of a prompt."""
     @_builtins.property
     def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Classes of steps that were seen: two numbers each, tokens and attended tokens."""
@@ -428,6 +433,14 @@ class StepCostSet(_message.Message):
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Kinds of steps that were seen, three bits each: has prefills, has beams, has alternatives."""
 
+    @_builtins.property
+    def token_sums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Sums over recent steps by their tokens: number, sizes, durations in seconds, squared sizes, products."""
+
+    @_builtins.property
+    def row_sums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The same sums over steps without prefill by their rows."""
+
     def __init__(
         self,
         *,
@@ -436,10 +449,13 @@ class StepCostSet(_message.Message):
         classes: _abc.Iterable[_builtins.int] | None = ...,
         slowest_s: _abc.Iterable[_builtins.float] | None = ...,
         kinds: _abc.Iterable[_builtins.int] | None = ...,
+        token_sums: _abc.Iterable[_builtins.float] | None = ...,
+        row_sums: _abc.Iterable[_builtins.float] | None = ...,
+        row_tokens: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "core", b"core", "kinds", b"kinds", "slack", b"slack", "slowest_s", b"slowest_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "core", b"core", "kinds", b"kinds", "row_sums", b"row_sums", "row_tokens", b"row_tokens", "slack", b"slack", "slowest_s", b"slowest_s", "token_sums", b"token_sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,7 +15,10 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Wait
 from scheduler_svc.core.waiting.waiting_queue import Turn
 
-# Tokens of a step that is being decided: its core asks because it has some of its budget left.
+# What an output is expected to get, unless its request ends it before; a power of two.
+EXPECTED_OUTPUT_TOKENS = 128
+
+# Of a length; and tokens of a step that is being decided: its core asks because it has some of its budget left.
 _NO_LIMIT = 2**62
 
 
@@ -74,6 +77,7 @@ class Capacity:
         inbox: Of the core; what is in it is taken already.
         bit: Stands for the core among the holders of blocks.
         load: Tokens that are computed before those of a newcomer.
+        num_rows: Sequences that decode here, or will, beside a newcomer.
         num_free_slots: Of the batch.
         num_free_blocks: Of the pool, less the watermark.
         num_tokens: Of the budget; at most 0: the step is full.
@@ -86,6 +90,7 @@ class Capacity:
     core: ExecutorCore
     bit: int
     load: int
+    num_rows: int
     num_free_slots: int
     num_free_blocks: int
     num_tokens: int
@@ -115,6 +120,7 @@ class Capacity:
             core,
             0 if blocks.prefix_cache is None else blocks.prefix_cache.bit,
             core.load + inbox.num_tokens + inbox.num_slots,
+            core.num_rows + inbox.num_slots,
             core.batch.num_free_slots - inbox.num_slots,
             num_free_blocks,
             _NO_LIMIT if is_serving else limits.max_num_batched_tokens - core.num_claimed_tokens - inbox.num_tokens,
@@ -124,9 +130,17 @@ class Capacity:
             number,
         )
 
-    def rank(self) -> tuple[int, int, int, "Capacity"]:
-        """Return what orders rooms: by load, then by free blocks. No two are equal, by their number."""
-        return self.load, -self.num_free_blocks, self.number, self
+    def rank(self, row_cost: int) -> tuple[int, int, int, "Capacity"]:
+        """Return what orders rooms: by `cost`, then by free blocks. No two are equal, by their number."""
+        return self.cost(row_cost), -self.num_free_blocks, self.number, self
+
+    def cost(self, row_cost: int) -> int:
+        """Return the tokens that are computed here until a newcomer has its last one, without its own.
+
+        Args:
+            row_cost: Those of each row beside it.
+        """
+        return self.load + self.num_rows * row_cost
 
     def with_budget(self) -> "Capacity":
         """Return the capacity of a step that nobody has a part of yet."""
@@ -169,10 +183,18 @@ class Capacity:
             self._is_pool_used = True
             self.num_free_blocks -= self.core.blocks.num_watermark_blocks
         self.load += assignment.num_tokens + assignment.num_slots
+        self.num_rows += assignment.num_slots
         self.num_free_slots -= assignment.num_slots
         self.num_free_blocks -= assignment.num_blocks
         self.num_tokens -= assignment.num_tokens
         self.num_long -= assignment.is_long
+
+
+def num_expected_tokens(group: SequenceGroup) -> int:
+    """Return how many tokens an output of a group is expected to get from now on: a power of two."""
+    lead = group.sequences_to_compute[0]
+    limit = group.stop_conditions.length_limit(group.num_prompt_tokens, _NO_LIMIT) - len(lead.token_ids)
+    return 1 << (max(1, min(limit, EXPECTED_OUTPUT_TOKENS)) - 1).bit_length()
 
 
 def is_open_to(core: ExecutorCore, group: SequenceGroup) -> bool:

@@ -1,15 +1,14 @@
 """The dispatcher: gives the first groups in line to the cores that are to compute them.
 
 Groups stand in one line. The first one is dispatched to the best of the cores whose next step can admit it: where
-fewest tokens are computed before it has its first one (prompt less cached prefix, prefills that run, one token for
-each sequence that decodes, what was dispatched before), then where most blocks are free. The first one may be passed
-only if it waits for something that is sure to come (`Wait.SKIPPED`).
+least is computed until it has its last token (`placement.py`), then where most blocks are free. The first one may be
+passed only if it waits for something that is sure to come (`Wait.SKIPPED`).
 
 A dispatched group waits in the inbox of its core until the core decides its next step, which is soon. Until then
 
 - it goes back into the line if somebody comes whose turn is before it and who finds no room elsewhere, if the core
   is lost, leaves, or has been at a step for too long;
-- another core takes it that has capacity, and would have its first token sooner.
+- another core takes it that has capacity, and where it costs less.
 
 So order and shares hold for whoever comes later. A core that decides a step is served: the line is dispatched until
 it has what it can take. Each call dispatches a bounded number of groups.
@@ -127,7 +126,7 @@ class Dispatcher:
 
     def preferred(self, group: SequenceGroup, level: int, now_s: float) -> list[ExecutorCore]:
         """Return the cores that a group is kept for if it stands first in line; see `Placement.preferred`."""
-        return [capacity.core for *_, capacity in self._placement(now_s).preferred(_first_turn(group, level))]
+        return [capacity.core for capacity in self._placement(now_s).preferred(_first_turn(group, level))]
 
     def _placement(self, now_s: float) -> Placement:
         return Placement(self.takers(), self.holders, None, self.judged_at_s(now_s))
@@ -202,15 +201,14 @@ class Dispatcher:
         return True
 
     def _groups_of_others(self, placement: Placement) -> Iterator[SequenceGroup]:
-        """Yield groups of other inboxes that have their first token sooner where nobody is left in line."""
+        """Yield groups of other inboxes that cost less where nobody is left in line."""
         server = placement.server
         while server is not None:
             others = [inbox for inbox in self.inboxes if inbox.assignments and inbox is not server]
             if not others:
                 return
-            busiest = max(others, key=lambda inbox: inbox.core.load)
-            assignment = busiest.assignments[0]
-            if not placement.claim(assignment, busiest.core.load + assignment.num_tokens):
+            busiest = max(others, key=lambda inbox: (inbox.core.num_rows, inbox.core.load))
+            if not placement.claim(busiest):
                 return
             yield busiest.take(0).group
             placement.look_at_server()

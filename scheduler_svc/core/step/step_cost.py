@@ -8,12 +8,16 @@ step of a kind that the executor has not run yet may have to compile: it does no
 An executor that was called hung, and was only slow, would be lost again and again at the same step. So each such
 verdict doubles the slack, and results bring it back.
 
+What a decode costs beside a prompt token is learned as well: how the time of a step grows with its tokens, and that of
+a step without prefill with its rows. The dispatcher prices the rows of an executor by it.
+
 Pure: the durations are those that the executor measured.
 """
 
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from shared.batch_table import StepLayout
 
@@ -24,6 +28,13 @@ _CLASSES_PER_DOUBLING = 8
 # Of the slowest step of a class after each further one, and of the slack above the least.
 _KEPT = 0.97
 
+# Of the steps before, in the two lines, after each further step.
+_KEPT_OF_LINES = 0.995
+# A row costs as much as a token until steps say otherwise whose rows vary by so much, as a sum of squares.
+_PRIOR_VARIANCE = 64.0
+LEAST_ROW_TOKENS, MOST_ROW_TOKENS = 0.25, 4.0
+
+Float64Array = npt.NDArray[np.float64]
 _Class = tuple[int, int]
 _Kind = tuple[bool, bool, bool]
 
@@ -35,24 +46,36 @@ class StepCost:
         slack: Factor on what the slowest recent steps took.
         slowest_s: The slowest recent step of each class, in seconds.
         kinds: The kinds of steps that were run.
+        token_sums: Of steps by their tokens, [5]; see `_with_step`.
+        row_sums: Of steps without prefill by their rows, [5].
+        row_tokens: What a row that decodes costs in a step, in tokens of a prompt.
     """
 
     def __init__(self) -> None:
         self.slack = LEAST_SLACK
         self.slowest_s: dict[_Class, float] = {}
         self.kinds: set[_Kind] = set()
+        self.token_sums, self.row_sums = np.zeros(5), np.zeros(5)
+        self.row_tokens = 1.0
 
     def copy(self) -> "StepCost":
         """Return one that has learned the same, and learns by itself from now on."""
         twin = StepCost()
         twin.slack, twin.slowest_s, twin.kinds = self.slack, self.slowest_s.copy(), self.kinds.copy()
+        twin.token_sums, twin.row_sums, twin.row_tokens = self.token_sums, self.row_sums, self.row_tokens
         return twin
 
     def learn(self, layout: StepLayout, duration_s: float) -> None:
         """A step with these rows took so long."""
         known = _class_of(layout)
         self.slowest_s[known] = max(duration_s, self.slowest_s.get(known, 0.0) * _KEPT)
-        self.kinds.add(_kind_of(layout))
+        kind = _kind_of(layout)
+        if kind in self.kinds:  # the first one may have compiled
+            self.token_sums = _with_step(self.token_sums, layout.num_tokens, duration_s)
+            if layout.num_decodes == len(layout.slots):
+                self.row_sums = _with_step(self.row_sums, layout.num_decodes, duration_s)
+            self.row_tokens = self._learned_row_tokens()
+        self.kinds.add(kind)
         self.slack = max(LEAST_SLACK, self.slack * _KEPT)
 
     def longest_s(self, layout: StepLayout) -> float | None:
@@ -70,6 +93,15 @@ class StepCost:
         """Return what a step with these rows may take beyond `longest_s` because it is the first of its kind."""
         return 0.0 if _kind_of(layout) in self.kinds else COLD_START_S
 
+    def _learned_row_tokens(self) -> float:
+        token_variance, token_covariance = _spread(self.token_sums)
+        if token_variance <= 0.0 or token_covariance <= 0.0:
+            return 1.0
+        row_variance, row_covariance = _spread(self.row_sums)
+        row_tokens = row_covariance * token_variance / token_covariance  # times the variance of rows
+        learned = (row_tokens + _PRIOR_VARIANCE) / (row_variance + _PRIOR_VARIANCE)
+        return min(max(learned, LEAST_ROW_TOKENS), MOST_ROW_TOKENS)
+
     def note_hang(self) -> None:
         """A step was given up as hung; if it was only slow, the next one gets more time."""
         self.slack *= 2.0
@@ -84,3 +116,14 @@ def _class_of(layout: StepLayout) -> _Class:
 def _kind_of(layout: StepLayout) -> _Kind:
     has_prefill = layout.num_decodes < len(layout.slots)
     return has_prefill, layout.num_candidates is not None, layout.num_alternatives is not None
+
+
+def _with_step(sums: Float64Array, size: int, duration_s: float) -> Float64Array:
+    """Return the sums of steps, of sizes, of durations, of squared sizes and of products, with one step more, [5]."""
+    return sums * _KEPT_OF_LINES + (1.0, size, duration_s, size * size, size * duration_s)
+
+
+def _spread(sums: Float64Array) -> tuple[float, float]:
+    """Return the variance of the sizes and their covariance with the durations, both summed over steps."""
+    num, size, duration_s, squares, products = sums.tolist()
+    return (squares - size * size / num, products - size * duration_s / num) if num else (0.0, 0.0)

@@ -67,6 +67,17 @@ async def test_both_start_serve_and_stop(temporary_folder: Path) -> None:
     assert os.listdir(temporary_folder) == []
 
 
+@pytest.mark.parametrize("is_verbose", [False, True])
+async def test_what_a_service_has_for_people_is_passed_on_while_it_serves(*, is_verbose: bool) -> None:
+    notices: asyncio.Queue[str] = asyncio.Queue()
+    scheduler = SCHEDULER.replace(
+        "    sys.stdin", '    print("octavo scheduler notice: steps are slow")\n    sys.stdin'
+    )
+    services = LocalServices(program(EXECUTOR), program(scheduler), on_notice=notices.put_nowait, is_verbose=is_verbose)
+    async with services, asyncio.timeout(10):
+        assert await notices.get() == "steps are slow"
+
+
 async def test_several_executors_have_a_log_and_variables_each(temporary_folder: Path) -> None:
     of_any = """
         import os, sys

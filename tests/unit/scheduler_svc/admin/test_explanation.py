@@ -240,6 +240,21 @@ def test_a_prefill_tells_how_far_it_is() -> None:
     assert why(idle, request) == f"runs on {A}: 0 of 10 tokens are computed"
 
 
+def test_a_running_request_says_why_it_is_on_its_executor() -> None:
+    idle = IdleEngine([A, B], small_limits(prefix_caching=True, max_num_seqs=8, budget=64, blocks=60))
+    first, second = idle.cores
+    for arrival, core in enumerate((first, second)):
+        idle.add(group(arrival, 6))
+        core.schedule(0.0)
+    request = idle.add(group(2, 5, max_tokens(3)))
+    first.schedule(0.0)
+    cost = "placed there at the least cost, 15 tokens: 5 tokens to compute with 0 tokens cached, beside 1 sequence"
+    assert why(idle, request) == f"runs on {A}: 0 output tokens so far; {cost}"
+    assert request.group.placed is not None
+    request.group.placed = request.group.placed._replace(other=B, other_cost=99)
+    assert why(idle, request).endswith(f"{cost}; on {B} it would cost 99")
+
+
 @pytest.mark.parametrize(
     ("num_sequences", "beam_search", "text"),
     [

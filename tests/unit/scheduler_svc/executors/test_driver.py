@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import chain, count, repeat
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.executors import driver as executor_driver
+from scheduler_svc.executors import step_watch
 from scheduler_svc.executors.circuit_breaker import Backoff, CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.driver import ExecutorDriver
@@ -43,6 +45,7 @@ class VirtualSession(ExecutorSession):
         self.info = self.worker.info
         self.sent: list[Step] = []
         self.num_answered = 0
+        self.cpu_times_us: Iterator[int | None] = repeat(None)
         self._is_resuming = False
         self._incoming: asyncio.Queue[StepResult | OctavoServiceError] = asyncio.Queue()
 
@@ -55,6 +58,9 @@ class VirtualSession(ExecutorSession):
         if isinstance(incoming, OctavoServiceError):
             raise incoming
         return incoming
+
+    async def step_cpu_time_us(self, timeout_s: float) -> int | None:
+        return next(self.cpu_times_us)
 
     def answer(self, **changes: int) -> None:
         """Execute the oldest unanswered step; its result arrives, with these fields changed."""
@@ -665,3 +671,48 @@ async def test_a_step_does_not_hang_while_its_stream_is_being_resumed(monkeypatc
         assert stage.driver.num_losses == 0
         stage.session._is_resuming = False
         await until_lost(stage, 1)
+
+
+@pytest.mark.parametrize(
+    ("cpu_times_us", "is_lost"),
+    [
+        pytest.param(count(0, 50_000), False, id="uses its processor"),
+        pytest.param(count(0, 10), True, id="wakes up at times"),
+        pytest.param(repeat(7_000_000), True, id="stands still"),
+        pytest.param(chain(range(0, 10**6, 50_000), repeat(10**6)), True, id="stands still after a while"),
+        pytest.param(count(0, 10**6), True, id="is in a loop"),
+        pytest.param(repeat(None), True, id="does not tell"),
+        pytest.param(chain([10**6, 2 * 10**6], repeat(None)), True, id="answers no more"),
+    ],
+)
+async def test_a_step_that_uses_its_processor_is_slow_and_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cpu_times_us: Iterator[int | None], is_lost: bool
+) -> None:
+    """The executor is asked every 10 ms; a step may take 20 ms longer than it should, or use 4 s of its processor."""
+    monkeypatch.setattr(executor_driver, "WATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(executor_driver, "HANG_AFTER_S", 0.02)
+    monkeypatch.setattr(step_watch, "MOST_TIMES", 200.0)
+    stage = Stage(1)
+    async with stage.running():
+        await stage.submit()
+        asked: list[int | None] = []
+        all_asked = asyncio.Event()
+
+        def ask() -> Iterator[int | None]:
+            for cpu_time_us in cpu_times_us:
+                asked.append(cpu_time_us)
+                if len(asked) == 60:
+                    all_asked.set()
+                yield cpu_time_us
+
+        stage.session.cpu_times_us = ask()
+        await stage.answer(3)
+        if is_lost:
+            await until_lost(stage, 1)
+        else:
+            async with asyncio.timeout(10):
+                await all_asked.wait()
+            assert stage.driver.num_losses == 0
+            assert caplog.text.count("event=slow_step executor=virtual:1 step_id=4 cause='it has been running for") == 1
+            await stage.answer()
+            assert stage.driver.num_losses == 0

@@ -4,14 +4,19 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.step_log import decoding, encoding
 from scheduler_svc.step_log.log_files import files_in, read_records
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.snapshot import Snapshot, dump
+from shared.batch_table import StepLayout
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench, two_cores
 from tests.support.step_logs import check_replay, recording
@@ -134,3 +139,21 @@ def test_masked_blocks_of_a_snapshot_are_found_by_their_names(tmp_path: Path) ->
         bench.run()
         assert again.num_cached_tokens == 8
     assert check_replay(last_file_alone(tmp_path)).counts.num_steps
+
+
+def test_what_was_learned_of_an_executor_is_in_the_log_to_the_bit() -> None:
+    cost = StepCost()
+    for num_decodes in (1, 3, 7, 12, 5):
+        cost.learn(decode_layout(num_decodes), 0.01 + 0.0007 * num_decodes**1.5)
+    assert cost.row_sums[0] > 1.0
+    cost.row_tokens = 0.7
+    message = encoding.step_cost(None, 3, cost)
+    read = decoding.decode_step_cost(pb.LogRecord.FromString(message.SerializeToString()).step_cost)
+    for name, value in vars(cost).items():
+        assert np.all(getattr(read, name) == value), name
+
+
+def decode_layout(num_decodes: int) -> StepLayout:
+    rows = np.arange(num_decodes, dtype=np.int32)
+    ones = np.ones(num_decodes, np.int32)
+    return StepLayout(rows, rows, rows, ones, rows, rows, rows, rows, rows.astype(np.intp), num_decodes, None)

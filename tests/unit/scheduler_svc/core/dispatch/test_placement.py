@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from scheduler_svc.core.dispatch.capacity import EXPECTED_OUTPUT_TOKENS
 from scheduler_svc.core.dispatch.inbox import Inbox
 from scheduler_svc.core.dispatch.placement import Offer, Placement
 from scheduler_svc.core.limits import CoreLimits
@@ -32,7 +33,7 @@ def offered(placement: Placement, waiting: SequenceGroup) -> Offer:
 
 def cost_of(bench: FleetBench, newcomer: SequenceGroup) -> int:
     offer = offered(placement_of(bench, bench.fleet.dispatcher.inboxes[0]), newcomer)
-    return offer.capacity.load + offer.assignment.num_tokens
+    return offer.placed.cost
 
 
 def test_an_empty_core_costs_the_prompt() -> None:
@@ -57,7 +58,11 @@ def test_decodes_and_prefills_of_others_are_added() -> None:
     bench.add(group(1, 16))
     bench.step(member)  # computes 6 of its tokens: one is that of its slot
 
-    assert cost_of(bench, group(2, 3)) == 3 + 10 + 3 + 5
+    assert cost_of(bench, group(2, 3, max_tokens(1))) == 3 + 10 + 3 + 5 + 3 * 1
+    assert cost_of(bench, group(2, 3, max_tokens(16))) == 3 + 10 + 3 + 5 + 3 * 16, "each of the three, with each token"
+    assert cost_of(bench, group(2, 3)) == 3 + 10 + 3 + 5 + 3 * EXPECTED_OUTPUT_TOKENS
+    member.core.step_cost.row_tokens = 0.5
+    assert cost_of(bench, group(2, 3, max_tokens(16))) == 3 + 10 + 3 + 5 + 3 * 8
 
 
 def test_what_was_dispatched_counts_for_the_next_one() -> None:
@@ -133,9 +138,10 @@ def test_a_deeper_prefix_beats_a_smaller_load_only_if_less_is_to_be_computed() -
     bench.step(warm)
     bench.process(warm)  # one decodes there
 
-    assert offered(placement_of(bench), group(2, [*range(12), 1])).capacity.core is warm.core
-    assert offered(placement_of(bench), group(3, [*range(4), 1])).capacity.core is warm.core
-    assert offered(placement_of(bench), group(4, [5, *range(4)])).capacity.core is not warm.core
+    once = max_tokens(1)
+    assert offered(placement_of(bench), group(2, [*range(12), 1], once)).capacity.core is warm.core
+    assert offered(placement_of(bench), group(3, [*range(4), 1], once)).capacity.core is warm.core
+    assert offered(placement_of(bench), group(4, [5, *range(4)], once)).capacity.core is not warm.core
     assert idle.core.load == 0
 
 

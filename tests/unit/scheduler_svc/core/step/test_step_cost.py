@@ -89,6 +89,26 @@ def test_a_slow_step_is_forgotten_in_time() -> None:
     assert (cost.longest_s(step(1)) or 0.0) < 0.02
 
 
+@pytest.mark.parametrize(("row_s", "row_tokens"), [(0.5e-4, 0.5), (1e-4, 1.0), (2e-4, 2.0), (1e-6, 0.25), (1.0, 4.0)])
+def test_what_a_row_costs_beside_a_token_of_a_prompt_is_learned(row_s: float, row_tokens: float) -> None:
+    """A token takes 0.1 ms; all times vary by a tenth."""
+    chance = random.Random(3)
+    cost = StepCost()
+    assert cost.row_tokens == 1.0, "as far as is known"
+    for _ in range(400):
+        num_decodes, chunk = chance.randrange(1, 65), chance.choice([0, 0, 0, 300, 1500])
+        cost.learn(step(num_decodes, chunk), (5e-3 + row_s * num_decodes + 1e-4 * chunk) * chance.uniform(1.0, 1.1))
+    assert cost.row_tokens == pytest.approx(row_tokens, rel=0.3)
+    assert cost.copy().row_tokens == cost.row_tokens
+
+
+def test_a_lone_conversation_teaches_nothing_of_rows() -> None:
+    cost = StepCost()
+    for number in range(200):
+        cost.learn(step(0 if number % 50 == 0 else 1, 300 if number % 50 == 0 else 0), 0.01 + 0.005 * (number % 3))
+    assert 0.8 < cost.row_tokens < 1.25
+
+
 def test_each_verdict_gives_the_next_step_twice_the_time_until_results_come() -> None:
     cost = StepCost()
     cost.learn(step(4), 1.0)
