@@ -177,3 +177,9 @@ class FakeConfig(_BatchConfig):
         pattern=r"^([1-9]\d{0,8}:\d{1,8}(\.\d{1,3})?)?$",
         description="A fault for tests: N:MS makes every Nth step MS milliseconds longer. By default none is.",
     )
+    nan_token_id: int = Field(
+        -1,
+        ge=-1,
+        le=258,
+        description="A fault for tests: behind a token with this id the logits are NaN. By default behind none.",
+    )

@@ -14,7 +14,7 @@
     ├── ConnectionOptionsError     a certificate file or the token cannot be used; nothing was sent
     ├── RequestAbortedError        somebody ended the request
     ├── DeadlineError              the time limit passed; the request was aborted
-    ├── InternalError              a bug, or not an Octavo scheduler at the other end
+    ├── InternalError              the model's logits are not finite; a bug; or not an Octavo scheduler at the other end
     ├── LocalServiceError          a service of this machine did not start, or stopped by itself
     │   └── SettingsError          a setting is wrong, so nothing was started; has mistakes
     └── ClosedError                the client or the LLM was closed before

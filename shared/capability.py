@@ -15,6 +15,7 @@ class Capability(IntEnum):
     ENCODER = 6
     WEIGHT_VERSIONS = 7
     BLOCK_TRANSFER = 8
+    ROW_FLAGS = 9
 
 
 _NAMES = {int(capability): capability.name for capability in Capability}

@@ -17,6 +17,7 @@
     │       ├── AddressError       a port cannot be opened
     │       └── LostTooOftenError  the request seems to break executors; do not send it again
     ├── RequestAbortedError        somebody ended the request
+    ├── NotFiniteError             the model's logits are no numbers to choose a token by; it will fail again
     ├── InvalidStepError           a step does not fit the batch table; nothing was written
     ├── StepGapError               a step id was skipped, or its response is not kept any more
     ├── StepFailedError            a step failed; the cache contents are in doubt
@@ -194,6 +195,17 @@ class NoExecutorError(WorldError):
 
 class RequestAbortedError(OctavoServiceError):
     """The request was ended by Abort, by an operator, or because its client left."""
+
+
+class NotFiniteError(OctavoServiceError):
+    """The model's logits for a token are NaN or infinity somewhere, or rule out every token; nobody else is affected.
+
+    Args:
+        place: Which token: "output 0 are not finite at token 17".
+    """
+
+    def __init__(self, place: str) -> None:
+        super().__init__(f"the model's logits for {place} (NaN or infinity, or no token that may come)")
 
 
 class InvalidStepError(OctavoServiceError):

@@ -38,7 +38,8 @@ class ExecutorInfo:
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What it can do beyond wire version 1."""
-        return frozenset({Capability.NUMERICS, Capability.NAMED_BLOCKS} if self.numerics_id else ())
+        of_numerics = {Capability.NUMERICS, Capability.NAMED_BLOCKS} if self.numerics_id else set()
+        return frozenset({Capability.ROW_FLAGS, *of_numerics})
 
     @property
     def max_cached_tokens(self) -> int:

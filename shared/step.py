@@ -7,6 +7,7 @@ are not frozen: to make a frozen one takes twice as long. `shared/batch_table.py
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +23,20 @@ Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
+RowFlags = npt.NDArray[np.uint8]
+
 UNKNOWN_TOKEN = -1
 
 # Shared by all who have none: there is nothing in them to write to.
 _NO_SLOTS: Int32Array = np.empty(0, np.int32)
 _NO_PAIRS: Int32Array = np.empty((0, 2), np.int32)
 _NO_TRIPLES: Int32Array = np.empty((0, 3), np.int32)
+
+
+class RowFlag(IntEnum):
+    """Why the output of a sample row ends; the enum of the same name in step.proto, where grammars have 1 to 3."""
+
+    NOT_FINITE = 4
 
 
 def pairs(*rows: tuple[int, ...] | Seq[int]) -> Int32Array:
@@ -173,6 +182,9 @@ class StepResult:
     Alternatives have the form of candidates: those of the sampled rows that ask for some, one row after
     the other, and those of the prompt tokens whose log-probabilities the step answers, one token after the
     other. All log-probabilities are of the raw logits, but for candidates.
+
+    `row_flags` has a `RowFlag` in rows whose other entries mean nothing, and 0 in all others; None: all are 0. The
+    log-probability of a prompt token is NaN where the logits are not finite.
     """
 
     epoch: int
@@ -188,3 +200,4 @@ class StepResult:
     prompt_logprobs: Float32Array | None = None  # [sum of StepLayout.num_prompt_logprobs], row after row
     prompt_alternative_token_ids: Int32Array | None = None  # [sum of num_prompt_logprobs * num_prompt_alternatives]
     prompt_alternative_logprobs: Float32Array | None = None  # the same
+    row_flags: RowFlags | None = None  # [num_samples]

@@ -143,6 +143,7 @@ def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:
         prompt_logprobs=_bytes(result.prompt_logprobs, FLOAT32),
         prompt_alternative_token_ids=_bytes(result.prompt_alternative_token_ids, INT32),
         prompt_alternative_logprobs=_bytes(result.prompt_alternative_logprobs, FLOAT32),
+        row_flags=b"" if result.row_flags is None else result.row_flags.tobytes(),
     )
 
 
@@ -174,6 +175,7 @@ def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
         else None,
         prompt_alternative_token_ids=prompt_alternatives[0],
         prompt_alternative_logprobs=prompt_alternatives[1],
+        row_flags=np.frombuffer(message.row_flags, np.uint8) if message.row_flags else None,
     )
 
 

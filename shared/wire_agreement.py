@@ -33,7 +33,7 @@ ADMISSION_FIELDS = {
 ANSWER_FIELDS = {
     "token_counts": Capability.VARIABLE_TOKENS,
     "draft_counts": Capability.VARIABLE_TOKENS,
-    "row_flags": Capability.GRAMMARS,
+    "row_flags": Capability.ROW_FLAGS,
     "adapters_loaded": Capability.ADAPTERS,
     "weights_version": Capability.WEIGHT_VERSIONS,
     "arrived_transfers": Capability.BLOCK_TRANSFER,

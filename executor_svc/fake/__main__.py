@@ -35,6 +35,7 @@ def make_worker(config: FakeConfig) -> FakeWorker:
         token_us=config.token_us,
         eos_probability=config.eos_probability,
         sliding_window_tokens=config.sliding_window_tokens,
+        nan_token_id=config.nan_token_id,
         faults=FakeFaults(_fault_plan(config)),
     )
 

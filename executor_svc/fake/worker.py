@@ -22,7 +22,7 @@ from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step
 from shared.batch_table import BatchTable, StepLayout
 from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.step import UNKNOWN_TOKEN, Int32Array, Step, StepResult
+from shared.step import UNKNOWN_TOKEN, BoolArray, Int32Array, RowFlag, Step, StepResult
 
 
 class FakeWorker:
@@ -40,6 +40,7 @@ class FakeWorker:
         token_us: Time that each token of a step adds, in microseconds.
         eos_probability: Chance that a token is the end of the sequence, 0 to 1.
         sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
+        nan_token_id: Behind it logits are NaN; -1: behind none.
         sampling_defaults: As of a model's generation_config.json, by name.
         numerics_id: Of which arithmetic it says that it is; None: that of its language.
         is_invariant: Whether it says that outputs depend on their requests alone; they do.
@@ -65,6 +66,7 @@ class FakeWorker:
         token_us: float = 0.0,
         eos_probability: float = 0.0,
         sliding_window_tokens: int = 0,
+        nan_token_id: int = -1,
         sampling_defaults: Mapping[str, float] | None = None,
         numerics_id: str | None = None,
         is_invariant: bool = True,
@@ -100,6 +102,7 @@ class FakeWorker:
         )
         self._step_ms = step_ms
         self._token_us = token_us
+        self._nan_token_id = nan_token_id
         self._faults = faults
         self._sleep = sleep
         self._clock = clock
@@ -174,7 +177,20 @@ class FakeWorker:
             result.candidate_token_ids, result.candidate_logprobs = candidates
         if layout.num_prompt_logprobs is not None:
             self._answer_prompt(result, layout, layout.num_prompt_logprobs)
+        if (is_nan := self._are_nan(slots, positions)).any():
+            result.row_flags = (is_nan * RowFlag.NOT_FINITE).astype(np.uint8)
+            if result.logprobs is not None:
+                result.logprobs[is_nan] = np.nan
+            if result.candidate_logprobs is not None and layout.num_candidates is not None:
+                result.candidate_logprobs[is_nan.repeat(layout.num_candidates)] = np.nan
         return result
+
+    def _are_nan(self, slots: Int32Array, positions: Int32Array) -> BoolArray:
+        """Return which of some positions of slots have the token before them that makes NaN, [num_positions]."""
+        if self._nan_token_id < 0:
+            return np.zeros(len(slots), np.bool_)
+        places = zip(slots.tolist(), positions.tolist(), strict=True)
+        return np.array([self._nan_token_id in self._table.token_ids[slot, :end] for slot, end in places], np.bool_)
 
     def _answer_prompt(self, result: StepResult, layout: StepLayout, counts: Int32Array) -> None:
         """Add the log-probabilities of prompt tokens, `counts` in each row of the layout."""
@@ -185,5 +201,6 @@ class FakeWorker:
         num_missing = self._language.missing_bytes(self._table.token_ids, slots, positions)
         logprobs = self._language.logprobs(self._histories.by_position[slots, positions - 1], num_missing)
         result.prompt_logprobs = logprobs[np.arange(len(slots)), self._table.token_ids[slots, positions]]
+        result.prompt_logprobs[self._are_nan(slots, positions)] = np.nan
         alternatives = likeliest(logprobs, np.repeat(layout.num_prompt_alternatives, counts))
         result.prompt_alternative_token_ids, result.prompt_alternative_logprobs = alternatives

@@ -130,6 +130,8 @@ class NativeSampling:
     ) -> Int32Array:
         """Return a token for each of some rows of logits, [num_rows]: the likeliest, or one that the filters leave.
 
+        `NOT_FINITE`: the row has NaN or infinity, or after the processors nothing but -infinity.
+
         Args:
             logits: See the class.
             rows: Which of them, [num_rows].
@@ -158,6 +160,8 @@ class NativeSampling:
         self, logits: torch.Tensor, rows: Integers, token_ids: Integers, counts: Integers
     ) -> tuple[Float32Array, Int32Array, Float32Array]:
         """Return the log-probability of a token in each of some rows, and the likeliest tokens with theirs.
+
+        All those of a row that is not finite are NaN.
 
         Args:
             logits: See the class.

@@ -28,9 +28,9 @@ _NUMBERS = tuple(parameter.name for parameter in of_stage(Stage.FILTER) if not p
 def sample_on_device(
     logits: torch.Tensor, logit_rows: Int32Array, sampling: SamplingRows, draws: Draws
 ) -> torch.Tensor:
-    """Return the sampled tokens, [num_samples] int64, on the device; nothing waits for it.
+    """Return the sampled tokens and which rows are not finite, [2, num_samples] int64, on the device; nobody waits.
 
-    A row without a token that may come, or of NaN, gets some token.
+    A row with NaN or infinity, or with nothing but -infinity, gets some token, and a 1.
 
     Args:
         logits: Raw, or scores that rules and penalties have changed, [num_logit_rows, vocab_size] float32; unchanged.
@@ -45,7 +45,7 @@ def sample_on_device(
     top_k = sampling["top_k"]
     numbers = np.stack([_AS_KERNEL_READS.get(name, np.asarray)(sampling[name]) for name in _NUMBERS], 1)
     limits = np.stack((logit_rows, np.where(top_k < vocab_size, top_k, 0)), 1)
-    token_ids = torch.empty(len(sampling), dtype=torch.int64, device=logits.device)
+    sampled = torch.empty((2, len(sampling)), dtype=torch.int64, device=logits.device)
     sample_rows[(len(sampling),)](
         logits,
         # That of a single row may be anything, and another one may be another machine code.
@@ -55,12 +55,12 @@ def sample_on_device(
         numbers.shape[1],
         to_device(limits.astype(np.int32), logits.device),
         to_device(draws, logits.device),
-        token_ids,
+        sampled,
         TILE=TILE,
         NUM_PIVOTS=NUM_PIVOTS,
         num_warps=NUM_WARPS,
     )
-    return token_ids
+    return sampled
 
 
 def _bounded(temperature: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

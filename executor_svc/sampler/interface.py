@@ -17,7 +17,11 @@ from shared.step import Int32Array
 
 Float32Array = npt.NDArray[np.float32]
 
-# (logits, row of the logits of each sample row, how each is sampled, its draw) -> token ids on the device.
+# In place of a token; the same in likeliest.h.
+NOT_FINITE = -1
+
+# (logits, row of the logits of each sample row, how each is sampled, its draw) -> token ids, and 1 for each row that is
+# not finite, [2, num_rows] int64 on the device.
 DrawOnDevice = Callable[[torch.Tensor, Int32Array, npt.NDArray[np.void], npt.NDArray[np.float64]], torch.Tensor]
 
 
@@ -38,13 +42,13 @@ class SamplingBackend(Protocol):
     def choose(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> Int32Array:
         """Return a token for each row, [num_rows]: processors, then the likeliest or a draw of what the filters leave.
 
-        A row in which no token may come, or of NaN, gets some token.
+        `NOT_FINITE` in place of a token: the logits are NaN or infinity somewhere, or no token may come.
         """
 
     def logprobs(
         self, logits: torch.Tensor, logit_rows: Int32Array, token_ids: Int32Array, num_alternatives: Int32Array
     ) -> tuple[Float32Array, Alternatives | None]:
-        """Return the log-probability of one token in each row, [num_rows], and of the likeliest.
+        """Return the log-probability of one token in each row, [num_rows], and of the likeliest; NaN: it is not finite.
 
         Args:
             logits: Raw.
@@ -60,7 +64,8 @@ class SamplingBackend(Protocol):
         """Return the likeliest tokens of beam rows, as transformers' beam search has them.
 
         The processors work on the log-probabilities, and nothing is normalised after them; a token that may not come
-        has -inf. `num_candidates` is [num_rows], at most vocab_size.
+        has -inf. If the first one of a row is no number, the row is not finite. `num_candidates` is [num_rows], at most
+        vocab_size.
         """
 
 

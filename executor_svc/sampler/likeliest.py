@@ -41,10 +41,20 @@ def weights_of(shifted: torch.Tensor) -> torch.Tensor:
 
 
 def largest_index(values: torch.Tensor) -> torch.Tensor:
-    """Return the index of the largest of each row, [num_rows]; of equal ones the first. NaN counts as largest."""
+    """Return the index of the largest of each row, [num_rows]; of equal ones the first.
+
+    -1: the row has NaN or infinity, or nothing but -infinity.
+    """
     blocks = block_maxima(values).argmax(-1, keepdim=True)
     inside, indices = _look_into(values, blocks)
-    return indices.gather(1, inside.argmax(-1, keepdim=True))[:, 0]
+    places = inside.argmax(-1, keepdim=True)  # NaN counts as largest
+    is_finite = inside.gather(1, places).isfinite()
+    return torch.where(is_finite, indices.gather(1, places), -1)[:, 0]
+
+
+def are_finite(values: torch.Tensor) -> torch.Tensor:
+    """Return which rows have neither NaN nor infinity, and more than -infinity, [num_rows]."""
+    return block_maxima(values).amax(-1).isfinite()
 
 
 def largest(values: torch.Tensor, count: int, maxima: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,7 @@ import torch
 
 from executor_svc.native.sampling import NativeSampling
 from executor_svc.sampler.interface import (
+    NOT_FINITE,
     Alternatives,
     DrawOnDevice,
     Float32Array,
@@ -17,7 +18,7 @@ from executor_svc.sampler.interface import (
 from executor_svc.sampler.native_backend import NativeBackend
 from executor_svc.sampler.sample_rows import SampleRows, uniforms
 from executor_svc.sampler.torch_backend import TorchBackend
-from shared.step import NO_LOGPROBS, Int32Array
+from shared.step import NO_LOGPROBS, Int32Array, RowFlag, RowFlags
 
 # Logits of a prompt that exist at once, in rows: a whole chunk's would be hundreds of MiB.
 PROMPT_TOKENS_AT_ONCE = 128
@@ -28,12 +29,14 @@ class Sampled:
     """One token for each sample row, and what was asked for beside it.
 
     `logprobs` are NaN in rows that did not ask; None: no row did. `alternatives` are those of the rows
-    with `num_logprobs` above 0; None: there is no such row. All are of the raw logits.
+    with `num_logprobs` above 0; None: there is no such row. All are of the raw logits. `row_flags`: NOT_FINITE in
+    rows whose token and log-probabilities mean nothing; None: there is no such row.
     """
 
     token_ids: Int32Array  # [num_samples]
     logprobs: Float32Array | None = None  # [num_samples]
     alternatives: Alternatives | None = None
+    row_flags: RowFlags | None = None  # [num_samples]
 
 
 class Sampler:
@@ -56,7 +59,7 @@ class Sampler:
         return self._draw_on_device is not None
 
     def sample_on_device(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> torch.Tensor:
-        """Return the tokens that `sample` does, [num_samples] int64, on the device, without waiting for it.
+        """Return the tokens that `sample` does and which rows are not finite, [2, num_samples] int64, without waiting.
 
         Args:
             logits: Raw, [num_logit_rows, vocab_size] float32; unchanged.
@@ -75,26 +78,28 @@ class Sampler:
     ) -> Sampled:
         """Return the sampled tokens, and the log-probabilities of the rows that ask for them.
 
-        A row in which no token may come gets some token: whoever makes the rules keeps that from happening.
+        A row whose logits have NaN or infinity, or in which no token may come, gets token 0 and a flag.
 
         Args:
             logits: Raw, [num_logit_rows, vocab_size] float32; unchanged.
             logit_rows: The row of `logits` that each sample row uses, [num_samples].
             rows: The sample rows.
-            likeliest: If all rows take it, the likeliest token of each row of `logits`; None: it is looked for.
+            likeliest: If all rows take it, the likeliest token of each row of `logits`, or NOT_FINITE; None: it is
+                looked for.
         """
         if likeliest is not None:
-            return Sampled(likeliest.take(logit_rows))
-        token_ids = self._backend.choose(logits, logit_rows, rows)
+            token_ids, row_flags = _flagged(likeliest.take(logit_rows))
+            return Sampled(token_ids, row_flags=row_flags)
+        token_ids, row_flags = _flagged(self._backend.choose(logits, logit_rows, rows))
         num_logprobs = rows.sampling["num_logprobs"]
         asked = np.flatnonzero(num_logprobs != NO_LOGPROBS)
         if not len(asked):
-            return Sampled(token_ids)
+            return Sampled(token_ids, row_flags=row_flags)
         logprobs = np.full(len(rows), np.nan, np.float32)
         logprobs[asked], alternatives = self._backend.logprobs(
             logits, logit_rows[asked], token_ids[asked], num_logprobs[asked]
         )
-        return Sampled(token_ids, logprobs, alternatives)
+        return Sampled(token_ids, logprobs, alternatives, row_flags)
 
     def candidates(
         self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, num_candidates: Int32Array
@@ -118,6 +123,8 @@ class Sampler:
     ) -> tuple[Float32Array, Alternatives | None]:
         """Return the log-probability of each of some prompt tokens, [num_tokens], and the likeliest in its place.
 
+        NaN where the logits are not finite.
+
         Args:
             hidden: What the model made of the token before each, [num_tokens, hidden_size].
             to_logits: Turns hidden states into raw float32 logits, [any, vocab_size].
@@ -133,6 +140,20 @@ class Sampler:
             if some is not None:
                 found.append(some)
         return logprobs, join_alternatives(found)
+
+
+def _flagged(token_ids: Int32Array) -> tuple[Int32Array, RowFlags | None]:
+    """Return tokens that are ones, and the flags of the rows that have NOT_FINITE in place of one; None: no row has."""
+    is_finite = token_ids != NOT_FINITE
+    if is_finite.all():
+        return token_ids, None
+    return np.where(is_finite, token_ids, 0), np.where(is_finite, 0, RowFlag.NOT_FINITE).astype(np.uint8)
+
+
+def flags_of_candidates(found: Alternatives, num_candidates: Int32Array) -> RowFlags:
+    """Return the flags of beam rows, [num_beams]: the likeliest candidate of each, its first one, says it."""
+    is_finite = np.isfinite(found.logprobs[np.cumsum(num_candidates) - num_candidates])
+    return np.where(is_finite, 0, RowFlag.NOT_FINITE).astype(np.uint8)
 
 
 def prompt_spans(num_tokens: int) -> Iterator[slice]:

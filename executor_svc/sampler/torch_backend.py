@@ -17,8 +17,8 @@ from executor_svc.sampler.filters import (
     filtered_scores,
     likeliest_survivors,
 )
-from executor_svc.sampler.interface import Alternatives, DrawOnDevice, Float32Array, join_alternatives
-from executor_svc.sampler.likeliest import largest_index, likeliest
+from executor_svc.sampler.interface import NOT_FINITE, Alternatives, DrawOnDevice, Float32Array, join_alternatives
+from executor_svc.sampler.likeliest import are_finite, largest_index, likeliest
 from executor_svc.sampler.logprobs import log_softmax, logprobs_of, rows_of, take_first
 from executor_svc.sampler.processors import process
 from executor_svc.sampler.sample_rows import SampleRows, uniforms
@@ -101,7 +101,9 @@ def _processed(
     if not is_processed.any():
         return logits, logit_rows
     scores = logits.index_select(0, torch.from_numpy(logit_rows).to(logits.device))
+    is_finite = are_finite(scores)
     process(scores, rows)  # the lists of a row without rules are empty
+    scores[:, 0].masked_fill_(~is_finite, torch.nan)  # the rules may have hidden it
     return scores, np.arange(len(rows), dtype=np.int32)
 
 
@@ -115,7 +117,9 @@ def _choose_from(scores: torch.Tensor, of_scores: Int32Array, rows: SampleRows) 
         token_ids[greedy] = largest_index(rows_of(scores, of_scores[greedy])).cpu().numpy()
     if len(drawing):
         draws = uniforms(sampling["seed"], sampling["output_index"], rows.num_output_tokens)[drawing]
-        token_ids[drawing] = _draw(rows_of(scores, of_scores[drawing]), sampling[drawing], draws)
+        drawn_from = rows_of(scores, of_scores[drawing])
+        is_finite = are_finite(drawn_from).cpu().numpy()
+        token_ids[drawing] = np.where(is_finite, _draw(drawn_from, sampling[drawing], draws), NOT_FINITE)
     return token_ids
 
 
@@ -125,7 +129,8 @@ def _choose_on_device(
     """Return what `_choose_from` does, by the kernel that serves steps in which nothing but tokens is asked for."""
     sampling = rows.sampling
     draws = uniforms(sampling["seed"], sampling["output_index"], rows.num_output_tokens)
-    return draw_on_device(scores, of_scores, sampling, draws).cpu().numpy().astype(np.int32)
+    token_ids, is_not_finite = draw_on_device(scores, of_scores, sampling, draws).cpu().numpy().astype(np.int32)
+    return np.where(is_not_finite, np.int32(NOT_FINITE), token_ids)
 
 
 def _draw(scores: torch.Tensor, sampling: SamplingRows, draws: Draws) -> Int32Array:

@@ -25,6 +25,7 @@ from executor_svc.service.step_thread import StepThread, wake
 from executor_svc.worker.interface import RunningStep, Worker
 from octavo.execution.v1 import step_pb2
 from shared import wire
+from shared.capability import Capability
 from shared.errors import DeviceLostError, FencedError, InvalidStepError, StepFailedError, UnavailableError
 from shared.events import Event
 from shared.executor_info import ExecutorInfo
@@ -296,6 +297,8 @@ class StepRunner:
             if isinstance(result, Exception):
                 raise result
             with self._failing(finished.message):
+                if Capability.ROW_FLAGS not in self._agreement.capabilities:
+                    result.row_flags = None
                 response = wire.encode_result(result)
                 if self._agreement.has_feature_bits:
                     response.feature_bits = finished.message.feature_bits

@@ -254,11 +254,11 @@ def sample_rows(
     num_numbers,
     limits,
     draws,
-    token_ids,
+    sampled,
     TILE: tl.constexpr,
     NUM_PIVOTS: tl.constexpr,
 ):
-    """Write the token of each sample row; a program a row.
+    """Write the token of each sample row, and whether its logits are not finite; a program a row.
 
     Args:
         logits: [any, size] float32, contiguous rows that are `row_stride` apart.
@@ -269,7 +269,8 @@ def sample_rows(
         num_numbers: Of a row.
         limits: [num_samples, 2] int32: the row of `logits`, top_k (0: off).
         draws: [num_samples] float64, from 0 to below 1.
-        token_ids: [num_samples] int64, written.
+        sampled: [2, num_samples] int64, written: the tokens, then 1 for each row that has NaN, infinity, or nothing but
+            -infinity, whose token means nothing, and 0 for all others.
         TILE: Tokens that are read at once, a power of two.
         NUM_PIVOTS: Thresholds that a pass tries at once, a power of two.
     """
@@ -286,4 +287,6 @@ def sample_rows(
         draw = tl.load(draws + index)
         row = (logits, size, temperature)
         token_id = _filtered_and_drawn(row, largest, top_k, top_p, log_min_p, typical_p, draw, TILE, NUM_PIVOTS)
-    tl.store(token_ids + index, token_id.to(tl.int64))
+    tl.store(sampled + index, token_id.to(tl.int64))
+    is_finite = (largest > -float("inf")) & (largest < float("inf"))
+    tl.store(sampled + tl.num_programs(0) + index, 1 - is_finite.to(tl.int64))

@@ -8,16 +8,16 @@ import torch
 from executor_svc.device.probe import DeviceProbe, step_error
 from executor_svc.worker.step_timer import StepTimer
 from shared.batch_table import StepLayout
-from shared.step import Int32Array, StepResult
+from shared.step import Int32Array, RowFlag, StepResult
 
 
 class LaunchedStep:
     """See `executor_svc.worker.interface.RunningStep`. Made when all its work has been launched.
 
     Args:
-        answer: All but the sampled tokens and the duration.
+        answer: All but the sampled tokens, the row flags and the duration.
         layout: Of the step.
-        token_ids: The sampled tokens on the device, [num_samples] int64.
+        sampled: On the device, [2, num_samples] int64: the sampled tokens, and 1 for each row that is not finite.
         timer: Started before the step's work.
         record: Writes the tokens of this step, and of all before it, into the table; called with this step.
         probe: Of the device.
@@ -27,7 +27,7 @@ class LaunchedStep:
         self,
         answer: StepResult,
         layout: StepLayout,
-        token_ids: torch.Tensor,
+        sampled: torch.Tensor,
         timer: StepTimer,
         record: Callable[["LaunchedStep"], None],
         probe: DeviceProbe,
@@ -35,7 +35,7 @@ class LaunchedStep:
         self.layout = layout
         self.is_recorded = False
         self._answer = answer
-        self._token_ids = token_ids.to("cpu", non_blocking=True)  # from a GPU into pinned memory
+        self._sampled = sampled.to("cpu", non_blocking=True)  # from a GPU into pinned memory
         self._timer = timer
         self._record = record
         self._probe = probe
@@ -54,6 +54,9 @@ class LaunchedStep:
         try:
             self._record(self)
             self._answer.sampled_token_ids = self.token_ids_on_host()
+            is_not_finite = self._sampled[1].numpy()
+            if is_not_finite.any():
+                self._answer.row_flags = (is_not_finite * RowFlag.NOT_FINITE).astype(np.uint8)
             self._answer.execute_duration_us = self._timer.duration_us()
         except RuntimeError as error:  # what a kernel did wrong shows when somebody waits for it
             raise step_error(self._answer.step_id, error, self._probe) from error
@@ -62,4 +65,4 @@ class LaunchedStep:
     def token_ids_on_host(self) -> Int32Array:
         """Wait, then return the sampled tokens, [num_samples]."""
         self._timer.wait()
-        return self._token_ids.numpy().astype(np.int32)
+        return self._sampled[0].numpy().astype(np.int32)

@@ -5,7 +5,7 @@ import torch
 
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.sampler.sample_rows import SampleRows
-from executor_svc.sampler.sampler import Sampled, Sampler, prompt_spans
+from executor_svc.sampler.sampler import Sampled, Sampler, flags_of_candidates, prompt_spans
 from executor_svc.worker.model_runner import SampleLogits
 from shared.batch_table import BatchTable, StepLayout
 from shared.step import NO_LOGPROBS, UNKNOWN_TOKEN, Int32Array, Step, StepResult
@@ -37,7 +37,7 @@ def answer_step(
     assert logits is not None, "this is rank 0"
     if layout.num_candidates is None:
         sampled = sampler.sample(logits, computed.logit_rows, rows, computed.likeliest)
-        result = StepResult(step.epoch, step.step_id, sampled.token_ids, sampled.logprobs)
+        result = StepResult(step.epoch, step.step_id, sampled.token_ids, sampled.logprobs, row_flags=sampled.row_flags)
         _add_alternatives(result, sampled)
     else:
         result = no_answer(step, layout)
@@ -53,15 +53,20 @@ def _answer_beams(
     """Add the candidates of the beam rows, and what is sampled in the others, if there are any."""
     logits, logit_rows, beams = computed.logits, computed.logit_rows, num_candidates > 0
     assert logits is not None, "this is rank 0"
+    row_flags = np.zeros(len(rows), np.uint8)
     if not beams.all():
         sampled = sampler.sample(logits, logit_rows[~beams], rows[~beams])
         result.sampled_token_ids[~beams] = sampled.token_ids
         if sampled.logprobs is not None:
             result.logprobs = np.full(len(rows), np.nan, np.float32)
             result.logprobs[~beams] = sampled.logprobs
+        if sampled.row_flags is not None:
+            row_flags[~beams] = sampled.row_flags
         _add_alternatives(result, sampled)
     candidates = sampler.candidates(logits, logit_rows[beams], rows[beams], num_candidates[beams])
     result.candidate_token_ids, result.candidate_logprobs = candidates.token_ids, candidates.logprobs
+    row_flags[beams] = flags_of_candidates(candidates, num_candidates[beams])
+    result.row_flags = row_flags if row_flags.any() else None
 
 
 def _add_alternatives(result: StepResult, sampled: Sampled) -> None:

@@ -28,7 +28,7 @@ from executor_svc.worker.step_timer import StepTimer, start_timer
 from shared.batch_table import BatchTable, StepLayout
 from shared.errors import InvalidStepError, StepFailedError
 from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.step import Step, StepResult
+from shared.step import RowFlag, Step, StepResult
 
 
 class TorchWorker:
@@ -105,11 +105,11 @@ class TorchWorker:
     def _launch_on_device(self, step: Step, layout: StepLayout, digest: int | None, timer: StepTimer) -> LaunchedStep:
         """Put the work of a step into the device's stream."""
         answer = no_answer(step, layout)
-        token_ids = torch.empty(0, dtype=torch.int64, device=self._runner.model.device)
+        sampled = torch.empty((2, 0), dtype=torch.int64, device=self._runner.model.device)
         if layout.num_tokens:
-            answer, token_ids = self._compute(step, layout)
+            answer, sampled = self._compute(step, layout)
         answer.table_digest = digest
-        launched = LaunchedStep(answer, layout, token_ids, timer, self._record, self._probe)
+        launched = LaunchedStep(answer, layout, sampled, timer, self._record, self._probe)
         self._unrecorded.append(launched)
         return launched
 
@@ -134,14 +134,14 @@ class TorchWorker:
         """Run the model and sample, on a device that is ahead of the host.
 
         Returns:
-            The answer but for the sampled tokens, and these on the device, [num_samples] int64; both of rank 0, on the
-            other ranks the tokens alone.
+            The answer but for the sampled tokens and the row flags, and these on the device, [2, num_samples] int64;
+            both of rank 0, on the other ranks the latter alone.
         """
         computed = self._runner.run(self._table, layout, finds_likeliest=False)
-        answer, token_ids = self._sample(step, layout, computed)
-        token_ids = self._group.broadcast(token_ids)
-        self._last_tokens.store(layout.sample_slots, token_ids)
-        return answer, token_ids
+        answer, sampled = self._sample(step, layout, computed)
+        sampled = self._group.broadcast(sampled)
+        self._last_tokens.store(layout.sample_slots, sampled[0])
+        return answer, sampled
 
     def _sample(self, step: Step, layout: StepLayout, computed: SampleLogits) -> tuple[StepResult, torch.Tensor]:
         """Sample on the device if nothing else is asked for; else the host takes part, and has to wait."""
@@ -149,12 +149,14 @@ class TorchWorker:
         if self._group.rank == 0:
             if is_sampled_alone(layout, rows, computed):
                 assert computed.logits is not None, "this is rank 0"
-                token_ids = self._sampler.sample_on_device(computed.logits, computed.logit_rows, rows)
-                return no_answer(step, layout), token_ids
+                sampled = self._sampler.sample_on_device(computed.logits, computed.logit_rows, rows)
+                return no_answer(step, layout), sampled
             while self._unrecorded:
                 self._record(self._unrecorded[0])  # penalties and rules look at them
         answer = self._answer(step, layout, rows, computed)
-        return answer, index_to_device(answer.sampled_token_ids, device)
+        flags = answer.row_flags
+        is_not_finite = np.zeros(len(rows), np.bool_) if flags is None else flags == RowFlag.NOT_FINITE
+        return answer, index_to_device(np.stack((answer.sampled_token_ids, is_not_finite)), device)
 
     def _answer(self, step: Step, layout: StepLayout, rows: SampleRows, computed: SampleLogits) -> StepResult:
         """Return what rank 0 answers; the others do their part of it."""

@@ -210,7 +210,7 @@ class ExecutorCore:
         """
         if not self.in_flight:
             raise ExecutorFaultError(f"a result of step {result.step_id} came, and no step is in flight")
-        check_result(result, self.in_flight[0], self.batch, self.limits.vocab_size)
+        check_result(result, self.in_flight[0], self.batch, self.limits)
         self.last_processed_step_id = result.step_id
         self.step_cost.learn(self.in_flight[0].layout, result.execute_duration_us * 1e-6)
         self._was_processed = True

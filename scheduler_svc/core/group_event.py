@@ -28,7 +28,7 @@ class GroupEvent:
 
 @dataclass(frozen=True, slots=True)
 class GroupFailure:
-    """A group that can never go on, and has ended; why, in one sentence."""
+    """A group that can never go on, and why, in words."""
 
     group: SequenceGroup
     message: str

@@ -47,6 +47,7 @@ class CoreLimits:
             most so many a step, and `max_long_prefills` of them run at once; 0: nothing is long.
         prefix_caching: Whether full blocks are found again by their content.
         names_blocks: Whether the executor is told the names of cached blocks, so that they outlive the core.
+        flags_rows: Whether the executor says which outputs cannot go on.
         max_admitted_bytes: Size of the admissions of one step, which must fit into a message with all else
             (`shared/step_size.py`); any one sequence fits, a group of several that does not never runs.
         stall_after_s: A core whose oldest step takes so much longer than it should gets no new group while
@@ -70,6 +71,7 @@ class CoreLimits:
     max_long_prefills: int = 1
     prefix_caching: bool = True
     names_blocks: bool = False
+    flags_rows: bool = False
     max_admitted_bytes: int = 2**31 - 1
     stall_after_s: float = 1.0
 

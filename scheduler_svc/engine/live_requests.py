@@ -22,7 +22,7 @@ from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 from shared.clock import monotonic_s
-from shared.errors import CacheTooSmallError, OctavoServiceError
+from shared.errors import CacheTooSmallError, NotFiniteError, OctavoServiceError
 
 # Told that a request has ended.
 EndObserver: TypeAlias = Callable[[EndedRequest], None]
@@ -239,6 +239,10 @@ class LiveRequests(Mapping[str, LiveRequest]):
             self._note_progress(request, core, now_s, last_tokens_at_s)
             self._forget(request, now_s)
         self._meter.tokens_delivered(num_tokens, last_tokens_at_s, now_s)
+        for failure in updates.failures:
+            if (request := self._live(failure.group)) is not None:
+                self._meter.num_not_finite += 1
+                self.abort(request, NotFiniteError(failure.message))
 
     def note_events(self, events: Sequence[GroupEvent], executor: str, step_id: int | None, now_s: float) -> None:
         """Remember what a decision did to requests; `step_id` None: it led to no step of the executor."""

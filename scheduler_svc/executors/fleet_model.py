@@ -81,7 +81,8 @@ class FleetModel:
             self.update_limits()
             numerics = Numerics(session.info.numerics_id, session.info.weights_digest)
             self._report_kinds(numerics, address)
-            limits = replace(limits, names_blocks=session.names_blocks and limits.caches_prefixes)
+            names_blocks = session.names_blocks and limits.caches_prefixes
+            limits = replace(limits, names_blocks=names_blocks, flags_rows=session.flags_rows)
             core = self._fleet.join(limits, session.epoch, address, numerics, session.info)
             block_ids, names = session.kept_blocks
             if len(block_ids) and limits.names_blocks:

@@ -128,6 +128,11 @@ class ExecutorSession:
         """Whether the executor keeps names of blocks."""
         return Capability.NAMED_BLOCKS in self._agreement.capabilities
 
+    @property
+    def flags_rows(self) -> bool:
+        """Whether the executor says which outputs cannot go on."""
+        return Capability.ROW_FLAGS in self._agreement.capabilities
+
     async def list_kept_blocks(self) -> None:
         """Read what the executor has kept of an attachment before, into `kept_blocks`.
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from scheduler_svc.core.sequence import Sequence
 from shared.batch_table import StepLayout
-from shared.step import StepResult
+from shared.step import Int32Array, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ def first_mismatch(
     candidates = _repeated(places, layout.num_candidates)
     alternatives = _repeated(places, layout.num_alternatives)
     kinds = (
+        ("row flag", places, _flags(recorded), _flags(found)),
         ("token", places, recorded.sampled_token_ids, found.sampled_token_ids),
         ("log-probability", places, recorded.logprobs, found.logprobs),
         ("beam candidate", candidates, recorded.candidate_token_ids, found.candidate_token_ids),
@@ -108,6 +109,13 @@ def num_values(result: StepResult) -> int:
         result.prompt_alternative_logprobs,
     )
     return sum(len(array) for array in arrays if array is not None)
+
+
+def _flags(result: StepResult) -> Int32Array:
+    """Return the row flags as numbers that are compared; where there are none, zeros."""
+    if result.row_flags is None:
+        return np.zeros(len(result.sampled_token_ids), np.int32)
+    return result.row_flags.astype(np.int32)
 
 
 def _repeated(places: list[tuple[RowOwner, int]], counts: npt.NDArray[np.int32] | None) -> list[tuple[RowOwner, int]]:

@@ -41,6 +41,7 @@ class Meter:
         step_turnaround: From the arrival of a result to the departure of the next step, in seconds.
         num_finished: Requests that finished, by the reason of their first output.
         num_errors: Requests that ended with an error, by its status code.
+        num_not_finite: Those of them that ended because the model's logits were not finite.
     """
 
     def __init__(self) -> None:
@@ -56,6 +57,7 @@ class Meter:
         self.num_hit_tokens = 0
         self.num_finished: Counter[str] = Counter()
         self.num_errors: Counter[str] = Counter()
+        self.num_not_finite = 0
         self.num_executor_losses = 0
         self.num_void_rows = 0
         self.num_recovered = 0

@@ -100,6 +100,11 @@ ERRORS = Metric(
     "What was refused before is in grpc_server_handled_total.",
     ("code",),
 )
+NOT_FINITE = Metric(
+    "octavo_requests_not_finite_total",
+    "counter",
+    "Requests that ended with an error because the model's logits were NaN or infinity, or ruled out every token.",
+)
 STEPS_IN_FLIGHT = Metric(
     "octavo_steps_in_flight",
     "gauge",
@@ -247,6 +252,7 @@ def _counted_families(engine: Engine) -> Iterator[Family]:
     yield STEP_TURNAROUND.histogram_family({(): meter.step_turnaround})
     yield FINISHED.family(by_label(dict.fromkeys(_FINISH_REASONS, 0) | meter.num_finished))
     yield ERRORS.family(by_label(dict.fromkeys(_ERROR_CODES, 0) | meter.num_errors))
+    yield NOT_FINITE.single(meter.num_not_finite)
     yield LOSSES.single(meter.num_executor_losses)
     yield RECOVERED.single(meter.num_recovered)
 

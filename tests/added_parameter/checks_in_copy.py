@@ -80,7 +80,7 @@ def test_torch_c_and_triton_draw_the_same(others: dict[str, Any]) -> None:
     draws = np.random.default_rng(2).random(len(rows))
 
     in_c = load_sampling(1).choose(logits, index, sampling, draws)
-    in_triton = sample_on_device(logits, index, sampling, draws).numpy()
+    in_triton = sample_on_device(logits, index, sampling, draws)[0].numpy()
     in_torch = draw(filtered_scores(logits, sampling), draws).numpy()
 
     assert in_c.tolist() == in_torch.tolist() == in_triton.tolist()

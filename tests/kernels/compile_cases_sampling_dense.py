@@ -52,7 +52,7 @@ def _sampling() -> Case:
     types = {"logits": "*fp32", "row_stride": "i32", "size": "i32", "numbers": "*fp32", "num_numbers": "i32"}
     return (
         sample_rows,
-        types | {"limits": "*i32", "draws": "*fp64", "token_ids": "*i64"},
+        types | {"limits": "*i32", "draws": "*fp64", "sampled": "*i64"},
         {"TILE": TILE, "NUM_PIVOTS": NUM_PIVOTS},
         NUM_WARPS,
         3,

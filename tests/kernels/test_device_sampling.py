@@ -14,6 +14,7 @@ from executor_svc.sampler import device_sampling
 from executor_svc.sampler.device_sampling import sample_on_device
 from executor_svc.sampler.drawing import draw
 from executor_svc.sampler.filters import filtered_scores
+from executor_svc.sampler.interface import NOT_FINITE
 from executor_svc.sampler.likeliest import largest_index
 from shared.step import SamplingRow
 from tests.kernels.device import DEVICE, RANDOM_CASES, SLOW_IF_INTERPRETED
@@ -63,11 +64,12 @@ def sample(
     index = np.arange(len(rows)) if logit_rows is None else np.array(logit_rows)
     sampling, before = sampling_of(*rows), logits.clone()
     with without_waiting():
-        token_ids = sample_on_device(logits, index.astype(np.int32), sampling, np.array(draws, np.float64))
-    assert token_ids.dtype == torch.int64
-    assert token_ids.device.type == DEVICE.type
+        sampled = sample_on_device(logits, index.astype(np.int32), sampling, np.array(draws, np.float64))
+    assert sampled.dtype == torch.int64
+    assert sampled.device.type == DEVICE.type
     assert torch.equal(logits.nan_to_num(), before.nan_to_num())
-    result: list[int] = token_ids.tolist()
+    assert bool(((sampled[0] >= 0) & (sampled[0] < logits.shape[1])).all()), "each row has a valid token"
+    result: list[int] = torch.where(sampled[1] == 1, NOT_FINITE, sampled[0]).tolist()
     return result
 
 
@@ -204,7 +206,7 @@ def test_greedy_rows_get_the_first_of_the_likeliest() -> None:
     token_ids = sample(logits, [SamplingRow()] * 6, [0.5] * 6)
 
     assert token_ids == largest_index(logits).tolist()
-    assert token_ids[1:] == [140, 5, 0, 200, 0]
+    assert token_ids[1:] == [140, *[NOT_FINITE] * 4]
 
 
 def test_greedy_rows_of_one_token() -> None:
@@ -231,7 +233,7 @@ def test_rows_share_logits_of_any_stride() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
-def test_scores_that_are_no_numbers_give_a_valid_token(value: float) -> None:
+def test_a_row_that_is_not_finite_is_told(value: float) -> None:
     alone = torch.full((1, 200), value, device=DEVICE)
     mixed = random_logits(1, 200, seed=6)
     mixed[0, ::3] = value
@@ -239,7 +241,8 @@ def test_scores_that_are_no_numbers_give_a_valid_token(value: float) -> None:
 
     token_ids = sample(torch.cat((alone, mixed)), rows, [0.9] * len(rows), [0, 1] * len(ROWS_OF_EACH))
 
-    assert all(0 <= token_id < 200 for token_id in token_ids)
+    mixed_is_finite = value == -math.inf
+    assert [token_id == NOT_FINITE for token_id in token_ids] == [True, not mixed_is_finite] * len(ROWS_OF_EACH)
 
 
 def test_no_rows_are_no_error() -> None:

@@ -304,6 +304,20 @@ FAULTS = (
         (f"{UNIT}/test_core_inflight_tokens.py::test_inflight_token_that_stops_its_sequence_ends_it",),
     ),
     Fault(
+        "a preempted group waits for ever for a token that is not finite",
+        f"{CORE}/step/results.py",
+        "                sequence = self._preempted.sequence_of(slot, generation)\n            if",
+        "                sequence = None\n            if",
+        (f"{UNIT}/test_not_finite.py",),
+    ),
+    Fault(
+        "a flag that nobody agreed on is taken",
+        f"{CORE}/step/result_check.py",
+        "    if len(unknown):\n",
+        "    if False:\n",
+        (f"{UNIT}/test_not_finite.py",),
+    ),
+    Fault(
         "a token outside the vocabulary is taken",
         f"{CORE}/step/result_check.py",
         '    if not _are_token_ids(token_ids, vocab_size):\n        raise ExecutorFaultError(f"step {result',

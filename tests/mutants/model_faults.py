@@ -79,6 +79,20 @@ FAULTS = (
         (f"{NUMERICS}/test_prompt_logprobs.py",),
     ),
     Fault(
+        "NaN among large logits is passed over",
+        f"{EXECUTOR}/native/csrc/likeliest.c",
+        "                    broken = vm_or(broken, vf_not_below_infinity(x));\n",
+        "",
+        (f"{NUMERICS}/test_not_finite.py",),
+    ),
+    Fault(
+        "a rule hides that logits are NaN",
+        f"{EXECUTOR}/sampler/torch_backend.py",
+        "    scores[:, 0].masked_fill_(~is_finite, torch.nan)  # the rules may have hidden it\n",
+        "",
+        (f"{NUMERICS}/test_not_finite.py::test_rules_neither_hide_it_nor_leave_a_row_without_a_token",),
+    ),
+    Fault(
         "the C sampler allows the last tokens of a vocabulary",
         f"{EXECUTOR}/native/csrc/processors.c",
         "for (long id = size / 8 * 8; id < size; id++)",
@@ -224,8 +238,8 @@ FAULTS = (
     Fault(
         "the last of equal logits is taken",
         f"{EXECUTOR}/native/csrc/likeliest.c",
-        "        if (!(row[found[part]] > top)) continue;\n",
-        "        if (!(row[found[part]] >= top)) continue;\n",
+        "row[found[part]] > row[likeliest]",
+        "row[found[part]] >= row[likeliest]",
         (f"{NUMERICS}/test_native_forward.py::test_the_first_of_equal_logits_is_the_likeliest_in_every_part_of_a_row",),
     ),
     Fault(

@@ -7,7 +7,7 @@ import torch
 
 from executor_svc.sampler.drawing import Draws, draw
 from executor_svc.sampler.filters import SamplingRows, filtered_scores
-from executor_svc.sampler.likeliest import largest_index
+from executor_svc.sampler.likeliest import are_finite, largest_index
 from executor_svc.worker.interface import RunningStep
 from shared.step import Int32Array, SamplingRow, Step, StepResult, TableDelta, pairs
 from tests.numerics.driver import StepDriver
@@ -23,7 +23,8 @@ def draw_in_torch(logits: torch.Tensor, logit_rows: Int32Array, sampling: Sampli
     if len(drawing):
         filtered = filtered_scores(scores[torch.from_numpy(drawing)], sampling[drawing])
         token_ids[torch.from_numpy(drawing)] = draw(filtered, draws[drawing])
-    return token_ids
+    is_not_finite = ~are_finite(scores)
+    return torch.stack((token_ids.masked_fill(is_not_finite, 0), is_not_finite.long()))
 
 
 class Ahead:

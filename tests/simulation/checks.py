@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from octavo.errors import (
     DeadlineError,
+    InternalError,
     InvalidRequestError,
     OctavoError,
     OverloadedError,
@@ -212,6 +213,7 @@ class Checks:
         has_namesakes = sum(other.request_id == record.request_id for other in self.records) > 1
         allowed: dict[type[OctavoError], bool] = {
             InvalidRequestError: record.shape.refused_as is InvalidRequestError or "shrink_executor" in kinds,
+            InternalError: record.shape.refused_as is InternalError and "are not finite at token" in str(error),
             DeadlineError: plan.timeout_s is not None,
             RequestAbortedError: record.was_aborted or has_namesakes,
             RequestExistsError: has_namesakes,

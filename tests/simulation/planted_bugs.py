@@ -101,6 +101,12 @@ BUGS = (
     ),
     # Tokens
     Bug(
+        "a row that is not finite brings a token",
+        f"{CORE}/step/results.py",
+        "        is_flagged = None if result.row_flags is None else result.row_flags != 0\n",
+        "        is_flagged = None\n",
+    ),
+    Bug(
         "a token that was in flight at a preemption is delivered and not kept",
         f"{CORE}/step/results.py",
         "            sequence.append_inflight_token(token_id)\n",

@@ -126,6 +126,7 @@ RARE_LINES: tuple[tuple[str, Rare[Event]], ...] = (
 RARE_ANSWERS: tuple[Rare[RequestRecord], ...] = (
     Rare("duplicate id refused", "a live request had the id already", lambda it: _failed(it, "RequestExistsError")),
     Rare("queue full", "a request was refused since too many waited", lambda it: _failed(it, "OverloadedError")),
+    Rare("logits not finite", "the model had no numbers for a request", lambda it: _failed(it, "InternalError")),
     Rare("hostile request refused", "nonsense was refused in words", lambda it: _failed(it, "InvalidRequestError")),
     Rare(
         "slow reader answered", "who read slowly got all of it", lambda it: _finished(it) and it.plan.reads_every_s > 0

@@ -30,6 +30,7 @@ class RowAnswer(NamedTuple):
     logprob: float | None = None
     alternatives: TokensWithLogprobs | None = None
     candidates: TokensWithLogprobs | None = None
+    flag: int = 0
 
 
 _answers: dict[RowKey, RowAnswer] = {}
@@ -68,6 +69,8 @@ def remembered(keys: Sequence[RowKey], step: Step) -> StepResult | None:
         result.logprobs = np.array([np.nan if logprob is None else logprob for logprob in logprobs], np.float32)
         result.alternative_token_ids, result.alternative_logprobs = _joined([row.alternatives for row in rows])
     result.candidate_token_ids, result.candidate_logprobs = _joined([row.candidates for row in rows])
+    if any(row.flag for row in rows):
+        result.row_flags = np.array([row.flag for row in rows], np.uint8)
     return result
 
 
@@ -86,7 +89,8 @@ def remember(keys: Sequence[RowKey], sampling: npt.NDArray[np.void], result: Ste
             assert result.logprobs is not None
             logprob = float(result.logprobs[row])
         assert (token_id == UNKNOWN_TOKEN) == (candidates[row] is not None)
-        _answers[key] = RowAnswer(token_id, logprob, alternatives[row], candidates[row])
+        flag = 0 if result.row_flags is None else int(result.row_flags[row])
+        _answers[key] = RowAnswer(token_id, logprob, alternatives[row], candidates[row], flag)
 
 
 def _joined(pieces: Sequence[TokensWithLogprobs | None]) -> TokensWithLogprobs | tuple[None, None]:

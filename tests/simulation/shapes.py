@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.errors import InvalidRequestError, OctavoError, UnavailableError
+from octavo.errors import InternalError, InvalidRequestError, OctavoError, UnavailableError
 
 NUM_SHAPES = 400
 
@@ -18,6 +18,10 @@ NUM_SHAPES = 400
 POISON = "poison"
 POISON_TOKEN = 1
 POISONED = "this prompt breaks executors"
+
+# Behind it the logits of the simulated model are NaN (`worker.py`); some shapes have it at the end of their prompts.
+NAN_TOKEN = 2
+SHAPES_PER_NOT_FINITE = 50
 
 MAX_MODEL_LEN = 160
 LONGEST_PROMPT = 70
@@ -75,7 +79,10 @@ def shape(number: int) -> Shape:
     if kind == POISON:
         return Shape(number, kind, (POISON_TOKEN, *_prompt(draw, number)), options, UnavailableError)
     refused_as = _KINDS[kind][1](draw, options)
-    return Shape(number, kind, _prompt(draw, number), options, refused_as)
+    prompt = _prompt(draw, number)
+    if number % SHAPES_PER_NOT_FINITE == 0 and refused_as is None:
+        return Shape(number, kind, (*prompt, NAN_TOKEN), options, InternalError)
+    return Shape(number, kind, prompt, options, refused_as)
 
 
 def _prompt(draw: random.Random, number: int) -> tuple[int, ...]:
@@ -174,6 +181,7 @@ __all__ = [
     "KINDS",
     "LONGEST_OUTPUT",
     "MAX_MODEL_LEN",
+    "NAN_TOKEN",
     "NUM_FAMILIES",
     "NUM_SHAPES",
     "POISON",

@@ -12,7 +12,7 @@ from shared.step import Step, StepResult
 from tests.simulation.alone import EOS_PROBABILITY
 from tests.simulation.plan import ExecutorPlan
 from tests.simulation.remembered import keys_of, remember, remembered
-from tests.simulation.shapes import MAX_MODEL_LEN, POISON_TOKEN, POISONED
+from tests.simulation.shapes import MAX_MODEL_LEN, NAN_TOKEN, POISON_TOKEN, POISONED
 from tests.simulation.step_thread import SimulatedStepThread
 
 
@@ -56,6 +56,7 @@ class SimulatedWorker(FakeWorker):
             token_us=plan.token_us,
             eos_probability=EOS_PROBABILITY,
             sliding_window_tokens=sliding_window_tokens,
+            nan_token_id=NAN_TOKEN,
             numerics_id=numerics_id,
             sleep=self._occupy,
             clock=thread.clock,

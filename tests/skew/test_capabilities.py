@@ -15,7 +15,7 @@ from executor_svc.service.step_log import StepLog
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.execution.v1 import step_pb2
-from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
+from scheduler_svc.executors.client import WANTED, ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.session import ExecutorSession, SessionTimings
 from shared.capability import Capability
 from shared.errors import ExecutorFaultError
@@ -160,7 +160,7 @@ async def test_a_scheduler_asks_only_for_what_is_announced_and_what_it_uses(
     async with executor_here(FakeWorker()) as executor, attached(executor) as session:
         await run_empty_step(session)
         has_numerics = session.info.numerics_id != ""
-    assert asked_for(sent) == ([announced] if announced in (Capability.NUMERICS, Capability.NAMED_BLOCKS) else [])
+    assert asked_for(sent) == ([announced] if announced in WANTED else [])
     assert has_numerics == (announced is Capability.NUMERICS), "what belongs to a capability counts only if agreed on"
     assert [step.HasField("feature_bits") for step in steps_in(sent)] == [True]
 
@@ -187,7 +187,7 @@ AGREEING: dict[str, tuple[Callable[[pb.AttachResponse], object], str]] = {
     ),
     "capabilities of version 1": (
         lambda response: setattr(response, "wire_version", 1),
-        "it agreed on the capabilities NUMERICS,NAMED_BLOCKS, which this scheduler did not ask for",
+        "it agreed on the capabilities NUMERICS,NAMED_BLOCKS,ROW_FLAGS, which this scheduler did not ask for",
     ),
     "numerics without an id": (
         lambda response: response.info.ClearField("numerics_id"),
@@ -223,14 +223,14 @@ async def test_an_executor_that_agrees_on_what_cannot_be_is_refused(what: str, m
 
 @pytest.mark.parametrize(
     ("wire_version", "wanted", "agreed"),
-    [(1, [1, 4], []), (2, [], []), (2, [*range(1, 9), 40], [1, 2]), (9, [0, 4], [])],
+    [(1, [1, 4], []), (2, [], []), (2, [*range(1, 10), 40], [1, 2, 9]), (9, [0, 4], []), (2, [9], [9])],
 )
 async def test_an_executor_agrees_on_what_it_has_and_is_silent_on_the_rest(
     wire_version: int, wanted: list[int], agreed: list[int]
 ) -> None:
     async with executor_here(FakeWorker()) as executor, grpc.aio.insecure_channel(executor.address) as channel:
         stub = pb_grpc.ExecutionServiceStub(channel)
-        assert list((await stub.GetExecutorInfo(pb.GetExecutorInfoRequest())).capabilities) == [1, 2]
+        assert list((await stub.GetExecutorInfo(pb.GetExecutorInfoRequest())).capabilities) == [1, 2, 9]
         response = await stub.Attach(attach_request(wire_version, *wanted))
         assert list(response.capabilities) == agreed
         assert response.wire_version == min(wire_version, 2)
@@ -240,7 +240,7 @@ async def refused_step(wire_version: int, change: Request) -> str:
     """Return how an executor of today refuses its first step with a change; it must take the step without it."""
     async with executor_here(FakeWorker()) as executor, grpc.aio.insecure_channel(executor.address) as channel:
         stub = pb_grpc.ExecutionServiceStub(channel)
-        wanted = set(Capability) - {Capability.NAMED_BLOCKS}  # it has this one
+        wanted = set(Capability) - {Capability.NAMED_BLOCKS, Capability.ROW_FLAGS}  # it has these
         epoch = (await stub.Attach(attach_request(wire_version, *wanted))).epoch
         step = first_step(epoch)
         if wire_version > 1:
@@ -270,7 +270,7 @@ async def test_a_field_that_was_not_agreed_on_is_refused_by_name_and_nothing_is_
     assert details.endswith(f", but the capability {capability.name} was not agreed on at Attach")
 
 
-@pytest.mark.parametrize("number", [0, *OF_THE_EXECUTOR, 9, 63])
+@pytest.mark.parametrize("number", [0, *OF_THE_EXECUTOR, 10, 63])
 async def test_feature_bits_that_are_not_known_or_not_agreed_on_are_refused_by_name_or_number(number: int) -> None:
     name = next((capability.name for capability in Capability if capability == number), str(number))
     details = await refused_step(2, Request(feature_bits=1 << number))
@@ -303,6 +303,7 @@ async def fault_of_an_empty_step() -> str:
 async def test_an_answer_with_a_field_that_was_not_agreed_on_is_a_fault(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ExecutorInfo, "capabilities", WANTED - {ANSWER_FIELDS[name]})
     answering(monkeypatch, lambda answer: answer.MergeFrom(IN_AN_ANSWER[name]))
     agreed = f"the capability {ANSWER_FIELDS[name].name} was not agreed on at Attach"
     assert await fault_of_an_empty_step() == f"the answer to step 1 has {name}, but {agreed}"

@@ -51,7 +51,7 @@ typedef struct {
     long num_wanted, num_logit_rows;  // the first wanted ones get logits
     float *hidden;                    // [num_wanted][hidden_size]
     float *logits;                    // [num_logit_rows][size of the vocabulary]
-    int32_t *likeliest;               // [num_logit_rows] the first of the largest logits; NULL: nobody asks
+    int32_t *likeliest;               // [num_logit_rows] the first of the largest logits, or NOT_FINITE; NULL: nobody asks
 } Batch;
 
 // Where the tokens of a step are, and all that it computes on the way.

@@ -9,38 +9,54 @@
 #define PART 8192          // scores that a thread looks at together
 #define CHUNK (16 * LANES)  // scores of which the largest is found before the next ones are looked at
 
-long first_largest(const float *scores, long size) {
+#define NOTHING -2  // in place of a token of a part: there is nothing but -infinity, as there may be
+
+// The first of the largest of some scores, NOTHING, or NOT_FINITE.
+static long largest_of(const float *scores, long size) {
     float top = -INFINITY;
     long found = 0;  // where the chunk begins that has it
+    vmask broken = vm_none();
     for (long begin = 0; begin < size; begin += CHUNK) {
         vfloat most[4] = {vf_all(-INFINITY), vf_all(-INFINITY), vf_all(-INFINITY), vf_all(-INFINITY)};
         float largest = -INFINITY;
         if (size - begin >= CHUNK) {
             for (long i = 0; i < CHUNK; i += 4 * LANES)
-                for (long j = 0; j < 4; j++) most[j] = vf_max(vf_load(scores + begin + i + j * LANES), most[j]);
+                for (long j = 0; j < 4; j++) {
+                    vfloat x = vf_load(scores + begin + i + j * LANES);
+                    most[j] = vf_max(x, most[j]);
+                    broken = vm_or(broken, vf_not_below_infinity(x));
+                }
             largest = vf_largest(vf_max(vf_max(most[0], most[1]), vf_max(most[2], most[3])));
         } else {
-            for (long i = begin; i < size; i++) largest = scores[i] > largest ? scores[i] : largest;
+            for (long i = begin; i < size; i++) {
+                if (!(scores[i] < INFINITY)) return NOT_FINITE;
+                largest = scores[i] > largest ? scores[i] : largest;
+            }
         }
         if (!(largest > top)) continue;
         top = largest;
         found = begin;
     }
-    for (long i = found; i < size; i++)
-        if (scores[i] == top) return i;
-    return 0;
+    if (vm_any(broken)) return NOT_FINITE;
+    if (top == -INFINITY) return NOTHING;
+    while (scores[found] != top) found++;
+    return found;
 }
 
-// The first of the largest of a row; `found` has that of each part.
+long first_largest(const float *scores, long size) {
+    long found = largest_of(scores, size);
+    return found < 0 ? NOT_FINITE : found;
+}
+
+// The first of the largest of a row, or NOT_FINITE; `found` has what largest_of finds in each part.
 static long join_parts(const float *row, long size, const int32_t *found) {
-    float top = -INFINITY;
-    long likeliest = -1;
+    long likeliest = NOT_FINITE;
     for (long part = 0; part < ceil_div(size, PART); part++) {
-        if (!(row[found[part]] > top)) continue;
-        top = row[found[part]];
-        likeliest = found[part];
+        if (found[part] == NOT_FINITE) return NOT_FINITE;
+        if (found[part] == NOTHING) continue;
+        if (likeliest < 0 || row[found[part]] > row[likeliest]) likeliest = found[part];
     }
-    return likeliest < 0 ? first_largest(row, size) : likeliest;  // no number above -inf: looked at as a whole
+    return likeliest;
 }
 
 long likeliest_scratch_bytes(const Logits *logits) {
@@ -55,7 +71,9 @@ void finish_logits(const Logits *logits, int32_t *memory, const Member *member) 
         long begin = parts.task % num_parts * PART, count = least(PART, logits->size - begin);
         float *values = logits->values + parts.task / num_parts * logits->size + begin;
         if (logits->soft_cap) cap_values(count, logits->soft_cap, values);
-        if (logits->likeliest) memory[parts.task] = (int32_t)(begin + first_largest(values, count));
+        if (!logits->likeliest) continue;
+        long found = largest_of(values, count);
+        memory[parts.task] = (int32_t)(found < 0 ? found : begin + found);
     }
     if (!logits->likeliest) return;
     Phase rows = begin_phase(member, logits->num_rows, ONCE);

@@ -1,4 +1,4 @@
-// The likeliest token of each row of logits.
+// The likeliest token of each row of logits, and whether there is one.
 #ifndef OCTAVO_LIKELIEST_H
 #define OCTAVO_LIKELIEST_H
 
@@ -6,15 +6,18 @@
 
 #include "team.h"
 
+// In place of a token: the row has NaN or infinity, or nothing but -infinity.
+#define NOT_FINITE -1
+
 // Logits [num_rows][size] of a step, and what is made of them.
 typedef struct {
     float *values;
     long num_rows, size;
     float soft_cap;      // values become cap * tanh(value / cap); 0: they stay
-    int32_t *likeliest;  // [num_rows] the first of the largest of each row; NULL: nobody asks
+    int32_t *likeliest;  // [num_rows] the first of the largest of each row, or NOT_FINITE; NULL: nobody asks
 } Logits;
 
-// The first of the largest scores. NaN is passed over; 0 if there is no number.
+// The first of the largest scores, or NOT_FINITE.
 long first_largest(const float *scores, long size);
 
 long likeliest_scratch_bytes(const Logits *logits);

@@ -22,9 +22,10 @@ long octavo_wanted_bytes(void) { return (long)sizeof(Wanted); }
 // + 0.0f makes a 0 of -0.
 INLINE float logprob_of(float logit, double log_total) { return (float)((double)logit - log_total) + 0.0f; }
 
-// The logarithm of the sum of exp(score). Writes the maxima of the blocks.
+// The logarithm of the sum of exp(score); NaN if the row is not finite. Writes the maxima of the blocks.
 static double log_total_of(const float *scores, long size, float *maxima) {
     float top = find_maxima(scores, size, maxima);
+    if (!is_finite(top)) return NAN;
     return log_of(weigh_row(scores, size, 1.0f, top, maxima, false, NULL).total) + top;
 }
 

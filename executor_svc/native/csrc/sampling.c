@@ -116,7 +116,9 @@ static long choose(const float *scores, long size, const Choice *how, Scratch *s
     bool limits_number = how->top_k > 0 && how->top_k < size;
     bool has_nucleus = how->top_p < 1.0f, has_least = how->min_p > 0.0f, is_typical = how->typical_p < 1.0f;
     float temperature = how->temperature > MIN_TEMPERATURE ? how->temperature : MIN_TEMPERATURE;
-    float top = find_maxima(scores, size, scratch->maxima) / temperature;
+    float top = find_maxima(scores, size, scratch->maxima);
+    if (!is_finite(top)) return NOT_FINITE;
+    top /= temperature;
     Mass mass = {0.0, 0.0};
     if (!limits_number && !has_nucleus && !has_least && !is_typical) {
         mass = weigh_row(scores, size, temperature, top, scratch->maxima, false, scratch->sums);
@@ -140,9 +142,20 @@ static long choose(const float *scores, long size, const Choice *how, Scratch *s
         if (has_nucleus || has_least) mass = weigh_candidates(scratch, top);
         keep_typical(scratch, top, mass, how->typical_p);
     }
-    if (!scratch->num_candidates) return 0;  // all scores are -inf or NaN
+    if (!scratch->num_candidates) return NOT_FINITE;  // a tiny temperature makes infinity of huge scores
     double target = how->draw * weigh_candidates(scratch, top).total, before;
     return scratch->token_ids[pick(scratch->weights, scratch->num_candidates, target, &before)];
+}
+
+// Copy a row; return whether it is free of NaN and infinity, which the processors may hide.
+static bool copy_finite(const float *from, long size, float *to) {
+    vmask broken = vm_none();
+    for (long i = 0; i < size; i += LANES) {
+        vfloat x = vf_load_part(from + i, size - i);
+        broken = vm_or(broken, vf_not_below_infinity(x));
+        vf_store_part(to + i, x, size - i);
+    }
+    return !vm_any(broken);
 }
 
 typedef struct {
@@ -164,7 +177,10 @@ static void run_choose(const Member *member, void *argument) {
         const Choice *choice = call->choices + phase.task;
         const float *row = call->scores + choice->row * size;
         if (choice->processing >= 0) {
-            memcpy(scratch.processed, row, (size_t)size * sizeof *row);
+            if (!copy_finite(row, size, scratch.processed)) {
+                call->token_ids[phase.task] = NOT_FINITE;
+                continue;
+            }
             row = scratch.processed;
             process_row(scratch.processed, size, call->processings + choice->processing, call->lists, scratch.counts);
         }
@@ -173,7 +189,8 @@ static void run_choose(const Member *member, void *argument) {
     }
 }
 
-// Choose a token for each of `num_choices`. scores: [any, size]; token_ids: [num_choices], written.
+// Choose a token for each of `num_choices`. scores: [any, size]; token_ids: [num_choices], written; NOT_FINITE: the
+// row has NaN or infinity, or after the processors nothing but -infinity.
 void octavo_choose(const float *scores, long size, long num_choices, const Choice *choices,
                    const Processing *processings, const TokenLists *lists, int32_t *token_ids, void *scratch_memory,
                    Team *team) {

@@ -91,18 +91,26 @@ INLINE const float *block_of(const float *scores, long size, long block, float *
     return padded;
 }
 
-// Write the maxima of the blocks; return the largest. NaN is passed over.
+// Write the maxima of the blocks, in which NaN is passed over; return the largest, of a row with NaN infinity.
 INLINE float find_maxima(const float *scores, long size, float *maxima) {
     float padded[BLOCK], top = -INFINITY;
+    vmask broken = vm_none();
     for (long block = 0; block < ceil_div(size, BLOCK); block++) {
         const float *p = block_of(scores, size, block, padded);
         vfloat most = vf_all(-INFINITY);
-        for (long i = 0; i < BLOCK; i += LANES) most = vf_max(vf_load(p + i), most);
+        for (long i = 0; i < BLOCK; i += LANES) {
+            vfloat x = vf_load(p + i);
+            most = vf_max(x, most);
+            broken = vm_or(broken, vf_not_below_infinity(x));
+        }
         maxima[block] = vf_largest(most);
         top = maxima[block] > top ? maxima[block] : top;
     }
-    return top;
+    return vm_any(broken) ? INFINITY : top;
 }
+
+// Whether a row has something to choose from, by what find_maxima returns for it.
+INLINE bool is_finite(float top) { return top > -INFINITY && top < INFINITY; }
 
 // Sum up the weights of a row. with_moment: the moment too; sums: NULL, or the blocks' sums are written there.
 INLINE Mass weigh_row(const float *scores, long size, float temperature, float top, const float *maxima,

@@ -23,6 +23,7 @@ INLINE __m128 load_quad(const float *p, long count) {
 #define LANES 16  // floats in a vector
 typedef __m512 vfloat;
 typedef __m512i vint;  // as many int32
+typedef __mmask16 vmask;
 
 INLINE vfloat vf_zero(void) { return _mm512_setzero_ps(); }
 INLINE vfloat vf_all(float x) { return _mm512_set1_ps(x); }
@@ -50,6 +51,11 @@ INLINE vfloat vf_round(vfloat a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_
 INLINE float vf_first(vfloat v) { return _mm512_cvtss_f32(v); }
 INLINE float vf_sum(vfloat v) { return _mm512_reduce_add_ps(v); }
 INLINE float vf_largest(vfloat v) { return _mm512_reduce_max_ps(v); }
+// Lanes of NaN or infinity; -infinity is a number here.
+INLINE vmask vf_not_below_infinity(vfloat v) { return _mm512_cmp_ps_mask(v, vf_all(__builtin_inff()), _CMP_NLT_UQ); }
+INLINE vmask vm_none(void) { return 0; }
+INLINE vmask vm_or(vmask a, vmask b) { return (vmask)(a | b); }
+INLINE int vm_any(vmask m) { return m != 0; }
 INLINE vint vf_to_int(vfloat v) { return _mm512_cvtps_epi32(v); }
 INLINE vfloat vi_to_float(vint v) { return _mm512_cvtepi32_ps(v); }
 INLINE vint vi_zero(void) { return _mm512_setzero_si512(); }
@@ -164,6 +170,7 @@ INLINE void vi_store_int16_part(int16_t *p, vint v, long count) {
 #define LANES 8
 typedef __m256 vfloat;
 typedef __m256i vint;
+typedef __m256 vmask;
 
 INLINE vfloat vf_zero(void) { return _mm256_setzero_ps(); }
 INLINE vfloat vf_all(float x) { return _mm256_set1_ps(x); }
@@ -200,6 +207,10 @@ INLINE float vf_largest(vfloat v) {
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
+INLINE vmask vf_not_below_infinity(vfloat v) { return _mm256_cmp_ps(v, vf_all(__builtin_inff()), _CMP_NLT_UQ); }
+INLINE vmask vm_none(void) { return _mm256_setzero_ps(); }
+INLINE vmask vm_or(vmask a, vmask b) { return _mm256_or_ps(a, b); }
+INLINE int vm_any(vmask m) { return _mm256_movemask_ps(m) != 0; }
 INLINE vint vf_to_int(vfloat v) { return _mm256_cvtps_epi32(v); }
 INLINE vfloat vi_to_float(vint v) { return _mm256_cvtepi32_ps(v); }
 INLINE vint vi_zero(void) { return _mm256_setzero_si256(); }
@@ -324,10 +335,10 @@ INLINE vfloat vf_weight(vfloat x) {
     return vf_scale(p, n);
 }
 
-// tanh(x), relative error below 4e-7.
+// tanh(x), relative error below 4e-7; NaN of NaN: of two operands, min and max return the second then.
 // Source: Eigen, ptanh_float: an odd polynomial divided by an even one; beyond the bounds it is 1 in float32.
 INLINE vfloat vf_tanh(vfloat x) {
-    x = vf_min(vf_max(x, vf_all(-7.90531110763549805f)), vf_all(7.90531110763549805f));
+    x = vf_min(vf_all(7.90531110763549805f), vf_max(vf_all(-7.90531110763549805f), x));
     vfloat square = vf_mul(x, x), p = vf_all(-2.76076847742355e-16f), q = vf_all(1.19825839466702e-06f);
     p = vf_fma(p, square, vf_all(2.00018790482477e-13f));
     p = vf_fma(p, square, vf_all(-8.60467152213735e-11f));

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$octavo/execution/v1/capability.proto\x12\x13octavo.execution.v1\"\x92\x02\n\x14\x43\x61pabilityParameters\x12\x15\n\rmax_allowance\x18\x01 \x01(\r\x12\x17\n\x0fmax_sample_rows\x18\x02 \x01(\r\x12\x19\n\x11num_grammar_slots\x18\x03 \x01(\r\x12\x12\n\nmatcher_id\x18\x04 \x01(\t\x12\x19\n\x11max_grammar_bytes\x18\x05 \x01(\r\x12\x19\n\x11num_adapter_slots\x18\x06 \x01(\r\x12\x18\n\x10max_adapter_rank\x18\x07 \x01(\r\x12\x1a\n\x12max_encoder_tokens\x18\x08 \x01(\r\x12\x18\n\x10transfer_address\x18\t \x01(\t\x12\x15\n\rmax_transfers\x18\n \x01(\r*\x87\x02\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41PABILITY_NUMERICS\x10\x01\x12\x1b\n\x17\x43\x41PABILITY_NAMED_BLOCKS\x10\x02\x12\x1e\n\x1a\x43\x41PABILITY_VARIABLE_TOKENS\x10\x03\x12\x17\n\x13\x43\x41PABILITY_GRAMMARS\x10\x04\x12\x17\n\x13\x43\x41PABILITY_ADAPTERS\x10\x05\x12\x16\n\x12\x43\x41PABILITY_ENCODER\x10\x06\x12\x1e\n\x1a\x43\x41PABILITY_WEIGHT_VERSIONS\x10\x07\x12\x1d\n\x19\x43\x41PABILITY_BLOCK_TRANSFER\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$octavo/execution/v1/capability.proto\x12\x13octavo.execution.v1\"\x92\x02\n\x14\x43\x61pabilityParameters\x12\x15\n\rmax_allowance\x18\x01 \x01(\r\x12\x17\n\x0fmax_sample_rows\x18\x02 \x01(\r\x12\x19\n\x11num_grammar_slots\x18\x03 \x01(\r\x12\x12\n\nmatcher_id\x18\x04 \x01(\t\x12\x19\n\x11max_grammar_bytes\x18\x05 \x01(\r\x12\x19\n\x11num_adapter_slots\x18\x06 \x01(\r\x12\x18\n\x10max_adapter_rank\x18\x07 \x01(\r\x12\x1a\n\x12max_encoder_tokens\x18\x08 \x01(\r\x12\x18\n\x10transfer_address\x18\t \x01(\t\x12\x15\n\rmax_transfers\x18\n \x01(\r*\xa1\x02\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41PABILITY_NUMERICS\x10\x01\x12\x1b\n\x17\x43\x41PABILITY_NAMED_BLOCKS\x10\x02\x12\x1e\n\x1a\x43\x41PABILITY_VARIABLE_TOKENS\x10\x03\x12\x17\n\x13\x43\x41PABILITY_GRAMMARS\x10\x04\x12\x17\n\x13\x43\x41PABILITY_ADAPTERS\x10\x05\x12\x16\n\x12\x43\x41PABILITY_ENCODER\x10\x06\x12\x1e\n\x1a\x43\x41PABILITY_WEIGHT_VERSIONS\x10\x07\x12\x1d\n\x19\x43\x41PABILITY_BLOCK_TRANSFER\x10\x08\x12\x18\n\x14\x43\x41PABILITY_ROW_FLAGS\x10\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.execution.v1.capabil
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CAPABILITY']._serialized_start=339
-  _globals['_CAPABILITY']._serialized_end=602
+  _globals['_CAPABILITY']._serialized_end=628
   _globals['_CAPABILITYPARAMETERS']._serialized_start=62
   _globals['_CAPABILITYPARAMETERS']._serialized_end=336
 # @@protoc_insertion_point(module_scope)

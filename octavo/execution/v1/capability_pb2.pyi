@@ -33,7 +33,7 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """A slot may get several tokens in one step."""
     CAPABILITY_GRAMMARS: _Capability.ValueType  # 4
     """Tokens follow a grammar, whose matcher runs on the executor. Agreed only together with
-    CAPABILITY_VARIABLE_TOKENS.
+    CAPABILITY_ROW_FLAGS.
     """
     CAPABILITY_ADAPTERS: _Capability.ValueType  # 5
     """A sequence may be computed with an adapter (LoRA) on top of the weights."""
@@ -43,6 +43,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """Weights change between two steps, and each step names the version that it expects."""
     CAPABILITY_BLOCK_TRANSFER: _Capability.ValueType  # 8
     """Blocks travel from one executor to another."""
+    CAPABILITY_ROW_FLAGS: _Capability.ValueType  # 9
+    """The executor says which outputs cannot go on, and why."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """Capability is one thing beyond wire version 1 that an executor may be able to do. What each means on
@@ -61,7 +63,7 @@ CAPABILITY_VARIABLE_TOKENS: Capability.ValueType  # 3
 """A slot may get several tokens in one step."""
 CAPABILITY_GRAMMARS: Capability.ValueType  # 4
 """Tokens follow a grammar, whose matcher runs on the executor. Agreed only together with
-CAPABILITY_VARIABLE_TOKENS.
+CAPABILITY_ROW_FLAGS.
 """
 CAPABILITY_ADAPTERS: Capability.ValueType  # 5
 """A sequence may be computed with an adapter (LoRA) on top of the weights."""
@@ -71,6 +73,8 @@ CAPABILITY_WEIGHT_VERSIONS: Capability.ValueType  # 7
 """Weights change between two steps, and each step names the version that it expects."""
 CAPABILITY_BLOCK_TRANSFER: Capability.ValueType  # 8
 """Blocks travel from one executor to another."""
+CAPABILITY_ROW_FLAGS: Capability.ValueType  # 9
+"""The executor says which outputs cannot go on, and why."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final

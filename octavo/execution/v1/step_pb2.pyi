@@ -34,9 +34,11 @@ class _RowFlagEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowFlag.Value
     """The matcher took more time or memory than it may."""
     ROW_FLAG_GRAMMAR_FAILED: _RowFlag.ValueType  # 3
     """The grammar cannot be compiled, or the output before this row does not follow it."""
+    ROW_FLAG_NOT_FINITE: _RowFlag.ValueType  # 4
+    """The logits are NaN or +infinity somewhere, or -infinity everywhere once penalties and rules are applied."""
 
 class RowFlag(_RowFlag, metaclass=_RowFlagEnumTypeWrapper):
-    """RowFlag says why a row got no token."""
+    """RowFlag says why the output of a row ends with an error, in place of a token."""
 
 ROW_FLAG_UNSPECIFIED: RowFlag.ValueType  # 0
 """Nothing is wrong."""
@@ -46,6 +48,8 @@ ROW_FLAG_GRAMMAR_LIMIT: RowFlag.ValueType  # 2
 """The matcher took more time or memory than it may."""
 ROW_FLAG_GRAMMAR_FAILED: RowFlag.ValueType  # 3
 """The grammar cannot be compiled, or the output before this row does not follow it."""
+ROW_FLAG_NOT_FINITE: RowFlag.ValueType  # 4
+"""The logits are NaN or +infinity somewhere, or -infinity everywhere once penalties and rules are applied."""
 Global___RowFlag: _TypeAlias = RowFlag  # noqa: Y015
 
 @_typing.final
@@ -766,7 +770,8 @@ class ExecuteModelResponse(_message.Message):
     prompt_logprobs: _builtins.bytes
     """Little-endian float32: log-softmax of the raw float32 logits at prompt tokens, of the prefill
     chunks whose slots asked, in their order. A chunk that computes the positions from s to e answers
-    the prompt tokens at s + 1 to e + 1, as far as the prompt goes.
+    the prompt tokens at s + 1 to e + 1, as far as the prompt goes. NaN, with CAPABILITY_ROW_FLAGS only:
+    the logits in that place are not finite; alternatives there mean nothing, and the request ends.
     """
     prompt_alternative_token_ids: _builtins.bytes
     """Little-endian int32: the alternatives of these prompt tokens, one token after the other,
@@ -787,7 +792,9 @@ class ExecuteModelResponse(_message.Message):
     draft_counts: _builtins.bytes
     """CAPABILITY_VARIABLE_TOKENS: one byte for each sample row, how many drafts it proved. Absent: none."""
     row_flags: _builtins.bytes
-    """CAPABILITY_GRAMMARS: one byte for each sample row, a RowFlag. Absent: all 0."""
+    """CAPABILITY_ROW_FLAGS: one byte for each sample row, a RowFlag. Absent: all 0. A row with another flag
+    keeps its entries in all other fields; they mean nothing.
+    """
     weights_version: _builtins.int
     """CAPABILITY_WEIGHT_VERSIONS, then always present: the version that computed this step."""
     lengths_digest: _builtins.int

@@ -86,7 +86,8 @@ class GenerationServiceServicer(object):
         retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
         queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
         the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
-        ABORTED: ended by Abort or an operator. INTERNAL: a bug.
+        ABORTED: ended by Abort or an operator. INTERNAL: the model's
+        logits are not finite, and the message says for which output, which ends all of them; else a bug.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

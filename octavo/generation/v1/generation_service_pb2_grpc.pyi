@@ -45,7 +45,8 @@ class GenerationServiceStub:
     retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
     queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
     the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
-    ABORTED: ended by Abort or an operator. INTERNAL: a bug.
+    ABORTED: ended by Abort or an operator. INTERNAL: the model's
+    logits are not finite, and the message says for which output, which ends all of them; else a bug.
     """
     StreamRequests: _grpc.StreamStreamMultiCallable[_generation_service_pb2.StreamRequestsRequest, _generation_service_pb2.StreamRequestsResponse]
     """StreamRequests runs any number of requests on one stream: a request costs no call of its own, and one
@@ -102,7 +103,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
     queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
     the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
-    ABORTED: ended by Abort or an operator. INTERNAL: a bug.
+    ABORTED: ended by Abort or an operator. INTERNAL: the model's
+    logits are not finite, and the message says for which output, which ends all of them; else a bug.
     """
     StreamRequests: _aio.StreamStreamMultiCallable[_generation_service_pb2.StreamRequestsRequest, _generation_service_pb2.StreamRequestsResponse]  # type: ignore[assignment]
     """StreamRequests runs any number of requests on one stream: a request costs no call of its own, and one
@@ -162,7 +164,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
         queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
         the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
-        ABORTED: ended by Abort or an operator. INTERNAL: a bug.
+        ABORTED: ended by Abort or an operator. INTERNAL: the model's
+        logits are not finite, and the message says for which output, which ends all of them; else a bug.
         """
 
     @_abc_1.abstractmethod

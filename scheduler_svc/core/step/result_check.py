@@ -7,25 +7,26 @@ executor is given up, and its sequences are computed again elsewhere.
 
 import numpy as np
 
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.step.batch import Batch
 from scheduler_svc.core.step.step_plan import StepInFlight
 from shared.batch_table import StepLayout
 from shared.errors import ExecutorFaultError
-from shared.step import Float32Array, Int32Array, StepResult
+from shared.step import BoolArray, Float32Array, Int32Array, RowFlag, RowFlags, StepResult
 
 
-def check_result(result: StepResult, sent: StepInFlight, batch: Batch, vocab_size: int) -> None:
+def check_result(result: StepResult, sent: StepInFlight, batch: Batch, limits: CoreLimits) -> None:
     """Accept a result of the oldest step in flight.
 
     Args:
         result: What came.
         sent: The step.
         batch: Knows who asked for log-probabilities.
-        vocab_size: Token ids are 0 to `vocab_size` - 1.
+        limits: Token ids are 0 to `vocab_size` - 1. Without `flags_rows` all rows have numbers.
 
     Raises: ExecutorFaultError: it is not a result of that step.
     """
-    step, layout, token_ids = sent.step, sent.layout, result.sampled_token_ids
+    step, layout, token_ids, vocab_size = sent.step, sent.layout, result.sampled_token_ids, limits.vocab_size
     if (result.epoch, result.step_id) != (step.epoch, step.step_id):
         raise ExecutorFaultError(
             f"epoch {result.epoch} step {result.step_id} came instead of {step.epoch} {step.step_id}"
@@ -33,6 +34,8 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, vocab_siz
     num_rows = len(layout.sample_slots)
     if len(token_ids) != num_rows:
         raise ExecutorFaultError(f"step {result.step_id} has {len(token_ids)} sampled tokens for {num_rows} rows")
+    if result.row_flags is not None:
+        _check_flags(result.row_flags, num_rows, result.step_id, flags_rows=limits.flags_rows)
     if layout.num_candidates is not None:
         _check_candidates(result, layout.num_candidates, vocab_size)
         token_ids = token_ids[layout.num_candidates == 0]
@@ -42,9 +45,10 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, vocab_siz
         _check_logprobs(result, layout, batch)
     if layout.num_alternatives is not None:
         found = result.alternative_token_ids, result.alternative_logprobs
-        _check_tokens("alternatives", *found, int(layout.num_alternatives.sum()), result.step_id, vocab_size)
+        means = _repeated(result.row_flags, layout.num_alternatives)
+        _check_tokens("alternatives", *found, means, result.step_id, vocab_size)
     if layout.num_prompt_logprobs is not None:
-        _check_prompt_logprobs(result, layout, vocab_size)
+        _check_prompt_logprobs(result, layout, limits)
     _refuse_what_nobody_asked_for(result, layout)
 
 
@@ -61,42 +65,60 @@ def _refuse_what_nobody_asked_for(result: StepResult, layout: StepLayout) -> Non
             raise ExecutorFaultError(f"step {result.step_id} has {len(found)} {what}, and nobody asked for any")
 
 
+def _check_flags(flags: RowFlags, num_rows: int, step_id: int, *, flags_rows: bool) -> None:
+    if not flags_rows or len(flags) != num_rows:
+        raise ExecutorFaultError(f"step {step_id} has {len(flags)} row flags for {num_rows} rows")
+    unknown = flags[(flags != 0) & (flags != RowFlag.NOT_FINITE)]
+    if len(unknown):
+        raise ExecutorFaultError(f"step {step_id} has the row flag {unknown[0]}, which was not agreed on")
+
+
 def _check_logprobs(result: StepResult, layout: StepLayout, batch: Batch) -> None:
     asked = batch.wants_logprobs[layout.sample_slots]
     asked &= batch.table.is_current(layout.sample_slots, layout.sample_generations)
+    if result.row_flags is not None:
+        asked &= result.row_flags == 0
     if asked.any() and (result.logprobs is None or np.isnan(result.logprobs[asked]).any()):
         raise ExecutorFaultError(f"step {result.step_id} lacks log-probabilities that were asked for")
 
 
 def _check_candidates(result: StepResult, num_candidates: Int32Array, vocab_size: int) -> None:
     found = result.candidate_token_ids, result.candidate_logprobs
-    _check_tokens("beam candidates", *found, int(num_candidates.sum()), result.step_id, vocab_size)
+    means = _repeated(result.row_flags, num_candidates)
+    _check_tokens("beam candidates", *found, means, result.step_id, vocab_size)
 
 
-def _check_prompt_logprobs(result: StepResult, layout: StepLayout, vocab_size: int) -> None:
+def _check_prompt_logprobs(result: StepResult, layout: StepLayout, limits: CoreLimits) -> None:
     counts, num_alternatives = layout.num_prompt_logprobs, layout.num_prompt_alternatives
     assert counts is not None
     assert num_alternatives is not None
     logprobs, total = result.prompt_logprobs, int(counts.sum())
     num_sent = 0 if logprobs is None else len(logprobs)
-    if num_sent != total or (logprobs is not None and np.isnan(logprobs).any()):
+    is_no_number = np.isnan(logprobs) if logprobs is not None else np.zeros(total, np.bool_)
+    if num_sent != total or (is_no_number.any() and not limits.flags_rows):
         raise ExecutorFaultError(
             f"step {result.step_id} has {num_sent} log-probabilities of prompts instead of {total}"
         )
     found = result.prompt_alternative_token_ids, result.prompt_alternative_logprobs
-    expected = int((counts * num_alternatives).sum())
-    _check_tokens("alternatives of prompts", *found, expected, result.step_id, vocab_size)
+    means = ~is_no_number.repeat(num_alternatives.repeat(counts))
+    _check_tokens("alternatives of prompts", *found, means, result.step_id, limits.vocab_size)
+
+
+def _repeated(flags: RowFlags | None, counts: Int32Array) -> BoolArray:
+    """Return which tokens mean something, [sum of counts]; those of a row with a flag do not."""
+    return np.ones(int(counts.sum()), np.bool_) if flags is None else (flags == 0).repeat(counts)
 
 
 def _check_tokens(
     what: str,
     token_ids: Int32Array | None,
     logprobs: Float32Array | None,
-    expected: int,
+    means: BoolArray,
     step_id: int,
     vocab_size: int,
 ) -> None:
-    """Accept tokens with log-probabilities, as many as expected; None stands for none."""
+    """Accept tokens with log-probabilities, as many as `means` says which mean something; None stands for none."""
+    expected = len(means)
     if token_ids is None and logprobs is None and not expected:
         return
     if token_ids is None or logprobs is None or not len(token_ids) == len(logprobs) == expected:
@@ -104,7 +126,7 @@ def _check_tokens(
         raise ExecutorFaultError(f"step {step_id} has {num_sent} {what} instead of {expected}")
     if not _are_token_ids(token_ids, vocab_size):
         raise ExecutorFaultError(f"step {step_id} has {what} outside 0 to {vocab_size - 1}")
-    if np.isnan(logprobs).any():
+    if (np.isnan(logprobs) & means).any():
         raise ExecutorFaultError(f"step {step_id} has {what} whose log-probability is not a number")
 
 

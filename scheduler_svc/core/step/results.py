@@ -1,7 +1,7 @@
 """What a step brought: tokens for sequences, candidates for beams, blocks for the prefix cache.
 
 A result may come after its sequence vacated the slot. Then the row is void, unless the sequence was
-preempted and still waits for the token, which was in flight.
+preempted and still waits for the token, which was in flight. A row with a flag has no token, and its group ends.
 """
 
 from collections.abc import Sequence as Seq
@@ -11,6 +11,7 @@ from itertools import count
 import numpy as np
 
 from scheduler_svc.core.beams.beam_search import Candidates
+from scheduler_svc.core.group_event import GroupFailure
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmittedGroups
 from scheduler_svc.core.step.preemption import PreemptedGroups
@@ -38,6 +39,7 @@ class StepUpdates:
     `advanced_searches` are groups whose beams got their next tokens, `finished_searches` those whose
     search is over; `SequenceGroup.beams` has the hypotheses. `alternatives` maps an index of the lists to
     the likeliest tokens in that place, where they were asked for. `prompt_logprobs` come before all tokens.
+    `failures`: groups whose logits are not finite, and where. They have ended, or wait elsewhere and are to be ended.
     `num_void_rows`: rows of sequences that had ended or lost their beam when the result came.
     """
 
@@ -49,6 +51,7 @@ class StepUpdates:
     finished_searches: list[SequenceGroup] = field(default_factory=list)
     alternatives: dict[int, Alternatives] = field(default_factory=dict)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    failures: list[GroupFailure] = field(default_factory=list)
     num_void_rows: int = 0
 
     @property
@@ -75,7 +78,10 @@ class Results:
     def take(self, sent: StepInFlight, result: StepResult) -> StepUpdates:
         """Take the result of a step that is not in flight any more; end what is complete."""
         layout, batch = sent.layout, self._batch
-        prompt_logprobs = _take_prompt_logprobs(sent, result)
+        prompt_logprobs, failures = _take_prompt_logprobs(sent, result)
+        for failure in failures:
+            self._end(failure.group)
+        is_flagged = None if result.row_flags is None else result.row_flags != 0
         is_current = self._current_rows(sent)
         self._acknowledge(layout, is_current)
         if is_current is None:
@@ -84,11 +90,36 @@ class Results:
         else:
             current = batch.table.record(layout, result.sampled_token_ids)
             current &= ~batch.is_vacated[layout.sample_slots]
-        updates = self._collect_updates(layout, result, current)
-        updates.prompt_logprobs = prompt_logprobs
+        if is_flagged is not None:
+            failures += self._failures(layout, current, is_flagged)
+        updates = self._collect_updates(layout, result, current, is_flagged)
+        updates.prompt_logprobs, updates.failures = prompt_logprobs, failures
         if layout.num_candidates is not None:
             self._take_candidates(layout, result, current, updates)
+        for failure in failures:
+            self._end(failure.group)
         return updates
+
+    def _failures(self, layout: StepLayout, current: BoolArray | None, is_flagged: BoolArray) -> list[GroupFailure]:
+        """Return the groups that have rows with a flag, each once; the rows of others are void."""
+        failed: dict[SequenceGroup, GroupFailure] = {}
+        for row in is_flagged.nonzero()[0].tolist():
+            slot, generation = int(layout.sample_slots[row]), int(layout.sample_generations[row])
+            if current is None or current[row]:
+                sequence: Sequence | None = self._batch.sequence_in_slot[slot]
+            else:
+                sequence = self._preempted.sequence_of(slot, generation)
+            if sequence is not None and sequence.group not in failed:
+                group = sequence.group
+                token = int(layout.sample_positions[row]) - group.num_prompt_tokens
+                what = "a beam" if group.beams is not None else f"output {sequence.index}"
+                failed[group] = GroupFailure(group, f"{what} are not finite at token {token}")
+        return list(failed.values())
+
+    def _end(self, group: SequenceGroup) -> None:
+        """End a group, if it is here and has not ended."""
+        if group in self._groups:
+            self._groups.finish_group(group)
 
     def _current_rows(self, sent: StepInFlight) -> BoolArray | None:
         """Return which rows of a step still belong to the sequence they were sent for; None: all of them."""
@@ -116,7 +147,9 @@ class Results:
                 batch.register_blocks(slot)
                 cache.stop_writing(slot, num_filled)
 
-    def _collect_updates(self, layout: StepLayout, result: StepResult, current: BoolArray | None) -> StepUpdates:
+    def _collect_updates(
+        self, layout: StepLayout, result: StepResult, current: BoolArray | None, is_flagged: BoolArray | None
+    ) -> StepUpdates:
         """Say who got which token; end the sequences that are complete."""
         batch = self._batch
         slots = layout.sample_slots.astype(np.intp)
@@ -125,6 +158,8 @@ class Results:
         if layout.num_candidates is not None:
             is_sampled = layout.num_candidates == 0
             taken = is_sampled if current is None else current & is_sampled
+        if is_flagged is not None:
+            taken = ~is_flagged if taken is None else taken & ~is_flagged
         if taken is not None:
             slots, positions, token_ids = slots[taken], positions[taken], token_ids[taken]
             logprobs = None if logprobs is None else logprobs[taken]
@@ -141,7 +176,8 @@ class Results:
         for index in updates.finished:
             self._groups.finish_sequence(updates.sequences[index])
         if current is not None:
-            self._take_inflight_tokens(layout, result, np.flatnonzero(~current).tolist(), updates)
+            late = ~current if is_flagged is None else ~current & ~is_flagged
+            self._take_inflight_tokens(layout, result, np.flatnonzero(late).tolist(), updates)
         return updates
 
     def _take_inflight_tokens(
@@ -184,6 +220,8 @@ class Results:
                 continue
             span = slice(int(ends[row] - layout.num_candidates[row]), int(ends[row]))
             sequence = self._batch.sequence_in_slot[layout.sample_slots[row]]
+            if any(failure.group is sequence.group for failure in updates.failures):
+                continue
             candidates = Candidates(result.candidate_token_ids[span], result.candidate_logprobs[span])
             if self._beam_batch.take(sequence, candidates):
                 updates.finished_searches.append(sequence.group)
@@ -209,16 +247,16 @@ def _alternatives_of(
     return found
 
 
-def _take_prompt_logprobs(sent: StepInFlight, result: StepResult) -> list[PromptLogprobs]:
-    """Return what of the prompts' log-probabilities is new, and count it.
+def _take_prompt_logprobs(sent: StepInFlight, result: StepResult) -> tuple[list[PromptLogprobs], list[GroupFailure]]:
+    """Return what of the prompts' log-probabilities is new, and count it; and the groups that have one of NaN.
 
     They depend on the prompt alone, so that they are good whatever became of the slot since. What was
     handed out before, when the prompt was computed for the first time, is dropped.
     """
-    layout, found = sent.layout, []
+    layout, found, failures = sent.layout, [], []
     counts, num_alternatives = layout.num_prompt_logprobs, layout.num_prompt_alternatives
     if not sent.prompt_groups or counts is None or num_alternatives is None or result.prompt_logprobs is None:
-        return []
+        return [], []
     token_ends, alternative_ends = np.cumsum(counts), np.cumsum(counts * num_alternatives)
     for row, group in sent.prompt_groups:
         start, count, width = int(layout.starts[row]), int(counts[row]), int(num_alternatives[row])
@@ -227,11 +265,17 @@ def _take_prompt_logprobs(sent: StepInFlight, result: StepResult) -> list[Prompt
             continue
         first = num_known - start  # among the tokens of this row
         span = slice(int(token_ends[row]) - count + first, int(token_ends[row]))
+        logprobs = result.prompt_logprobs[span]
+        if np.isnan(logprobs).any():
+            token = num_known + 1 + int(np.isnan(logprobs).argmax())
+            failures.append(GroupFailure(group, f"the prompt are not finite at token {token}"))
+            continue
         alternatives = Alternatives([], [])
         if width and result.prompt_alternative_token_ids is not None and result.prompt_alternative_logprobs is not None:
             wide = slice(int(alternative_ends[row]) - (count - first) * width, int(alternative_ends[row]))
-            token_ids, logprobs = result.prompt_alternative_token_ids[wide], result.prompt_alternative_logprobs[wide]
-            alternatives = Alternatives(token_ids.tolist(), logprobs.tolist())
-        found.append(PromptLogprobs(group, result.prompt_logprobs[span].tolist(), alternatives))
+            alternatives = Alternatives(
+                result.prompt_alternative_token_ids[wide].tolist(), result.prompt_alternative_logprobs[wide].tolist()
+            )
+        found.append(PromptLogprobs(group, logprobs.tolist(), alternatives))
         group.num_known_prompt_logprobs = start + count
-    return found
+    return found, failures

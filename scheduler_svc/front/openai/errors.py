@@ -14,6 +14,7 @@ from scheduler_svc.front.api.request_limits import PromptTooLongError
 from shared.errors import (
     CacheTooSmallError,
     InvalidFieldError,
+    NotFiniteError,
     OctavoServiceError,
     QueueFullError,
     RequestAbortedError,
@@ -110,7 +111,7 @@ def api_error(error: Exception, names: Mapping[str, str] = MappingProxyType({}))
         return replace(answer, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
     if isinstance(error, CacheTooSmallError):  # however often it is sent
         return replace(answer, status=HTTPStatus.BAD_REQUEST, code="context_length_exceeded")
-    if isinstance(error, RequestAbortedError | RequestExistsError):
+    if isinstance(error, RequestAbortedError | RequestExistsError | NotFiniteError):
         return replace(answer, headers=_NO_RETRY)
     if status == HTTPStatus.UNAUTHORIZED:
         return replace(answer, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

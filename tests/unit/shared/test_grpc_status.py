@@ -26,6 +26,7 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.SlowCallerError(60), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.TooManyUntakenError(16_384), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.RequestAbortedError("aborted"), grpc.StatusCode.ABORTED),
+    (errors.NotFiniteError("output 0 are not finite at token 17"), grpc.StatusCode.INTERNAL),
     (errors.InvalidStepError("slot 9"), grpc.StatusCode.INVALID_ARGUMENT),
     (errors.StepGapError("step 2 is missing"), grpc.StatusCode.OUT_OF_RANGE),
     (errors.StepFailedError("step 2 failed"), grpc.StatusCode.INTERNAL),

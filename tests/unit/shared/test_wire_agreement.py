@@ -102,7 +102,7 @@ def test_an_answer_within_what_was_agreed_on_is_accepted(
             Answer(feature_bits=8, token_counts=b"\2"),
             "the answer to step 0 has token_counts, but the capability",
         ),
-        (WireAgreement(), Answer(row_flags=b"\1"), "the answer to step 0 has row_flags, but the capability GRAMMARS"),
+        (WireAgreement(), Answer(row_flags=b"\1"), "the answer to step 0 has row_flags, but the capability ROW_FLAGS"),
     ],
 )
 def test_an_answer_beyond_what_was_agreed_on_is_a_fault(agreement: WireAgreement, answer: Answer, words: str) -> None:
