@@ -42,7 +42,6 @@ Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `block_ap
 """
 
 from collections import deque
-from functools import partial
 
 import numpy as np
 
@@ -308,12 +307,3 @@ class ExecutorCore:
         A chunk counts until its result is in, whoever wanted it: the executor computes it even if its client has left.
         """
         return self.num_claimed_tokens + sum(in_flight.num_chunk_tokens for in_flight in self.in_flight)
-
-
-def _order_of(policy: Policy, group: SequenceGroup) -> tuple[int, int]:
-    """Return where a group stands: the smaller one goes first and is preempted last."""
-    return policy.level(group), group.arrival
-
-
-def _charge(queue: AdmissionQueue, group: SequenceGroup, num_tokens: int) -> None:
-    queue.charge(group.tenant, num_tokens)
