@@ -29,8 +29,8 @@ FAULTS = (
     Fault(
         "an echo has no log-probabilities",
         f"{PACKAGE}/requests.py",
-        "            params.prompt_logprobs = fields.logprobs\n",
-        "            params.prompt_logprobs = 0\n",
+        'numbers.set("prompt_logprobs", fields.logprobs)',
+        'numbers.set("prompt_logprobs", 0)',
         ANSWERS,
     ),
     Fault(

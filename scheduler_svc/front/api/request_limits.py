@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
+
 from scheduler_svc.front.text.text_model import TextModel
 from shared.errors import InvalidFieldError
 
@@ -94,5 +96,15 @@ def require(holds: bool, field: str, value: object, limit: str) -> None:
 def require_param(holds: bool, field: str, value: object, limit: str) -> None:
     """Like `require`, for a field of `sampling_params`; a number must also be finite."""
     if isinstance(value, float):
-        holds, value = holds and math.isfinite(value), f"{value:g}"
+        holds, value = holds and math.isfinite(value), shown_float(value)
     require(holds, f"sampling_params.{field}", value, limit)
+
+
+def shown_float(value: float) -> str:
+    """Return a float of 32 bits in as few digits as tell it from all others."""
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else str(np.float32(value))
+
+
+def unknown_token(field: str, token_id: int, vocab_size: int) -> InvalidFieldError:
+    """Return the refusal of a list with a token that the model does not have."""
+    return InvalidFieldError(field, f"a list with token id {token_id}", f"ids from 0 to {vocab_size - 1}")

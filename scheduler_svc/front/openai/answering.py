@@ -1,7 +1,7 @@
 """What completions and chats have in common: the way from fields to responses, and the count of tokens."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -89,12 +89,12 @@ class Answering:
         return self._texts
 
 
-async def with_openai_names(names: Mapping[str, str], answering: Awaitable[web.StreamResponse]) -> web.StreamResponse:
-    """Return an answer; errors of the native API have OpenAI's names of fields."""
+async def in_openai_words(asked: Asked, answering: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+    """Return an answer; errors of the native API have OpenAI's names of fields, and numbers as they were sent."""
     try:
         return await answering
     except OctavoServiceError as error:
-        raise api_error(error, names) from error
+        raise api_error(error, asked.names, asked.numbers) from error
 
 
 def answer_id(prefix: str, call: Call, fields: SamplingFields) -> str:

@@ -10,9 +10,9 @@ from scheduler_svc.front.openai.answering import (
     Answering,
     answer_head,
     answer_id,
+    in_openai_words,
     stop_reason,
     usage_of,
-    with_openai_names,
 )
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.chat_outputs import ChatOutputs, OutputDeltas
@@ -48,7 +48,7 @@ class Chat:
     async def answer(self, call: Call) -> web.StreamResponse:
         """Answer one request."""
         fields, asked, model = await self._answering.read(call, ChatFields, asked_chat)
-        return await with_openai_names(asked.names, self._answer(call, fields, asked, model))
+        return await in_openai_words(asked, self._answer(call, fields, asked, model))
 
     async def _answer(self, call: Call, fields: ChatFields, asked: Asked, model: TextModel) -> web.StreamResponse:
         outputs = ChatOutputs(fields, asked, model, self._chat_format(model))

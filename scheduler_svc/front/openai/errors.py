@@ -84,12 +84,17 @@ class ApiError(OctavoServiceError):
         return to_json({"error": error})
 
 
-def api_error(error: Exception, names: Mapping[str, str] = MappingProxyType({})) -> ApiError:
+def api_error(
+    error: Exception,
+    names: Mapping[str, str] = MappingProxyType({}),
+    numbers: Mapping[str, float] = MappingProxyType({}),
+) -> ApiError:
     """Return an error of the service as OpenAI's clients know it.
 
     Args:
         error: Of one outside our tree only the class is told: its words may be internals.
         names: OpenAI's names of fields that the native API calls otherwise.
+        numbers: Sampling parameters as they were sent: the native API may have got the nearest that it can hold.
     """
     if isinstance(error, ApiError):
         return error
@@ -101,7 +106,8 @@ def api_error(error: Exception, names: Mapping[str, str] = MappingProxyType({}))
     if isinstance(error, InvalidFieldError):
         param = openai_name(error.field, names)
         code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
-        value, limit = _in_json(error.value), _in_openai_words(error.limit, names)
+        sent = numbers.get(error.field.removeprefix("sampling_params."), error.value)
+        value, limit = _in_json(sent), _in_openai_words(error.limit, names)
         if param == "logit_bias":  # a list in the native API
             value, limit = value.replace("a list", "an object"), limit.replace("a list", "an object")
         return replace(answer, message=str(InvalidFieldError(param, value, limit)), param=param, code=code)
@@ -120,7 +126,13 @@ def api_error(error: Exception, names: Mapping[str, str] = MappingProxyType({}))
 
 
 def _in_json(value: object) -> str:
-    """Return a value as it stands in JSON, if it is a truth value; the native API shows Python's."""
+    """Return a number or a truth value as it stands in JSON, and another value as the native API shows it."""
+    if isinstance(value, float):
+        return (
+            repr(value).removesuffix(".0")
+            if math.isfinite(value)
+            else to_json(value, inf_nan_mode="constants").decode()
+        )
     return str(value).lower() if str(value) in ("True", "False") else str(value)
 
 
