@@ -140,17 +140,17 @@ async def test_without_a_tokenizer_there_is_no_text() -> None:
 
 
 async def test_a_role_that_the_template_passes_over_is_refused_in_both_calls() -> None:
-    messages = chat(("user", "Hi"), ("x", "Hi"))
+    messages = chat(("user", "Hi"), ("tool", "Hi"))
     sentence = (
-        "messages[1].role is 'x'; it must be a role that the model's chat template puts into the prompt, such as user: "
-        "it leaves this message out"
+        "messages[1].role is 'tool'; it must be a role that the model's chat template puts into the prompt, such as user"
+        ": it leaves this message out"
     )
     async with running_stack(WithBos()) as stack:
         assert await refusal(stack, pb.TokenizeRequest(messages=messages)) == (
             grpc.StatusCode.INVALID_ARGUMENT,
             sentence,
         )
-        with pytest.raises(grpc.aio.AioRpcError, match=r"messages\[1\].role is 'x'"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"messages\[1\].role is 'tool'"):
             await collect(stack, pb.GenerateRequest(messages=messages))
 
 

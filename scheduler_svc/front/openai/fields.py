@@ -32,7 +32,10 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: str = Field(description="Of whom it is. A role that the chat template leaves out is refused.")
+    role: str = Field(
+        description="Of whom it is. `developer` is `system` if the chat template does not know it; another role that it "
+        "does not know or leaves out is refused."
+    )
     content: str | list[Any] | None = Field(
         None, description="A text, or a list of parts of type text. Images, audio and files are refused."
     )

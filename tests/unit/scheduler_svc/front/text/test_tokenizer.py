@@ -42,7 +42,7 @@ def test_render_chat_adds_no_special_tokens_but_recognises_those_in_the_text() -
     tokenizer = Tokenizer((with_bos(), config_file(chat_template=TEMPLATE)))
     bos, eos = tokenizer.id_of(BOS), tokenizer.id_of(EOS)
 
-    assert tokenizer.render_chat(Conversation.of_turns([("u", "hi")])) == [bos, *b"u:hi", eos]
+    assert tokenizer.render_chat(Conversation.of_turns([("user", "hi")])) == [bos, *b"user:hi", eos]
     assert tokenizer.special_token_ids == {bos, eos}
 
 
@@ -141,7 +141,7 @@ def test_directory_gives_the_same_as_its_files(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(tmp_path)
 
     assert tokenizer.vocab_size == 258
-    assert tokenizer.render_chat(Conversation.of_turns([("u", "hi")])) == [256, *b"u:hi", 257]
+    assert tokenizer.render_chat(Conversation.of_turns([("user", "hi")])) == [256, *b"user:hi", 257]
 
 
 def test_directory_without_tokenizer_is_named(tmp_path: Path) -> None:
