@@ -84,6 +84,9 @@ async def test_tokens_are_those_of_generate_and_come_back_as_text() -> None:
         assert (await detokenize(pb.DetokenizeRequest())).text == ""
 
 
+# The words that LiteLLM's ContextWindowExceededError is found by.
+CONTEXT = "this model's maximum context length is 8192 tokens, and one is left for the output"
+
 REFUSED: list[tuple[pb.TokenizeRequest | pb.DetokenizeRequest, str]] = [
     (pb.TokenizeRequest(), "prompt is absent; it must be one of text and messages"),
     (pb.TokenizeRequest(messages=chat()), "messages is empty; it must be at least 1 message long"),
@@ -93,13 +96,11 @@ REFUSED: list[tuple[pb.TokenizeRequest | pb.DetokenizeRequest, str]] = [
     ),
     (
         pb.TokenizeRequest(text="x" * 8192),
-        "text is 8193 tokens long; it must be at most 8191 tokens long (max_model_len is 8192, and one token is left "
-        "for the output)",
+        f"prompt is too long: it has 8193 tokens; {CONTEXT}",
     ),
     (
         pb.TokenizeRequest(messages=chat(("user", "x" * 8192))),
-        "messages is 8195 tokens long; it must be at most 8191 tokens long (max_model_len is 8192, and one token is "
-        "left for the output)",
+        f"prompt is too long: it has 8195 tokens; {CONTEXT}",
     ),
     (
         pb.TokenizeRequest(messages=chat(*[("user", "")] * 16_385)),
@@ -107,7 +108,7 @@ REFUSED: list[tuple[pb.TokenizeRequest | pb.DetokenizeRequest, str]] = [
     ),
     (
         pb.TokenizeRequest(text="x" * 100_000),
-        "text is 100000 characters long; it must be at most 73728 characters long (max_model_len is 8192 tokens)",
+        f"prompt is too long: it has 100000 characters, for at most 73728; {CONTEXT}",
     ),
     (
         pb.DetokenizeRequest(token_ids=[33, 259]),
@@ -142,8 +143,8 @@ async def test_without_a_tokenizer_there_is_no_text() -> None:
 async def test_a_role_that_the_template_passes_over_is_refused_in_both_calls() -> None:
     messages = chat(("user", "Hi"), ("tool", "Hi"))
     sentence = (
-        "messages[1].role is 'tool'; it must be a role that the model's chat template puts into the prompt, such as user"
-        ": it leaves this message out"
+        "messages[1].role is 'tool'; it must be a role that the model's chat template puts into the prompt, such as "
+        "user: it leaves this message out"
     )
     async with running_stack(WithBos()) as stack:
         assert await refusal(stack, pb.TokenizeRequest(messages=messages)) == (

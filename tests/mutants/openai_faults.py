@@ -71,8 +71,8 @@ FAULTS = (
     Fault(
         "a field that asks for nothing is refused",
         f"{PACKAGE}/field_reader.py",
-        "if value is None or any(",
-        "if value is None or all(",
+        "if any(value == neutral",
+        "if all(value == neutral",
         ANSWERS,
     ),
     Fault(

@@ -84,7 +84,27 @@ class RequestLimits:
 
 
 class PromptTooLongError(InvalidFieldError):
-    """A prompt leaves no room for a token of output."""
+    """A prompt leaves no room for a token of output.
+
+    Clients know the case by words of its sentence: LiteLLM by "this model's maximum context length is", others by
+    "prompt is too long".
+
+    Args:
+        field: The prompt.
+        size: How long it is, with its unit.
+        limits: What bounds it.
+        name: What its sender calls the prompt.
+    """
+
+    def __init__(self, field: str, size: str, limits: RequestLimits, name: str = "prompt") -> None:
+        self.size = size
+        self.limits = limits
+        super().__init__(field, size, f"at most {limits.max_prompt_tokens} tokens long")
+        where = " on this server: the KV cache holds no more" if limits.max_cached_tokens < limits.max_model_len else ""
+        self.args = (
+            f"{name} is too long: it has {size}; this model's maximum context length is {limits.max_len} tokens, and "
+            f"one is left for the output{where}",
+        )
 
 
 def require(holds: bool, field: str, value: object, limit: str) -> None:

@@ -139,8 +139,7 @@ def check_prompt_length(num_tokens: int, field: str, limits: RequestLimits) -> N
     """Refuse a prompt that is empty, or too long to leave room for one token of output."""
     require(num_tokens >= 1, field, "empty", "at least 1 token long")
     if num_tokens > limits.max_prompt_tokens:
-        rule = f"at most {limits.max_prompt_tokens} tokens long ({limits.max_prompt_tokens_cause})"
-        raise PromptTooLongError(field, f"{num_tokens} tokens long", rule)
+        raise PromptTooLongError(field, f"{num_tokens} tokens", limits)
 
 
 def check_prompt(token_ids: Sequence[int] | Int32Array, field: str, limits: RequestLimits) -> Int32Array:

@@ -108,7 +108,8 @@ class _Prompt:
         if self.fields.logprobs is None:
             return None
         skips = self.fields.skip_special_tokens is not False
-        return CompletionLogprobs(self.tokens, self.fields.logprobs, skips_special_tokens=skips)
+        offset = 0 if self.fields.echo else len(self.text)  # as in OpenAI's API
+        return CompletionLogprobs(self.tokens, self.fields.logprobs, skips_special_tokens=skips, offset=offset)
 
     def echoed_logprobs(self, logprobs: CompletionLogprobs) -> dict[str, Any]:
         """Return those of the prompt; they are known."""

@@ -51,7 +51,7 @@ _ADVICE = (
 _NAMED_IN_LIMIT = re.compile(r"\((\w+)\)")
 
 # What the native API calls the prompt.
-_PROMPT_FIELDS = ("text", "token_ids", "prompt")
+PROMPT_FIELDS = ("text", "token_ids", "prompt")
 
 
 @dataclass(eq=False)
@@ -105,19 +105,21 @@ def api_error(
     answer = ApiError(status, str(error), _INVALID if status < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER)
     if isinstance(error, InvalidFieldError):
         param = openai_name(error.field, names)
-        code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
+        if isinstance(error, PromptTooLongError):
+            return replace(answer, param=param, code="context_length_exceeded")
         sent = numbers.get(error.field.removeprefix("sampling_params."), error.value)
         value, limit = _in_json(sent), _in_openai_words(error.limit, names)
         if param == "logit_bias":  # a list in the native API
             value, limit = value.replace("a list", "an object"), limit.replace("a list", "an object")
-        return replace(answer, message=str(InvalidFieldError(param, value, limit)), param=param, code=code)
+        return replace(answer, message=str(InvalidFieldError(param, value, limit)), param=param)
     if isinstance(error, QueueFullError):
         headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
         return replace(answer, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
     if isinstance(error, CacheTooSmallError):  # however often it is sent
         return replace(answer, status=HTTPStatus.BAD_REQUEST, code="context_length_exceeded")
     if isinstance(error, RequestAbortedError | RequestExistsError):
-        return replace(answer, headers=_NO_RETRY)
+        param = "request_id" if isinstance(error, RequestExistsError) else None
+        return replace(answer, param=param, headers=_NO_RETRY)
     if status == HTTPStatus.UNAUTHORIZED:
         return replace(answer, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -148,4 +150,4 @@ def openai_name(native_field: str, names: Mapping[str, str]) -> str:
     name = native_field.removeprefix("sampling_params.")
     if name.startswith("messages["):  # of one message
         return name.removesuffix("_json")
-    return names.get(name, "prompt" if name in _PROMPT_FIELDS else name)
+    return names.get(name, "prompt" if name in PROMPT_FIELDS else name)
