@@ -26,6 +26,7 @@ from scheduler_svc.front.output import Delta, Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.front.tool_calls.chat_format import ChatFormat
+from shared.errors import InvalidFieldError
 
 # To write so many tokens and alternatives takes a few milliseconds.
 _FEW_LOGPROBS = 1024
@@ -52,6 +53,11 @@ class Chat:
         return await in_openai_words(asked, self._answer(call, fields, asked, model))
 
     async def _answer(self, call: Call, fields: ChatFields, asked: Asked, model: TextModel) -> web.StreamResponse:
+        if self._parsers[0] == "none" and fields.tools and fields.tool_choice != "none":
+            rule = (
+                "unset: this server was started with --tool-call-parser none, so nothing would find the model's calls"
+            )
+            raise InvalidFieldError("tools", "set", rule)
         outputs = ChatOutputs(fields, asked, model, self._chat_format(model))
         identifier = answer_id("chatcmpl", call, fields)
         shows_ids = bool(fields.return_tokens_as_token_ids)

@@ -118,8 +118,7 @@ def api_error(
     if isinstance(error, CacheTooSmallError):  # however often it is sent
         return replace(answer, status=HTTPStatus.BAD_REQUEST, code="context_length_exceeded")
     if isinstance(error, RequestAbortedError | RequestExistsError):
-        param = "request_id" if isinstance(error, RequestExistsError) else None
-        return replace(answer, param=param, headers=_NO_RETRY)
+        return replace(answer, param="request_id" if isinstance(error, RequestExistsError) else None, headers=_NO_RETRY)
     if status == HTTPStatus.UNAUTHORIZED:
         return replace(answer, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     if status == HTTPStatus.SERVICE_UNAVAILABLE:

@@ -121,6 +121,15 @@ async def test_reasoning_comes_apart_and_the_prompt_may_open_it() -> None:
             assert answer.choices[0].message.model_extra == {"reasoning_content": "Hm.", "reasoning": "Hm."}
 
 
+async def test_tools_are_refused_where_nothing_looks_for_calls() -> None:
+    async with running_api(EchoWorker(), tool_call_parser="none") as api:
+        refused = await api.chat(tools=TOOLS)
+        without = await api.chat(tools=TOOLS, tool_choice="none", max_tokens=1)
+    assert (refused.status, refused.error["param"]) == (400, "tools")
+    assert "this server was started with --tool-call-parser none" in refused.error["message"]
+    assert without.status == 200
+
+
 async def test_reasoning_is_counted_and_left_out_where_nobody_wants_it() -> None:
     thought, answer = "<think>\nHm.</think>\n\n", "Ünd."
     async with running_api(EchoWorker()) as api:
