@@ -137,8 +137,8 @@ class OutputDeltas:
 
     def _deltas(self, events: Sequence[OutputEvent]) -> list[dict[str, Any]]:
         self._ending.add(events)
-        untold = (ToolCallBroken,) if self._tells_reasoning else (ToolCallBroken, ReasoningDelta)
-        return [_delta(event) for event in events if not isinstance(event, untold)]
+        told = [event for event in events if self._tells_reasoning or not isinstance(event, ReasoningDelta)]
+        return [_delta(event) for event in told if not isinstance(event, ToolCallBroken)]
 
 
 class CallsEnding:
