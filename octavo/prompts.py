@@ -42,6 +42,8 @@ def generate_request(
     fields = {"request_id": request_id, "priority": priority, "tenant": tenant, "cache_salt": cache_salt}
     for field, value in fields.items():
         try:
+            if isinstance(value, bool):
+                raise TypeError("it is neither a number nor a text")
             setattr(request, field, value)
         except (TypeError, ValueError) as error:
             kind = "a whole number from -2^31 to 2^31-1" if field == "priority" else "a string"

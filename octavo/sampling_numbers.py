@@ -36,8 +36,9 @@ class SamplingNumbers:
         length_penalty: Beams only: above 0 favours long outputs, below 0 short ones. Range -10 to 10. Absent:
             1.
         logprobs: Return log-probabilities: of each token, and of this many of the likeliest ones in its
-            place. Absent: none.
-        prompt_logprobs: Return log-probabilities of the prompt, as logprobs does of the output. Absent: none.
+            place. Range 0 to 20. Absent: none.
+        prompt_logprobs: Return log-probabilities of the prompt, as logprobs does of the output. Range 0 to
+            20. Absent: none.
     """
 
     temperature: float | None = None

@@ -6,6 +6,7 @@ wrong. Next: octavo/client.py, which sends it.
 """
 
 import functools
+import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,27 +18,28 @@ from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_pb2
 from octavo.sampling_numbers import SamplingNumbers
 from octavo.wording import did_you_mean, kind_of
+from shared.sampling_parameters import BY_NAME, UINT32_MAX
 
 _Class = TypeVar("_Class")
 
 # When a beam search ends; the values are those of transformers.
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
-# What a field of a wire type takes, for the sentence that refuses another value.
+# The largest number of 32 bits that is no infinity.
+_FLOAT_MAX = (2 - 2**-23) * 2.0**127
+
+# What a field of a wire type takes, for the sentence that refuses another value; numbers have ranges of their own.
 _WIRE_RANGES = {
     FieldDescriptor.TYPE_BOOL: "it must be true or false",
     FieldDescriptor.TYPE_ENUM: "it must be True, False or 'never'",  # only early_stopping has this type
-    FieldDescriptor.TYPE_FLOAT: "it must be a number",
     FieldDescriptor.TYPE_INT32: "it must hold whole numbers from 0 to 2^31-1",  # only token ids have this type
     FieldDescriptor.TYPE_STRING: "it must be a string or a list of strings",
-    FieldDescriptor.TYPE_UINT32: "it must be a whole number from 0 to 2^32-1",
-    FieldDescriptor.TYPE_UINT64: "it must be a whole number from 0 to 2^64-1",
 }
 
 # The same for fields that are messages of their own.
 _SHAPES = {
     "grammar": "it must be Grammar(json_schema=...) or Grammar(regex=...)",
-    "logit_bias": "it must be a dict from token ids to numbers, such as {42: -1.5}",
+    "logit_bias": "it must be a dict from token ids, 0 to 2^31-1, to numbers, such as {42: -1.5}",
 }
 
 
@@ -115,7 +117,7 @@ class SamplingParams(SamplingNumbers):
             except (AttributeError, TypeError, ValueError) as error:
                 name = f"sampling_params.{field.name}"
                 wire_type = proto.DESCRIPTOR.fields_by_name[field.name].type
-                reason = _SHAPES.get(field.name) or _WIRE_RANGES[wire_type]
+                reason = _range_of(field.name) or _SHAPES.get(field.name) or _WIRE_RANGES[wire_type]
                 # A list of token ids can be long.
                 raise InvalidRequestError(f"{name} is {reprlib.repr(value)}; {reason}", field=name) from error
         return proto
@@ -196,8 +198,30 @@ def _set_field(proto: generation_pb2.SamplingParams, name: str, value: Any) -> N
             proto.grammar.CopyFrom(_grammar_to_proto(value))
         case "early_stopping":
             proto.early_stopping = _early_stopping_to_proto(value)
+        case _ if name in BY_NAME:
+            setattr(proto, name, _number(name, value))
         case _:
             setattr(proto, name, value)
+
+
+def _number(name: str, value: Any) -> Any:
+    """Return a number as it travels. Raises ValueError: its type cannot hold it."""
+    if isinstance(value, bool):
+        raise ValueError("it is no number")
+    if name == "max_tokens" and value > UINT32_MAX:  # the scheduler cuts it to what fits
+        return UINT32_MAX
+    if not BY_NAME[name].is_whole and not abs(value) <= _FLOAT_MAX and abs(value) < math.inf:
+        raise ValueError("it would become infinite")
+    return value
+
+
+def _range_of(name: str) -> str:
+    """Return the range of a number, in words; empty: it is none. A scheduler may take less."""
+    parameter = BY_NAME.get(name)
+    if parameter is None:
+        return ""
+    limit = f"{parameter.limit} and at most {UINT32_MAX}" if parameter.high is None else parameter.limit
+    return f"it must be {'a whole number, ' if parameter.is_whole else ''}{limit}"
 
 
 def _early_stopping_to_proto(value: object) -> generation_pb2.EarlyStopping.ValueType:

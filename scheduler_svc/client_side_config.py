@@ -42,6 +42,11 @@ class ClientSideConfig(ServiceConfig):
     tokenizer: Path | None = Field(
         None, description="Directory with tokenizer.json. By default the executor sends the model's own."
     )
+    escape_special_tokens: bool = Field(
+        False,
+        description="Make ordinary text of special tokens such as <|im_end|> in the conversations of requests, so that "
+        "nobody can imitate a turn with them. By default they become special tokens, as in vLLM and transformers.",
+    )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
         description="Defaults of sampling parameters. auto: those in the model's generation_config.json, if it has "

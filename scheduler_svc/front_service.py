@@ -65,7 +65,7 @@ class FrontService:
         self._loop_lag = LoopLag()
         self._health = Health(client_services(config))
         self.is_ready = asyncio.Event()
-        tokenizer = ModelTokenizer(config.tokenizer)
+        tokenizer = ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
         self.core = RemoteCore(
             open_channel,
             name,

@@ -300,7 +300,7 @@ def model_tokenizer(config: SchedulerConfig) -> "ModelTokenizer":
     """Return the tokenizer of the served model, for a scheduler that has the clients' texts itself."""
     from scheduler_svc.front.text.text_model import ModelTokenizer
 
-    return ModelTokenizer(config.tokenizer)
+    return ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
 
 
 def step_log_writer(config: SchedulerConfig, prefix_key: bytes) -> StepLogWriter | None:

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 INT32_MAX = 2**31 - 1
+UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
+
+# The most alternatives of a token that are returned; a smaller vocabulary has fewer.
+MAX_ALTERNATIVES = 20
 
 # `num_logprobs` of a row that wants none.
 NO_LOGPROBS = -1
@@ -263,6 +267,7 @@ SAMPLING_PARAMETERS = (
         doc="Return log-probabilities: of each token, and of this many of the likeliest ones in its place.",
         default=None,
         absent="none",
+        high=MAX_ALTERNATIVES,
     ),
     SamplingParameter(
         name="prompt_logprobs",
@@ -270,6 +275,7 @@ SAMPLING_PARAMETERS = (
         doc="Return log-probabilities of the prompt, as logprobs does of the output.",
         default=None,
         absent="none",
+        high=MAX_ALTERNATIVES,
     ),
     SamplingParameter(
         name="output_index",

@@ -345,7 +345,7 @@ async def test_what_was_accepted_waits_until_an_executor_comes_that_can_hold_it(
         explain = admin.ExplainRequestRequest(request_id="large")
         while "unless an executor comes" not in (await stack.admin.ExplainRequest(explain)).explanation:
             await asyncio.sleep(0.05)
-        with pytest.raises(grpc.aio.AioRpcError, match="at most 127 tokens long"):
+        with pytest.raises(grpc.aio.AioRpcError, match="maximum context length is 128 tokens"):
             await collect(stack, token_request(150, 5, first_id=5))  # served is what the executors have now
         await stack.executor.kill()
         stack.executor.worker = FakeWorker()

@@ -377,7 +377,7 @@ async def test_an_address_that_vanished_does_not_count_for_what_is_served() -> N
         await until(lambda: len(stack.engine.fleet.cores) == 2)
         directory.addresses = {stack.executors[1].address}
         await until(lambda: stack.engine.model is not None and stack.engine.model.max_model_len == 1024)
-        with pytest.raises(grpc.aio.AioRpcError, match="at most 1023 tokens long"):
+        with pytest.raises(grpc.aio.AioRpcError, match="maximum context length is 1024 tokens"):
             await collect(stack, token_request(1024, 5))
 
 

@@ -178,7 +178,9 @@ async def test_errors_of_generation_service_have_its_statuses() -> None:
         running.cancel()
         await waiting
     assert too_long.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "at most 8191 tokens long" in str(too_long.value.details())
+    assert "prompt is too long: it has 9000 tokens; this model's maximum context length is 8192" in str(
+        too_long.value.details()
+    )
     assert exists.value.code() is grpc.StatusCode.ALREADY_EXISTS
     assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 

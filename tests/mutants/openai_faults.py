@@ -29,8 +29,8 @@ FAULTS = (
     Fault(
         "an echo has no log-probabilities",
         f"{PACKAGE}/requests.py",
-        "            params.prompt_logprobs = fields.logprobs\n",
-        "            params.prompt_logprobs = 0\n",
+        'numbers.set("prompt_logprobs", fields.logprobs)',
+        'numbers.set("prompt_logprobs", 0)',
         ANSWERS,
     ),
     Fault(
@@ -71,8 +71,8 @@ FAULTS = (
     Fault(
         "a field that asks for nothing is refused",
         f"{PACKAGE}/field_reader.py",
-        "if value is None or any(",
-        "if value is None or all(",
+        "if any(value == neutral",
+        "if all(value == neutral",
         ANSWERS,
     ),
     Fault(

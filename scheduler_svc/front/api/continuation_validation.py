@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.front.api.request_limits import RequestLimits, require
+from scheduler_svc.front.api.request_limits import RequestLimits, require, unknown_token
 from scheduler_svc.front.continued import ContinuedAnswer, ContinuedText, decode_again
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.text.tokenizer import Tokenizer
@@ -117,8 +117,7 @@ class _Check:
         """Return why an output ends with the last of its tokens; None: it goes on."""
         for token_id in token_ids:
             if not 0 <= token_id < self._limits.vocab_size:
-                limit = f"ids from 0 to {self._limits.vocab_size - 1}"
-                raise InvalidFieldError(f"{self._field}.token_ids", f"a list with token id {token_id}", limit)
+                raise unknown_token(f"{self._field}.token_ids", token_id, self._limits.vocab_size)
         conditions = self._engine.stop_conditions
         ending = set(conditions.stop_token_ids)
         if not conditions.ignore_eos:

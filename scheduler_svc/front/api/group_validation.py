@@ -12,7 +12,7 @@ from scheduler_svc.front.api.sampling_validation import number
 from scheduler_svc.request.engine_request import MAX_TENANT_LENGTH
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from shared.errors import InvalidFieldError
-from shared.sampling_parameters import Stage, of_stage
+from shared.sampling_parameters import INT32_MAX, Stage, of_stage
 
 MAX_CACHE_SALT_LENGTH = 256
 CACHE_SALT_BYTES = 8
@@ -111,8 +111,7 @@ def check_account(request: generation_service_pb2.GenerateRequest, limits: Reque
 
     Raises: InvalidFieldError: this server does not have such a tenant, or no priorities.
     """
-    rule = "0: this server serves in order of arrival"
-    require(limits.has_priorities or request.priority == 0, "priority", request.priority, rule)
+    require(limits.has_priorities or request.priority == 0, "priority", request.priority, priority_rule(limits))
     for field, text, longest in (
         ("tenant", request.tenant, MAX_TENANT_LENGTH),
         ("cache_salt", request.cache_salt, MAX_CACHE_SALT_LENGTH),
@@ -123,6 +122,15 @@ def check_account(request: generation_service_pb2.GenerateRequest, limits: Reque
         # Their names are nobody else's business.
         rule = f"one of the {len(limits.tenants)} tenants that this server is configured with"
         require(request.tenant in limits.tenants, "tenant", request.tenant or "empty", rule)
+
+
+def priority_rule(limits: RequestLimits) -> str:
+    """Return what a priority must be."""
+    return (
+        f"from {-INT32_MAX - 1} to {INT32_MAX}"
+        if limits.has_priorities
+        else "0: this server serves in order of arrival"
+    )
 
 
 def hash_cache_salt(tenant: str, cache_salt: str) -> int:

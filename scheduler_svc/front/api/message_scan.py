@@ -8,7 +8,7 @@ milliseconds.
 Source: protobuf.dev/programming-guides/encoding.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
@@ -46,12 +46,14 @@ class CountLimit:
         noun: What the elements are, behind a number.
         field: What errors call the field; empty: its path.
         cause: Where the limit comes from; empty: it is always the same.
+        error: Makes the error of its own that a field has, from the number in words.
     """
 
     most: int
     noun: str = "elements long"
     field: str = ""
     cause: str = ""
+    error: Callable[[str], InvalidFieldError] | None = None
 
 
 # Of a repeated field that has no limit of its own.
@@ -128,6 +130,8 @@ class MessageScan:
 
     def _refuse(self, path: str, shown: object) -> NoReturn:
         limit = self._limits.get(path, DEFAULT_LIMIT)
+        if limit.error is not None:
+            raise limit.error(str(shown))
         cause = f" ({limit.cause})" if limit.cause else ""
         raise InvalidFieldError(
             limit.field or path, f"{shown} {limit.noun}", f"at most {limit.most} {limit.noun}{cause}"

@@ -5,14 +5,18 @@ be decoded first.
 """
 
 from scheduler_svc.front.api.message_scan import CountLimit
-from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
 from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, MAX_STOP_STRINGS
 from shared.token_rules import MAX_BANNED_TOKENS, MAX_BANNED_WORDS, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS
 
 
 def prompt_limit(limits: RequestLimits) -> CountLimit:
     """Return the limit of a prompt of token ids."""
-    return CountLimit(limits.max_prompt_tokens, "tokens long", "token_ids", limits.max_prompt_tokens_cause)
+
+    def error(num_tokens: str) -> PromptTooLongError:
+        return PromptTooLongError("token_ids", f"{num_tokens} tokens", limits)
+
+    return CountLimit(limits.max_prompt_tokens, error=error)
 
 
 def generate_request_limits(limits: RequestLimits) -> dict[str, CountLimit]:

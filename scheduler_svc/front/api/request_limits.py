@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
+
 from scheduler_svc.front.text.text_model import TextModel
 from shared.errors import InvalidFieldError
 
@@ -82,7 +84,27 @@ class RequestLimits:
 
 
 class PromptTooLongError(InvalidFieldError):
-    """A prompt leaves no room for a token of output."""
+    """A prompt leaves no room for a token of output.
+
+    Clients know the case by words of its sentence: LiteLLM by "this model's maximum context length is", others by
+    "prompt is too long".
+
+    Args:
+        field: The prompt.
+        size: How long it is, with its unit.
+        limits: What bounds it.
+        name: What its sender calls the prompt.
+    """
+
+    def __init__(self, field: str, size: str, limits: RequestLimits, name: str = "prompt") -> None:
+        self.size = size
+        self.limits = limits
+        super().__init__(field, size, f"at most {limits.max_prompt_tokens} tokens long")
+        where = " on this server: the KV cache holds no more" if limits.max_cached_tokens < limits.max_model_len else ""
+        self.args = (
+            f"{name} is too long: it has {size}; this model's maximum context length is {limits.max_len} tokens, and "
+            f"one is left for the output{where}",
+        )
 
 
 def require(holds: bool, field: str, value: object, limit: str) -> None:
@@ -94,5 +116,15 @@ def require(holds: bool, field: str, value: object, limit: str) -> None:
 def require_param(holds: bool, field: str, value: object, limit: str) -> None:
     """Like `require`, for a field of `sampling_params`; a number must also be finite."""
     if isinstance(value, float):
-        holds, value = holds and math.isfinite(value), f"{value:g}"
+        holds, value = holds and math.isfinite(value), shown_float(value)
     require(holds, f"sampling_params.{field}", value, limit)
+
+
+def shown_float(value: float) -> str:
+    """Return a float of 32 bits in as few digits as tell it from all others."""
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else str(np.float32(value))
+
+
+def unknown_token(field: str, token_id: int, vocab_size: int) -> InvalidFieldError:
+    """Return the refusal of a list with a token that the model does not have."""
+    return InvalidFieldError(field, f"a list with token id {token_id}", f"ids from 0 to {vocab_size - 1}")

@@ -14,7 +14,13 @@ import numpy as np
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
 from scheduler_svc.front.api.continuation_validation import validate_continuation
 from scheduler_svc.front.api.group_validation import beam_search_params, check_account, hash_cache_salt, output_counts
-from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits, require, require_param
+from scheduler_svc.front.api.request_limits import (
+    PromptTooLongError,
+    RequestLimits,
+    require,
+    require_param,
+    unknown_token,
+)
 from scheduler_svc.front.api.sampling_validation import number, sampling_row
 from scheduler_svc.front.api.token_rule_validation import (
     check_alternatives,
@@ -133,8 +139,7 @@ def check_prompt_length(num_tokens: int, field: str, limits: RequestLimits) -> N
     """Refuse a prompt that is empty, or too long to leave room for one token of output."""
     require(num_tokens >= 1, field, "empty", "at least 1 token long")
     if num_tokens > limits.max_prompt_tokens:
-        rule = f"at most {limits.max_prompt_tokens} tokens long ({limits.max_prompt_tokens_cause})"
-        raise PromptTooLongError(field, f"{num_tokens} tokens long", rule)
+        raise PromptTooLongError(field, f"{num_tokens} tokens", limits)
 
 
 def check_prompt(token_ids: Sequence[int] | Int32Array, field: str, limits: RequestLimits) -> Int32Array:
@@ -148,7 +153,7 @@ def check_known_ids(token_ids: Sequence[int] | Int32Array, field: str, limits: R
     ids = np.array(token_ids, np.int64)
     outside = ids[(ids < 0) | (ids >= limits.vocab_size)]
     if len(outside):
-        raise InvalidFieldError(field, f"a list with token id {outside[0]}", f"ids from 0 to {limits.vocab_size - 1}")
+        raise unknown_token(field, outside[0], limits.vocab_size)
     return ids.astype(np.int32)
 
 

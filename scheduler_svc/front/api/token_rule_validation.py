@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.generation.v1 import generation_pb2
-from scheduler_svc.front.api.request_limits import RequestLimits, require_param
+from scheduler_svc.front.api.request_limits import RequestLimits, require_param, shown_float, unknown_token
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from shared.errors import InvalidFieldError
+from shared.sampling_parameters import MAX_ALTERNATIVES
 from shared.step import Int32Array
 from shared.token_rules import (
     MAX_BANNED_TOKENS,
@@ -23,7 +23,6 @@ from shared.token_rules import (
 )
 
 MAX_BIAS = 100.0
-MAX_ALTERNATIVES = 20
 
 
 def tokenize_words(params: generation_pb2.SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:
@@ -101,8 +100,7 @@ def check_token_ids(token_ids: Sequence[int], field: str, most: int, vocab_size:
     ids = np.array(token_ids, np.int64)
     outside = ids[(ids < 0) | (ids >= vocab_size)]
     if len(outside):
-        shown, limit = f"a list with token id {outside[0]}", f"ids from 0 to {vocab_size - 1}"
-        raise InvalidFieldError(f"sampling_params.{field}", shown, limit)
+        raise unknown_token(f"sampling_params.{field}", outside[0], vocab_size)
     return np.unique(ids).astype(np.int32)
 
 
@@ -112,6 +110,6 @@ def _check_biases(params: generation_pb2.SamplingParams, vocab_size: int) -> tup
     distinct = check_token_ids(token_ids, field, MAX_BIASED_TOKENS, vocab_size)
     require_param(len(distinct) == len(token_ids), field, "a list with a token twice", "a list with each token once")
     for token_id, bias in zip(token_ids, biases, strict=True):
-        shown = f"a list with bias {bias:g} for token id {token_id}"
+        shown = f"a list with bias {shown_float(bias)} for token id {token_id}"
         require_param(abs(bias) <= MAX_BIAS, field, shown, f"biases from {-MAX_BIAS:g} to {MAX_BIAS:g}")
     return token_ids, biases

@@ -147,7 +147,7 @@ def tokenize_prompt(request: pb.GenerateRequest, model: TextModel, limits: Reque
 
 def tokenize_text(text: str, model: TextModel, limits: RequestLimits, *, add_special_tokens: bool = True) -> list[int]:
     """Return the token ids of a text. Raises InvalidFieldError: see `tokenize_prompt`."""
-    _check_text_length("text", len(text), model)
+    _check_text_length("text", len(text), model, limits)
     try:
         token_ids = model.tokenizer.encode(text, limits.max_prompt_tokens, add_special_tokens=add_special_tokens)
     except TooManyTokensError as error:
@@ -160,7 +160,7 @@ def tokenize_messages(chat: pb.ChatMessages, model: TextModel, limits: RequestLi
     """Return the token ids of a conversation. Raises InvalidFieldError: see `tokenize_prompt`."""
     if not chat.messages:
         raise InvalidFieldError("messages", "empty", "at least 1 message long")
-    _check_text_length("messages", num_characters(chat), model)
+    _check_text_length("messages", num_characters(chat), model, limits)
     try:
         token_ids = model.tokenizer.render_chat(Conversation.of_message(chat), limits.max_prompt_tokens)
     except TooManyTokensError as error:
@@ -169,12 +169,11 @@ def tokenize_messages(chat: pb.ChatMessages, model: TextModel, limits: RequestLi
     return check_known("messages", token_ids, model)
 
 
-def _check_text_length(field: str, num_characters: int, model: TextModel) -> None:
+def _check_text_length(field: str, num_characters: int, model: TextModel, limits: RequestLimits) -> None:
     """Refuse a text that cannot fit whatever its tokens are: to tokenize it could cost gigabytes."""
     limit = model.max_model_len * model.tokenizer.max_token_length
     if num_characters > limit:
-        shown, rule = f"{num_characters} characters long", f"at most {limit} characters long"
-        raise PromptTooLongError(field, shown, f"{rule} (max_model_len is {model.max_model_len} tokens)")
+        raise PromptTooLongError(field, f"{num_characters} characters, for at most {limit}", limits)
 
 
 def _require_tokenizer(model: TextModel) -> None:

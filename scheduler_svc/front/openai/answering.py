@@ -1,16 +1,16 @@
 """What completions and chats have in common: the way from fields to responses, and the count of tokens."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from aiohttp import web
 
 from scheduler_svc.front.api.generation import Generation
-from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
 from scheduler_svc.front.openai.call import Call
-from scheduler_svc.front.openai.errors import api_error
+from scheduler_svc.front.openai.errors import PROMPT_FIELDS, api_error
 from scheduler_svc.front.openai.field_reader import Reader
 from scheduler_svc.front.openai.fields import SamplingFields
 from scheduler_svc.front.openai.models import check_model, fingerprint
@@ -79,7 +79,12 @@ class Answering:
             for place, request in enumerate(asked.requests):
                 request.request_id = answer_id if len(asked.requests) == 1 else f"{answer_id}-{place}"
                 running = self._generation.running(request, call.trace_metadata)
-                responses.append(await stack.enter_async_context(running))
+                try:
+                    responses.append(await stack.enter_async_context(running))
+                except InvalidFieldError as error:
+                    if num_prompts == 1:
+                        raise
+                    raise _of_prompt(error, place) from error
             yield responses
 
     def token_texts(self, model: TextModel) -> TokenTexts:
@@ -89,12 +94,12 @@ class Answering:
         return self._texts
 
 
-async def with_openai_names(names: Mapping[str, str], answering: Awaitable[web.StreamResponse]) -> web.StreamResponse:
-    """Return an answer; errors of the native API have OpenAI's names of fields."""
+async def in_openai_words(asked: Asked, answering: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+    """Return an answer; errors of the native API have OpenAI's names of fields, and numbers as they were sent."""
     try:
         return await answering
     except OctavoServiceError as error:
-        raise api_error(error, names) from error
+        raise api_error(error, asked.names, asked.numbers) from error
 
 
 def answer_id(prefix: str, call: Call, fields: SamplingFields) -> str:
@@ -115,11 +120,21 @@ def answer_head(identifier: str, kind: str, model: TextModel) -> dict[str, objec
     return head
 
 
-def usage_of(responses: Sequence[Response], num_copies: int, *, tells_outputs: bool = True) -> dict[str, Any]:
-    """Return the `usage` of an answer; its requests have ended."""
+def usage_of(
+    responses: Sequence[Response],
+    num_copies: int,
+    *,
+    tells_outputs: bool = True,
+    num_reasoning_tokens: int | None = None,
+) -> dict[str, Any]:
+    """Return the `usage` of an answer whose requests have ended; `num_reasoning_tokens` None: it is not counted."""
     ended = [response.ended for response in responses if response.ended is not None]
     num_outputs = sum(one.num_output_tokens for one in ended) * num_copies if tells_outputs else 0
-    return usage(sum(one.num_prompt_tokens for one in ended), num_outputs, sum(one.num_cached_tokens for one in ended))
+    num_cached = sum(one.num_cached_tokens for one in ended)
+    counts = usage(sum(one.num_prompt_tokens for one in ended), num_outputs, num_cached)
+    if num_reasoning_tokens is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens * num_copies}
+    return counts
 
 
 def usage(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int | None = None) -> dict[str, Any]:
@@ -144,6 +159,14 @@ def stop_reason(output: Output, stop_token_ids: Sequence[int] | None) -> str | i
     """Return vLLM's `stop_reason`: the stop string or the token of the request that ended an output, if one did."""
     token_id = output.stop_token_id
     return output.stop_string or (token_id if token_id in (stop_token_ids or ()) else None)
+
+
+def _of_prompt(error: InvalidFieldError, place: int) -> InvalidFieldError:
+    """Return an error that says which of several prompts is wrong, if it is about a prompt."""
+    name = f"prompt[{place}]"
+    if isinstance(error, PromptTooLongError):
+        return PromptTooLongError(name, error.size, error.limits, name)
+    return InvalidFieldError(name, error.value, error.limit) if error.field in PROMPT_FIELDS else error
 
 
 def _check_stream_options(fields: SamplingFields) -> None:

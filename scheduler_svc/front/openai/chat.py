@@ -1,6 +1,7 @@
 """/v1/chat/completions: a conversation, and the assistant's next turn."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -10,9 +11,9 @@ from scheduler_svc.front.openai.answering import (
     Answering,
     answer_head,
     answer_id,
+    in_openai_words,
     stop_reason,
     usage_of,
-    with_openai_names,
 )
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.chat_outputs import ChatOutputs, OutputDeltas
@@ -25,6 +26,7 @@ from scheduler_svc.front.output import Delta, Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.front.tool_calls.chat_format import ChatFormat
+from shared.errors import InvalidFieldError
 
 # To write so many tokens and alternatives takes a few milliseconds.
 _FEW_LOGPROBS = 1024
@@ -48,9 +50,14 @@ class Chat:
     async def answer(self, call: Call) -> web.StreamResponse:
         """Answer one request."""
         fields, asked, model = await self._answering.read(call, ChatFields, asked_chat)
-        return await with_openai_names(asked.names, self._answer(call, fields, asked, model))
+        return await in_openai_words(asked, self._answer(call, fields, asked, model))
 
     async def _answer(self, call: Call, fields: ChatFields, asked: Asked, model: TextModel) -> web.StreamResponse:
+        if self._parsers[0] == "none" and fields.tools and fields.tool_choice != "none":
+            rule = (
+                "unset: this server was started with --tool-call-parser none, so nothing would find the model's calls"
+            )
+            raise InvalidFieldError("tools", "set", rule)
         outputs = ChatOutputs(fields, asked, model, self._chat_format(model))
         identifier = answer_id("chatcmpl", call, fields)
         shows_ids = bool(fields.return_tokens_as_token_ids)
@@ -88,10 +95,10 @@ def _answer_body(
         "choices": [
             {"index": output.output_index * asked.num_copies + copy, **choice}
             for output in response.outputs
-            for choice in [_choice(output, asked, fields, tokens, *outputs.message(response, output))]
+            for choice in [_choice(output, asked, fields, tokens, outputs, response)]
             for copy in range(asked.num_copies)
         ],
-        "usage": usage_of([response], asked.num_copies),
+        "usage": usage_of([response], asked.num_copies, num_reasoning_tokens=outputs.num_reasoning_tokens(response)),
     }
     prompt_token_ids = response.request.prompt_token_ids.tolist()
     if fields.prompt_logprobs is not None:
@@ -104,11 +111,18 @@ def _answer_body(
 
 
 def _choice(
-    output: Output, asked: Asked, fields: ChatFields, tokens: TokenLogprobs, message: dict[str, Any], ended_by: str
+    output: Output,
+    asked: Asked,
+    fields: ChatFields,
+    tokens: TokenLogprobs,
+    outputs: ChatOutputs,
+    response: Response,
 ) -> dict[str, Any]:
+    message, ended_by = outputs.message(response, output)
     logprobs = None
     if asked.num_alternatives is not None:
-        content = tokens.chat(output.token_ids, output.logprobs, output.alternatives, asked.num_alternatives)
+        told = output.token_ids[: outputs.num_content_tokens(output)]
+        content = tokens.chat(told, output.logprobs, output.alternatives, asked.num_alternatives)
         logprobs = {"content": content, "refusal": None}
     choice: dict[str, Any] = {
         "message": message,
@@ -161,7 +175,7 @@ class _ChatPieces(Pieces):
             deltas = [{"content": ""}]
         logprobs = NULL
         if number is not None:
-            content = self._tokens.chat(delta.token_ids, delta.logprobs, delta.alternatives, number)
+            content = self._tokens.chat(self._told_tokens(delta), delta.logprobs, delta.alternatives, number)
             logprobs = to_json({"content": content, "refusal": None})
         rest = b',"token_ids":' + to_json(delta.token_ids) if self._tells_ids else b""
         first = self._event(index, to_json(deltas[0]), logprobs, NULL, rest)
@@ -176,11 +190,22 @@ class _ChatPieces(Pieces):
         events = [self._event(index, to_json(delta), NULL, NULL) for delta in self._last[1]]
         return b"".join((*events, self._event(index, b"{}", NULL, to_json(deltas.end_of(output)), stop_reason)))
 
+    def num_reasoning_tokens(self) -> int | None:
+        """Return how many tokens the model thought in all outputs; None: it is not known how it thinks."""
+        return self._outputs.num_reasoning_tokens(self.response)
+
+    def _told_tokens(self, delta: Delta) -> Sequence[int]:
+        """Return the tokens of a delta that log-probabilities are told of."""
+        output = self.response.outputs[delta.output_index]
+        is_last = output.num_taken_tokens == len(output.token_ids)
+        num_untold = len(output.token_ids) - self._outputs.num_content_tokens(output) if is_last else 0
+        return delta.token_ids[: len(delta.token_ids) - num_untold]
+
     def _deltas_of(self, output_index: int) -> OutputDeltas:
         """Return what makes the deltas of an output."""
         if output_index not in self._deltas:
             parser = None if self._outputs.are_plain else self._outputs.parser(self.response)
-            self._deltas[output_index] = OutputDeltas(parser)
+            self._deltas[output_index] = OutputDeltas(parser, tells_reasoning=self._outputs.tells_reasoning)
         return self._deltas[output_index]
 
     def _event(

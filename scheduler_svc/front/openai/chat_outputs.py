@@ -1,5 +1,6 @@
 """The outputs of a chat as OpenAI's messages: content, reasoning and tool calls."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,12 +39,15 @@ class ChatOutputs:
         self._tools: RequestedTools | None = check_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
         chat_format.check_tools(self._tools)
         self._format = chat_format
+        self.tells_reasoning = fields.include_reasoning is not False
         self._end_token_ids: set[int] = set()
+        self._skips_special_tokens = hides_special = fields.skip_special_tokens is not False
+        self._untold_ids = model.tokenizer.special_token_ids if hides_special else frozenset[int]()
         [request] = asked.requests
         if self._tools is None:
             request.messages.tools_json = ""  # `tool_choice` is none
         if fields.skip_special_tokens is not False and chat_format.needs_special_tokens(self._tools):
-            request.sampling_params.skip_special_tokens = False
+            request.sampling_params.skip_special_tokens = self._skips_special_tokens = False
             self._end_token_ids = {*model.info.eos_token_ids, *(fields.stop_token_ids or ())}
 
     @property
@@ -56,6 +60,33 @@ class ChatOutputs:
         prompt = response.request.prompt_token_ids
         return self._format.output_parser(self._tools, prompt, self._end_token_ids)
 
+    def num_content_tokens(self, output: Output) -> int:
+        """Return how many tokens of an output have entries in `logprobs`: all but the special one that ended it."""
+        has_end = output.stop_token_id in self._untold_ids
+        return len(output.token_ids) - has_end
+
+    def num_reasoning_tokens(self, response: Response) -> int | None:
+        """Return how many tokens of all outputs are reasoning with its markers; None: it is not known how it thinks."""
+        reasoning_format = self._format.reasoning
+        if reasoning_format is None:
+            return None
+        end_id = self._format.tokenizer.id_of(reasoning_format.end)
+        return sum(self._num_thought(response, output, end_id) for output in response.outputs)
+
+    def _num_thought(self, response: Response, output: Output, end_id: int | None) -> int:
+        parser = self._format.output_parser(None, response.request.prompt_token_ids, ())
+        events = [*parser.feed(output.text), *parser.finish()]
+        if not any(isinstance(event, ReasoningDelta) for event in events):
+            return 0
+        ids, answer = output.token_ids, "".join(event.text for event in events if isinstance(event, ContentDelta))
+        if not answer:
+            return self.num_content_tokens(output)
+        if end_id in ids:
+            return ids.index(end_id) + 1
+        begin = len(output.text) - len(answer)
+        decode, skips = self._format.tokenizer.decode, self._skips_special_tokens
+        return bisect_left(range(len(ids)), begin, key=lambda num: len(decode(ids[:num], skips)))
+
     def message(self, response: Response, output: Output) -> tuple[dict[str, Any], str]:
         """Return the message of a whole output, and why it ended."""
         if self.are_plain:
@@ -67,8 +98,8 @@ class ChatOutputs:
         reasoning = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
         calls = _calls(events)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if reasoning:
-            message["reasoning_content"] = reasoning
+        if reasoning and self.tells_reasoning:
+            message |= _reasoning(reasoning)
         if calls:
             message |= {"content": content or None, "tool_calls": calls}
         ending = CallsEnding()
@@ -81,10 +112,12 @@ class OutputDeltas:
 
     Args:
         parser: Of the output; None: all text is content.
+        tells_reasoning: Whether the client gets what the model thinks.
     """
 
-    def __init__(self, parser: OutputParser | None) -> None:
+    def __init__(self, parser: OutputParser | None, *, tells_reasoning: bool) -> None:
         self._parser = parser
+        self._tells_reasoning = tells_reasoning
         self._ending = CallsEnding()
 
     def feed(self, text: str) -> list[dict[str, Any]]:
@@ -104,7 +137,8 @@ class OutputDeltas:
 
     def _deltas(self, events: Sequence[OutputEvent]) -> list[dict[str, Any]]:
         self._ending.add(events)
-        return [_delta(event) for event in events if not isinstance(event, ToolCallBroken)]
+        told = [event for event in events if self._tells_reasoning or not isinstance(event, ReasoningDelta)]
+        return [_delta(event) for event in told if not isinstance(event, ToolCallBroken)]
 
 
 class CallsEnding:
@@ -128,6 +162,11 @@ class CallsEnding:
         return "tool_calls" if reason == "stop" and self._ends_with_call and not self._shows_broken else reason
 
 
+def _reasoning(text: str) -> dict[str, Any]:
+    """Return reasoning under both of its names: vLLM's and LiteLLM's older one, and vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
 def _calls(events: Sequence[OutputEvent]) -> list[dict[str, Any]]:
     """Return the whole calls."""
     calls: list[dict[str, Any]] = []
@@ -147,7 +186,7 @@ def _delta(event: ContentDelta | ReasoningDelta | ToolCallBegin | ToolCallArgume
         case ContentDelta(text):
             return {"content": text}
         case ReasoningDelta(text):
-            return {"reasoning_content": text}
+            return _reasoning(text)
         case ToolCallBegin(index, call_id, name):
             function = {"name": name, "arguments": ""}
             return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}

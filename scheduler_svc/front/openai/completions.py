@@ -12,9 +12,9 @@ from scheduler_svc.front.openai.answering import (
     answer_head,
     answer_id,
     finish_reason,
+    in_openai_words,
     stop_reason,
     usage_of,
-    with_openai_names,
 )
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.fields import CompletionFields
@@ -43,7 +43,7 @@ class Completions:
     async def answer(self, call: Call) -> web.StreamResponse:
         """Answer one request."""
         fields, asked, model = await self._answering.read(call, CompletionFields, asked_completion)
-        return await with_openai_names(asked.names, self._answer(call, fields, asked, model))
+        return await in_openai_words(asked, self._answer(call, fields, asked, model))
 
     async def _answer(self, call: Call, fields: CompletionFields, asked: Asked, model: TextModel) -> web.StreamResponse:
         identifier = answer_id("cmpl", call, fields)
@@ -108,7 +108,8 @@ class _Prompt:
         if self.fields.logprobs is None:
             return None
         skips = self.fields.skip_special_tokens is not False
-        return CompletionLogprobs(self.tokens, self.fields.logprobs, skips_special_tokens=skips)
+        offset = 0 if self.fields.echo else len(self.text)  # as in OpenAI's API
+        return CompletionLogprobs(self.tokens, self.fields.logprobs, skips_special_tokens=skips, offset=offset)
 
     def echoed_logprobs(self, logprobs: CompletionLogprobs) -> dict[str, Any]:
         """Return those of the prompt; they are known."""

@@ -52,7 +52,7 @@ _ADVICE = (
 _NAMED_IN_LIMIT = re.compile(r"\((\w+)\)")
 
 # What the native API calls the prompt.
-_PROMPT_FIELDS = ("text", "token_ids", "prompt")
+PROMPT_FIELDS = ("text", "token_ids", "prompt")
 
 
 @dataclass(eq=False)
@@ -85,12 +85,17 @@ class ApiError(OctavoServiceError):
         return to_json({"error": error})
 
 
-def api_error(error: Exception, names: Mapping[str, str] = MappingProxyType({})) -> ApiError:
+def api_error(
+    error: Exception,
+    names: Mapping[str, str] = MappingProxyType({}),
+    numbers: Mapping[str, float] = MappingProxyType({}),
+) -> ApiError:
     """Return an error of the service as OpenAI's clients know it.
 
     Args:
         error: Of one outside our tree only the class is told: its words may be internals.
         names: OpenAI's names of fields that the native API calls otherwise.
+        numbers: Sampling parameters as they were sent: the native API may have got the nearest that it can hold.
     """
     if isinstance(error, ApiError):
         return error
@@ -101,18 +106,20 @@ def api_error(error: Exception, names: Mapping[str, str] = MappingProxyType({}))
     answer = ApiError(status, str(error), _INVALID if status < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER)
     if isinstance(error, InvalidFieldError):
         param = openai_name(error.field, names)
-        code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
-        value, limit = _in_json(error.value), _in_openai_words(error.limit, names)
+        if isinstance(error, PromptTooLongError):
+            return replace(answer, param=param, code="context_length_exceeded")
+        sent = numbers.get(error.field.removeprefix("sampling_params."), error.value)
+        value, limit = _in_json(sent), _in_openai_words(error.limit, names)
         if param == "logit_bias":  # a list in the native API
             value, limit = value.replace("a list", "an object"), limit.replace("a list", "an object")
-        return replace(answer, message=str(InvalidFieldError(param, value, limit)), param=param, code=code)
+        return replace(answer, message=str(InvalidFieldError(param, value, limit)), param=param)
     if isinstance(error, QueueFullError):
         headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
         return replace(answer, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
     if isinstance(error, CacheTooSmallError):  # however often it is sent
         return replace(answer, status=HTTPStatus.BAD_REQUEST, code="context_length_exceeded")
     if isinstance(error, RequestAbortedError | RequestExistsError | NotFiniteError):
-        return replace(answer, headers=_NO_RETRY)
+        return replace(answer, param="request_id" if isinstance(error, RequestExistsError) else None, headers=_NO_RETRY)
     if status == HTTPStatus.UNAUTHORIZED:
         return replace(answer, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -121,7 +128,13 @@ def api_error(error: Exception, names: Mapping[str, str] = MappingProxyType({}))
 
 
 def _in_json(value: object) -> str:
-    """Return a value as it stands in JSON, if it is a truth value; the native API shows Python's."""
+    """Return a number or a truth value as it stands in JSON, and another value as the native API shows it."""
+    if isinstance(value, float):
+        return (
+            repr(value).removesuffix(".0")
+            if math.isfinite(value)
+            else to_json(value, inf_nan_mode="constants").decode()
+        )
     return str(value).lower() if str(value) in ("True", "False") else str(value)
 
 
@@ -137,4 +150,4 @@ def openai_name(native_field: str, names: Mapping[str, str]) -> str:
     name = native_field.removeprefix("sampling_params.")
     if name.startswith("messages["):  # of one message
         return name.removesuffix("_json")
-    return names.get(name, "prompt" if name in _PROMPT_FIELDS else name)
+    return names.get(name, "prompt" if name in PROMPT_FIELDS else name)

@@ -54,7 +54,8 @@ class Reader:
             fields = kind.model_validate(parsed)
         except ValidationError as error:
             raise _first_of(error, kind) from error
-        ignored = [name for name in fields.model_extra or () if not _is_known(name, parsed[name])]
+        # What is null is unset, whatever it would mean.
+        ignored = [name for name, value in (fields.model_extra or {}).items() if not _is_known(name, value)]
         refuses = self._unknown is UnknownFields.REFUSE
         ignored += islice(inside(fields, PART_NOTES if refuses else ()), _MAX_NAMED)
         if ignored and refuses:
@@ -66,12 +67,12 @@ class Reader:
 
 def _is_known(name: str, value: object) -> bool:
     """Return whether a field that is not carried is known. Raises ApiError: it is refused."""
-    if name in NO_EFFECT:
+    if name in NO_EFFECT or value is None:
         return True
     rule = REFUSED.get(name)
     if rule is None:
         return False
-    if value is None or any(value == neutral and type(value) is type(neutral) for neutral in rule.neutral):
+    if any(value == neutral and type(value) is type(neutral) for neutral in rule.neutral):
         return True
     allowed = " or ".join(["unset", *map(shown_json, rule.neutral)])
     raise ApiError(

@@ -32,7 +32,10 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: str = Field(description="Of whom it is. A role that the chat template leaves out is refused.")
+    role: str = Field(
+        description="Of whom it is. `developer` is `system` if the chat template does not know it; another role that "
+        "it does not know or leaves out is refused."
+    )
     content: str | list[Any] | None = Field(
         None, description="A text, or a list of parts of type text. Images, audio and files are refused."
     )
@@ -49,6 +52,7 @@ class Message(BaseModel):
     reasoning_content: str | None = Field(
         None, description="What the assistant thought. Most chat templates leave out that of earlier turns, or all."
     )
+    reasoning: str | None = Field(None, description="Another name of `reasoning_content`, as in vLLM.")
 
 
 Messages = Annotated[list[Message], _FailFast()]
@@ -148,6 +152,9 @@ class ChatFields(SamplingFields, TemplateFields):
     max_completion_tokens: int | None = Field(None, description="Most tokens to make. Default: as many as fit.")
     logprobs: bool | None = Field(None, description="Whether to return log-probabilities.")
     top_logprobs: int | None = Field(None, description="Alternatives for each token, with `logprobs`.")
+    include_reasoning: bool | None = Field(
+        None, description="Whether the answer has what the model thinks (vLLM's). Default: true."
+    )
     tool_choice: Any = Field(None, description="auto or none; none: the model gets no tools. Nothing can force a call.")
     parallel_tool_calls: bool | None = Field(None, description="Must be true: a model may call several tools at once.")
 

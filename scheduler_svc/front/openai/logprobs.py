@@ -30,9 +30,12 @@ class TokenLogprobs:
     def chat(
         self, token_ids: Sequence[int], logprobs: Sequence[float], alternatives: Alternatives, number: int
     ) -> list[dict[str, Any]]:
-        """Return the `content` of a chat's logprobs, with `number` alternatives for each token."""
+        """Return the `content` of a chat's logprobs, with `number` alternatives for each token.
+
+        There may be more log-probabilities than tokens, of tokens that are not in the text.
+        """
         entries = []
-        for place, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
+        for place, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=False)):
             entry = self._entry(token_id, logprob)
             entry["top_logprobs"] = [
                 self._entry(other, its_logprob) for other, its_logprob in _at(alternatives, place, number)
@@ -72,14 +75,15 @@ class CompletionLogprobs:
         tokens: Writes tokens.
         number: Alternatives for each token.
         skips_special_tokens: Whether special tokens are not in the text.
+        offset: Where the first token begins: behind the prompt, unless it is echoed.
     """
 
-    def __init__(self, tokens: TokenLogprobs, number: int, *, skips_special_tokens: bool) -> None:
+    def __init__(self, tokens: TokenLogprobs, number: int, *, skips_special_tokens: bool, offset: int = 0) -> None:
         self._tokens = tokens
         self._number = number
         self._skipped = tokens.texts.tokenizer.special_token_ids if skips_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
+        self._offset = offset
 
     def prompt(self, token_ids: Sequence[int], logprobs: Sequence[float], alternatives: Alternatives) -> dict[str, Any]:
         """Return those of an echoed prompt; its first token has none."""

@@ -1,7 +1,6 @@
 """The messages of OpenAI's API as those of the native one."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic_core import to_json
 
@@ -20,6 +19,9 @@ CONVERSATION_NAMES = {
 }
 
 TEXT_PARTS = ("text", "refusal")
+
+# A part with what the assistant thought.
+THINKING = "thinking"
 
 # Fields of parts without effect: prefixes are found by their content.
 PART_NOTES = ("prompt_cache_breakpoint", "cache_control")
@@ -51,13 +53,14 @@ def _chat_message(message: Message, place: int) -> pb.ChatMessage:
             raise InvalidFieldError(f"messages[{place}].{name}", "set", rule)
     if message.content is None and not message.tool_calls and message.role != "assistant":
         raise InvalidFieldError(f"messages[{place}].content", "absent", "a text, or an array of parts that are texts")
+    content, thinking = _text(message, place)
     return pb.ChatMessage(
         role=message.role,
-        content=_text(message.content, place),
+        content=content,
         name=message.name or "",
         tool_call_id=message.tool_call_id or "",
         tool_calls_json=to_json(message.tool_calls).decode() if message.tool_calls else "",
-        reasoning_content=message.reasoning_content or "",
+        reasoning_content=message.reasoning_content or message.reasoning or thinking,
     )
 
 
@@ -66,19 +69,37 @@ def is_empty(value: object) -> bool:
     return value in _EMPTY or (isinstance(value, dict) and all(inner in _EMPTY for inner in value.values()))
 
 
-def _text(content: str | list[Any] | None, place: int) -> str:
-    """Return the text of a message; its parts follow each other as they are."""
-    if not isinstance(content, list):
-        return content or ""
-    return "".join(_part(part, f"messages[{place}].content[{number}]") for number, part in enumerate(content))
+def _text(message: Message, place: int) -> tuple[str, str]:
+    """Return the text of a message and what the assistant thought; parts follow each other as they are."""
+    if not isinstance(message.content, list):
+        return message.content or "", ""
+    texts, thoughts = [], []
+    for number, part in enumerate(message.content):
+        path = f"messages[{place}].content[{number}]"
+        if message.role == "assistant" and isinstance(part, dict) and part.get("type") == THINKING:
+            thoughts.append(_thought(part.get(THINKING), f"{path}.{THINKING}"))
+        else:
+            texts.append(_part(part, path))
+    return "".join(texts), "".join(thoughts)
+
+
+def _thought(thought: object, path: str) -> str:
+    """Return the text of a part of type thinking: a text, or as Mistral's API has it parts of type text."""
+    if not isinstance(thought, list):
+        return _checked_text(thought, path)
+    return "".join(_part(part, f"{path}[{number}]") for number, part in enumerate(thought))
 
 
 def _part(part: object, path: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind not in TEXT_PARTS:
         shown = f"a part of type {shown_json(kind)}" if isinstance(part, dict) else shown_json(part)
-        raise InvalidFieldError(path, shown, 'a part of type text, such as {"type": "text", "text": "..."}: no images')
-    text = part.get(kind)
+        whose = ": only the assistant thinks" if kind == THINKING else ": the model reads text only"
+        raise InvalidFieldError(path, shown, f'a part of type text, such as {{"type": "text", "text": "..."}}{whose}')
+    return _checked_text(part.get(kind), f"{path}.{kind}")
+
+
+def _checked_text(text: object, path: str) -> str:
     if not isinstance(text, str):
-        raise InvalidFieldError(f"{path}.{kind}", shown_json(text) if kind in part else "absent", "a text")
+        raise InvalidFieldError(path, "absent" if text is None else shown_json(text), "a text")
     return text

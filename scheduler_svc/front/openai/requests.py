@@ -6,13 +6,14 @@ from typing import Any
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.api.group_validation import priority_rule
+from scheduler_svc.front.api.request_limits import RequestLimits, unknown_token
 from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, SamplingFields
 from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
 from scheduler_svc.front.openai.unknown_fields import in_place_of
 from scheduler_svc.front.text.json_text import shown_json
 from shared.errors import InvalidFieldError
-from shared.sampling_parameters import BY_NAME
+from shared.sampling_parameters import INT32_MAX, UINT32_MAX
 from shared.token_rules import MAX_BIASED_TOKENS
 
 # OpenAI's default for completions; that of chats is as many as fit.
@@ -44,6 +45,9 @@ _EARLY_STOPPING = {
 _TOP_K_OFF = -1
 _UINT64_MASK = 2**64 - 1
 
+# Of a token id: enough for any number of 64 bits.
+_MAX_KEY_DIGITS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -54,56 +58,60 @@ class Asked:
         num_copies: How often each output is told: n of a greedy request, which has n equal outputs.
         num_alternatives: How many there are for each token; None: no log-probabilities were asked for.
         names: OpenAI's names of the fields that the native API calls otherwise.
+        numbers: The sampling parameters as they were sent, by the native name.
     """
 
     requests: Sequence[pb.GenerateRequest]
     num_copies: int
     num_alternatives: int | None
     names: Mapping[str, str]
+    numbers: Mapping[str, float]
 
 
 def asked_completion(fields: CompletionFields, limits: RequestLimits) -> Asked:
     """Return what a completion asks for. Raises InvalidFieldError: a field is wrong."""
-    params, num_copies = _sampling_params(fields, limits, fields.best_of)
+    numbers = _Numbers()
+    params, num_copies = numbers.params, _set_sampling_params(numbers, fields, limits, fields.best_of)
     max_tokens = DEFAULT_COMPLETION_TOKENS if fields.max_tokens is None else fields.max_tokens
     if max_tokens == 0 and fields.echo:  # the prompt alone: one token is made, and not told
         max_tokens = 1
-    _set(params, "max_tokens", max_tokens)
+    numbers.set("max_tokens", max_tokens)
     names = {"banned_words": "bad_words"}
     if fields.logprobs is not None:
-        _set(params, "logprobs", fields.logprobs)
+        numbers.set("logprobs", fields.logprobs)
         if fields.echo and fields.prompt_logprobs is None:
-            params.prompt_logprobs = fields.logprobs
+            numbers.set("prompt_logprobs", fields.logprobs)
             names["prompt_logprobs"] = "logprobs"
     requests = []
     for prompt in prompts_of(fields.prompt, in_place_of("prompt", fields.model_extra or (), CompletionFields)):
-        request = _request(fields, params)
+        request = _request(fields, params, limits)
         if isinstance(prompt, str):
             request.text = prompt
             if fields.add_special_tokens is not None:
                 request.add_special_tokens = fields.add_special_tokens
         else:
-            _extend(request.token_ids.ids, "prompt", prompt)
+            extend_ids(request.token_ids.ids, "prompt", prompt, limits)
         requests.append(request)
-    return Asked(requests, num_copies, fields.logprobs, names)
+    return Asked(requests, num_copies, fields.logprobs, names, numbers.sent)
 
 
 def asked_chat(fields: ChatFields, limits: RequestLimits) -> Asked:
     """Return what a chat asks for. Raises InvalidFieldError: a field is wrong."""
-    params, num_copies = _sampling_params(fields, limits, None)
+    numbers = _Numbers()
+    num_copies = _set_sampling_params(numbers, fields, limits, None)
     name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     if fields.max_completion_tokens is not None and fields.max_tokens not in (None, fields.max_completion_tokens):
         raise InvalidFieldError("max_tokens", fields.max_tokens, "unset with max_completion_tokens, which replaces it")
     max_tokens = getattr(fields, name)
     if max_tokens is not None:
-        _set(params, "max_tokens", max_tokens)
+        numbers.set("max_tokens", max_tokens)
     num_alternatives = None
     if fields.logprobs:
         num_alternatives = fields.top_logprobs or 0
-        _set(params, "logprobs", num_alternatives)
+        numbers.set("logprobs", num_alternatives)
     elif fields.top_logprobs:
         raise InvalidFieldError("top_logprobs", fields.top_logprobs, "0 or unset without logprobs true")
-    request = _request(fields, params)
+    request = _request(fields, numbers.params, limits)
     request.messages.CopyFrom(chat_messages(fields.messages, fields))
     names = {
         "banned_words": "bad_words",
@@ -111,7 +119,7 @@ def asked_chat(fields: ChatFields, limits: RequestLimits) -> Asked:
         "logprobs": "top_logprobs",
         **CONVERSATION_NAMES,
     }
-    return Asked([request], num_copies, num_alternatives, names)
+    return Asked([request], num_copies, num_alternatives, names, numbers.sent)
 
 
 def prompts_of(prompt: Any, in_its_place: str = "") -> Sequence[str | list[int]]:
@@ -153,40 +161,64 @@ def _kind(value: object) -> str:
     return names.get(type(value), "null")
 
 
-def _request(fields: SamplingFields, params: generation_pb2.SamplingParams) -> pb.GenerateRequest:
+def _request(
+    fields: SamplingFields, params: generation_pb2.SamplingParams, limits: RequestLimits
+) -> pb.GenerateRequest:
     request = pb.GenerateRequest(sampling_params=params, cache_salt=fields.cache_salt or "")
     if fields.priority is not None:
         try:
             request.priority = fields.priority
         except ValueError:
-            raise InvalidFieldError("priority", fields.priority, "a whole number of 32 bits") from None
+            raise InvalidFieldError("priority", fields.priority, priority_rule(limits)) from None
     return request
 
 
-def _sampling_params(
-    fields: SamplingFields, limits: RequestLimits, best_of: int | None
-) -> tuple[generation_pb2.SamplingParams, int]:
-    """Return the parameters but for lengths and log-probabilities, and how often each output is told."""
-    params = generation_pb2.SamplingParams()
+class _Numbers:
+    """Sets sampling parameters; the native API checks their ranges.
+
+    Attributes:
+        params: Has them.
+        sent: As they were sent, by name.
+    """
+
+    def __init__(self) -> None:
+        self.params = generation_pb2.SamplingParams()
+        self.sent: dict[str, float] = {}
+
+    def set(self, name: str, value: float) -> None:
+        """Set one; what its type cannot hold becomes a number that is out of range, too."""
+        self.sent[name] = value
+        if type(value) is float:
+            fitting = value
+        elif name == "max_tokens":  # the only one that is cut where it is too large
+            fitting = min(max(value, 0), UINT32_MAX)
+        else:
+            fitting = value if 0 <= value <= UINT32_MAX else UINT32_MAX
+        setattr(self.params, name, fitting)
+
+
+def _set_sampling_params(numbers: _Numbers, fields: SamplingFields, limits: RequestLimits, best_of: int | None) -> int:
+    """Set the parameters but for lengths and log-probabilities, and return how often each output is told."""
+    params = numbers.params
     for name in _SAME_NAMES:
         value = getattr(fields, name)
         if value is not None:
-            _set(params, name, value)
+            numbers.set(name, value)
     for name, native in _SAME_LISTS.items():
-        _extend(getattr(params, native), name, getattr(fields, name) or ())
+        extend_ids(getattr(params, native), name, getattr(fields, name) or (), limits)
     params.stop.extend([fields.stop] if isinstance(fields.stop, str) else fields.stop or [])
     if fields.top_k is not None:
-        _set(params, "top_k", 0 if fields.top_k == _TOP_K_OFF else fields.top_k)
+        numbers.set("top_k", 0 if fields.top_k == _TOP_K_OFF else fields.top_k)
     if fields.seed is not None:
         if not -(2**63) <= fields.seed < 2**64:
-            raise InvalidFieldError("seed", fields.seed, "a whole number of 64 bits")
+            raise InvalidFieldError("seed", fields.seed, f"from {-(2**63)} to {2**64 - 1}")
         params.seed = fields.seed & _UINT64_MASK
-    _set_biases(params, fields.logit_bias or {})
+    _set_biases(params, fields.logit_bias or {}, limits)
     num_copies = 1
     if fields.use_beam_search or fields.beam_width:
         width = fields.beam_width or best_of or fields.n or 1
-        _set(params, "beam_width", width)
-        _set(params, "n", 1 if fields.n is None else fields.n)
+        numbers.set("beam_width", width)
+        numbers.set("n", 1 if fields.n is None else fields.n)
     elif _is_greedy(params, limits):
         num_copies = 1 if fields.n is None else fields.n
         if not 1 <= num_copies <= MAX_EQUAL_CHOICES:
@@ -195,12 +227,12 @@ def _sampling_params(
             raise InvalidFieldError("best_of", best_of, f"at least {num_copies} (n)")
     else:
         if fields.n is not None:
-            _set(params, "n", fields.n)
+            numbers.set("n", fields.n)
         if best_of is not None:
-            _set(params, "best_of", best_of)
+            numbers.set("best_of", best_of)
     if fields.early_stopping is not None:
         params.early_stopping = _EARLY_STOPPING[fields.early_stopping]
-    return params, num_copies
+    return num_copies
 
 
 def _is_greedy(params: generation_pb2.SamplingParams, limits: RequestLimits) -> bool:
@@ -210,28 +242,23 @@ def _is_greedy(params: generation_pb2.SamplingParams, limits: RequestLimits) -> 
     return limits.sampling_defaults.get("temperature", 1) == 0
 
 
-def _set(params: generation_pb2.SamplingParams, name: str, value: float) -> None:
-    """Set a field. Raises InvalidFieldError: its type has no such number; the native API checks the range."""
-    try:
-        setattr(params, name, value)
-    except ValueError:
-        known = BY_NAME.get(name)
-        raise InvalidFieldError(name, value, known.limit if known else "a whole number of 32 bits, 1 or more") from None
-
-
-def _extend(field: Any, name: str, values: Sequence[Any]) -> None:
+def extend_ids(field: Any, name: str, values: Sequence[int], limits: RequestLimits) -> None:
+    """Put token ids into a field. Raises InvalidFieldError: one is so large that the field cannot hold it."""
     try:
         field.extend(values)
     except ValueError:
-        raise InvalidFieldError(name, "a list with a number of more than 32 bits", "ids of the vocabulary") from None
+        outside = next(token_id for token_id in values if not 0 <= token_id < limits.vocab_size)
+        raise unknown_token(name, outside, limits.vocab_size) from None
 
 
-def _set_biases(params: generation_pb2.SamplingParams, biases: Mapping[str, float]) -> None:
+def _set_biases(params: generation_pb2.SamplingParams, biases: Mapping[str, float], limits: RequestLimits) -> None:
     if len(biases) > MAX_BIASED_TOKENS:
         raise InvalidFieldError("logit_bias", f"{len(biases)} ids long", f"at most {MAX_BIASED_TOKENS} ids long")
     for key, bias in biases.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 9):
+        if not (key.isascii() and key.isdigit() and len(key) <= _MAX_KEY_DIGITS):
             raise InvalidFieldError(
                 "logit_bias", f"an object with the name {shown_json(key[:64])}", "biases by token id"
             )
+        if int(key) > INT32_MAX:
+            raise unknown_token("logit_bias", int(key), limits.vocab_size)
         params.logit_bias.add(token_id=int(key), bias=bias)

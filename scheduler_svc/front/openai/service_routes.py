@@ -22,6 +22,7 @@ from scheduler_svc.front.openai.field_reader import Reader
 from scheduler_svc.front.openai.fields import DetokenizeFields, TokenizeFields
 from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
 from scheduler_svc.front.openai.models import check_model
+from scheduler_svc.front.openai.requests import extend_ids
 from scheduler_svc.front.openai.routes import Access, Route
 from scheduler_svc.front.text.text_model import TextModel
 from shared.errors import InvalidFieldError
@@ -134,7 +135,8 @@ class ServiceRoutes:
             if len(fields.tokens) > limit.most:
                 rule = f"at most {limit.most} tokens long ({limit.cause})"
                 raise InvalidFieldError("tokens", f"{len(fields.tokens)} tokens long", rule)
-            request = pb.DetokenizeRequest(token_ids=fields.tokens, skip_special_tokens=False)
+            request = pb.DetokenizeRequest(skip_special_tokens=False)
+            extend_ids(request.token_ids, "tokens", fields.tokens, limits)
             return {"prompt": tokenization.detokenize(request, model, limits).text}
 
         return await self._run(call, detokenize)

@@ -69,6 +69,10 @@ class Pieces(ABC):
     def last_piece(self, output: Output, index: int) -> bytes:
         """Return the events that end the choice `index`."""
 
+    def num_reasoning_tokens(self) -> int | None:
+        """Return how many tokens the model thought in all outputs; None: that is not counted."""
+        return None
+
     async def send_all(self) -> None:
         """Send all events of the prompt but the first ones. Raises OctavoServiceError: the request failed."""
         response, send = self.response, self._stream.send
@@ -146,7 +150,12 @@ async def stream_answer(
         return await stream.fail(api_error(cause, names))
     options = pieces[0].fields.stream_options
     if options and options.include_usage:
-        counts = usage_of([one.response for one in pieces], pieces[0].num_copies, tells_outputs=tells_outputs)
+        counts = usage_of(
+            [one.response for one in pieces],
+            pieces[0].num_copies,
+            tells_outputs=tells_outputs,
+            num_reasoning_tokens=pieces[0].num_reasoning_tokens(),
+        )
         await stream.send(stream.event(b',"choices":[],"usage":', to_json(counts), b"}"))
     return await stream.finish()
 

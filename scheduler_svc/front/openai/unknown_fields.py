@@ -12,6 +12,9 @@ from scheduler_svc.front.openai.other_fields import NO_EFFECT
 # How alike two names are that are one name with a slip; short names that are not alike reach 0.6.
 _ALIKE = 0.75
 
+# What other servers have in place of a variable of the chat template.
+_TEMPLATE_SWITCHES = ("think", "thinking", "enable_thinking")
+
 # Where a field belongs that was sent to the other of the two.
 _OTHERS = {
     CompletionFields: ("/v1/chat/completions", ChatFields.model_fields),
@@ -30,6 +33,10 @@ def refusal_of(name: str, kind: type[RequestFields]) -> ApiError:
         known = (*kind.model_fields, *NO_EFFECT)
     if not outer and name in others:
         advice = f"send it to {other_path}, whose field it is, or leave it out"
+    elif name in _TEMPLATE_SWITCHES and "chat_template_kwargs" in kind.model_fields:
+        advice = (
+            'send it to the chat template, such as "chat_template_kwargs": {"enable_thinking": false}; or leave it out'
+        )
     elif meant := _nearest(inner, known):
         advice = f"did you mean {meant}? Else leave it out"
     return ApiError(
@@ -67,8 +74,9 @@ def inside(fields: RequestFields, notes: Collection[str] = PART_NOTES) -> Iterat
     """
     carried = type(fields).model_fields  # what is not carried is as it came
     options = getattr(fields, "stream_options", None) if "stream_options" in carried else None
-    for name in (options and options.model_extra) or ():
-        yield f"stream_options.{name}"
+    for name, value in ((options and options.model_extra) or {}).items():
+        if value is not None:
+            yield f"stream_options.{name}"
     messages: Sequence[Message] = (getattr(fields, "messages", None) if "messages" in carried else None) or ()
     for place, message in enumerate(messages):
         for name, value in (message.model_extra or {}).items():
@@ -82,4 +90,4 @@ def inside(fields: RequestFields, notes: Collection[str] = PART_NOTES) -> Iterat
 def _unknown_in_part(part: object, notes: Collection[str]) -> Iterator[str]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if isinstance(part, Mapping) and kind in TEXT_PARTS:
-        yield from (name for name in part if name not in ("type", kind, *notes))
+        yield from (name for name, value in part.items() if name not in ("type", kind, *notes) and value is not None)

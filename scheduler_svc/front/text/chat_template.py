@@ -6,9 +6,11 @@ when that is rendered again with other words in it. template_sandbox.py has the 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from scheduler_svc.front.text.conversation import Conversation
+from scheduler_svc.front.text.template_roles import TemplateRoles
 from scheduler_svc.front.text.template_sandbox import RENDER_ERRORS, SandboxedTemplate
 from shared.errors import InvalidFieldError
 
@@ -48,6 +50,7 @@ class ChatTemplate:
         self._template = SandboxedTemplate(source)
         self._special_tokens = dict(special_tokens)
         self.source = source
+        self._roles = TemplateRoles(lambda messages: self._probe(messages, None))
         shown_by = [name for name in _TOOL_VARIABLES if _PROBE_NAME in self._probe([_HELLO], name)]
         self.knows_tools = bool(shown_by)
         self._tools_variable = shown_by[0] if shown_by else "tools"
@@ -56,12 +59,13 @@ class ChatTemplate:
     def render(self, conversation: Conversation) -> str:
         """Return the prompt for the assistant's next turn.
 
-        Raises: InvalidFieldError: the template refuses these messages, leaves one with a role of its own, names that
-            tell speakers apart, or the tools out of the prompt, fails, or passes a limit.
+        Raises: InvalidFieldError: the template refuses these messages, does not know a role, leaves one with a role of
+            its own, names that tell speakers apart, or the tools out of the prompt, fails, or passes a limit.
         """
         if conversation.tools and not self.knows_tools:
             rule = "unset: the chat template of this model knows no tools, so the model would not see them"
             raise InvalidFieldError("messages.tools_json", "set", rule)
+        conversation = replace(conversation, messages=self._roles.in_known_roles(conversation.messages))
         text = self._render(conversation, conversation.messages)
         self._refuse_ignored(conversation, text)
         return text
@@ -87,16 +91,17 @@ class ChatTemplate:
             limit = f"a conversation that the model's chat template accepts; it says: {reason}"
             raise InvalidFieldError("messages", f"a conversation of roles {roles}", limit) from error
 
-    def _probe(self, messages: Sequence[Mapping[str, Any]], tools_variable: str) -> str:
-        """Return the prompt of a small conversation with a tool; empty: the template fails on it."""
+    def _probe(self, messages: Sequence[Mapping[str, Any]], tools_variable: str | None) -> str:
+        """Return the prompt of a small conversation, with a tool in a variable; empty: the template fails on it."""
         variables = {
             **self._special_tokens,
             "documents": None,
             "messages": messages,
             "tools": None,
-            tools_variable: [_PROBE],
             "add_generation_prompt": True,
         }
+        if tools_variable is not None:
+            variables[tools_variable] = [_PROBE]
         try:
             return self._template.render(variables)
         except RENDER_ERRORS:

@@ -54,12 +54,14 @@ class ModelTokenizer:
 
     Args:
         directory: The operator's; None: there is none.
+        escapes_special_tokens: See `Tokenizer`.
 
     Raises: OctavoServiceError: the directory is broken.
     """
 
-    def __init__(self, directory: Path | None = None) -> None:
-        self._own = Tokenizer.from_directory(directory) if directory else None
+    def __init__(self, directory: Path | None = None, *, escapes_special_tokens: bool = False) -> None:
+        self._escapes = escapes_special_tokens
+        self._own = Tokenizer.from_directory(directory, escapes_special_tokens=self._escapes) if directory else None
         self._current = self._own
 
     async def load(self, info: ExecutorInfo, fetch: Callable[[], Awaitable[Sequence[TokenizerFile]]]) -> None:
@@ -72,7 +74,7 @@ class ModelTokenizer:
             files = tuple(await fetch())
             tokenizer = self._current
             if tokenizer is None or tokenizer.files != files:
-                tokenizer = await asyncio.to_thread(Tokenizer, files)
+                tokenizer = await asyncio.to_thread(Tokenizer, files, escapes_special_tokens=self._escapes)
         if tokenizer.is_absent:
             log.warning(Event("no_tokenizer", model=info.model_id, serves="token ids only", fix=TOKENIZER_FIX))
         elif tokenizer.largest_id >= info.vocab_size:  # texts of unknown tokens are refused one by one

@@ -14,6 +14,7 @@ import tokenizers
 
 from scheduler_svc.front.text.chat_template import ChatTemplate
 from scheduler_svc.front.text.conversation import Conversation
+from scheduler_svc.front.text.special_tokens import SpecialTokenBreaker
 from shared.errors import InvalidFieldError, TokenizerFileError
 from shared.executor_info import TokenizerFile
 
@@ -46,11 +47,12 @@ class Tokenizer:
     Args:
         files: The model's tokenizer files; only tokenizer.json is required. They are kept as `files`. None at
             all: the model has no tokenizer, every output is the empty text, and nothing may be encoded.
+        escapes_special_tokens: Whether special tokens in a conversation become ordinary text.
 
     Raises: TokenizerFileError: a file is missing or broken.
     """
 
-    def __init__(self, files: Iterable[TokenizerFile]) -> None:
+    def __init__(self, files: Iterable[TokenizerFile], *, escapes_special_tokens: bool = False) -> None:
         self.files = tuple(files)
         contents = {file.name: file.content for file in self.files}
         self._tokenizer = _load_tokenizer(contents) if self.files else tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -64,12 +66,16 @@ class Tokenizer:
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self._max_token_length = max(map(len, vocab), default=1)
         self._largest_id = max(vocab.values(), default=-1)
-        self._special_token_ids = frozenset(
-            token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        special = {
+            token_id: token.content
+            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        }
+        self._special_token_ids = frozenset(special)
+        self._breaker = SpecialTokenBreaker(special.values()) if escapes_special_tokens else None
 
     @classmethod
-    def from_directory(cls, path: Path | str) -> "Tokenizer":
+    def from_directory(cls, path: Path | str, *, escapes_special_tokens: bool = False) -> "Tokenizer":
         """Read the files of a model directory.
 
         Raises: TokenizerFileError: a file is missing, unreadable or broken.
@@ -84,7 +90,7 @@ class Tokenizer:
                     raise TokenizerFileError(str(file), "does not exist") from error
             except OSError as error:
                 raise TokenizerFileError(str(file), f"cannot be read: {error.strerror}") from error
-        return cls(files)
+        return cls(files, escapes_special_tokens=escapes_special_tokens)
 
     @property
     def is_absent(self) -> bool:
@@ -162,7 +168,7 @@ class Tokenizer:
         """Turn a conversation into the prompt for the assistant's next turn.
 
         No special tokens are added, as the template writes them itself. Special tokens in a message's
-        content are recognised too, as they are in transformers: a client can imitate turns.
+        content are recognised too, as they are in transformers, unless they are escaped: a client can imitate turns.
 
         Raises:
             InvalidFieldError: the model has no chat template, or it refuses the messages.
@@ -171,7 +177,17 @@ class Tokenizer:
         template = self._tool_template if conversation.tools else self._chat_template
         if template is None:
             raise InvalidFieldError("messages", "set", "unset: this model has no chat template; send text or token_ids")
-        return self._encode(template.render(conversation), max_tokens, add_special_tokens=False)
+        if self._breaker is None:
+            return self._encode(template.render(conversation), max_tokens, add_special_tokens=False)
+        broken, mark = self._breaker.break_up(conversation)
+        pieces = template.render(broken).split(mark)
+        if len(pieces) == 1:
+            return self._encode(pieces[0], max_tokens, add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        num_tokens = sum(map(len, encodings))
+        if num_tokens > max_tokens:
+            raise TooManyTokensError(num_tokens)
+        return [token_id for encoding in encodings for token_id in encoding.ids]
 
     def _encode(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text; other threads run meanwhile, unless it is short."""

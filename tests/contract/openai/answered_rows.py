@@ -32,7 +32,7 @@ COMMON: Rows = {
     "max_tokens": (SHORT, lambda a: num_output_tokens(a) == 4 and first(a)["finish_reason"] == "length"),
     "temperature 0": (GREEDY, lambda a: len(texts(a)) == 1),
     "null is unset": (
-        GREEDY | dict.fromkeys(("n", "stop", "seed", "logit_bias", "top_p", "top_k", "stop_token_ids")),
+        GREEDY | dict.fromkeys(("n", "stop", "seed", "logit_bias", "top_p", "top_k", "stop_token_ids", "nobody's")),
         lambda a: len(texts(a)) == 1,
     ),
     "n": (SHORT | {"n": 3}, lambda a: [c["index"] for c in a["choices"]] == [0, 1, 2] and len(set(texts(a))) == 3),
@@ -121,6 +121,31 @@ COMPLETIONS: Rows = COMMON | {
 }
 
 CHATS: Rows = COMMON | {
+    "what is null inside is unset": (
+        SHORT | {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello", "x": None}], "y": None}]},
+        lambda a: a["usage"]["prompt_tokens"] == 24,
+    ),
+    "what the assistant thought": (
+        SHORT
+        | {
+            "messages": [
+                *(
+                    {"role": "assistant", "content": "a", name: "thought"}
+                    for name in ("reasoning", "reasoning_content")
+                ),
+                {
+                    "role": "assistant",
+                    "content": [{"type": "thinking", "thinking": "a"}, {"type": "text", "text": "b"}],
+                },
+                {
+                    "role": "assistant",
+                    "content": [{"type": "thinking", "thinking": [{"type": "text", "text": "a"}]}],
+                },
+            ]
+        },
+        lambda a: num_output_tokens(a) == 4,
+    ),
+    "without reasoning": (SHORT | {"include_reasoning": False}, lambda a: num_output_tokens(a) == 4),
     "max_completion_tokens": ({"max_completion_tokens": 2}, lambda a: num_output_tokens(a) == 2),
     "both lengths, equal": ({"max_completion_tokens": 2, "max_tokens": 2}, lambda a: num_output_tokens(a) == 2),
     "parts": (

@@ -57,8 +57,8 @@ OTHERS: dict[type[BaseModel], set[str]] = {
     ChatCompletionChunk: {"prompt_token_ids"},
     chat_completion.Choice: {"stop_reason", "token_ids"},
     chat_completion_chunk.Choice: {"stop_reason", "token_ids"},
-    ChatCompletionMessage: {"reasoning_content"},
-    chat_completion_chunk.ChoiceDelta: {"reasoning_content"},
+    ChatCompletionMessage: {"reasoning_content", "reasoning"},
+    chat_completion_chunk.ChoiceDelta: {"reasoning_content", "reasoning"},
     Model: {"max_model_len"},
 }
 

@@ -21,6 +21,8 @@ from tests.support.stack import collect, token_request
 # What every row has, or what tests/contract/openai/test_tools.py is about.
 ELSEWHERE = {"model", "prompt", "messages", "stream", "tools", "tool_choice", "parallel_tool_calls"}
 
+USAGE = {"include_usage": True}
+
 LIMITS = RequestLimits(max_model_len=64, max_cached_tokens=64, vocab_size=100, max_num_seqs=8, max_beam_width=4)
 
 
@@ -172,6 +174,28 @@ async def test_the_end_of_the_sequence_is_the_reason_of_the_end() -> None:
     assert choice["finish_reason"] == "stop"
     assert choice["token_ids"][-1] == EOS_TOKEN_ID
     assert "stop_reason" not in choice, "the model ended by itself"
+
+
+async def test_logprobs_of_a_chat_end_with_its_text() -> None:
+    async with running_api(FakeWorker(eos_probability=0.5)) as api:
+        for seed in range(3):
+            fields: Json = {"temperature": 0, "logprobs": True, "return_token_ids": True, "cache_salt": str(seed)}
+            fields |= {"messages": [{"role": "user", "content": str(seed)}]}
+            whole = first((await api.chat(**fields)).json)
+            pieces = joined(await api.chat(**fields, stream=True, stream_options=USAGE), ChatCompletionChunk)
+            assert whole["token_ids"][-1] == EOS_TOKEN_ID
+            assert len(whole["logprobs"]["content"]) == len(whole["token_ids"]) - 1
+            assert pieces["choices"][0]["logprobs"] == whole["logprobs"]
+            shown = first((await api.chat(**fields, skip_special_tokens=False)).json)
+            assert len(shown["logprobs"]["content"]) == len(shown["token_ids"]), "the end token is in the text"
+
+
+async def test_offsets_begin_behind_a_prompt_that_is_not_echoed(api: Api) -> None:
+    for prompt in ("héllo", list("héllo".encode())):
+        fields: Json = {"prompt": prompt, "logprobs": 0, **SHORT, "temperature": 0}
+        plain, echo = [first((await api.complete(**fields, echo=echo)).json)["logprobs"] for echo in (False, True)]
+        assert plain["text_offset"] == echo["text_offset"][-4:]
+        assert plain["text_offset"][0] == len("héllo")
 
 
 async def test_cached_tokens_are_counted(api: Api) -> None:

@@ -31,13 +31,20 @@ async def test_wrong_fields_are_named(api: Api) -> None:
 
 
 async def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(api: Api) -> None:
-    for answer in (
-        await api.complete(prompt="x" * 9000),
-        await api.complete(prompt=[65] * 9000),
-        await api.chat(messages=[{"role": "user", "content": "x" * 9000}]),
-        await api.chat(messages=[{"role": "user", "content": "x" * 900_000}]),
+    for answer, name in (
+        (await api.complete(prompt="x" * 9000), "prompt"),
+        (await api.complete(prompt=["x", "x" * 9000]), "prompt[1]"),
+        (await api.complete(prompt=[65] * 9000), "prompt"),
+        (await api.chat(messages=[{"role": "user", "content": "x" * 9000}]), "messages"),
+        (await api.chat(messages=[{"role": "user", "content": "x" * 900_000}]), "messages"),
     ):
-        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "context_length_exceeded", name)
+        message = answer.error["message"]
+        assert message.startswith(("prompt is too long: it has ", "prompt[1] is too long: it has "))
+        assert "; this model's maximum context length is 8192 tokens, and one is left for the output" in message
+        # As LiteLLM and LangChain see it: the client's error in words.
+        assert "this model's maximum context length is" in message.lower()
+        assert "context_length_exceeded" in str(answer.error)
 
 
 async def test_another_model_is_not_found(api: Api) -> None:
@@ -217,6 +224,7 @@ async def test_a_live_request_keeps_its_id_and_who_is_aborted_hears_it() -> None
         assert (answer.status, answer.headers["x-should-retry"]) == (409, "false")
         assert answer.error["type"] == "invalid_request_error"
         assert "cmpl-mine" in answer.error["message"]
+    assert (second.error["param"], aborted.error["param"]) == ("request_id", None)
 
 
 async def test_without_executors_requests_are_refused_for_now() -> None:

@@ -58,7 +58,7 @@ def joined(chunks: list[ChatCompletionChunk]) -> ChatCompletion:
                 {"index": part.index, "message": {"role": "assistant", "content": ""}, "finish_reason": None},
             )
             message, delta = choice["message"], part.delta.model_dump(exclude_unset=True)
-            for name in ("content", "reasoning_content"):
+            for name in ("content", "reasoning_content", "reasoning"):
                 if delta.get(name):
                     message[name] = message.get(name, "") + delta[name]
             for call in delta.get("tool_calls") or []:
@@ -104,7 +104,7 @@ async def test_calls_of_each_family_reach_the_client(tool_call_parser: str, mark
             assert all(len(call_id) == (9 if tool_call_parser == "mistral" else 29) for call_id in ids)
         for answer in await ask(api, f"<think>\nHm.</think>\n\n{said}"):
             assert told(answer) == ("Ünd\n", CALLS, "tool_calls")
-            assert answer.choices[0].message.model_extra == {"reasoning_content": "Hm."}
+            assert answer.choices[0].message.model_extra == {"reasoning_content": "Hm.", "reasoning": "Hm."}
 
 
 async def test_reasoning_comes_apart_and_the_prompt_may_open_it() -> None:
@@ -118,7 +118,35 @@ async def test_reasoning_comes_apart_and_the_prompt_may_open_it() -> None:
         for answer in written:
             assert told(answer) == ("Yes.", [], "stop")
         for answer in opened + written:
-            assert answer.choices[0].message.model_extra == {"reasoning_content": "Hm."}
+            assert answer.choices[0].message.model_extra == {"reasoning_content": "Hm.", "reasoning": "Hm."}
+
+
+async def test_tools_are_refused_where_nothing_looks_for_calls() -> None:
+    async with running_api(EchoWorker(), tool_call_parser="none") as api:
+        refused = await api.chat(tools=TOOLS)
+        without = await api.chat(tools=TOOLS, tool_choice="none", max_tokens=1)
+    assert (refused.status, refused.error["param"]) == (400, "tools")
+    assert "this server was started with --tool-call-parser none" in refused.error["message"]
+    assert without.status == 200
+
+
+async def test_reasoning_is_counted_and_left_out_where_nobody_wants_it() -> None:
+    thought, answer = "<think>\nHm.</think>\n\n", "Ünd."
+    async with running_api(EchoWorker()) as api:
+        for said, number in ((thought + answer, len(thought)), (answer, 0), (thought[:-4], len(thought[:-4]))):
+            plain: Json = {"messages": [say(said)], "temperature": 0}
+            hidden: Json = plain | {"include_reasoning": False}
+            for fields in (plain, hidden):
+                whole = (await api.chat(**fields)).json
+                pieces = (await api.chat(**fields, stream=True, stream_options={"include_usage": True})).events
+                assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": number}
+                assert pieces[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": number}
+                tells = bool(number) and "include_reasoning" not in fields
+                deltas = [event["choices"][0]["delta"] for event in pieces[:-1]]
+                assert ("reasoning" in whole["choices"][0]["message"]) is tells
+                assert any("reasoning_content" in delta for delta in deltas) is tells
+                content = "".join(delta.get("content") or "" for delta in deltas)
+                assert content == whole["choices"][0]["message"]["content"] == (answer if said.endswith(answer) else "")
 
 
 async def test_without_tools_nothing_is_a_call() -> None:

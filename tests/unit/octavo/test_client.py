@@ -105,6 +105,7 @@ async def test_priority_tenant_and_salt_travel_with_the_request(stand_in: StandI
     ("argument", "sentence"),
     [
         ({"priority": 2**31}, "priority is 2147483648; it must be a whole number from -2^31 to 2^31-1"),
+        ({"priority": True}, "priority is True; it must be a whole number from -2^31 to 2^31-1"),
         ({"tenant": 7}, "tenant is 7; it must be a string"),
         ({"cache_salt": b"\xff"}, r"cache_salt is b'\xff'; it must be a string"),
         ({"request_id": 7}, "request_id is 7; it must be a string"),

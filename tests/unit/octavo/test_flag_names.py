@@ -40,7 +40,7 @@ async def test_chat_names_its_flags_too_and_goes_on(stand_in: StandIn) -> None:
     stand_in.has_chat_template = True
     ended = await run_with("chat", "--top-k", "-1", "--address", stand_in.address, stdin="Hi\n/quit\n")
     assert ended.status == 1
-    assert ended.stderr == "octavo: --top-k is -1; it must be a whole number from 0 to 2^32-1\n"
+    assert ended.stderr == "octavo: --top-k is -1; it must be a whole number, from 0 to 2147483647\n"
 
 
 @pytest.mark.parametrize(

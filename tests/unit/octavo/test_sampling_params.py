@@ -1,6 +1,7 @@
 import inspect
 import math
 import pickle
+import reprlib
 from dataclasses import fields, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from octavo import SamplingParams
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_pb2
 from octavo.sampling_params import EarlyStopping, Grammar
+from shared.sampling_parameters import SAMPLING_PARAMETERS
 
 
 def test_names_are_those_of_the_wire() -> None:
@@ -101,6 +103,33 @@ def test_one_stop_string_stands_for_a_list_of_it() -> None:
     assert list(SamplingParams(stop="END").to_proto().stop) == ["END"]
 
 
+HUGE = (2**31, 2**32, 2**63, 2**64)
+
+
+def test_a_number_that_cannot_travel_is_refused_with_its_value_and_limit() -> None:
+    rules = {
+        **dict.fromkeys(("top_k", "min_tokens"), "a whole number, from 0 to 2147483647"),
+        **dict.fromkeys(("logprobs", "prompt_logprobs"), "a whole number, from 0 to 20"),
+        **dict.fromkeys(("best_of", "beam_width"), "a whole number, at least 0 and at most 4294967295"),
+        "n": "a whole number, at least 1 and at most 4294967295",
+        "max_tokens": "a whole number, at least 1 and at most 4294967295",
+        "seed": "a whole number, from 0 to 18446744073709551615",
+    }
+    numbers = {parameter.name: parameter for parameter in SAMPLING_PARAMETERS if parameter.is_public}
+    for name, parameter in numbers.items():
+        rule = rules.get(name, parameter.limit)
+        too_large = [value for value in HUGE if value >= (2**64 if name == "seed" else 2**32)]
+        wrong: list[Any] = [True, "3", *([-1, 1.5, *too_large] if parameter.is_whole else [1e39, -1e39, 10**400])]
+        for value in wrong:
+            if name == "max_tokens" and value in HUGE:
+                assert SamplingParams(max_tokens=value).to_proto().max_tokens == 2**32 - 1, "it is cut, not refused"
+                continue
+            with pytest.raises(InvalidRequestError) as error:
+                SamplingParams(**{name: value}).to_proto()
+            assert error.value.field == f"sampling_params.{name}"
+            assert str(error.value) == f"sampling_params.{name} is {reprlib.repr(value)}; it must be {rule}"
+
+
 def test_nan_travels_for_the_scheduler_to_refuse() -> None:
     assert math.isnan(SamplingParams(temperature=math.nan).to_proto().temperature)
 
@@ -127,10 +156,13 @@ def test_what_does_not_fit_its_field_is_named(params: SamplingParams, field: str
 @pytest.mark.parametrize(
     ("params", "sentence"),
     [
-        (SamplingParams(seed=-1), "sampling_params.seed is -1; it must be a whole number from 0 to 2^64-1"),
+        (
+            SamplingParams(seed=-1),
+            "sampling_params.seed is -1; it must be a whole number, from 0 to 18446744073709551615",
+        ),
         (
             SamplingParams(top_k=2**32),
-            "sampling_params.top_k is 4294967296; it must be a whole number from 0 to 2^32-1",
+            "sampling_params.top_k is 4294967296; it must be a whole number, from 0 to 2147483647",
         ),
         (
             SamplingParams(stop_token_ids=[2**31]),

@@ -136,8 +136,8 @@ RULES: dict[str, tuple[pb.GenerateRequest, str]] = {
     "empty prompt": (request([]), "token_ids is empty; it must be at least 1 token long"),
     "long prompt": (
         request([1] * 64),
-        "token_ids is 64 tokens long; it must be at most 63 tokens long "
-        "(max_model_len is 64, and one token is left for the output)",
+        "prompt is too long: it has 64 tokens; this model's maximum context length is 64 tokens, and one is left for "
+        "the output",
     ),
     "token beyond the vocabulary": (
         request([1, 100]),
@@ -218,5 +218,7 @@ def test_what_is_not_supported_is_refused_and_not_ignored(field: str) -> None:
 
 def test_a_small_cache_is_named_as_the_cause() -> None:
     small = RequestLimits(64, 32, 100, 8, 4)
-    with pytest.raises(InvalidFieldError, match=r"at most 31 tokens long \(the KV cache holds 32 tokens, "):
+    with pytest.raises(
+        InvalidFieldError, match=r"length is 32 tokens, and one .* on this server: the KV cache holds no more$"
+    ):
         validate(request([1] * 32), small)

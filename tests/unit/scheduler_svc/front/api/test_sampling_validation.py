@@ -35,6 +35,12 @@ def test_a_number_beyond_its_range_is_refused_with_the_limit(parameter: Sampling
     assert str(caught.value).endswith(f"; it must be {parameter.limit}")
 
 
+def test_a_number_is_shown_in_the_digits_that_tell_it_from_its_limit() -> None:
+    for name, value in (("top_p", 1.0000001), ("temperature", 100.00001), ("min_p", -1e-09), ("typical_p", 2**31)):
+        with pytest.raises(InvalidFieldError, match=f"^sampling_params.{name} is {value}; it must be "):
+            row_of(**{name: value})
+
+
 def test_unset_fields_have_the_defaults_of_the_table() -> None:
     row = row_of()
 

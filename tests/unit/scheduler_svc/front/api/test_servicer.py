@@ -325,7 +325,7 @@ async def test_only_a_small_request_is_read_on_the_event_loop(
     content = pb.GenerateRequest(text="a" * num_characters, request_id="a").SerializeToString()
     events = servicer_of(engine).Generate(RequestBody(content, pb.GenerateRequest), cast("Context", TimedContext(None)))
     if is_in_thread:
-        with pytest.raises(InvalidFieldError, match=r"^text is 20000 "):
+        with pytest.raises(InvalidFieldError, match=r"^prompt is too long: it has 20000 "):
             await anext(events)
     else:
         await anext(events)

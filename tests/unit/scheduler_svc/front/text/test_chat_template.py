@@ -58,7 +58,7 @@ ODDS_AND_ENDS = """{% macro turn(m) %}<{{ m.role | upper }}>{{ caller() if calle
 CONVERSATIONS = {
     "one": [("user", "hi")],
     "system": [("system", " be <good> & 'kind' "), ("user", "hi"), ("assistant", "ok ok"), ("user", "bye 🦊")],
-    "injected": [("user", f"a{EOS}b"), ("assistant", ""), ("skip", "s"), ("user", "{{ bos_token }}"), ("user", "x")],
+    "injected": [("user", f"a{EOS}b"), ("assistant", ""), ("tool", "s"), ("user", "{{ bos_token }}"), ("user", "x")],
 }
 
 
@@ -118,12 +118,16 @@ TOOL_JSON = (
 @pytest.mark.parametrize(
     ("source", "messages", "left_out"),
     [
-        ("{% for m in messages if m.role in ['user', 'assistant'] %}{{ m.content }}{% endfor %}", [("x", "hi")], "x"),
+        (
+            "{% for m in messages if m.role in ['user', 'assistant'] %}{{ m.content }}{% endfor %}",
+            [("tool", "hi")],
+            "tool",
+        ),
         ("{{ messages[0].content }}", [("user", "hi"), ("system", "hello")], "system"),
         ("{{ messages[0].content }}", [("user", "hi"), ("assistant", "hello")], None),
-        ("{{ messages[0].role }}{{ messages[0].content | trim }}", [("x", " hi ")], None),
+        ("{{ messages[0].role }}{{ messages[0].content | trim }}", [("tool", " hi ")], None),
         ("{{ messages[0].content }}", [("system", "")], None),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", [("x", "hi"), ("y", "hi")], None),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", [("tool", "hi"), ("system", "hi")], None),
         (TOOL_JSON, [("tool", "{}")], None),  # it fails with other words
     ],
 )
@@ -159,6 +163,54 @@ def test_tool_calls_that_the_template_leaves_out_are_refused(shows: str, is_refu
     with pytest.raises(InvalidFieldError, match="unset: the model's chat template leaves tool calls out") as caught:
         template.render(conversation)
     assert caught.value.field == "messages[1].tool_calls_json"
+
+
+# Qwen 2.5's way: any role gets a header, and without a system message there is one of the template's own.
+ANY_ROLE = """{% if messages[0].role != 'system' %}<system>You are helpful.{% endif %}
+{% for m in messages %}<{{ m.role.upper() }}>{{ m.content }}{% endfor %}"""
+# gpt-oss' way: the developer's words have a place of their own; Llama 3.1 has a second name for the results of tools.
+OWN_PLACE = """{% for m in messages %}{% if m.role in ['developer', 'system'] %}<developer># Rules {{ m.content }}
+{% elif m.role in ['tool', 'ipython'] %}<ipython>{{ m.content }}
+{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"""
+# Gemma's and Mistral's way: what is not known is an error, and so is a turn out of order.
+STRICT = """{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}
+{% elif m.role == 'system' and loop.first %}[SYS]{{ m.content }}
+{% elif m.role == 'observation' and loop.previtem.role == 'assistant' %}[OBS]{{ m.content }}
+{% elif m.role == 'assistant' %}{{ m.content }}{% else %}{{ raise_exception('unknown role') }}{% endif %}{% endfor %}"""
+AS_USER = "{% for m in messages %}{{ 'A' if m.role == 'assistant' else 'U' }}: {{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "becomes", "known"),
+    [
+        (ANY_ROLE, "system", ()),
+        (OWN_PLACE, "developer", ("ipython",)),
+        (STRICT, "system", ("observation",)),
+        (AS_USER, "system", ()),
+        (LLAMA3_LIKE, "system", ()),
+    ],
+    ids=["any role", "a place of its own", "strict", "as the user's", "llama 3"],
+)
+def test_roles_are_known_or_system_or_refused_by_name(source: str, becomes: str, known: tuple[str, ...]) -> None:
+    template = ChatTemplate(source, {"bos_token": BOS, "eos_token": EOS})
+
+    def rendered(*turns: tuple[str, str]) -> str:
+        return template.render(Conversation.of_turns(turns))
+
+    hello = ("user", "Hello")
+    developer, same = rendered(("developer", "Be kind."), hello), rendered((becomes, "Be kind."), hello)
+    assert developer == same
+    assert "Be kind." in developer
+    assert "You are helpful." not in developer, "the developer's words are in the place of the template's own"
+    for role in ("ipython", "observation", "critic", "x" * 100, "", "Developer"):
+        turns = [hello, ("assistant", "ok"), (role, "21")]
+        if role in known:
+            assert "21" in rendered(*turns)
+            continue
+        with pytest.raises(InvalidFieldError) as error:
+            rendered(*turns)
+        assert (error.value.field, error.value.value) == ("messages[2].role", repr(role[:32]))
+        assert error.value.limit.startswith("a role that the model's chat template knows, such as user")
 
 
 NAMED = "{% for m in messages %}{{ m.role }}{{ m.name if shows }}: {{ m.content }}\n{% endfor %}"
