@@ -53,6 +53,8 @@ class FleetWorkload:
     """Round: the kind of the executor that joins then."""
     retirements: dict[int, int]
     """Round: the position of the member that takes no new groups from then on."""
+    solos: dict[int, int]
+    """Round: the number of the request that is computed alone from then on."""
     stalls: list[Stall]
     drains: list[bool]
     policy: Policy
@@ -79,6 +81,7 @@ def fleet_workloads(draw: st.DrawFn) -> FleetWorkload:
         losses=draw(st.dictionaries(rounds, position, max_size=3)),
         joins=draw(st.dictionaries(rounds, st.integers(0, len(kinds) - 1), max_size=3)),
         retirements=draw(st.dictionaries(rounds, position, max_size=2)),
+        solos=draw(st.dictionaries(rounds, st.integers(0, len(requests) - 1), max_size=2)),
         stalls=draw(st.lists(st.builds(Stall, position, rounds, st.integers(1, 15)), max_size=2)),
         drains=draw(st.lists(st.booleans(), min_size=1, max_size=6)),
         policy=draw(st.sampled_from(POLICIES)),
@@ -144,6 +147,8 @@ class Run:
             self.let_executors_come_and_go(now)
             self.let_requests_arrive(now)
             self.let_clients_leave(now)
+            if now in self.workload.solos and (suspect := self.fleet.groups.get(self.workload.solos[now])):
+                self.fleet.fleet.set_runs_alone(suspect, True)
             self.dispatch(now)
             progressed = [self.advance(index, member, now) for index, member in enumerate(self.fleet.members)]
             if any(progressed) or any(member.results for member in self.fleet.members):
