@@ -209,6 +209,7 @@ class Run:
             step = self.fleet.schedule(member, float(now))
             placement.check(step)
             if step is None:
+                progressed |= member.core.queue.has_solo and not member.core.in_flight  # it is woken, and looks again
                 break
             self.fleet.execute(member, step)
             self.dispatch(now)
