@@ -147,8 +147,7 @@ class Run:
             self.let_executors_come_and_go(now)
             self.let_requests_arrive(now)
             self.let_clients_leave(now)
-            if now in self.workload.solos and (suspect := self.fleet.groups.get(self.workload.solos[now])):
-                self.fleet.fleet.set_runs_alone(suspect, True)
+            self.let_a_request_run_alone(now)
             self.dispatch(now)
             progressed = [self.advance(index, member, now) for index, member in enumerate(self.fleet.members)]
             if any(progressed) or any(member.results for member in self.fleet.members):
@@ -200,6 +199,11 @@ class Run:
             request = self.workload.requests[arrival]
             if request.abort_round == now and self.fleet.is_live(group):
                 self.fleet.abort(group)
+
+    def let_a_request_run_alone(self, now: int) -> None:
+        group = self.fleet.groups.get(self.workload.solos.get(now, -1))
+        if group is not None and self.fleet.is_live(group):
+            self.fleet.fleet.set_runs_alone(group, True)
 
     def advance(self, index: int, member: Member, now: int) -> bool:
         """Let one member send what it may, and take what has come; return whether anything happened."""
