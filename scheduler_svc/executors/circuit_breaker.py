@@ -13,7 +13,8 @@ say which. The rules:
  3. After the pause the breaker is half-open. First a request of the scheduler's own runs there, the probe
     (`probe.py`): no request of a client is at risk. If the probe is lost, the loss of rule 2 is the
     executor's fault, and rule 2 applies again. If it succeeds, the loss counts against the requests of the steps in
-    flight that have had no token since. Then the executor takes one request; when a step has finished, the breaker is closed.
+    flight that have had no token since. Then the executor takes one request; when a step has finished, the breaker is
+    closed.
  4. A request that lost its executor goes to another one, and to none that is half-open, as long as some other
     executor that is attached could hold it (`Fleet`). A token makes that good.
  5. Losses are counted from token to token. With LOSSES_OF_A_SUSPECT a request is a suspect, also if it is not known

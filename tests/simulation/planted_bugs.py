@@ -151,14 +151,6 @@ BUGS = (
         LIVENESS,
     ),
     Bug(
-        "a loss counts in company: the innocent are counted out with the guilty",
-        f"{ENGINE}/recovery.py",
-        "was_alone=len(computed) == 1",
-        "was_alone=True",
-        LIVENESS,
-    ),
-    # Requests
-    Bug(
         "an abort does not reach the core",
         f"{CORE}/dispatch/fleet.py",
         "            core.abort(group)\n        else:\n",
