@@ -166,14 +166,14 @@ class AddressError(UnavailableError):
 
 
 class LostTooOftenError(UnavailableError):
-    """A request lost its executor too often in a row while it ran: it seems to break them, here and elsewhere.
+    """A request lost its executor too often in a row while it ran alone: it seems to break them, here and elsewhere.
 
     Args:
         num_losses: How often.
     """
 
     def __init__(self, num_losses: int) -> None:
-        super().__init__(f"the executor was lost {num_losses} times in a row while it ran this request")
+        super().__init__(f"the executor was lost {num_losses} times in a row while it ran this request alone")
 
 
 class NoExecutorError(WorldError):

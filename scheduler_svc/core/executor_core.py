@@ -22,6 +22,9 @@ The order of a decision:
 With `PrefillMode.FIRST`, 2 and 4 go first, and decodes run only in steps without prefill chunks; after
 `MAX_PREFILL_STEPS` in a row that kept somebody from decoding comes one without.
 
+A group that runs alone (`SequenceGroup.runs_alone`) is admitted when no step is in flight, and until its token is there
+steps compute it and nobody else; those that run beside it keep their blocks and wait.
+
 Because the executor runs steps strictly in order, blocks freed while one result is processed may be
 given out in the next step that is sent, whatever is still in flight. A step's copies read their
 sources before anything is written.
@@ -140,9 +143,17 @@ class ExecutorCore:
         if self._was_processed:
             self._was_processed, self._progress_at_s = False, now_s
         limits = self.limits
-        plan = StepPlan(limits.max_num_batched_tokens, now_s, limits.max_admitted_bytes, bool(self.in_flight))
+        plan = StepPlan(
+            limits.max_num_batched_tokens, now_s, limits.max_admitted_bytes, bool(self.in_flight), self.solo
+        )
         is_mixed = limits.prefill_mode is PrefillMode.CHUNKED
-        if not is_mixed:
+        plan.is_closed = plan.solo is not None
+        if self.queue.has_solo and not plan.is_closed:
+            if self.in_flight:
+                return Decision(None, [], [])  # it is admitted when their results are in
+            plan.is_closed = True
+            self.admissions.admit_solo(plan)
+        elif not is_mixed:
             self._prefill_first(plan)
         if plan.prefill_chunks:
             decodes = Decodes(np.zeros_like(self.batch.is_decoding), [])
@@ -151,7 +162,7 @@ class ExecutorCore:
             self._charge_decodes(decodes)
             if is_mixed:
                 self.prefills.continue_all(plan)
-            if not (plan.preempted or plan.has_held_back):
+            if not (plan.preempted or plan.has_held_back or plan.is_closed):
                 self.admissions.swap_in(plan)
                 if is_mixed:
                     self.admissions.admit(plan)
@@ -159,10 +170,11 @@ class ExecutorCore:
 
     def _prefill_first(self, plan: StepPlan) -> None:
         """Give the step to prefills if there are some, and to decodes when it is their turn."""
-        wants_decode = self._decoding.is_wanted
+        wants_decode = self._decoding.is_wanted(plan)
         if not wants_decode or self._num_prefill_steps < MAX_PREFILL_STEPS:
             self.prefills.continue_all(plan)
-            self.admissions.admit(plan)
+            if not plan.is_closed:
+                self.admissions.admit(plan)
         self._num_prefill_steps = self._num_prefill_steps + 1 if plan.prefill_chunks and wants_decode else 0
 
     def _send(self, plan: StepPlan, decodes: Decodes) -> StepInFlight | None:
@@ -246,6 +258,24 @@ class ExecutorCore:
             self.queue.charge(group.tenant, len(group.sequences))
 
     # For placement, people and tests -------------------------------------------------------------
+
+    @property
+    def solo(self) -> SequenceGroup | None:
+        """The group that is computed alone now; None: all are."""
+        solo = self.batch.solo
+        return solo if solo is not None and solo.runs_alone else None
+
+    @property
+    def groups_in_flight(self) -> set[SequenceGroup | None]:
+        """Those that the steps in flight compute; None among them: one that has left."""
+        groups: set[SequenceGroup | None] = set()
+        for sent in self.in_flight:
+            is_current = self.table.is_current(sent.layout.slots, sent.layout.generations)
+            slots = sent.layout.slots[is_current].tolist()
+            groups.update(self.batch.sequence_in_slot[slot].group for slot in slots)
+            if len(slots) < len(is_current):
+                groups.add(None)
+        return groups
 
     def obstacle(self, group: SequenceGroup, now_s: float) -> Obstacle | None:
         """Return why the next step would not admit the group if it stood first in the queue; None: it would.

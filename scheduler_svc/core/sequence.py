@@ -88,6 +88,7 @@ class SequenceGroup:
     `provenance`: which kind of executor made which of its tokens.
     `placed`: why it is where it is; None: it was not dispatched yet.
     `lost_on`: name of the core that it ran on when that one's executor was lost; empty: it had a token since.
+    `runs_alone`: until its next token, the steps that compute it compute nothing else.
     """
 
     request_id: str
@@ -112,6 +113,7 @@ class SequenceGroup:
     provenance: Provenance = field(default_factory=Provenance)
     placed: Placed | None = None
     lost_on: str = ""
+    runs_alone: bool = False
     has_run: bool = False
     num_cached_tokens: int = 0
     num_preemptions: int = 0

@@ -31,9 +31,10 @@ class LiveRequest:
         ends: Why sampled outputs have ended in the core whose front has not agreed yet, by output index.
         finish_reason: Why its first output ended; None: it has not.
         error: Why it failed; None: it has not.
-        num_losses: How many losses of an executor that ran it were counted against it, since its last token.
-        unclear_losses: Addresses of lost executors that ran it, since its last token, and that still have to show
-            whether they work without it.
+        num_losses: How many losses of an executor in the middle of its steps speak against it, since its last token.
+        num_lone_losses: Those of them in which the executor computed nothing else.
+        unclear_losses: Addresses of executors that were lost so, since its last token, and that still have to show
+            whether they work without it; and whether they computed nothing else.
         num_lost_executors: How often one was lost that ran it, over its whole life.
     """
 
@@ -58,7 +59,8 @@ class LiveRequest:
         self.finish_reason: FinishReason | None = None
         self.error: OctavoServiceError | None = None
         self.num_losses = 0
-        self.unclear_losses: set[str] = set()
+        self.num_lone_losses = 0
+        self.unclear_losses: dict[str, bool] = {}
         self.num_lost_executors = 0
         self._finished: set[int] = set()
         self._has_found = False
@@ -118,25 +120,30 @@ class LiveRequest:
             assert provenance.latest is not None, "it was admitted"
             self.sink.begin_span(provenance.latest)
 
-    def note_loss(self, executor: str, *, counts: bool) -> None:
-        """The executor at an address was lost, which ran it; `counts`: against the request, as far as is known now."""
-        self.num_lost_executors += 1
+    def note_loss(self, executor: str, *, counts: bool, was_alone: bool = False) -> None:
+        """The executor at an address was lost in the middle of its steps.
+
+        Args:
+            executor: The address.
+            counts: Whether that speaks against the request, as far as is known now.
+            was_alone: Whether the executor computed nothing else.
+        """
         if counts:
             self.num_losses += 1
+            self.num_lone_losses += was_alone
         else:
-            self.unclear_losses.add(executor)
+            self.unclear_losses[executor] = was_alone
 
     def count_loss(self, executor: str) -> bool:
         """Count a loss against it that was unclear: the executor works without it. Return whether there was one."""
         if executor not in self.unclear_losses:
             return False
-        self.unclear_losses.remove(executor)
-        self.num_losses += 1
+        self.note_loss(executor, counts=True, was_alone=self.unclear_losses.pop(executor))
         return True
 
     def forgive_losses(self) -> None:
         """It got a token."""
-        self.num_losses = 0
+        self.num_losses = self.num_lone_losses = 0
         self.unclear_losses.clear()
 
     def summary(self, ended_at_unix_s: float) -> EndedRequest:

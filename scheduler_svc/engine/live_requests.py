@@ -17,7 +17,7 @@ from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.engine.live_request import LiveRequest
-from scheduler_svc.engine.suspects import Suspects
+from scheduler_svc.engine.suspects import Suspects, is_suspect
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
@@ -100,6 +100,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
 
     def enqueue(self, request: LiveRequest) -> None:
         """Queue a live request, or park it: a suspect behind other suspects."""
+        self._set_runs_alone(request)
         if self.suspects.may_run(request):
             self._fleet.add(request.group)
             self._wake()
@@ -113,6 +114,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
         """
         counted = [request for request in self.values() if request.count_loss(executor)]
         for request in counted:
+            self._set_runs_alone(request)
             if request.group in self._fleet.queue and not self.suspects.may_run(request):
                 self._fleet.withdraw(request.group)
                 request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
@@ -121,10 +123,17 @@ class LiveRequests(Mapping[str, LiveRequest]):
     def forget_losses(self, executor: str) -> None:
         """The executor at an address does not work, whatever runs there: its loss is no request's fault."""
         for request in self.values():
-            request.unclear_losses.discard(executor)
+            if request.unclear_losses.pop(executor, None) is not None:
+                self._set_runs_alone(request)
         for request in self.suspects.absolve():
             self._fleet.add(request.group)
             self._wake()
+
+    def _set_runs_alone(self, request: LiveRequest) -> None:
+        """Let the fleet compute suspects alone, and the others together."""
+        if request.group.runs_alone != (runs_alone := is_suspect(request)):
+            self._fleet.set_runs_alone(request.group, runs_alone)
+            self._on_room()
 
     def fail(self, request: LiveRequest, error: OctavoServiceError) -> None:
         """End a request with an error; whoever calls ends its group."""
@@ -162,6 +171,8 @@ class LiveRequests(Mapping[str, LiveRequest]):
         """A request got a token; executors that it lost before say nothing of it."""
         if request.group.lost_on:
             request.forgive_losses()
+            if request.group.runs_alone:
+                self._on_room()
             self._fleet.forgive_loss(request.group)
 
     def _clear_suspect(self, request: LiveRequest) -> None:

@@ -21,7 +21,7 @@ class Recovery:
     Args:
         fleet: The cores.
         requests: The live requests.
-        max_losses: How often in a row a request may lose its executor while it runs there.
+        max_losses: How often in a row a request may lose its executor while nothing else runs there.
         abort: Ends a request with an error.
     """
 
@@ -40,13 +40,15 @@ class Recovery:
     def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
         """The executor at an address is gone, and why: queue its groups again, except those that lost too many."""
         now_s = monotonic_s()
-        running = set(core.batch.running)
+        running, computed = set(core.batch.running), core.groups_in_flight
         for group in self._fleet.leave(core):
             request = self._requests.of(group)
             request.life.add(LifeEvent(EventKind.EXECUTOR_LOST, now_s, address, cause=cause))
             if group in running:
                 self._fleet.note_loss(group, address)
-                request.note_loss(address, counts=_ran_without(core, request))
+                request.num_lost_executors += 1
+            if group in computed:
+                request.note_loss(address, counts=_ran_without(core, request), was_alone=len(computed) == 1)
             if not self._end_if_lost_too_often(request):
                 self._requests.enqueue(request)
 
@@ -72,9 +74,9 @@ class Recovery:
 
     def _end_if_lost_too_often(self, request: LiveRequest) -> bool:
         """End a request that breaks executors, as it seems; return whether it does."""
-        if request.num_losses <= self._max_losses:
+        if request.num_lone_losses <= self._max_losses:
             return False
-        self._abort(request.request_id, LostTooOftenError(request.num_losses))
+        self._abort(request.request_id, LostTooOftenError(request.num_lone_losses))
         return True
 
 

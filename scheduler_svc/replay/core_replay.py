@@ -240,6 +240,9 @@ class CoreReplay:
     def _loss_forgiven(self, call: pb.GroupNumber) -> None:
         self.fleet.forgive_loss(self.groups[call.arrival])
 
+    def _runs_alone(self, call: pb.GroupFlag) -> None:
+        self.fleet.set_runs_alone(self.groups[call.arrival], call.value)
+
     # Decisions -----------------------------------------------------------------------------------
 
     def _groups_dispatched(self, call: pb.GroupsDispatched) -> None:

@@ -160,6 +160,11 @@ def loss_forgiven(mask: Mask, arrival: int) -> pb.LogRecord:
     return pb.LogRecord(loss_forgiven=pb.GroupNumber(arrival=arrival))
 
 
+def runs_alone(mask: Mask, arrival: int, value: bool) -> pb.LogRecord:
+    """Whether a group is computed alone."""
+    return pb.LogRecord(runs_alone=pb.GroupFlag(arrival=arrival, value=value))
+
+
 def step_decided(
     mask: Mask, number: int, now_s: float, is_complete: bool, step: Step | None, failed: list[int]
 ) -> pb.LogRecord:

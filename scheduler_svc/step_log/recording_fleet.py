@@ -169,6 +169,11 @@ class RecordingFleet(Fleet):
         """See `Fleet`."""
         self._recorded(super().forgive_loss, (group,), encoding.loss_forgiven, group.arrival)
 
+    def set_runs_alone(self, group: SequenceGroup, runs_alone: bool) -> None:
+        """See `Fleet`."""
+        call = super().set_runs_alone
+        self._recorded(call, (group, runs_alone), encoding.runs_alone, group.arrival, runs_alone)
+
     # Records -------------------------------------------------------------------------------------
 
     def _recorded(

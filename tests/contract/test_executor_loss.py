@@ -131,7 +131,7 @@ async def test_a_request_that_breaks_every_executor_ends_alone(expected: list[An
         with pytest.raises(grpc.aio.AioRpcError, match="4 times in a row"):
             await collect(stack, token_request(200, 5))
         assert_same(list(await innocent), expected)
-        assert stack.driver.num_losses == 4
+        assert stack.driver.num_losses in range(4, 7)  # two of them in company
         assert not stack.engine.requests
 
 

@@ -196,7 +196,7 @@ async def test_a_request_that_breaks_every_executor_ends_and_the_others_do_not(e
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert_same(await answers, expected)
         # A loss whose verdict is still to come counts later: the other executor may be lost meanwhile.
-        assert sum(stack.driver_of(executor).num_losses for executor in stack.executors) in (4, 5)
+        assert sum(stack.driver_of(executor).num_losses for executor in stack.executors) in range(4, 8)
         assert not stack.engine.requests
 
 

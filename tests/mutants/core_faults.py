@@ -349,7 +349,7 @@ FAULTS = (
     Fault(
         "groups are admitted in a step that preempts",
         f"{CORE}/executor_core.py",
-        "            if not (plan.preempted or plan.has_held_back):\n",
+        "            if not (plan.preempted or plan.has_held_back or plan.is_closed):\n",
         "            if True:\n",
         (f"{UNIT}/test_core_swap_shared.py::test_a_swapped_group_does_not_take_the_room_that_a_preemption_made",),
     ),

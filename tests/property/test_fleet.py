@@ -53,6 +53,8 @@ class FleetWorkload:
     """Round: the kind of the executor that joins then."""
     retirements: dict[int, int]
     """Round: the position of the member that takes no new groups from then on."""
+    solos: dict[int, int]
+    """Round: the number of the request that is computed alone from then on."""
     stalls: list[Stall]
     drains: list[bool]
     policy: Policy
@@ -79,6 +81,7 @@ def fleet_workloads(draw: st.DrawFn) -> FleetWorkload:
         losses=draw(st.dictionaries(rounds, position, max_size=3)),
         joins=draw(st.dictionaries(rounds, st.integers(0, len(kinds) - 1), max_size=3)),
         retirements=draw(st.dictionaries(rounds, position, max_size=2)),
+        solos=draw(st.dictionaries(rounds, st.integers(0, len(requests) - 1), max_size=2)),
         stalls=draw(st.lists(st.builds(Stall, position, rounds, st.integers(1, 15)), max_size=2)),
         drains=draw(st.lists(st.booleans(), min_size=1, max_size=6)),
         policy=draw(st.sampled_from(POLICIES)),
@@ -144,6 +147,7 @@ class Run:
             self.let_executors_come_and_go(now)
             self.let_requests_arrive(now)
             self.let_clients_leave(now)
+            self.let_a_request_run_alone(now)
             self.dispatch(now)
             progressed = [self.advance(index, member, now) for index, member in enumerate(self.fleet.members)]
             if any(progressed) or any(member.results for member in self.fleet.members):
@@ -196,6 +200,11 @@ class Run:
             if request.abort_round == now and self.fleet.is_live(group):
                 self.fleet.abort(group)
 
+    def let_a_request_run_alone(self, now: int) -> None:
+        group = self.fleet.groups.get(self.workload.solos.get(now, -1))
+        if group is not None and self.fleet.is_live(group):
+            self.fleet.fleet.set_runs_alone(group, True)
+
     def advance(self, index: int, member: Member, now: int) -> bool:
         """Let one member send what it may, and take what has come; return whether anything happened."""
         progressed = False
@@ -204,6 +213,7 @@ class Run:
             step = self.fleet.schedule(member, float(now))
             placement.check(step)
             if step is None:
+                progressed |= member.core.queue.has_solo and not member.core.in_flight  # it is woken, and looks again
                 break
             self.fleet.execute(member, step)
             self.dispatch(now)

@@ -221,11 +221,16 @@ class Checks:
             and (not self.is_quiet or self.is_poisoned)
             and self.plan.settings["max_waiting_requests"] < len(self.records),
             ResourceExhaustedError: "shrink_executor" in kinds or len(answer_outputs(record.shape)) > 1,
-            # Beside one request that breaks executors others may find none; but they are not taken for the cause.
-            UnavailableError: not (self.is_quiet or self._goes_on(record) or self._gave_up_early(record, error))
-            or self._lacked_a_core(error)
-            or record.shape.kind == POISON
-            or (self.is_poisoned and COUNTED_OUT not in str(error)),
+            # Beside one request that breaks executors others may find none; but nobody else is taken for the cause.
+            UnavailableError: record.shape.kind == POISON
+            or (
+                COUNTED_OUT not in str(error)
+                and (
+                    self.is_poisoned
+                    or self._lacked_a_core(error)
+                    or not (self.is_quiet or self._goes_on(record) or self._gave_up_early(record, error))
+                )
+            ),
         }
         if not any(isinstance(error, kind) and is_allowed for kind, is_allowed in allowed.items()):
             self.break_promise(f"{record.request_id} ended with {type(error).__name__}: {error}")
@@ -257,9 +262,7 @@ class Checks:
 
     def watch(self, engine: Engine) -> Callable[[], None]:
         """Look at an engine that begins, now and then; return what is to be called after each of its callbacks."""
-        inside = self._engines[engine] = EngineChecks(
-            engine, self.plan, self.loop, self.break_promise, self._accepted, self.faults_at_s
-        )
+        inside = self._engines[engine] = EngineChecks(engine, self.loop, self.break_promise, self._accepted)
 
         def callback_ran() -> None:
             inside.note_callback()

@@ -5,12 +5,10 @@
 - A request that no attached executor can hold waits `orphan_timeout_s` at most.
 - An executor that answers no heartbeat for a lease is given up.
 - Whoever lost its executor too often has ended.
-- Whoever is counted out for breaking executors did lose several: a broken one alone is no request's fault.
+- Nobody is counted out but requests that break executors.
 """
 
-import math
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.executor_core import ExecutorCore
@@ -18,18 +16,15 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
-from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
+from scheduler_svc.request.life import EndedRequest
 from tests.simulation.loop import SimulationLoop
-from tests.simulation.plan import BROKEN_AT_LEAST_S, Plan
-from tests.simulation.shapes import POISONED
+from tests.simulation.shapes import POISON_TOKEN
 
 # What an orphan waits beyond its time: until somebody looks, and until we do.
 LATEST_LOOK_S = 3.0
 
-# Losses that end a request (`EngineSettings.max_losses` and one), and those of them that one time in which an executor
-# is broken may bring: one had finished a step before it broke, and one is found to work when it is tried again.
+# Losses that end a request: `EngineSettings.max_losses` and one.
 LOSSES_TO_END = 4
-LOSSES_BY_A_BREAK = 2
 
 # What a request is told that seems to break executors.
 COUNTED_OUT = "while it ran this request"
@@ -41,26 +36,23 @@ class EngineChecks:
 
     Args:
         engine: From before its first step on.
-        plan: Says which executors are broken.
         loop: Has the time.
         accuse: Told of a broken promise.
         accepted: Gets the lengths that requests were accepted for, by request id.
-        faults_at_s: When faults began, by number.
 
     Attributes:
         num_callbacks: How many of its callbacks have run.
     """
 
     engine: Engine
-    plan: Plan
     loop: SimulationLoop
     accuse: Callable[[str], None]
     accepted: dict[str, set[int]]
-    faults_at_s: Mapping[int, float]
     num_callbacks: int = 0
     _num_computed_tokens: int = 0
     _last_callback_s: float = 0.0
     _awake_since_s: float = 0.0
+    _poisoned: set[str] = field(default_factory=set)
     _takers: list[ExecutorCore] = field(default_factory=list)
     _orphans_since_s: dict[SequenceGroup, float] = field(default_factory=dict)
 
@@ -76,6 +68,8 @@ class EngineChecks:
         add = self.engine.requests.add
 
         def note_length(request: LiveRequest) -> None:
+            is_poisoned = request.group.prompt_token_ids[0] == POISON_TOKEN
+            (self._poisoned.add if is_poisoned else self._poisoned.discard)(request.request_id)
             length = request.group.stop_conditions.accepted_len
             if length is not None:
                 self.accepted.setdefault(request.request_id, set()).add(length)
@@ -114,8 +108,8 @@ class EngineChecks:
 
     def _look_at_losses(self) -> None:
         for request in self.engine.requests.values():
-            if request.num_losses >= LOSSES_TO_END:
-                self.accuse(f"{request.request_id} lives, and {request.num_losses} losses count against it")
+            if request.num_lone_losses >= LOSSES_TO_END:
+                self.accuse(f"{request.request_id} lives, and {request.num_lone_losses} losses count against it")
 
     def _look_at_shares(self) -> None:
         tenants = self.engine.queue._fair_share._tenants.values()
@@ -144,27 +138,5 @@ class EngineChecks:
                 self.accuse(f"{driver.address} has answered no heartbeat for {silent_s:.1f} s, and is not given up")
 
     def _look_at_end(self, ended: EndedRequest) -> None:
-        if COUNTED_OUT not in ended.error_message:
-            return
-        losses = Counter(
-            self._break_at(event) or number
-            for number, event in enumerate(ended.events, 1)
-            if event.kind is EventKind.EXECUTOR_LOST
-        )
-        if sum(min(count, LOSSES_BY_A_BREAK) for count in losses.values()) < LOSSES_TO_END:
-            self.accuse(f"{ended.request_id} was counted out, although it lost only broken executors: {dict(losses)}")
-
-    def _break_at(self, lost: LifeEvent) -> str:
-        """Return which time in which an executor was broken a loss belongs to; empty: none."""
-        if POISONED in lost.cause:
-            return ""
-        for fault in self.plan.faults:
-            address = self.plan.executors[fault.target % len(self.plan.executors)].address
-            after_s = lost.at_s - self.faults_at_s.get(fault.number, math.inf)
-            if (
-                fault.kind == "break_executor"
-                and address == lost.executor
-                and 0 <= after_s <= fault.duration_s + BROKEN_AT_LEAST_S + 1.0
-            ):
-                return f"fault {fault.number}"
-        return ""
+        if COUNTED_OUT in ended.error_message and ended.request_id not in self._poisoned:
+            self.accuse(f"{ended.request_id} was counted out, and breaks no executor")

@@ -150,13 +150,12 @@ BUGS = (
         "        elif False:\n",
     ),
     Bug(
-        "a loss that is not clear yet makes no suspect: the innocent are counted out with the guilty",
-        f"{ENGINE}/suspects.py",
-        "request.num_losses + len(request.unclear_losses) >=",
-        "request.num_losses >=",
+        "suspects are tried in company: nobody is found to break executors",
+        f"{ENGINE}/live_requests.py",
+        "        if request.group.runs_alone != (runs_alone := is_suspect(request)):\n",
+        "        if request.group.runs_alone != (runs_alone := False):\n",
         LIVENESS,
     ),
-    # Requests
     Bug(
         "an abort does not reach the core",
         f"{CORE}/dispatch/fleet.py",
@@ -210,8 +209,8 @@ BUGS = (
     Bug(
         "poison: a request that breaks executors never ends",
         f"{ENGINE}/recovery.py",
-        "        if request.num_losses <= self._max_losses:\n",
-        "        if request.num_losses <= 1_000_000:\n",
+        "        if request.num_lone_losses <= self._max_losses:\n",
+        "        if request.num_lone_losses <= 1_000_000:\n",
     ),
     Bug(
         "a suspect is never released",

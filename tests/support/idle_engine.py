@@ -52,6 +52,12 @@ class IdleEngine:
                 driver.core = self.engine.fleet.join(limits, epoch=1)
                 self.cores.append(driver.core)
 
+    def join(self, address: str, limits: CoreLimits) -> ExecutorCore:
+        """Let another executor be attached, and return its core."""
+        core = self.engine.fleet.join(limits, epoch=1, name=address)
+        self.cores.append(core)
+        return core
+
     def add(self, group: SequenceGroup, *, num_losses: int = 0) -> LiveRequest:
         """Let a request wait, which arrived at second 0 and lost so many executors since."""
         request = live_request(group, num_losses=num_losses)

@@ -35,6 +35,7 @@ class PlacementCheck:
         [self._inbox] = [inbox for inbox in fleet.fleet.dispatcher.inboxes if inbox.core is core]
         self._dispatched = {assignment.group for assignment in self._inbox.assignments}
         self._num_moves = _num_moves(core)
+        self._has_solo = core.solo is not None or core.queue.has_solo
         self._wanted = core.batch.is_decoding & ~core.batch.stop_checker.at_length_limit(core.table.num_tokens)
         self._num_scheduled_tokens = core.table.num_scheduled_tokens.copy()
 
@@ -86,10 +87,13 @@ class PlacementCheck:
     def _is_settled(self, step: Step | None) -> bool:
         """Return whether the queue was looked at last, with budget left, so that whoever waits had its chance.
 
-        Not so if somebody lost its place in this step, came back, or was held back for lack of blocks; nor if a group
+        Not so if somebody lost its place in this step, came back, was held back for lack of blocks, or is computed or
+        waits to be computed alone; nor if a group
         does not fit any more that was dispatched before: those behind it have their turn with the next step.
         """
         core = self._core
+        if self._has_solo or core.solo is not None or core.queue.has_solo:
+            return False
         num_tokens = 0 if step is None else core.in_flight[-1].layout.num_tokens
         if num_tokens == core.limits.max_num_batched_tokens or _num_moves(core) != self._num_moves:
             return False

@@ -112,7 +112,17 @@ class Dispatcher:
                 if group in self.queue:
                     self.queue.release(group)
                     inbox.refused.add(group)
-            self._recall(inbox)
+            self._recall(inbox, keeps_solo=True)
+
+    def serve_solo(self, inbox: Inbox) -> Generator[SequenceGroup]:
+        """Yield the group in the inbox of a core that is to have the next step for itself."""
+        assignment = inbox.take(next(i for i, given in enumerate(inbox.assignments) if given.group.runs_alone))
+        try:
+            yield assignment.group
+        finally:
+            if assignment.group in self.queue:
+                self.queue.release(assignment.group)
+                inbox.refused.add(assignment.group)
 
     def take_dispatched(self) -> set[ExecutorCore]:
         """Return the cores that found something in their inbox since the last call, while others were served."""
@@ -158,8 +168,9 @@ class Dispatcher:
         queue, server = self.queue, placement.server
         for _ in range(MAX_DISPATCHED_GROUPS):
             turn = queue.first_turn()
-            if server is not None and server.assignments and (turn is None or server.assignments[0].turn < turn):
-                yield server.take(0).group
+            index = None if server is None else server.first_in_company
+            if server is not None and index is not None and (turn is None or server.assignments[index].turn < turn):
+                yield server.take(index).group
                 placement.look_at_server()
                 continue
             if turn is None:
@@ -172,7 +183,7 @@ class Dispatcher:
             queue.hold(turn.group)
             if isinstance(offer, Offer):
                 placement.give(offer)
-                if offer.capacity.inbox is server:
+                if offer.capacity.inbox is server and not turn.group.runs_alone:
                     server.take_group(turn.group)
                     yield turn.group
                     placement.look_at_server()
@@ -208,7 +219,7 @@ class Dispatcher:
             if not others:
                 return
             busiest = max(others, key=lambda inbox: (inbox.core.num_rows, inbox.core.load))
-            if not placement.claim(busiest):
+            if busiest.assignments[0].group.runs_alone or not placement.claim(busiest):
                 return
             yield busiest.take(0).group
             placement.look_at_server()
@@ -244,9 +255,10 @@ class Dispatcher:
             if inbox.assignments and inbox is not server and inbox.core.stalled_s(now_s) is not None:
                 self._recall(inbox)
 
-    def _recall(self, inbox: Inbox) -> None:
-        while inbox.assignments:
-            self.queue.release(inbox.take(len(inbox.assignments) - 1).group)
+    def _recall(self, inbox: Inbox, *, keeps_solo: bool = False) -> None:
+        for index in reversed(range(len(inbox.assignments))):
+            if not (keeps_solo and inbox.assignments[index].group.runs_alone):
+                self.queue.release(inbox.take(index).group)
 
 
 def _first_turn(group: SequenceGroup, level: int) -> Turn:
@@ -264,6 +276,15 @@ class InboxQueue:
     def __init__(self, dispatcher: Dispatcher, inbox: Inbox) -> None:
         self._dispatcher = dispatcher
         self._inbox = inbox
+
+    @property
+    def has_solo(self) -> bool:
+        """Whether a group that runs alone was dispatched to the core."""
+        return any(given.group.runs_alone for given in self._inbox.assignments)
+
+    def solo(self) -> Generator[SequenceGroup]:
+        """Yield it, for the core to admit."""
+        return self._dispatcher.serve_solo(self._inbox)
 
     def in_order(self) -> Generator[SequenceGroup]:
         """Yield what the core is to admit in the step that it decides now; what it leaves goes back into the line."""

@@ -179,7 +179,11 @@ class Fleet:
 
     def forgive_loss(self, group: SequenceGroup) -> None:
         """A group that lost an executor has had a token since."""
-        group.lost_on = ""
+        group.lost_on, group.runs_alone = "", False
+
+    def set_runs_alone(self, group: SequenceGroup, runs_alone: bool) -> None:
+        """Say whether a group is computed alone until its next token: it is suspected to break executors."""
+        group.runs_alone = runs_alone
 
     def core_of(self, group: SequenceGroup) -> ExecutorCore | None:
         """Return the core that has a group; None: it waits in the queue, or has ended."""

@@ -82,6 +82,11 @@ class Inbox:
         self._count(assignment, -1)
         return assignment
 
+    @property
+    def first_in_company(self) -> int | None:
+        """Index of the first group that does not wait for a step of its own; None: there is none."""
+        return next((index for index, given in enumerate(self.assignments) if not given.group.runs_alone), None)
+
     def take_group(self, group: SequenceGroup) -> None:
         """Give up the assignment of a group, if it has one here."""
         for index, assignment in enumerate(self.assignments):

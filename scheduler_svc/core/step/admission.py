@@ -155,6 +155,11 @@ class Admissions:
         with closing(self._queue.in_order()) as groups:
             self._admit_all(plan, groups)
 
+    def admit_solo(self, plan: StepPlan) -> None:
+        """Admit the group that waits for a step of its own, which this one is then."""
+        with closing(self._queue.solo()) as groups:
+            self._admit_all(plan, groups)
+
     def _admit_all(self, plan: StepPlan, groups: Iterable[SequenceGroup]) -> None:
         num_passed = 0
         for group in groups:

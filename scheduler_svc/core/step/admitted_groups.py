@@ -19,6 +19,13 @@ from scheduler_svc.request.life import EventKind
 class AdmissionQueue(Protocol):
     """What a core asks of the queue that it takes groups from, and gives them back to; `WaitingQueue` is one."""
 
+    @property
+    def has_solo(self) -> bool:
+        """Whether a group waits for a step of its own; `in_order` does not yield it, `solo` does."""
+
+    def solo(self) -> Generator[SequenceGroup]:
+        """Yield the group that waits for a step of its own; it may be removed. Closed at the end."""
+
     def in_order(self) -> Generator[SequenceGroup]:
         """Yield the waiting groups in the order of admission; the yielded one may be removed. Closed at the end."""
 

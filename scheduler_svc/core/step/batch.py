@@ -52,6 +52,7 @@ class Batch:
         shares_last_block: Slots whose last, partial block may be shared, since they were forked.
         wants_logprobs: Slots whose tokens must come with their log-probability.
         num_claimed_slots: Free slots that running groups have a claim to: their sequences will fork into them.
+        solo: The running group that joined last of those that run alone; None: none does.
     """
 
     def __init__(self, limits: CoreLimits, blocks: BlockManager, policy: Policy) -> None:
@@ -75,6 +76,7 @@ class Batch:
         self._policy = policy
         self._window = limits.sliding_window
         self.num_claimed_slots = 0
+        self.solo: SequenceGroup | None = None
         self._num_claimed_by: dict[SequenceGroup, int] = {}  # of the groups of several sequences
         self._num_groups_of_tenant: Counter[str] = Counter()
         self._tenant_numbers: dict[str, int] = {}
@@ -91,6 +93,8 @@ class Batch:
         """Let a group run; its sequences enter slots of their own."""
         group.order = self.order_of(group)
         bisect.insort(self.running, group, key=BY_ORDER)
+        if group.runs_alone:
+            self.solo = group
         if not group.is_lone:
             self._num_claimed_by[group] = 0
             self._claim(group, group.num_slots)
@@ -102,6 +106,8 @@ class Batch:
     def remove(self, group: SequenceGroup) -> None:
         """A group does not run any more; its sequences have vacated their slots."""
         del self.running[self._position(group)]
+        if group is self.solo:
+            self.solo = None
         self.num_claimed_slots -= self._num_claimed_by.pop(group, 0)
         self._num_groups_of_tenant[group.tenant] -= 1
         if not self._num_groups_of_tenant[group.tenant]:
@@ -139,6 +145,12 @@ class Batch:
             return {tenant: int(np.count_nonzero(slots)) for tenant in self._tenant_numbers}
         counts = np.bincount(self._tenant_of_slot[slots], minlength=1 + max(self._tenant_numbers.values(), default=0))
         return {tenant: int(counts[number]) for tenant, number in self._tenant_numbers.items()}
+
+    def slots_of(self, group: SequenceGroup) -> BoolArray:
+        """Return which slots a running group has, [max_num_seqs] bool."""
+        slots = np.zeros_like(self.is_decoding)
+        slots[[sequence.slot for sequence in group.live_sequences if sequence.has_slot]] = True
+        return slots
 
     # Sequences -----------------------------------------------------------------------------------
 

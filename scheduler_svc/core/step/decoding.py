@@ -40,8 +40,8 @@ class Decoding:
 
     def decide(self, plan: StepPlan) -> Decodes:
         """Decide who decodes, and give them blocks; preempt the last groups if there are too few."""
-        batch, slots = self._batch, self._wanted_slots
-        decodes = Decodes(slots, sorted(self._beam_batch.ready, key=BY_ORDER))
+        batch, slots = self._batch, self._wanted_slots(plan)
+        decodes = Decodes(slots, sorted(filter(plan.computes, self._beam_batch.ready), key=BY_ORDER))
         batch.slide_windows(slots)
         needs = self._block_appender.blocks_needed(decodes)
         while not (plan.has_held_back or self._has_blocks_for(needs)):
@@ -59,15 +59,15 @@ class Decoding:
         self._block_appender.append_blocks(plan, decodes, needs)
         return decodes
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether somebody wants a token."""
-        return bool(self._beam_batch.ready) or bool(np.count_nonzero(self._wanted_slots))
+    def is_wanted(self, plan: StepPlan) -> bool:
+        """Return whether somebody wants a token whom the step may compute."""
+        return any(map(plan.computes, self._beam_batch.ready)) or bool(np.count_nonzero(self._wanted_slots(plan)))
 
-    @property
-    def _wanted_slots(self) -> BoolArray:
-        """The slots that want a token and may get one, [max_num_seqs]; not those of beams."""
-        return self._batch.is_decoding & ~self._batch.stop_checker.at_length_limit(self._batch.table.num_tokens)
+    def _wanted_slots(self, plan: StepPlan) -> BoolArray:
+        """Return the slots that want a token and may get one, [max_num_seqs]; not those of beams."""
+        batch = self._batch
+        slots = batch.is_decoding & ~batch.stop_checker.at_length_limit(batch.table.num_tokens)
+        return slots if plan.solo is None else slots & batch.slots_of(plan.solo)
 
     def _has_blocks_for(self, needs: BlockNeeds) -> bool:
         """Return whether the blocks suffice for decodes, and for one more of each prefill that is stuck."""

@@ -172,6 +172,8 @@ class Prefills:
         for prefill in sorted(self.running, key=lambda prefill: prefill.num_remaining_tokens > plan.token_budget):
             if not plan.token_budget:
                 break
+            if not plan.computes(prefill.sequence.group):
+                continue
             if self._limits.sliding_window:
                 self._batch.slide_window(prefill.sequence.slot, prefill.num_scheduled_tokens)
             self._send_chunk(plan, prefill)

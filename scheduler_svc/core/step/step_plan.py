@@ -17,7 +17,8 @@ class StepPlan:
 
     `now_s` is the time of the decision. `num_admissible_bytes` is what is left of
     `CoreLimits.max_admitted_bytes`. `has_steps_in_flight`: results are still to come. `preempted` groups
-    make the step one without admissions.
+    make the step one without admissions. `solo`: the one group that is computed; None: all are.
+    `is_closed`: nobody else is admitted.
     `events` and `failures` are for the caller.
     """
 
@@ -25,6 +26,8 @@ class StepPlan:
     now_s: float
     num_admissible_bytes: int
     has_steps_in_flight: bool
+    solo: SequenceGroup | None = None
+    is_closed: bool = False
     preempted: list[SequenceGroup] = field(default_factory=list)
     events: list[GroupEvent] = field(default_factory=list)
     failures: list[GroupFailure] = field(default_factory=list)
@@ -50,6 +53,10 @@ class StepPlan:
         """Whether the step would neither compute, move nor release anything."""
         moves = self.blocks_to_swap_out or self.blocks_to_swap_in
         return not (self.num_decodes or self.prefill_chunks or moves or len(self.released_slots))
+
+    def computes(self, group: SequenceGroup) -> bool:
+        """Return whether the step may compute a running group."""
+        return self.solo is None or self.solo is group
 
     def note(self, group: SequenceGroup, kind: EventKind, num_computed_tokens: int = 0) -> None:
         """Note what is being done to a group, for people."""

@@ -235,6 +235,15 @@ class WaitingQueue:
             yield from self._newcomers_in_order(number)
             index = bisect.bisect_right(self._level_numbers, number)
 
+    @property
+    def has_solo(self) -> bool:
+        """Whether a group waits for a step of its own: only the cores of a fleet give it one."""
+        return False
+
+    def solo(self) -> Generator[SequenceGroup]:
+        """Yield it."""
+        yield from ()
+
     def num_ahead_of(self, group: SequenceGroup) -> int:
         """Return how many groups `in_order` yields before this one. O(number of groups)."""
         assert group in self, f"the group with arrival {group.arrival} does not wait"

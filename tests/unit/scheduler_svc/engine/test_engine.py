@@ -189,12 +189,42 @@ def test_who_had_a_token_since_is_not_counted() -> None:
     assert first.group.lost_on == ""
 
 
-def test_the_fourth_loss_that_counts_ends_a_request_and_the_second_makes_a_suspect() -> None:
+def lose_again(idle: IdleEngine, request: LiveRequest) -> None:
+    """Let another executor, which works, be lost as soon as it computes a request."""
+    core = idle.join("b", small_limits())
+    executor = ToyExecutor(core.limits, count_up)
+    while request.group not in core.groups_in_flight:
+        sent = idle.engine.schedule(core, "b", 0.0)
+        if sent is not None and request.group not in core.groups_in_flight:
+            idle.engine.deliver(core, core.process(executor.execute(sent.step)))
+    idle.engine.take_back(core, "b", "it is gone")
+    idle.engine.on_probed("b", works=True)
+
+
+def test_who_shared_two_losses_is_computed_alone_and_ends_after_the_fourth_loss_suffered_so() -> None:
     idle, first, later = lost(has_result=False)
-    first.num_losses, later.num_losses = 3, 1
     idle.engine.on_probed("a", works=True)
-    assert str(first.error) == "the executor was lost 4 times in a row while it ran this request"
-    assert idle.engine.requests.suspects.current is later
+    lose_again(idle, first)
+    suspects = idle.engine.requests.suspects
+    assert (suspects.current, suspects.parked, first.num_lone_losses) == (first, [later], 0)
+    third = idle.add(group(2, 4))
+    for num_lone_losses in range(1, 4):
+        lose_again(idle, first)
+        assert first.num_lone_losses == num_lone_losses
+    assert first.error is None
+    lose_again(idle, first)
+    assert str(first.error) == "the executor was lost 4 times in a row while it ran this request alone"
+    assert (suspects.current, later.num_lone_losses, third.num_losses) == (later, 0, 0)
+
+
+def test_a_loss_between_two_steps_is_nobodys_fault() -> None:
+    idle = IdleEngine(["a"], small_limits())
+    request = idle.add(group(0, 4))
+    [core] = idle.cores
+    updates = core.process(ToyExecutor(core.limits, count_up).execute(decide(idle, core)))
+    idle.engine.take_back(core, "a", "it is gone")
+    idle.engine.deliver(core, updates)
+    assert (request.num_losses, request.unclear_losses, request.num_lost_executors) == (0, {}, 1)
 
 
 async def test_while_groups_wait_the_cores_look_at_them_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def test_losses_that_are_not_clear_yet_make_suspects_and_are_forgotten_with_them
     assert [suspects.may_run(each) for each in (first, second, third, fourth)] == [True, False, False, False]
     third.note_loss("b:1", counts=True)
     for each in (first, second, third, fourth):
-        each.unclear_losses.discard("a:1")
+        del each.unclear_losses["a:1"]
     assert suspects.absolve() == [second, fourth, third]
     assert suspects.current is third
     assert not suspects.parked

@@ -1,7 +1,10 @@
 """Where a group goes that lost its executor, and what an executor in doubt gets."""
 
+import pytest
+
+from scheduler_svc.core.limits import PrefillMode
 from scheduler_svc.core.sequence import SequenceGroup
-from tests.support.driving import group, small_limits
+from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench
 
 
@@ -81,3 +84,28 @@ def test_a_group_that_was_lost_goes_to_no_core_in_doubt_while_a_sound_one_could_
     for arrival in range(3):
         bench.add(lost(arrival, "a"))
     assert runs_on(bench) == {"a": [], "b": [], "c": [0, 1, 2]}
+
+
+@pytest.mark.parametrize("mode", PrefillMode)
+def test_a_suspect_is_computed_alone_until_its_token_and_those_beside_it_wait(mode: PrefillMode) -> None:
+    limits = small_limits(prefix_caching=False, budget=4, prefill_mode=mode)
+    bench = FleetBench(limits)
+    [member] = bench.members
+    bench.add(group(0, 3, max_tokens(9)))
+    bench.step(member)
+    suspect = group(1, 6, max_tokens(3))
+    bench.fleet.set_runs_alone(suspect, True)
+    bench.add(suspect)
+    bench.add(group(2, 3, max_tokens(9)))
+    seen: list[set[int]] = []
+    while "b" not in bench.tokens and len(seen) < 30:
+        last_step_id = member.core.last_scheduled_step_id
+        bench.step(member)
+        seen.append({-1 if each is None else each.arrival for each in member.core.groups_in_flight})
+        if len(member.results) == 2 or (member.results and member.core.last_scheduled_step_id == last_step_id):
+            bench.process(member)
+    alone = [arrivals for arrivals in seen if 1 in arrivals]
+    assert alone == [{1}] * len(alone) != []
+    bench.fleet.forgive_loss(suspect)
+    bench.run()
+    assert {name: len(tokens) for name, tokens in bench.tokens.items()} == {"a": 9, "b": 3, "c": 9}
