@@ -17,7 +17,6 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.plan import BROKEN_AT_LEAST_S, Plan
@@ -44,7 +43,6 @@ class EngineChecks:
         plan: Says which executors are broken.
         loop: Has the time.
         accuse: Told of a broken promise.
-        accepted: Gets the lengths that requests were accepted for, by request id.
         faults_at_s: When faults began, by number.
 
     Attributes:
@@ -55,7 +53,6 @@ class EngineChecks:
     plan: Plan
     loop: SimulationLoop
     accuse: Callable[[str], None]
-    accepted: dict[str, set[int]]
     faults_at_s: Mapping[int, float]
     num_callbacks: int = 0
     _num_computed_tokens: int = 0
@@ -73,15 +70,6 @@ class EngineChecks:
             return sent
 
         self.engine.schedule = count  # type: ignore[method-assign, assignment]
-        add = self.engine.requests.add
-
-        def note_length(request: LiveRequest) -> None:
-            length = request.group.stop_conditions.accepted_len
-            if length is not None:
-                self.accepted.setdefault(request.request_id, set()).add(length)
-            add(request)
-
-        self.engine.requests.add = note_length  # type: ignore[method-assign]
         self.engine.requests._observers += (self._look_at_end,)
 
     def note_callback(self) -> None:
