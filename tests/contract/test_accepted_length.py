@@ -63,9 +63,11 @@ async def replace_executor(stack: Stack, num_blocks: int) -> None:
     await stack.executor.start()
 
 
-@pytest.mark.parametrize("num_tokens", [0, 30, 300])
-async def test_what_was_accepted_for_more_than_is_here_waits_for_a_larger_executor(num_tokens: int) -> None:
-    whole, again = await begun(LARGE, asked(), num_tokens)
+@pytest.mark.parametrize(("num_prompt_tokens", "num_tokens"), [(5, 0), (5, 30), (5, 300), (SERVED + 50, 30)])
+async def test_what_was_accepted_for_more_than_is_here_waits_for_a_larger_executor(
+    num_prompt_tokens: int, num_tokens: int
+) -> None:
+    whole, again = await begun(LARGE, asked(num_prompt_tokens=num_prompt_tokens), num_tokens)
     assert (whole.accepted.max_model_len, whole.accepted.waits_for_larger_executor) == (16 * LARGE, False)
     async with running_stack(worker(SMALL)) as stack:
         going_on = asyncio.create_task(run(stack, again))
