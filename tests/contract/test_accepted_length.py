@@ -189,12 +189,12 @@ async def test_a_client_goes_on_behind_the_end_of_an_orphan(is_stream: bool) -> 
             tasks.append(asyncio.create_task(replace_executor(stack, SMALL)))
 
         answer = asyncio.create_task(received(client, shrink, is_stream=is_stream))
-        attempts: set[int] = set()
+        fleet = stack.engine.fleet
 
-        def has_come_back() -> bool:
-            attempts.update(request.attempt for request in stack.engine.requests.values())
-            return max(attempts, default=0) >= 2
+        def waits_again() -> bool:
+            requests = stack.engine.requests.values()
+            return bool(fleet.cores) and any(each.attempt and not fleet.can_ever_take(each.group) for each in requests)
 
-        await until(has_come_back)
+        await until(waits_again)
         await replace_executor(stack, LARGE)
         assert len((await answer).outputs[0].token_ids) == WANTED

@@ -13,7 +13,6 @@ ENGINE = "scheduler_svc/engine"
 EXECUTORS = "scheduler_svc/executors"
 FRONT = "scheduler_svc/front"
 LINK = "scheduler_svc/link"
-REQUEST = "scheduler_svc/request"
 SERVICE = "executor_svc/service"
 
 
@@ -343,12 +342,6 @@ BUGS = (
         f"{LINK}/remote_request.py",
         "        request = replace(self.request, continuation=self.sink.so_far())\n",
         "        request = self.request\n",
-    ),
-    Bug(
-        "a continuation is accepted for what is served where it goes on",
-        f"{REQUEST}/engine_request.py",
-        "        return max_model_len if first is None else first\n",
-        "        return max_model_len\n",
     ),
     Bug(
         "a request that goes on is as new as any other",
