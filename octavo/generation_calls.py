@@ -122,6 +122,7 @@ class GenerationCalls(SchedulerChannel):
     ) -> AsyncGenerator[Event, None]:
         """Make one call for a request, and yield the events that its caller has not had."""
         # A continuation waits for its first event no longer than others may still try; no address uses up all of that.
+        # Where it waits for a larger executor than there is, that goes on until there is one: another may have it.
         patience_s = request.left_s(now_s()) / len(self.addresses) if request.is_accepted else None
         message, answer = request.message(), request.answer
         timeout_s = None if deadline_s is None else deadline_s - now_s()
@@ -131,9 +132,11 @@ class GenerationCalls(SchedulerChannel):
             responses = aiter(call)
             while (response := await _next_within(patience_s, responses)) is not None:
                 if event is None:
-                    patience_s = None
                     self._answering.add(endpoint)
                 event = event_from_proto(response)
+                waits = response.accepted.waits_for_larger_executor and len(self.addresses) > 1
+                if not waits:
+                    patience_s = None
                 if isinstance(event, Accepted):
                     event = answer.accept(response.accepted)
                 else:
@@ -148,7 +151,9 @@ class GenerationCalls(SchedulerChannel):
         except TimeoutError as error:
             if not isinstance(event, Finished):
                 self._move_on(endpoint)
-                raise UnavailableError(f"the scheduler at {endpoint.address} does not answer") from error
+                needs = f"has no executor for its {request.num_tokens_needed:,} tokens"
+                what = "does not answer" if event is None else needs
+                raise UnavailableError(f"the scheduler at {endpoint.address} {what}") from error
         except grpc.aio.AioRpcError as error:
             if not isinstance(event, Finished):  # else the answer is whole, and only the end of the call was lost
                 raise self._failed(error, endpoint) from error

@@ -126,11 +126,13 @@ class Accepted:
     """First event: the request has been checked and queued.
 
     `prompt_token_ids`: the prompt; empty if a scheduler of an earlier release did not tell those of a text.
+    `max_model_len`: the longest sequence that it is accepted for, prompt and output; 0: the scheduler does not say it.
     """
 
     request_id: str
     num_prompt_tokens: int
     prompt_token_ids: tuple[int, ...] = ()
+    max_model_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +312,9 @@ def event_from_proto(response: generation_service_pb2.GenerateResponse) -> Event
 
 def accepted_from_proto(accepted: generation_service_pb2.Accepted) -> Accepted:
     """Return the event in the message."""
-    return Accepted(accepted.request_id, accepted.num_prompt_tokens, tuple(accepted.prompt_token_ids))
+    return Accepted(
+        accepted.request_id, accepted.num_prompt_tokens, tuple(accepted.prompt_token_ids), accepted.max_model_len
+    )
 
 
 def finished_from_proto(finished: generation_service_pb2.RequestFinished) -> Finished:

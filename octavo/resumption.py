@@ -20,6 +20,10 @@ DEFAULT_RESUME_TIMEOUT_S = 30.0
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 
+# What a scheduler of an earlier release calls `max_model_len` of a continuation. It refuses the request; without the
+# field it goes on as far as its own executors hold.
+_MAX_MODEL_LEN = "field 6 of Continuation"
+
 # What refuses a continuation for good: something in it is wrong, or another caller has the request.
 _REFUSALS = (InvalidRequestError, RequestExistsError)
 
@@ -94,6 +98,7 @@ class ResumableRequest:
         self._window = window
         self._shows_provenance = shows_provenance
         self._attempt = 0
+        self._tells_max_model_len = True  # to the scheduler that is asked next
 
     @property
     def is_accepted(self) -> bool:
@@ -115,6 +120,9 @@ class ResumableRequest:
             message.token_ids.ids[:] = accepted.prompt_token_ids
             message.include_prompt_token_ids = False
         message.continuation.CopyFrom(self.answer.continuation(self._attempt))
+        if not self._tells_max_model_len:
+            message.continuation.ClearField("max_model_len")
+        self._tells_max_model_len = True
         return message
 
     def told(self, event: Event) -> Event | None:
@@ -130,6 +138,12 @@ class ResumableRequest:
             case Finished():
                 event = replace(event, num_resumptions=self.num_resumptions)
         return event if self._shows_provenance else _without_provenance(event)
+
+    @property
+    def num_tokens_needed(self) -> int:
+        """The longest sequence that it may become, as far as the scheduler told it."""
+        accepted = self.answer.accepted or pb.Accepted()
+        return min(accepted.max_model_len, accepted.num_prompt_tokens + accepted.sampling_params.max_tokens)
 
     def left_s(self, now_s: float) -> float:
         """Return how long somebody may take to accept a continuation."""
@@ -149,6 +163,9 @@ class ResumableRequest:
 
     def _pause_s(self, error: OctavoError, now_s: float) -> float:
         is_refused = self._attempt > 0 and not self.is_taken
+        if is_refused and isinstance(error, InvalidRequestError) and error.field == _MAX_MODEL_LEN:
+            self._tells_max_model_len = False
+            return self._window.pause_s(error, now_s)
         if is_refused and isinstance(error, _REFUSALS):
             loss = self._window.first_loss or UnavailableError("the connection to the scheduler was lost")
             raise loss.but(f", and the answer, cut {self._place}, cannot go on: {error}") from error

@@ -86,6 +86,7 @@ class StreamedAnswer:
         latest = self._latest
         return pb.Continuation(
             attempt=attempt,
+            max_model_len=self.accepted.max_model_len if self.accepted else 0,
             numerics_id=latest.numerics_id if latest else "",
             weights_digest=latest.weights_digest if latest else "",
             outputs=map(self._continued, range(max(self._deltas, default=-1) + 1)),

@@ -23,6 +23,7 @@ def encode_continuation(continuation: Continuation) -> pb.Continuation:
         numerics_id=continuation.numerics.numerics_id,
         weights_digest=continuation.numerics.weights_digest,
         attempt=continuation.attempt,
+        max_model_len=continuation.max_model_len or 0,
     )
 
 
@@ -39,4 +40,5 @@ def decode_continuation(message: pb.Continuation) -> Continuation:
         message.num_prompt_logprobs,
         Numerics(message.numerics_id, message.weights_digest),
         message.attempt,
+        message.max_model_len or None,
     )

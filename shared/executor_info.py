@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from shared.capability import Capability
 
+# Longest sequence that is believed of anybody, far above any machine.
+MAX_MODEL_LEN = 2**27
+
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:

@@ -177,6 +177,7 @@ class Engine:
         """Queue a request that was checked for the model of a hash and for its longest sequence; see `submit`.
 
         `was_queued`: by a core before this one, so it is not new; like any other that is live it waits for an executor.
+        So does one whose client says what it was accepted for elsewhere.
         """
         self._supersede(request)
         model = self._admitting_model(request.request_id, needs_executor=not was_queued)
@@ -189,9 +190,12 @@ class Engine:
         group = group_of(request, self._num_arrivals + 1, max_model_len)
         live = LiveRequest(group, sink, monotonic_s(), request.trace_id, has_stop_strings=request.has_stop_strings)
         is_taken = live.has_ended or self.fleet.can_ever_take(group)
-        if self.fleet.cores and self.drivers.is_complete and not is_taken:
-            kind = UnavailableError if self.fleet.lacks_its_kind(group) else CacheTooSmallError
-            raise kind(self.fleet.why_never(group))
+        is_promised = request.continuation is not None and request.continuation.max_model_len is not None
+        if self.fleet.cores and self.drivers.is_complete and not (is_taken or was_queued):
+            if self.fleet.lacks_its_kind(group):
+                raise UnavailableError(self.fleet.why_never(group))
+            if not is_promised:
+                raise CacheTooSmallError(self.fleet.why_never(group))
         self._num_arrivals += 1
         self.requests.add(live)
         if not is_taken:

@@ -171,11 +171,12 @@ class LiveRequest:
 
 def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> SequenceGroup:
     """Return a request in the core's terms, where sequences of at most `max_model_len` tokens are served."""
+    num_prompt_tokens = len(request.prompt_token_ids)
     return SequenceGroup(
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
         sampling=request.sampling,
-        stop_conditions=request.stop_conditions.accept(len(request.prompt_token_ids), max_model_len),
+        stop_conditions=request.stop_conditions.accept(num_prompt_tokens, request.longest_sequence(max_model_len)),
         arrival=arrival,
         num_sequences=request.num_sequences,
         beam_search=request.beam_search,

@@ -24,7 +24,7 @@ from shared.capability import Capability, common, names_of
 from shared.certificates import TlsFileError
 from shared.errors import OctavoServiceError
 from shared.events import Event
-from shared.executor_info import ExecutorInfo
+from shared.executor_info import MAX_MODEL_LEN, ExecutorInfo
 from shared.grpc_status import failure_text
 from shared.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info, encode_capabilities
 from shared.wire_agreement import WireAgreement
@@ -36,7 +36,7 @@ MAX_SIZES = {
     "max_num_seqs": 2**16,
     "num_device_blocks": 2**24,
     "num_host_blocks": 2**24,
-    "max_model_len": 2**27,
+    "max_model_len": MAX_MODEL_LEN,
     "max_num_batched_tokens": 2**27,
     "block_size_tokens": 2**27,
 }

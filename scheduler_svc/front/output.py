@@ -23,6 +23,8 @@ class AnswerOptions:
         min_delta_interval_s: Least time between two deltas, in seconds.
         max_output_tokens: Most tokens of an output, as its request and the model's length have it.
         tells_provenance: Whether deltas say which kind of executor made their tokens.
+        max_model_len: Longest sequence that the request is accepted for, prompt and output.
+        waits_for_larger_executor: Whether it needs more than any executor here holds.
     """
 
     num_returned: int
@@ -33,6 +35,8 @@ class AnswerOptions:
     min_delta_interval_s: float = 0.0
     max_output_tokens: int = 0
     tells_provenance: bool = False
+    max_model_len: int = 0
+    waits_for_larger_executor: bool = False
 
     @property
     def is_ranked(self) -> bool:

@@ -92,9 +92,9 @@ class Response:
         return self.request.request_id
 
     @property
-    def max_output_tokens(self) -> int:
-        """Most tokens of an output."""
-        return self._options.max_output_tokens
+    def options(self) -> AnswerOptions:
+        """What the answer consists of."""
+        return self._options
 
     @property
     def outputs(self) -> Sequence[Output]:
@@ -208,6 +208,7 @@ class Response:
             num_prompt_logprobs=len(self.prompt_logprobs),
             numerics=spans[-1].numerics if spans else UNKNOWN,
             attempt=0 if earlier is None else earlier.attempt,
+            max_model_len=None if earlier is None else earlier.max_model_len,
         )
 
     def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:

@@ -36,7 +36,7 @@ def encode_submission(
         trace_id=request.trace_id or "",
         traceparent=request.traceparent or "",
         model_hash=model_hash,
-        max_model_len=max_model_len,
+        max_model_len=request.longest_sequence(max_model_len),
         was_queued=was_queued,
         requires_same_numerics=request.requires_same_numerics,
         received_before_us=0 if request.received_at_s is None else int(1e6 * (monotonic_s() - request.received_at_s)),

@@ -34,12 +34,15 @@ class Continuation:
         numerics: The kind of executor that made the last of it, which is preferred.
         attempt: How often its client has continued the request; a larger one takes it from a call that lives. 0: its
             client has not, and knows of nothing.
+        max_model_len: The longest sequence that the request was first accepted for, as its client says; None: it does
+            not say it.
     """
 
     outputs: tuple[ContinuedOutput, ...] = ()
     num_prompt_logprobs: int = 0
     numerics: Numerics = UNKNOWN
     attempt: int = 1
+    max_model_len: int | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -40,3 +40,8 @@ class EngineRequest:
     trace_id: str | None = None
     traceparent: str | None = None
     received_at_s: float | None = field(default=None, compare=False)
+
+    def longest_sequence(self, max_model_len: int) -> int:
+        """Return the longest sequence that it is accepted for where `max_model_len` is served: it keeps its first."""
+        first = None if self.continuation is None else self.continuation.max_model_len
+        return max_model_len if first is None else first

@@ -205,6 +205,22 @@ async def test_what_a_core_before_had_queued_waits_for_an_executor_and_what_is_n
         assert (ended.number, ended.ended.num_output_tokens) == (2, 4)
 
 
+async def test_what_a_core_before_had_queued_waits_for_a_larger_executor_and_what_is_new_does_not() -> None:
+    small = FakeWorker(num_device_blocks=12)
+    async with running_stack(small, fronts=1, orphan_timeout_s=1000.0) as stack, welcomed(stack) as front:
+        front.max_model_len = 400  # as it was served when the front checked them
+        await front.submit(1, max_tokens=300)
+        [ended] = (await front.until("ended")).ended
+        assert (ended.number, ended.failure.kind) == (1, "CacheTooSmallError")
+        await front.submit(2, max_tokens=300, was_queued=True)
+        await until(lambda: "r2" in stack.engine.requests)
+        await stack.executor.kill()
+        stack.executor.worker = FakeWorker()
+        await stack.executor.start()
+        [ended] = (await front.until("ended")).ended
+        assert (ended.number, ended.ended.num_output_tokens) == (2, 300)
+
+
 async def test_an_output_ends_where_its_front_says_and_the_request_when_it_has_said_it() -> None:
     async with running_stack(fronts=1) as stack, welcomed(stack) as front:
         await front.submit(1, max_tokens=6, has_stop_strings=True)

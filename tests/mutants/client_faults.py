@@ -3,6 +3,7 @@
 from tests.mutants.fault import Fault
 
 UNIT = "tests/unit/octavo"
+ACCEPTED = "tests/contract/test_accepted_length.py"
 
 FAULTS = (
     Fault(
@@ -53,6 +54,34 @@ FAULTS = (
         "            output.num_characters += len(delta.text)\n",
         "            output.num_characters += 0\n",
         ("tests/contract/test_resumption.py::test_a_seed_that_the_scheduler_chose_is_kept",),
+    ),
+    Fault(
+        "a continuation does not say what the request was accepted for",
+        "octavo/streamed_answer.py",
+        "max_model_len=self.accepted.max_model_len if self.accepted else 0",
+        "max_model_len=0",
+        (f"{ACCEPTED}::test_a_client_goes_on_behind_the_end_of_an_orphan",),
+    ),
+    Fault(
+        "a client waits where the executors are too small",
+        "octavo/generation_calls.py",
+        "                if not waits:\n",
+        "                if True:\n",
+        (f"{ACCEPTED}::test_a_client_goes_back_to_the_address_that_has_the_larger_executor",),
+    ),
+    Fault(
+        "what was accepted for more than is served is too long to be read",
+        "scheduler_svc/front/api/request_counts.py",
+        "    if max_model_len > limits.max_len:\n",
+        "    if False:\n",
+        (f"{ACCEPTED}::test_what_was_accepted_for_more_than_is_here_waits_for_a_larger_executor",),
+    ),
+    Fault(
+        "what was accepted for more than is served is refused",
+        "scheduler_svc/engine/engine.py",
+        "            if not is_promised:\n",
+        "            if True:\n",
+        (f"{ACCEPTED}::test_what_no_larger_executor_comes_for_ends_with_the_numbers",),
     ),
     Fault(
         "attempts are not counted",

@@ -35,8 +35,11 @@ _OF_THE_CALL = ("tenant", "cache_salt")
 
 
 @functools.cache
-def answer_alone(shape: Shape, sliding_window_tokens: int) -> Finished:
-    """Return the last event of a good request, complete; nothing of it depends on what else there is."""
+def answer_alone(shape: Shape, sliding_window_tokens: int, max_model_len: int = MAX_MODEL_LEN) -> Finished:
+    """Return the last event of a good request that is accepted for sequences of a length, complete.
+
+    Nothing of it depends on what else there is.
+    """
     worker = FakeWorker(
         block_size_tokens=16,
         num_device_blocks=256,
@@ -49,14 +52,14 @@ def answer_alone(shape: Shape, sliding_window_tokens: int) -> Finished:
         sleep=lambda _: None,
     )
     info = worker.info
-    model = TextModel(ServedModel(info, MAX_MODEL_LEN, info.max_num_seqs), _tokenizer())
+    model = TextModel(ServedModel(info, max_model_len, info.max_num_seqs), _tokenizer())
     request = request_of(shape)
     asked = check_request(request, model, FrontSettings(max_beam_width=MAX_BEAM_WIDTH))
     response = Response(asked.engine, asked.answer_options, model.tokenizer)
     fleet = Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy())
     core = fleet.join(serving_limits(info, CoreSettings()), epoch=1)
     requests = LiveRequests(fleet, lambda: None, Meter(), clock=lambda: 0.0, unix_s=lambda: 0.0)
-    group, has_stop_strings = group_of(asked.engine, 1, MAX_MODEL_LEN), asked.engine.has_stop_strings
+    group, has_stop_strings = group_of(asked.engine, 1, max_model_len), asked.engine.has_stop_strings
     live = LiveRequest(group, response, 0.0, has_stop_strings=has_stop_strings)
     requests.add(live)
     while response.ended is None:

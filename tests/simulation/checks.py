@@ -19,7 +19,7 @@ from octavo.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from octavo.outputs import Accepted, Delta, Event, Finished, FinishReason, Output
+from octavo.outputs import Accepted, Delta, Event, Finished, Output
 from octavo.resumption import DEFAULT_RESUME_TIMEOUT_S
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.engine.engine import Engine
@@ -62,6 +62,7 @@ class RequestRecord:
         goes_on: Whether the client goes on with its answer, should the call be cut.
         left: Whether the client went away by itself.
         was_aborted: Whether another call asked to abort it.
+        max_model_len: The longest sequence that it was first accepted for.
         last_event_s: When the last event came.
         token_ids, texts: What the deltas have brought, by output index.
     """
@@ -76,6 +77,7 @@ class RequestRecord:
     left: bool = False
     was_aborted: bool = False
     has_ended: bool = False
+    max_model_len: int = 0
     last_event_s: float = 0.0
     token_ids: defaultdict[int, tuple[int, ...]] = field(default_factory=lambda: defaultdict(tuple))
     texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
@@ -105,7 +107,6 @@ class Checks:
     faults_at_s: dict[int, float] = field(default_factory=dict)
     _engines: dict[Engine, EngineChecks] = field(default_factory=dict)
     _links: dict[Engine, LinkChecks] = field(default_factory=dict)
-    _accepted: dict[str, set[int]] = field(default_factory=dict)
 
     def break_promise(self, what: str) -> None:
         """A promise is broken: only the first one counts."""
@@ -136,6 +137,8 @@ class Checks:
             self.break_promise(f"{record.request_id} got {type(event).__name__} after its end")
         if isinstance(event, Accepted) != (record.events == 1):
             self.break_promise(f"event {record.events} of {record.request_id} is {type(event).__name__}")
+        if isinstance(event, Accepted):
+            record.max_model_len = event.max_model_len
         if isinstance(event, Delta):
             record.token_ids[event.output_index] += event.token_ids
             record.texts[event.output_index] += event.text
@@ -170,10 +173,7 @@ class Checks:
             index = output.output_index
             if (record.token_ids[index], record.texts[index]) != (output.token_ids, output.text):
                 self.break_promise(f"{record.request_id} got {record.token_ids[index]}, and the end says {output}")
-        expected = answer_alone(record.shape, self.plan.sliding_window_tokens)
-        if self._was_cut_short(record, finished):
-            self.seen["ended: cut short by a smaller fleet"] += 1
-            return
+        expected = self._answer_alone(record)
         for ours, theirs in zip(finished.outputs, expected.outputs, strict=True):
             if difference := _difference(ours, theirs):
                 self.break_promise(
@@ -186,25 +186,14 @@ class Checks:
         if (usage.num_prompt_tokens, usage.num_output_tokens) != (alone.num_prompt_tokens, alone.num_output_tokens):
             self.break_promise(f"{record.request_id} has the usage {usage}, and alone {alone}")
 
-    def _was_cut_short(self, record: RequestRecord, finished: Finished) -> bool:
-        """Return whether a smaller fleet accepted it for less than it could use, and it is what comes of that."""
-        shape, accepted = record.shape, self._accepted.get(record.request_id, set())
-        if min(accepted, default=MAX_MODEL_LEN) >= min(len(shape.prompt) + shape.options["max_tokens"], MAX_MODEL_LEN):
-            return False
-        expected = answer_alone(shape, self.plan.sliding_window_tokens)
-        pairs = list(zip(finished.outputs, expected.outputs, strict=True))
-        if all(ours.token_ids == theirs.token_ids for ours, theirs in pairs):
-            return False
-        is_ranked = "best_of" in shape.options or "beam_width" in shape.options
-        return is_ranked or all(
-            ours.token_ids == theirs.token_ids
-            or (
-                ours.token_ids == theirs.token_ids[: len(ours.token_ids)]
-                and ours.finish_reason is FinishReason.LENGTH
-                and len(shape.prompt) + len(ours.token_ids) in accepted
-            )
-            for ours, theirs in pairs
-        )
+    def _answer_alone(self, record: RequestRecord) -> Finished:
+        """Return what it is answered alone, up to the length that it was first accepted for."""
+        shape, most = record.shape, len(record.shape.prompt) + record.shape.options["max_tokens"]
+        is_bound = record.max_model_len < min(most, MAX_MODEL_LEN)
+        if is_bound:
+            self.seen["finished: accepted for less than it may use"] += 1
+        length = record.max_model_len if is_bound else MAX_MODEL_LEN
+        return answer_alone(shape, self.plan.sliding_window_tokens, length)
 
     def _check_error(self, record: RequestRecord, error: OctavoError) -> None:
         """It must be one that the plan explains."""
@@ -262,7 +251,7 @@ class Checks:
 
     def watch(self, engine: Engine) -> Callable[[], None]:
         """Look at an engine that begins, now and then; return what is to be called after each of its callbacks."""
-        inside = self._engines[engine] = EngineChecks(engine, self.loop, self.break_promise, self._accepted)
+        inside = self._engines[engine] = EngineChecks(engine, self.loop, self.break_promise)
 
         def callback_ran() -> None:
             inside.note_callback()

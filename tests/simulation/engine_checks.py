@@ -38,7 +38,6 @@ class EngineChecks:
         engine: From before its first step on.
         loop: Has the time.
         accuse: Told of a broken promise.
-        accepted: Gets the lengths that requests were accepted for, by request id.
 
     Attributes:
         num_callbacks: How many of its callbacks have run.
@@ -47,7 +46,6 @@ class EngineChecks:
     engine: Engine
     loop: SimulationLoop
     accuse: Callable[[str], None]
-    accepted: dict[str, set[int]]
     num_callbacks: int = 0
     _num_computed_tokens: int = 0
     _last_callback_s: float = 0.0
@@ -67,15 +65,12 @@ class EngineChecks:
         self.engine.schedule = count  # type: ignore[method-assign, assignment]
         add = self.engine.requests.add
 
-        def note_length(request: LiveRequest) -> None:
+        def note_poison(request: LiveRequest) -> None:
             is_poisoned = request.group.prompt_token_ids[0] == POISON_TOKEN
             (self._poisoned.add if is_poisoned else self._poisoned.discard)(request.request_id)
-            length = request.group.stop_conditions.accepted_len
-            if length is not None:
-                self.accepted.setdefault(request.request_id, set()).add(length)
             add(request)
 
-        self.engine.requests.add = note_length  # type: ignore[method-assign]
+        self.engine.requests.add = note_poison  # type: ignore[method-assign]
         self.engine.requests._observers += (self._look_at_end,)
 
     def note_callback(self) -> None:

@@ -29,6 +29,7 @@ class Continuation(_message.Message):
     NUMERICS_ID_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     num_prompt_logprobs: _builtins.int
     """Log-probabilities of the prompt that are known."""
     numerics_id: _builtins.str
@@ -37,6 +38,8 @@ class Continuation(_message.Message):
     """Digest of the weights that made it. Empty: it is not known."""
     attempt: _builtins.int
     """How often the request has been continued, from 1."""
+    max_model_len: _builtins.int
+    """The longest sequence that the request was first accepted for, as its client says. 0: the client does not say it."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContinuedOutput]:
         """The outputs, by index; empty for a beam search."""
@@ -49,10 +52,11 @@ class Continuation(_message.Message):
         numerics_id: _builtins.str = ...,
         weights_digest: _builtins.str = ...,
         attempt: _builtins.int = ...,
+        max_model_len: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "num_prompt_logprobs", b"num_prompt_logprobs", "numerics_id", b"numerics_id", "outputs", b"outputs", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "max_model_len", b"max_model_len", "num_prompt_logprobs", b"num_prompt_logprobs", "numerics_id", b"numerics_id", "outputs", b"outputs", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

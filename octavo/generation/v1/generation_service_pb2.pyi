@@ -160,6 +160,7 @@ class Continuation(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     NUMERICS_ID_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """How often the request has been continued, this time included; at least 1. The call with the largest number
     keeps a request that is live.
@@ -170,6 +171,12 @@ class Continuation(_message.Message):
     """
     weights_digest: _builtins.str
     """Digest of the weights that made it (Provenance.weights_digest). Empty: it is not known."""
+    max_model_len: _builtins.int
+    """The longest sequence that the request was first accepted for (Accepted.max_model_len): the answer ends there,
+    whatever is served here. If that is less than the request needs, it waits for a larger executor, and ends with
+    UNAVAILABLE if none comes. Range: longer than the prompt, at most 2^27. 0: it is not known, and what is served here
+    counts.
+    """
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContinuedOutput]:
         """The outputs, by output_index; those behind the last one have nothing yet. Ranked ones (best_of above n, beams) are
@@ -188,10 +195,11 @@ class Continuation(_message.Message):
         attempt: _builtins.int = ...,
         numerics_id: _builtins.str = ...,
         weights_digest: _builtins.str = ...,
+        max_model_len: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "numerics_id", b"numerics_id", "outputs", b"outputs", "prompt_logprobs", b"prompt_logprobs", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "max_model_len", b"max_model_len", "numerics_id", b"numerics_id", "outputs", b"outputs", "prompt_logprobs", b"prompt_logprobs", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -407,10 +415,18 @@ class Accepted(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_PARAMS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_LARGER_EXECUTOR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id, as sent or as made by the server."""
     num_prompt_tokens: _builtins.int
     """Length of the prompt in tokens."""
+    max_model_len: _builtins.int
+    """The longest sequence that the request is accepted for, prompt and output, in tokens. A continuation sends it back."""
+    waits_for_larger_executor: _builtins.bool
+    """Whether the request needs a longer sequence than any executor here holds, as a continuation may: it waits for a
+    larger one. A client with several addresses may go on at another.
+    """
     @_builtins.property
     def sampling_params(self) -> _generation_pb2.SamplingParams:
         """The parameters in effect: those of the request, with what the model and the server chose for fields that it left
@@ -428,10 +444,12 @@ class Accepted(_message.Message):
         num_prompt_tokens: _builtins.int = ...,
         sampling_params: _generation_pb2.SamplingParams | None = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        max_model_len: _builtins.int = ...,
+        waits_for_larger_executor: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_params", b"sampling_params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_tokens", b"num_prompt_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling_params", b"sampling_params"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_model_len", b"max_model_len", "num_prompt_tokens", b"num_prompt_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling_params", b"sampling_params", "waits_for_larger_executor", b"waits_for_larger_executor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,12 +18,26 @@ from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.provenance import Numerics
 from shared.errors import InvalidFieldError
+from shared.executor_info import MAX_MODEL_LEN
 from shared.step import INT32_MAX, NO_LOGPROBS
 
 _FIELD = "continuation"
 
 # Of a numerics id or a digest of weights; no executor may have longer ones.
 MAX_ID_CHARS = 256
+
+
+def accepted_limits(request: pb.GenerateRequest, served: RequestLimits) -> RequestLimits:
+    """Return what bounds a request: the longest sequence is the one that it was first accepted for.
+
+    Raises: InvalidFieldError: it cannot have been accepted for that.
+    """
+    max_model_len = request.continuation.max_model_len
+    shortest = len(request.token_ids.ids) + 1
+    rule = f"from {shortest}, one token longer than the prompt, to {MAX_MODEL_LEN}: what `accepted` told"
+    is_possible = not max_model_len or shortest <= max_model_len <= MAX_MODEL_LEN
+    require(is_possible, f"{_FIELD}.max_model_len", max_model_len, rule)
+    return served.accepted_for(max_model_len)
 
 
 def validate_continuation(
@@ -72,6 +86,7 @@ def validate_continuation(
         num_prompt_logprobs=len(prompt_logprobs),
         numerics=Numerics(message.numerics_id, message.weights_digest),
         attempt=message.attempt,
+        max_model_len=message.max_model_len or None,
     )
     return continuation, ContinuedAnswer(texts, num_ranked, prompt_logprobs, prompt_alternatives)
 

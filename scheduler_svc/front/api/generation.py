@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.front.access.identity import current_identity, private_deployment
+from scheduler_svc.front.api.continuation_validation import accepted_limits
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.request_validation import (
     ValidRequest,
@@ -189,9 +190,14 @@ def check_request(request: pb.GenerateRequest, model: TextModel, settings: Front
     Raises: InvalidFieldError: the first wrong field.
     """
     check_request_fields(request)
-    limits = RequestLimits.of(model, settings)
+    served = RequestLimits.of(model, settings)
+    limits = accepted_limits(request, served)
     prompt_token_ids, banned_words = tokenize(request, model, limits)
-    return validate_request(request, prompt_token_ids, limits, model.tokenizer, banned_words)
+    valid = validate_request(request, prompt_token_ids, limits, model.tokenizer, banned_words)
+    num_tokens = len(prompt_token_ids) + valid.answer_options.max_output_tokens
+    if num_tokens <= served.max_len:
+        return valid
+    return replace(valid, answer_options=replace(valid.answer_options, waits_for_larger_executor=True))
 
 
 def check_weights(continuation: pb.Continuation, served: ServedModel) -> None:

@@ -20,12 +20,14 @@ FINISH_REASONS = {
 
 def accepted_message(request: pb.GenerateRequest, response: Response) -> pb.Accepted:
     """Return the first event of a request."""
-    asked = response.request
+    asked, options = response.request, response.options
     return pb.Accepted(
         request_id=asked.request_id,
         num_prompt_tokens=len(asked.prompt_token_ids),
-        sampling_params=effective_params(request.sampling_params, asked, response.max_output_tokens),
+        sampling_params=effective_params(request.sampling_params, asked, options.max_output_tokens),
         prompt_token_ids=asked.prompt_token_ids.tolist() if request.include_prompt_token_ids else None,
+        max_model_len=options.max_model_len,
+        waits_for_larger_executor=options.waits_for_larger_executor,
     )
 
 

@@ -8,7 +8,7 @@ milliseconds.
 Source: protobuf.dev/programming-guides/encoding.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
@@ -151,6 +151,27 @@ def cut(content: bytes, number: int) -> tuple[bytes, bytes | None]:
         if tag >> 3 == number and tag & 7 == _LENGTH_DELIMITED:
             return content[:start] + content[position:], content[begin:position]
     return content, None
+
+
+def peek(content: bytes, path: Sequence[int], most: int) -> int:
+    """Return a number of a message that was not scanned, by the numbers of the fields that lead to it.
+
+    0: it is not there, or not among the first `most` fields of its message.
+    """
+    begin, end = 0, len(content)
+    try:
+        for number in path:
+            position, tag, num_read = begin, 0, 0
+            while tag >> 3 != number:
+                if position >= end or num_read == most:
+                    return 0
+                tag, begin = _varint(content, position)
+                begin, position = _value(content, begin, tag & 7)
+                num_read += 1
+            end = position
+        return _varint(content, begin)[0]
+    except IndexError:  # it is cut, which the scan will say
+        return 0
 
 
 def _value(content: bytes, position: int, wire_type: int) -> tuple[int, int]:

@@ -4,10 +4,16 @@ The checks of the decoded request have the same limits, by the same constants; t
 be decoded first.
 """
 
-from scheduler_svc.front.api.message_scan import CountLimit
+from octavo.generation.v1 import generation_service_pb2 as pb
+from scheduler_svc.front.api.message_scan import CountLimit, peek
 from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
 from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, MAX_STOP_STRINGS
+from shared.executor_info import MAX_MODEL_LEN
 from shared.token_rules import MAX_BANNED_TOKENS, MAX_BANNED_WORDS, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS
+
+# Where a continuation says the length that the request was accepted for, behind its outputs.
+_MAX_MODEL_LEN = (pb.GenerateRequest.CONTINUATION_FIELD_NUMBER, pb.Continuation.MAX_MODEL_LEN_FIELD_NUMBER)
+_MOST_OTHER_FIELDS = 32
 
 
 def prompt_limit(limits: RequestLimits) -> CountLimit:
@@ -19,8 +25,11 @@ def prompt_limit(limits: RequestLimits) -> CountLimit:
     return CountLimit(limits.max_prompt_tokens, error=error)
 
 
-def generate_request_limits(limits: RequestLimits) -> dict[str, CountLimit]:
-    """Return the limits of the repeated fields, by path."""
+def generate_request_limits(limits: RequestLimits, content: bytes = b"") -> dict[str, CountLimit]:
+    """Return the limits of the repeated fields, by path; of an encoded request that may be a continuation."""
+    max_model_len = peek(content, _MAX_MODEL_LEN, limits.max_num_seqs + _MOST_OTHER_FIELDS)
+    if max_model_len > limits.max_len:
+        limits = limits.accepted_for(min(max_model_len, MAX_MODEL_LEN))
     # Of all outputs of a continuation together.
     continued = CountLimit(limits.max_num_seqs * limits.max_len, cause="as many sequences as run, as long as may be")
     alternatives = CountLimit(continued.most * limits.vocab_size, cause=continued.cause)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -64,6 +64,12 @@ class RequestLimits:
             eos_token_ids=model.info.eos_token_ids,
             sampling_defaults=model.info.sampling_defaults if settings.has_model_defaults else {},
         )
+
+    def accepted_for(self, max_model_len: int) -> Self:
+        """Return what bounds a request that was first accepted for sequences of this length; 0: here, just now."""
+        if not max_model_len:
+            return self
+        return replace(self, max_model_len=max_model_len, max_cached_tokens=max_model_len)
 
     @property
     def max_len(self) -> int:

@@ -109,6 +109,7 @@ def validate_request(
         min_delta_interval_s=request.min_delta_interval_ms / 1000,
         max_output_tokens=conditions.length_limit(len(prompt), limits.max_len) - len(prompt),
         tells_provenance=request.include_provenance,
+        max_model_len=limits.max_len,
     )
     if not request.HasField("continuation"):
         return ValidRequest(engine_request, answer_options)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import grpc.aio
@@ -66,7 +67,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         """Run one prompt; the call's end, however it comes, ends the request."""
         if isinstance(request, RequestBody):
             try:
-                request = await self.read(request, generate_request_limits)
+                request = await self.read(request, partial(generate_request_limits, content=request.content))
             except OctavoServiceError:
                 with self._generation.traced(
                     pb.GenerateRequest(), lambda: context.invocation_metadata()
@@ -104,7 +105,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         """Run the requests of one stream; its end, however it comes, ends them."""
 
         def read(body: RequestBody[pb.GenerateRequest]) -> Awaitable[pb.GenerateRequest]:
-            return self.read(body, generate_request_limits)
+            return self.read(body, partial(generate_request_limits, content=body.content))
 
         await context.send_initial_metadata(())  # the caller may write: the call is not refused
         stream = RequestStream(self._generation, read, lambda: context.invocation_metadata())

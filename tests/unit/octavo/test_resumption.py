@@ -169,6 +169,17 @@ def test_callers_get_one_accepted_and_the_number_of_continuations_that_were_acce
     assert end.num_resumptions == 1
 
 
+def test_a_scheduler_that_does_not_know_the_accepted_length_is_asked_without_it() -> None:
+    request = ResumableRequest(text_request(), window())
+    accept(request, accepted(prompt_token_ids=[72, 105], max_model_len=200))
+    request.pause_s(LOST, 0.0)
+    assert request.message().continuation.max_model_len == 200
+    assert request.pause_s(InvalidRequestError("unknown", field="field 6 of Continuation"), 0.0) > 0
+    assert request.message().continuation.max_model_len == 0
+    request.pause_s(LOST, 0.0)
+    assert request.message().continuation.max_model_len == 200  # the next one may know it
+
+
 @pytest.mark.parametrize(
     "error", [InvalidRequestError("field 14 of GenerateRequest is unknown"), RequestExistsError("'mine' is in use")]
 )

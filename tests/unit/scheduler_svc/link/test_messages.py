@@ -19,6 +19,7 @@ from scheduler_svc.link.ends import (
 from scheduler_svc.link.failures import decode_failure, encode_failure
 from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state, encode_state
 from scheduler_svc.link.submissions import decode_submission, encode_submission
+from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_client import EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
@@ -58,6 +59,7 @@ REQUESTS = {
         traceparent="00-1-2-01",
     ),
     "no limit of tokens": replace(PLAIN, stop_conditions=StopConditions(max_tokens=None)),
+    "continued": replace(PLAIN, continuation=Continuation(num_prompt_logprobs=2, attempt=3)),
     "a search": replace(PLAIN, beam_search=BeamSearchParams(4, 2, -0.5, EarlyStopping.NEVER)),
 }
 
@@ -71,6 +73,13 @@ def test_a_submission_is_the_request(request_: EngineRequest) -> None:
     assert replace(decoded, prompt_token_ids=PLAIN.prompt_token_ids) == replace(
         request_, prompt_token_ids=PLAIN.prompt_token_ids
     )
+
+
+def test_a_submission_that_goes_on_has_the_length_that_it_was_first_accepted_for() -> None:
+    request = replace(PLAIN, continuation=Continuation(max_model_len=5000))
+    message = encode_submission(7, request, "hash", 99)
+    assert message.max_model_len == 5000
+    assert decode_submission(message).continuation == request.continuation
 
 
 def test_a_submission_has_the_rules_on_tokens() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.front.api import message_scan
-from scheduler_svc.front.api.message_scan import CountLimit, MalformedMessageError, MessageScan
+from scheduler_svc.front.api.message_scan import CountLimit, MalformedMessageError, MessageScan, peek
 from shared.errors import InvalidFieldError
 
 PATHS = ("token_ids.ids", "messages.messages", *(f"sampling_params.{name}" for name in ("stop", "logit_bias")))
@@ -123,3 +123,17 @@ def test_the_scan_ends_soon_after_the_limit_and_not_at_the_end(monkeypatch: pyte
     with pytest.raises(InvalidFieldError, match="is more than 1034 elements long; it must be at most 10 elements long"):
         scan(b"\x22\x80\x80\x80\x01" + inside, messages__messages=10)
     assert num_values == 1 + 10 + 1024 + 1
+
+
+def test_a_number_is_found_before_the_scan_and_only_among_the_first_fields() -> None:
+    path = (pb.GenerateRequest.CONTINUATION_FIELD_NUMBER, pb.Continuation.MAX_MODEL_LEN_FIELD_NUMBER)
+    continuation = pb.Continuation(outputs=[pb.ContinuedOutput(token_ids=[1, 2])] * 3, max_model_len=2**31)
+    message = pb.GenerateRequest(text="a", continuation=continuation, require_same_numerics=True)
+    content = message.SerializeToString()
+    assert peek(content, path, 4) == 2**31
+    assert peek(content, path, 3) == 0  # behind three outputs
+    message.continuation.Clear()
+    assert peek(message.SerializeToString(), path, 4) == 0
+    assert peek(pb.GenerateRequest(text="a").SerializeToString(), path, 4) == 0
+    for length in range(len(content)):  # cut anywhere, it is for the scan to refuse
+        assert peek(content[:length], path, 4) in (0, 2**31)

@@ -45,7 +45,7 @@ def test_defaults_are_those_of_the_proto() -> None:
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1, 0, 1, 0)
     assert valid.engine.sampling.num_logprobs == NO_LOGPROBS
     assert valid.engine.stop_conditions == StopConditions()
-    assert valid.answer_options == AnswerOptions(1, 1, False, TextOptions(), max_output_tokens=61)
+    assert valid.answer_options == AnswerOptions(1, 1, False, TextOptions(), max_output_tokens=61, max_model_len=64)
     assert (valid.engine.num_sequences, valid.engine.beam_search) == (1, None)
     assert (valid.engine.priority, valid.engine.tenant, valid.engine.cache_salt) == (0, "", 0)
 
@@ -70,7 +70,9 @@ def test_every_sampling_field_arrives() -> None:
     )
     assert valid.engine.sampling == SamplingRow(0.5, 4, 0.25, 0.125, 2**64 - 1, 0, 0)
     assert valid.engine.stop_conditions == StopConditions(9, frozenset({5, 6}), ignore_eos=True)
-    assert valid.answer_options == AnswerOptions(2, 2, True, TextOptions(("END",), True, False), max_output_tokens=9)
+    assert valid.answer_options == AnswerOptions(
+        2, 2, True, TextOptions(("END",), True, False), max_output_tokens=9, max_model_len=64
+    )
 
 
 def test_a_request_without_id_and_seed_gets_both() -> None:
@@ -82,7 +84,7 @@ def test_a_request_without_id_and_seed_gets_both() -> None:
 def test_best_of_above_n_is_sampled_with_logprobs_that_are_not_returned() -> None:
     valid = validate(request(n=2, best_of=5))
     assert (valid.engine.num_sequences, valid.engine.sampling.num_logprobs) == (5, 0)
-    assert valid.answer_options == AnswerOptions(2, 5, False, TextOptions(), max_output_tokens=61)
+    assert valid.answer_options == AnswerOptions(2, 5, False, TextOptions(), max_output_tokens=61, max_model_len=64)
     assert valid.answer_options.is_ranked
 
 
@@ -98,7 +100,9 @@ def test_a_beam_search_samples_nothing(logprobs: dict[str, Any]) -> None:
     valid = validate(request(beam_width=4, n=2, length_penalty=0.5, early_stopping=never, seed=3, **logprobs))
     assert valid.engine.beam_search == BeamSearchParams(4, 2, 0.5, EarlyStopping.NEVER)
     assert (valid.engine.num_sequences, valid.engine.sampling) == (1, SamplingRow())
-    assert valid.answer_options == AnswerOptions(2, 0, bool(logprobs), TextOptions(), max_output_tokens=61)
+    assert valid.answer_options == AnswerOptions(
+        2, 0, bool(logprobs), TextOptions(), max_output_tokens=61, max_model_len=64
+    )
     assert valid.answer_options.is_ranked
 
 
