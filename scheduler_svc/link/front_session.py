@@ -244,10 +244,7 @@ class _RemoteSink:
         self._has_stop_strings = request.has_stop_strings
         self.handle: RequestHandle
         self._session = session
-        self._num_tokens_of = [0] * request.num_sequences
-        if request.continuation is not None:
-            for index, output in enumerate(request.continuation.outputs):
-                self._num_tokens_of[index] = len(output.token_ids)
+        self._num_tokens_of = request.num_known_tokens
 
     def finish_by_front(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
         """The front says with how many tokens an output ends.

@@ -40,3 +40,11 @@ class EngineRequest:
     trace_id: str | None = None
     traceparent: str | None = None
     received_at_s: float | None = field(default=None, compare=False)
+
+    @property
+    def num_known_tokens(self) -> list[int]:
+        """How many tokens each sampled output has before it is computed: those of its continuation."""
+        known = [0] * self.num_sequences
+        for index, output in enumerate(() if self.continuation is None else self.continuation.outputs):
+            known[index] = len(output.token_ids)
+        return known

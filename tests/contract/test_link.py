@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link import absence, front_session, remote_core
+from scheduler_svc.link.core_batch import CoreBatch
 from scheduler_svc.link.core_servicer import STATE_INTERVAL_S, core_state
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_session import FrontSession
@@ -548,6 +550,30 @@ async def test_a_link_that_breaks_again_and_again_costs_no_token(params: dict[st
             await until_replaced(core_link, session)
         assert await running == whole
         await until(lambda: not stack.engine.requests)
+
+
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "sent again"])
+async def test_tokens_that_are_lost_or_sent_again_on_the_link_change_no_answer(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """Every tenth token of the core is; a front that misses one joins again."""
+    counter = itertools.count(1)
+    add_token = CoreBatch.add_token
+
+    def add_badly(self: CoreBatch, *token: Any) -> None:
+        is_tenth = next(counter) % 10 == 0
+        num_times = 1 if not is_tenth else 0 if is_lost else 2
+        for _ in range(num_times):
+            add_token(self, *token)
+
+    async with running_stack(FakeWorker(step_ms=1), fronts=1) as stack:
+        request = token_request(6, 60, **REQUESTS["three outputs"])
+        whole = await collect_outputs(stack, request)
+        with monkeypatch.context() as patch:
+            patch.setattr(CoreBatch, "add_token", add_badly)
+            assert await collect_outputs(stack, request) == whole
+        [front] = (await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())).fronts
+        assert (front.num_sessions > 1) == is_lost
 
 
 async def some_steps(core: ExecutorCore, num_steps: int) -> None:
