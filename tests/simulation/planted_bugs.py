@@ -260,8 +260,8 @@ BUGS = (
     Bug(
         "the next step is not decided when a result is there",
         f"{EXECUTORS}/driver.py",
-        "            self.work.set()\n            try:\n",
-        "            try:\n",
+        "            if not self._is_sending:\n                await self._send_what_is_due(core, session)\n\n",
+        "\n",
     ),
     Bug(
         "the dispatcher wakes a driver for what it had before, and that one the dispatcher",
