@@ -15,6 +15,7 @@ import grpc.aio
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_service_pb2 as admin
@@ -30,7 +31,7 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.front.text.text_model import ModelTokenizer
-from scheduler_svc.link import absence, front_metrics, front_session, remote_core
+from scheduler_svc.link import absence, front_session, remote_core
 from scheduler_svc.link.core_batch import CoreBatch
 from scheduler_svc.link.core_servicer import STATE_INTERVAL_S, core_state
 from scheduler_svc.link.early_aborts import EarlyAborts
@@ -397,13 +398,12 @@ async def leaving(stack: Stack, how: str) -> AsyncIterator[None]:
 
 async def test_what_fronts_have_counted_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = list[threading.Thread]()
-    parse = front_metrics.text_string_to_metric_families
 
     def parse_noted(text: str) -> Any:
         threads.append(threading.current_thread())
-        return parse(text)
+        return text_string_to_metric_families(text)
 
-    monkeypatch.setattr(front_metrics, "text_string_to_metric_families", parse_noted)
+    monkeypatch.setattr("scheduler_svc.link.front_metrics.text_string_to_metric_families", parse_noted)
     monkeypatch.setattr(remote_core, "METRICS_INTERVAL_S", 0.01)
     async with running_stack(fronts=2):
         await until(lambda: len(threads) >= 6)
