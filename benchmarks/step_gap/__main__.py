@@ -11,7 +11,7 @@ streams are spread over four connections for each.
 
 A gap is the time between the end of a step and the begin of the next one by the executor's own clock; idle is
 the sum of the gaps as a share of the whole time. "result to step" is the scheduler's own time from the arrival of a
-result to the departure of the next step: the upper end of the bucket of its histogram that holds 99 % of them.
+result to the begin of the write of the next step: the upper end of the bucket of its histogram that holds 99 % of them.
 """
 
 import argparse
@@ -21,7 +21,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,9 +35,10 @@ from rich.progress import track
 from rich.table import Table
 
 import octavo
+from benchmarks.front_cost import cpu_us
 from benchmarks.machine import describe_machine
 from benchmarks.step_gap.executor import open_record
-from tests.support.processes import Service, running_service
+from tests.support.processes import Service, children_of, running_service
 
 OUTPUTS_PER_REQUEST = 16  # best_of; one is returned
 MAX_MODEL_LEN = 4096
@@ -70,7 +70,7 @@ class Gaps:
         gap_p99_us: Their 99th percentile.
         measured_step_ms: What a step took, median.
         num_steps: How many were measured.
-        scheduler_us: CPU time of the scheduler's process for a step; with fronts, of its core.
+        scheduler_us: CPU time for a step of the process that decides it; with fronts it is their core.
         fronts_us: CPU time of the fronts for a step.
         turnaround_p99_ms: From a result to the next step, 99th percentile, rounded up to the end of a bucket.
         executor_us: CPU time of the executor's process for a step.
@@ -214,20 +214,15 @@ async def _used(scheduler: Service, executor: Service) -> Used:
         for sample in families["octavo_step_turnaround_seconds"].samples
         if "le" in sample.labels
     }
+    core, fronts = core_and_fronts(scheduler)
+    return Used(cpu_us(core) / 1e6, sum(map(cpu_us, fronts)) / 1e6, cpu_us(executor.process.pid) / 1e6, turnarounds)
+
+
+def core_and_fronts(scheduler: Service) -> tuple[int, list[int]]:
+    """Return the process that decides steps, and those that hold the streams, if these are others (Linux)."""
     pid = scheduler.process.pid
-    return Used(_cpu_s(pid), sum(map(_cpu_s, _children(pid))), _cpu_s(executor.process.pid), turnarounds)
-
-
-def _children(pid: int) -> list[int]:
-    """Return the processes that a process has started (Linux)."""
-    paths = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for path in paths for child in path.read_text(encoding="ascii").split()]
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    cores, fronts = (children_of(pid, f"scheduler_svc.{module}") for module in ("core_process", "front_process"))
+    return (cores[0] if cores else pid), fronts
 
 
 def _words(flags: Mapping[str, object]) -> list[str]:

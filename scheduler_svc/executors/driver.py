@@ -11,7 +11,9 @@ import asyncio
 import logging
 import math
 import re
+from collections import deque
 from dataclasses import replace
+from typing import NamedTuple
 
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
@@ -47,6 +49,14 @@ TELL_SLOW_EVERY_S = 60.0
 
 class CircuitOpenError(ExecutorRefusedError):
     """The executor failed, and is not attached for a while."""
+
+
+class _Processed(NamedTuple):
+    """A result, what it brought, and when it had arrived."""
+
+    result: StepResult
+    updates: StepUpdates
+    arrived_at_s: float
 
 
 class ExecutorDriver:
@@ -103,9 +113,12 @@ class ExecutorDriver:
         self._meter = meter
         self._breaker = breaker or CircuitBreaker()
         self._step_cost = StepCost()
-        self._answered_at_s: float | None = None  # a result came, and no step was sent since
         self._watch = StepWatch()
         self._told_slow_at_s = -math.inf
+        self._arrived_at_s: float | None = None  # of a result on which no step was decided since
+        self._is_sending = False
+        self._undelivered: deque[_Processed] = deque()
+        self._has_undelivered = asyncio.Event()
         self._cost_of = ""  # the executor process that it was learned from
         self._answered_nonsense = False  # in the last attachment: what it has cached is not believed
 
@@ -247,9 +260,12 @@ class ExecutorDriver:
 
     async def _drive(self, core: ExecutorCore, session: ExecutorSession) -> None:
         """Send and receive steps until one direction fails, or the retired executor has nothing left to do."""
+        self._arrived_at_s = None
+        self._undelivered.clear()
         tasks = [
             asyncio.create_task(self._send_steps(core, session), name="send-steps"),
             asyncio.create_task(self._receive_results(core, session), name="receive-results"),
+            asyncio.create_task(self._deliver_results(core), name="deliver-results"),
             asyncio.create_task(self._watch_steps(core, session), name="watch-steps"),
         ]
         try:
@@ -262,11 +278,20 @@ class ExecutorDriver:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._deliver(core)  # whatever ended them, what was processed reaches its requests
 
     async def _send_steps(self, core: ExecutorCore, session: ExecutorSession) -> None:
-        """Send steps; return when the executor is retired and has no group left."""
+        """Send steps when there is new work; return when the executor is retired and has no group left."""
         while not (self.is_retired and not core.groups):
             self.work.clear()
+            if not self._is_sending:
+                await self._send_what_is_due(core, session)
+            await self.work.wait()
+
+    async def _send_what_is_due(self, core: ExecutorCore, session: ExecutorSession) -> None:
+        """Decide and send as many steps as may be in flight; before anything is awaited the first is being written."""
+        self._is_sending = True
+        try:
             while (num_in_flight := len(core.in_flight)) < self.in_flight.limit:
                 decided_at_s = monotonic_s()
                 scheduled = self._owner.schedule(core, self.address, decided_at_s)
@@ -279,32 +304,50 @@ class ExecutorDriver:
                 self.step_log.add(logged)
                 self.in_flight.note_sent(logged.logged_at_s, is_alone=num_in_flight == 0)
                 self._settings.at_fault_point(FaultPoint.BEFORE_SEND, self.address)
+                arrived_at_s, self._arrived_at_s = self._arrived_at_s, None
                 logged.request_bytes = await session.send(step)
                 self._settings.at_fault_point(FaultPoint.AFTER_SEND, self.address)
-                if self._answered_at_s is not None:
-                    self._meter.step_turnaround.observe(monotonic_s() - self._answered_at_s)
-                    self._answered_at_s = None
-            self._answered_at_s = None  # there was nothing to decide on it
+                if arrived_at_s is not None:
+                    self._meter.step_turnaround.observe(session.write_began_at_s - arrived_at_s)
+            self._arrived_at_s = None  # there was nothing to decide on it
             self._owner.dispatch()  # what this core preempted may run on another one
-            await self.work.wait()
+        finally:
+            self._is_sending = False
 
     async def _receive_results(self, core: ExecutorCore, session: ExecutorSession) -> None:
+        """Take results. The next step is written before anything else runs here: no executor waits for clients.
+
+        While a step is being written that was decided on new work, `_send_steps` goes on with those that are due.
+        """
         while True:
             result = await session.receive()
+            self._deliver(core)  # of the result before, if that has not come about
             self._settings.at_fault_point(FaultPoint.AFTER_ANSWER, self.address)
-            self._answered_at_s = answered_at_s = monotonic_s()
+            self._arrived_at_s = arrived_at_s = session.arrived_at_s
             updates = self._owner.fleet.process(core, result)
-            self._note_answered(answered_at_s, result, updates)
+            self._undelivered.append(_Processed(result, updates, arrived_at_s))
+            self._has_undelivered.set()
+            self._note_answered(arrived_at_s, result, updates)
             if not self._breaker.is_closed:
                 self._breaker.close()
                 self._owner.fleet.set_probing(core, False)
-            self.work.set()
-            try:
-                # `_send_steps` decides and sends the next step first: the executor need not wait for what follows.
-                await asyncio.sleep(0)
-            finally:  # whatever ends this task, what was processed reaches its requests
-                self._owner.deliver(core, updates)
-                self.step_log.set_result(result, answered_at_s)
+            if self.is_retired:
+                self.work.set()  # `_send_steps` ends once no group is left
+            if not self._is_sending:
+                await self._send_what_is_due(core, session)
+
+    async def _deliver_results(self, core: ExecutorCore) -> None:
+        while True:
+            await self._has_undelivered.wait()
+            self._deliver(core)
+
+    def _deliver(self, core: ExecutorCore) -> None:
+        """Give what was processed to its requests."""
+        self._has_undelivered.clear()
+        while self._undelivered:
+            processed = self._undelivered.popleft()
+            self._owner.deliver(core, processed.updates)
+            self.step_log.set_result(processed.result, processed.arrived_at_s)
 
     def _note_answered(self, now_s: float, result: StepResult, updates: StepUpdates) -> None:
         """Count what a step brought."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -66,6 +66,8 @@ class ExecutorSession:
 
     Attributes:
         on_heartbeat: Called with the seconds that a heartbeat took until it was answered.
+        arrived_at_s: When the last message was read from the stream: monotonic time in seconds.
+        write_began_at_s: When the write of the last step began, likewise.
         kept_blocks: Device blocks that the executor has kept from before, and their names, one after the other.
     """
 
@@ -93,6 +95,8 @@ class ExecutorSession:
         self._num_resumes_in_a_row = 0
         self._heartbeat_answered_at_s = monotonic_s()
         self._is_resuming = False
+        self.arrived_at_s = 0.0
+        self.write_began_at_s = 0.0
         self.on_heartbeat: Callable[[float], None] = lambda _: None
         self.kept_blocks: tuple[Int32Array, bytes] = no_slots(), b""
 
@@ -165,6 +169,8 @@ class ExecutorSession:
         """Send a step; return the size of its message in bytes.
 
         A broken stream is not noticed here: `receive` sees it and sends the step again.
+
+        Raises: ExecutorLostError: we gave it up while it took nothing.
         """
         bits = 1 << Capability.NAMED_BLOCKS if step.block_names else 0
         message = encode_step(step, feature_bits=bits if self._agreement.has_feature_bits else None)
@@ -173,7 +179,10 @@ class ExecutorSession:
             self._unanswered.append(message)
             if len(self._unanswered) == 1:
                 self._restart_step_timer()
-            await write_message(self._stream, pb.StreamStepsRequest(step=message))
+            request = pb.StreamStepsRequest(step=message)
+            self.write_began_at_s = monotonic_s()
+            with self._telling_why_it_is_cancelled():
+                await write_message(self._stream, request)
         return message.ByteSize()
 
     async def receive(self) -> StepResult:
@@ -187,11 +196,10 @@ class ExecutorSession:
         while True:
             assert self._stream is not None, "open() comes first"
             try:
-                return self._accept(await read_message(self._stream))
-            except asyncio.CancelledError:
-                if self._reason_to_give_up:  # the cancelled one is the stream, not this task
-                    raise ExecutorLostError(self._reason_to_give_up) from None
-                raise
+                with self._telling_why_it_is_cancelled():
+                    response = await read_message(self._stream)
+                self.arrived_at_s = monotonic_s()
+                return self._accept(response)
             except StreamBrokenError as broken:
                 await self._resume(broken)
 
@@ -249,6 +257,15 @@ class ExecutorSession:
         except grpc.aio.AioRpcError:
             return None  # `keep_lease` says what is wrong
         return response.step_cpu_time_us if response.HasField("step_cpu_time_us") else None
+
+    @contextlib.contextmanager
+    def _telling_why_it_is_cancelled(self) -> Iterator[None]:
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._reason_to_give_up:  # the cancelled one is the stream, not this task
+                raise ExecutorLostError(self._reason_to_give_up) from None
+            raise
 
     def _accept(self, response: pb.StreamStepsResponse) -> StepResult:
         if response.WhichOneof("message") != "step":

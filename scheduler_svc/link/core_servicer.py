@@ -154,6 +154,10 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         hello = first.hello
         version = agreed_version(hello)
         self._keep_order(hello)
+        key = bool(peer_address(context)), hello.front_id
+        await self._end_older(key, hello)
+        if self._is_closed:
+            raise UnavailableError("the scheduler is shutting down")
         number = next(self._numbers)
         session = FrontSession(
             self._engine,
@@ -166,15 +170,13 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             self._early_aborts,
             address=peer_address(context),
         )
-        key = bool(session.address), hello.front_id
         self._begin(key, hello, session)
         log.info(Event("front_joined", front=hello.front_id, version=version, address=session.address or "here"))
         try:
             await session.run(self._welcome(version), first.credits, requests, context.write)
         finally:
-            if self._sessions.get(key, (0, None))[1] is session:
-                del self._sessions[key]
-                self._past[key].num_output_tokens += session.num_output_tokens
+            del self._sessions[key]
+            self._past[key].num_output_tokens += session.num_output_tokens
             self.metrics.end(number)
             self._changed.set()
             log.info(Event("front_left", front=hello.front_id))
@@ -222,14 +224,19 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             has_priorities=settings.has_priorities,
         )
 
-    def _begin(self, key: tuple[bool, str], hello: pb.FrontHello, session: FrontSession) -> None:
-        """Let a session begin; an older one of the same front ends first, with all its requests."""
-        number, older = self._sessions.get(key, (0, None))
-        if older is not None:
+    async def _end_older(self, key: tuple[bool, str], hello: pb.FrontHello) -> None:
+        """End an older session of the same front, and wait until none of its requests is left.
+
+        Raises: FencedError: the older one is newer.
+        """
+        while key in self._sessions:
+            number, older = self._sessions[key]
             if hello.session <= number:
                 raise FencedError(f"session {hello.session} of front {hello.front_id!r} is not newer than {number}")
             older.end(FencedError(f"session {hello.session} of front {hello.front_id!r} has begun"))
-            self._past[key].num_output_tokens += older.num_output_tokens
+            await older.has_left.wait()
+
+    def _begin(self, key: tuple[bool, str], hello: pb.FrontHello, session: FrontSession) -> None:
         self._sessions[key] = hello.session, session
         self._past[key].begin(hello.pid)
 

@@ -4,6 +4,7 @@ A front sends them as Prometheus reads them. The core adds up what all fronts co
 its session ended stays counted.
 """
 
+import asyncio
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -24,7 +25,7 @@ def encode_families(families: Iterable[Family]) -> bytes:
 
 
 def decode_families(content: bytes) -> list[Family]:
-    """Return the metrics in a text. Raises CallerError: it is none."""
+    """Return the metrics in a text; for a thread, as it takes long. Raises CallerError: it is none."""
     try:
         return list(text_string_to_metric_families(content.decode()))
     except (ValueError, KeyError, IndexError) as error:
@@ -39,9 +40,9 @@ class FrontMetrics:
         self._past: dict[str, _Samples] = {}  # by metric: what sessions had counted that have ended
         self._current: dict[int, list[Family]] = {}  # by session
 
-    def take(self, session: int, content: bytes) -> None:
+    async def take(self, session: int, content: bytes) -> None:
         """A session says what it has counted so far. Raises CallerError: it is no such text."""
-        self._current[session] = decode_families(content)
+        self._current[session] = await asyncio.to_thread(decode_families, content)
         for family in self._current[session]:
             self._described.setdefault(family.name, family)
 

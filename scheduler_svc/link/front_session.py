@@ -18,12 +18,16 @@ from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.provenance import Span
 from shared.credit_gate import CreditGate
 from shared.errors import CallerError, OctavoServiceError, RequestAbortedError, UnavailableError
+from shared.turns import in_turns
 
 # How long a front may take nothing.
 SLOW_FRONT_S = 10.0
 
 # Requests that are queued without letting others run: each takes some ten microseconds.
 SUBMISSIONS_AT_ONCE = 8
+
+# Requests that are aborted so.
+ABORTS_AT_ONCE = 16
 
 FRONT_GONE = "the front that held the client's call ended"
 
@@ -49,6 +53,7 @@ class FrontSession:
         is_ready: Whether it takes calls.
         num_output_tokens: Of sampled outputs, that were sent to it.
         loop_lag_us: How late a timer of its event loop was at most in the last minute.
+        has_left: Set once its stream and all its requests have ended.
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class FrontSession:
         name: str,
         pid: int,
         on_readiness: Callable[[], None],
-        on_metrics: Callable[[bytes], None],
+        on_metrics: Callable[[bytes], Awaitable[None]],
         state_interval_s: float,
         early_aborts: EarlyAborts,
         address: str = "",
@@ -70,6 +75,7 @@ class FrontSession:
         self.is_ready = False
         self.num_output_tokens = 0
         self.loop_lag_us = 0
+        self.has_left = asyncio.Event()
         self._on_readiness = on_readiness
         self._on_metrics = on_metrics
         self._state_interval_s = state_interval_s
@@ -94,10 +100,9 @@ class FrontSession:
         return self._gate.num_credits or 0
 
     def end(self, error: OctavoServiceError) -> None:
-        """End all its requests, and the stream with an error; what the front has said since does not count."""
+        """End the stream with an error, and with it all its requests; what the front has said since does not count."""
         if self._reading is not None:
             self._reading.cancel()
-        self._abort_all()
         self._gate.end(error)
 
     def close(self) -> None:
@@ -131,8 +136,11 @@ class FrontSession:
         finally:
             for task in tasks:
                 task.cancel()
-            self._abort_all()  # before we wait: whoever cancels us then must not leave them behind
-            await asyncio.gather(*tasks, return_exceptions=True)
+            try:
+                await self._abort_all()  # first: who cancels us while we wait leaves none behind
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                self.has_left.set()
 
     # What the front says ---------------------------------------------------------------------------------------
 
@@ -151,9 +159,7 @@ class FrontSession:
             for end in message.output_ends:
                 if (sink := self._requests.get(end.number)) is not None:
                     sink.finish_by_front(end.output_index, end.num_tokens, decode_reason(end.reason))
-            for abort in message.aborts:
-                if (sink := self._requests.get(abort.number)) is not None:
-                    sink.handle.abort(decode_failure(abort.failure))
+            await in_turns(message.aborts, self._abort, ABORTS_AT_ONCE)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise CallerError(f"the front {self.name} ends an output that cannot end so") from error
         for call in message.abort_calls:
@@ -164,12 +170,16 @@ class FrontSession:
             self.batch().response.abort_answers.add(call=call.call, was_live=was_live)
         if message.credits:
             self._gate.grant(message.credits)
-        if message.metrics:
-            self.loop_lag_us = message.loop_lag_us
-            self._on_metrics(message.metrics)
         if message.HasField("is_ready"):
             self.is_listening, self.is_ready = True, message.is_ready
             self._on_readiness()
+        if message.metrics:
+            self.loop_lag_us = message.loop_lag_us
+            await self._on_metrics(message.metrics)
+
+    def _abort(self, abort: pb.RequestAbort) -> None:
+        if (sink := self._requests.get(abort.number)) is not None:
+            sink.handle.abort(decode_failure(abort.failure))
 
     async def _submit(self, submission: pb.Submission) -> None:
         number = submission.number
@@ -228,10 +238,9 @@ class FrontSession:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._gate.end(error)
 
-    def _abort_all(self) -> None:
-        for sink in list(self._requests.values()):
-            sink.handle.abort(UnavailableError(FRONT_GONE))
-        self._requests.clear()
+    async def _abort_all(self) -> None:
+        gone = UnavailableError(FRONT_GONE)
+        await in_turns(list(self._requests.values()), lambda sink: sink.handle.abort(gone), ABORTS_AT_ONCE)
 
 
 class _RemoteSink:
@@ -244,10 +253,7 @@ class _RemoteSink:
         self._has_stop_strings = request.has_stop_strings
         self.handle: RequestHandle
         self._session = session
-        self._num_tokens_of = [0] * request.num_sequences
-        if request.continuation is not None:
-            for index, output in enumerate(request.continuation.outputs):
-                self._num_tokens_of[index] = len(output.token_ids)
+        self._num_tokens_of = request.num_known_tokens
 
     def finish_by_front(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
         """The front says with how many tokens an output ends.

@@ -23,7 +23,7 @@ from scheduler_svc.link.absence import LIMIT_S, Absence
 from scheduler_svc.link.ends import REASONS, decode_reason, decode_search_end, decode_span
 from scheduler_svc.link.failures import encode_failure
 from scheduler_svc.link.front_metrics import encode_families
-from scheduler_svc.link.remote_request import RemoteRequest
+from scheduler_svc.link.remote_request import RemoteRequest, TokenGapError
 from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state
 from scheduler_svc.link.tokenizer_fetch import fetch_tokenizer
 from scheduler_svc.request.engine_client import AnswerSink, EngineLoad
@@ -286,7 +286,7 @@ class RemoteCore:
                     await self._run_session(pb_grpc.CoreServiceStub(channel))
             except grpc.aio.AioRpcError as error:
                 trouble = self._explain(error)
-            except TlsFileError as error:
+            except (TlsFileError, TokenGapError) as error:
                 trouble = str(error)
             finally:
                 await self._lose(trouble)
@@ -426,7 +426,7 @@ class RemoteCore:
             self._take_tokens(message.tokens)
         for end in message.output_ends:
             if (request := self._requests.get(end.number)) is not None:
-                request.sink.finish_output(end.output_index, decode_reason(end.reason))
+                request.end_output(end.output_index, end.num_tokens, decode_reason(end.reason))
         for search in message.search_ends:
             if (request := self._requests.get(search.number)) is not None:
                 request.sink.finish_search(decode_search_end(search))
@@ -441,18 +441,19 @@ class RemoteCore:
         self._grant()
 
     def _take_tokens(self, tokens: pb.Tokens) -> None:
-        """Give tokens to their requests, in the order in which they came."""
+        """Give tokens to their requests, in the order in which they came. Raises TokenGapError: some are missing."""
         num_tokens, requests = len(tokens.numbers), self._requests
         rows = zip(
             tokens.numbers,
             tokens.output_indexes or repeat(0, num_tokens),
+            tokens.positions,
             tokens.token_ids,
             tokens.logprobs or repeat(None, num_tokens),
             tokens.alternative_counts or repeat(0, num_tokens),
             strict=True,
         )
         first = 0
-        for number, output_index, token_id, logprob, num_alternatives in rows:
+        for number, output_index, position, token_id, logprob, num_alternatives in rows:
             alternatives = None
             if num_alternatives:
                 ends = first + num_alternatives
@@ -463,7 +464,7 @@ class RemoteCore:
             request = requests.get(number)
             if request is not None:
                 known = None if logprob is None or logprob != logprob else logprob  # NaN: not computed
-                request.sink.push(output_index, token_id, known, alternatives)
+                request.push(output_index, position, token_id, known, alternatives)
 
     async def _take_state(self, state: CoreState, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         """Take how the core is; a model with another tokenizer is served once we have that one."""

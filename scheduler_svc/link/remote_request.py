@@ -10,10 +10,14 @@ from scheduler_svc.link.failures import decode_failure
 from scheduler_svc.link.submissions import encode_submission
 from scheduler_svc.request.engine_client import AnswerSink
 from scheduler_svc.request.engine_request import EngineRequest
-from scheduler_svc.request.outputs import FinishReason
+from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.served_model import ServedModel
 from shared.clock import monotonic_s
 from shared.errors import OctavoServiceError, UnavailableError
+
+
+class TokenGapError(OctavoServiceError):
+    """Tokens of an output are missing on the link: the session ends, and the request goes on behind what there is."""
 
 
 class RequestsOfCore(Protocol):
@@ -39,7 +43,7 @@ class RemoteRequest:
         queued: Done once the core has queued it, or refused it.
     """
 
-    __slots__ = ("_checked_for", "_core", "_number", "queued", "request", "sink")
+    __slots__ = ("_checked_for", "_core", "_num_tokens_of", "_number", "queued", "request", "sink")
 
     def __init__(
         self, core: RequestsOfCore, number: int, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel
@@ -50,6 +54,7 @@ class RemoteRequest:
         self.queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._core = core
         self._number = number
+        self._num_tokens_of = request.num_known_tokens
 
     def submission(self) -> pb.Submission:
         """Return the message that submits it the first time."""
@@ -66,6 +71,7 @@ class RemoteRequest:
         if served.info.model_hash != model.info.model_hash or len(digests) > 1:
             raise UnavailableError("the scheduler came back with another model; send the request again")
         request = replace(self.request, continuation=self.sink.so_far())
+        self._num_tokens_of = request.num_known_tokens
         was_queued = self.queued.done()
         return encode_submission(
             self._number, request, model.info.model_hash, model.max_model_len, was_queued=was_queued
@@ -76,6 +82,38 @@ class RemoteRequest:
         self.sink.begin(self)
         if not self.queued.done():
             self.queued.set_result(None)
+
+    def push(
+        self,
+        output_index: int,
+        position: int,
+        token_id: int,
+        logprob: float | None,
+        alternatives: Alternatives | None,
+    ) -> None:
+        """The core has sent a token of an output; one that is there already is dropped.
+
+        Raises: TokenGapError: those before it are missing.
+        """
+        num_tokens = self._num_tokens_of[output_index]
+        if position == num_tokens:
+            self._num_tokens_of[output_index] = num_tokens + 1
+            self.sink.push(output_index, token_id, logprob, alternatives)
+        else:
+            self._require_tokens(output_index, position)
+
+    def end_output(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
+        """The core has ended an output with so many tokens. Raises TokenGapError: some of them are missing."""
+        self._require_tokens(output_index, num_tokens)
+        self.sink.finish_output(output_index, reason)
+
+    def _require_tokens(self, output_index: int, num_tokens: int) -> None:
+        has = self._num_tokens_of[output_index]
+        if num_tokens > has:
+            raise TokenGapError(
+                f"tokens {has} to {num_tokens - 1} of output {output_index} of request {self.request.request_id!r} "
+                "are missing on the link"
+            )
 
     def finish_output(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
         """See `RequestHandle`."""

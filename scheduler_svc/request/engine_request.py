@@ -45,3 +45,11 @@ class EngineRequest:
         """Return the longest sequence that it is accepted for where `max_model_len` is served: it keeps its first."""
         first = None if self.continuation is None else self.continuation.max_model_len
         return max_model_len if first is None else first
+
+    @property
+    def num_known_tokens(self) -> list[int]:
+        """How many tokens each sampled output has before it is computed: those of its continuation."""
+        known = [0] * self.num_sequences
+        for index, output in enumerate(() if self.continuation is None else self.continuation.outputs):
+            known[index] = len(output.token_ids)
+        return known

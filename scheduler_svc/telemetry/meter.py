@@ -38,7 +38,7 @@ class Meter:
         queue_time: From the arrival to the first step, in seconds.
         request_duration: Of requests that finished, in seconds.
         step_durations: Of each phase, in seconds.
-        step_turnaround: From the arrival of a result to the departure of the next step, in seconds.
+        step_turnaround: From the arrival of a result to the begin of the write of the next step, in seconds.
         num_finished: Requests that finished, by the reason of their first output.
         num_errors: Requests that ended with an error, by its status code.
         num_not_finite: Those of them that ended because the model's logits were not finite.

@@ -63,7 +63,7 @@ INTER_TOKEN_LATENCY = Metric(
 STEP_TURNAROUND = Metric(
     "octavo_step_turnaround_seconds",
     "histogram",
-    "Time from the arrival of a step's result to the departure of the step that is decided on it, in seconds.",
+    "Time from the arrival of a step's result to the begin of the write of the step that is decided on it, in seconds.",
 )
 QUEUE_TIME = Metric(
     "octavo_request_queue_seconds",

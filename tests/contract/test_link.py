@@ -2,16 +2,20 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import itertools
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import grpc.aio
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_service_pb2 as admin
@@ -21,11 +25,14 @@ from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from octavo.errors import RequestAbortedError
 from octavo.generation.v1 import generation_service_pb2 as generation
+from octavo.generation.v1 import generation_service_pb2_grpc as generation_pb2_grpc
 from octavo.outputs import Accepted, Event, Finished
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.engine.engine import Engine
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link import absence, front_session, remote_core
+from scheduler_svc.link.core_batch import CoreBatch
 from scheduler_svc.link.core_servicer import STATE_INTERVAL_S, core_state
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_session import FrontSession
@@ -330,7 +337,7 @@ async def test_a_session_that_ends_reads_nothing_more_and_waits_for_no_write() -
             "stuck",
             1,
             lambda: None,
-            print,
+            Mock(),
             STATE_INTERVAL_S,
             EarlyAborts(),
         )
@@ -342,6 +349,81 @@ async def test_a_session_that_ends_reads_nothing_more_and_waits_for_no_write() -
             async with asyncio.timeout(front_session.SLOW_FRONT_S / 2):
                 await running
         assert stack.engine._num_arrivals == 0
+
+
+NUM_ABORTED = 100
+
+
+@contextlib.contextmanager
+def counting_aborts(engine: Engine) -> Iterator[list[int]]:
+    """Give how many aborts there were in each turn of the event loop that had any."""
+    turns = [0]
+    abort = engine.requests.abort
+
+    def counted(*arguments: Any) -> None:
+        if not turns[-1]:
+            asyncio.get_running_loop().call_soon(turns.append, 0)
+        turns[-1] += 1
+        abort(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.requests, "abort", counted)
+        yield turns
+
+
+@pytest.mark.parametrize("how", ["the front asks", "the front goes", "the front joins again", "a stream", "a caller"])
+async def test_the_step_loop_has_its_turn_between_the_aborts_of_a_client_that_leaves(how: str) -> None:
+    async with running_stack(FakeWorker(), fronts=0 if how in ("a stream", "a caller") else 1) as stack:
+        with counting_aborts(stack.engine) as turns:
+            async with leaving(stack, how):
+                await until(lambda: not stack.engine.requests)
+    assert sum(turns) == NUM_ABORTED
+    assert max(turns) <= front_session.ABORTS_AT_ONCE < NUM_ABORTED
+
+
+@asynccontextmanager
+async def leaving(stack: Stack, how: str) -> AsyncIterator[None]:
+    """Have many requests, and leave, or abort them."""
+    is_in_process = how in ("a stream", "a caller")
+    async with contextlib.AsyncExitStack() as exits:
+        if is_in_process:
+            channel = await exits.enter_async_context(grpc.aio.insecure_channel(stack.address))
+            call: Any = generation_pb2_grpc.GenerationServiceStub(channel).StreamRequests()
+            for number in range(NUM_ABORTED):
+                request = token_request(3, 10_000, first_id=number)
+                await call.write(generation.StreamRequestsRequest(submit=request, number=number))
+        else:
+            front = await exits.enter_async_context(welcomed(stack))
+            for number in range(NUM_ABORTED):
+                await front.submit(number + 1, max_tokens=10_000)
+            call = front.call
+        await until(lambda: len(stack.engine.requests) == NUM_ABORTED)
+        if how == "the front asks":
+            failure = pb.Failure(kind="RequestAbortedError", message="the client left")
+            aborts = [pb.RequestAbort(number=number + 1, failure=failure) for number in range(NUM_ABORTED)]
+            await front.say(aborts=aborts)
+        elif how == "the front joins again":
+            await exits.enter_async_context(welcomed(stack, session=2))
+            assert not stack.engine.requests, "the new session begins behind the end of the old one"
+        elif how == "a caller":
+            await call.write(generation.StreamRequestsRequest(abort=range(NUM_ABORTED)))
+        else:
+            call.cancel()
+        yield
+
+
+async def test_what_fronts_have_counted_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[threading.Thread]()
+
+    def parse_noted(text: str) -> Any:
+        threads.append(threading.current_thread())
+        return text_string_to_metric_families(text)
+
+    monkeypatch.setattr("scheduler_svc.link.front_metrics.text_string_to_metric_families", parse_noted)
+    monkeypatch.setattr(remote_core, "METRICS_INTERVAL_S", 0.01)
+    async with running_stack(fronts=2):
+        await until(lambda: len(threads) >= 6)
+    assert threading.main_thread() not in threads
 
 
 async def test_a_front_that_leaves_takes_its_requests_with_it() -> None:
@@ -564,6 +646,30 @@ async def test_a_link_that_breaks_again_and_again_costs_no_token(params: dict[st
             await until_replaced(core_link, session)
         assert await running == whole
         await until(lambda: not stack.engine.requests)
+
+
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "sent again"])
+async def test_tokens_that_are_lost_or_sent_again_on_the_link_change_no_answer(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """Every tenth token of the core is; a front that misses one joins again."""
+    counter = itertools.count(1)
+    add_token = CoreBatch.add_token
+
+    def add_badly(self: CoreBatch, *token: Any) -> None:
+        is_tenth = next(counter) % 10 == 0
+        num_times = 1 if not is_tenth else 0 if is_lost else 2
+        for _ in range(num_times):
+            add_token(self, *token)
+
+    async with running_stack(FakeWorker(step_ms=1), fronts=1) as stack:
+        request = token_request(6, 60, **REQUESTS["three outputs"])
+        whole = await collect_outputs(stack, request)
+        with monkeypatch.context() as patch:
+            patch.setattr(CoreBatch, "add_token", add_badly)
+            assert await collect_outputs(stack, request) == whole
+        [front] = (await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())).fronts
+        assert (front.num_sessions > 1) == is_lost
 
 
 async def some_steps(core: ExecutorCore, num_steps: int) -> None:

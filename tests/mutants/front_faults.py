@@ -23,7 +23,7 @@ FAULTS = (
     Fault(
         "a front of its own takes the place of one that the scheduler has started",
         f"{SERVICE}/link/core_servicer.py",
-        "key = bool(session.address), hello.front_id",
+        "key = bool(peer_address(context)), hello.front_id",
         "key = False, hello.front_id",
         ("tests/contract/test_link.py::test_a_front_of_its_own_is_none_of_ours_whatever_its_name",),
     ),

@@ -54,6 +54,7 @@ def watch_link(
 ) -> None:
     """Let watchers see what happens at a core's side of the link from now on; `accuse`: told of a broken promise."""
     note = partial(_note, process, watchers)
+    link._end_older = partial(_end_older, link._end_older, link, note)  # type: ignore[method-assign]
     link._begin = partial(_begin, link._begin, link, note, accuse)  # type: ignore[method-assign]
     link._keep_order = partial(_keep_order, link._keep_order, link, note)  # type: ignore[method-assign]
     link._early_aborts.has = partial(_has_early, link._early_aborts.has, note)  # type: ignore[method-assign]
@@ -78,6 +79,17 @@ def _note(process: str, watchers: Sequence[Watcher], name: str) -> None:
 # The core's side --------------------------------------------------------------------------------------------------
 
 
+async def _end_older(
+    end: Callable[..., Any], link: CoreServicer, note: Note, key: tuple[bool, str], hello: pb.FrontHello
+) -> None:
+    for older in link.sessions:
+        if older.name == hello.front_id:
+            note("session fenced by a newer one")
+            if older.num_requests:
+                note("fenced session had requests")
+    await end(key, hello)
+
+
 def _begin(
     begin: Callable[..., None],
     link: CoreServicer,
@@ -87,11 +99,6 @@ def _begin(
     hello: pb.FrontHello,
     session: FrontSession,
 ) -> None:
-    for older in link.sessions:
-        if older.name == session.name:
-            note("session fenced by a newer one")
-            if older.num_requests:
-                note("fenced session had requests")
     begin(key, hello, session)
     session.run = partial(_run, session.run, session, note, accuse)  # type: ignore[method-assign]
     session.take = partial(_take_request, session.take, session, link, note)  # type: ignore[method-assign]

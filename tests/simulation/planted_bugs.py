@@ -265,8 +265,8 @@ BUGS = (
     Bug(
         "the next step is not decided when a result is there",
         f"{EXECUTORS}/driver.py",
-        "            self.work.set()\n            try:\n",
-        "            try:\n",
+        "            if not self._is_sending:\n                await self._send_what_is_due(core, session)\n\n",
+        "\n",
     ),
     Bug(
         "the dispatcher wakes a driver for what it had before, and that one the dispatcher",
@@ -278,15 +278,16 @@ BUGS = (
     Bug(
         "the requests of a front that is gone go on",
         f"{LINK}/front_session.py",
-        "            self._abort_all()  # before we wait: whoever cancels us then must not leave them behind\n",
+        "                await self._abort_all()  # first: who cancels us while we wait leaves none behind\n",
         "",
     ),
     Bug(
         "the requests of a front that is gone end, unless somebody is in a hurry",
         f"{LINK}/front_session.py",
-        "            self._abort_all()  # before we wait: whoever cancels us then must not leave them behind\n"
-        "            await asyncio.gather(*tasks, return_exceptions=True)\n",
-        "            await asyncio.gather(*tasks, return_exceptions=True)\n            self._abort_all()\n",
+        "                await self._abort_all()  # first: who cancels us while we wait leaves none behind\n"
+        "                await asyncio.gather(*tasks, return_exceptions=True)\n",
+        "                await asyncio.gather(*tasks, return_exceptions=True)\n"
+        "                await self._abort_all()\n",
     ),
     Bug(
         "a newer session of a front does not end the older one",
@@ -363,8 +364,8 @@ BUGS = (
     Bug(
         "the core counts the tokens of a continuation from its own first one",
         f"{LINK}/front_session.py",
-        "                self._num_tokens_of[index] = len(output.token_ids)\n",
-        "                self._num_tokens_of[index] = 0\n",
+        "        self._num_tokens_of = request.num_known_tokens\n",
+        "        self._num_tokens_of = [0] * request.num_sequences\n",
     ),
     Bug(
         "each session of a front has the same numbers of requests again",

@@ -741,7 +741,9 @@ class Tokens(_message.Message):
 
     @_builtins.property
     def positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Its place in the output, from 0."""
+        """Its place in the output, from 0. A front drops a token that it has, and ends the session when one is missing: the
+        next one goes on behind what there is.
+        """
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:

@@ -33,6 +33,7 @@ from shared.errors import (
     UnavailableError,
 )
 from shared.events import Event
+from shared.turns import in_turns
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,9 @@ MAX_UNTAKEN_REQUESTS = 16_384
 
 # A message is sent once it has so many values: what is left waits for the next one, behind other callers' messages.
 MAX_VALUES_PER_MESSAGE = 16_384
+
+# Requests that are aborted without letting others run: each takes some twenty microseconds.
+ABORTS_AT_ONCE = 16
 
 _SUBMIT = pb.StreamRequestsRequest.DESCRIPTOR.fields_by_name["submit"].number
 
@@ -95,10 +99,9 @@ class RequestStream:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for request in self._requests.values():
-                if request.accepted is not None:
-                    request.accepted.close(why_left)
+            accepted = [request.accepted for request in self._requests.values() if request.accepted is not None]
             self._requests.clear()
+            await in_turns(accepted, lambda request: request.close(why_left), ABORTS_AT_ONCE)
 
     def shut_down(self) -> None:
         """End once the caller has taken the ends of all requests, though it may have more: the scheduler goes away."""
@@ -142,8 +145,7 @@ class RequestStream:
                 self._submit(message, submitted)
             elif message.number or message.include_text:
                 raise InvalidFieldError("submit", "absent", "set with number and include_text")
-            for number in message.abort:
-                self._abort(number)
+            await in_turns(message.abort, self._abort, ABORTS_AT_ONCE)
         self._is_half_closed, self._credits = True, None
         self._changed.set()
 

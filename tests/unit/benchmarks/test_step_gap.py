@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import socket
 import threading
 import time
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.step_gap.__main__ import Case, Used, gap_table, gaps_of
+import octavo
+from benchmarks.step_gap.__main__ import Case, Used, core_and_fronts, gap_table, gaps_of, running_stack
 from benchmarks.step_gap.delay_proxy import serve
 from benchmarks.step_gap.executor import STEP_TIMES, SleepingWorker, open_record
 from executor_svc.fake.worker import FakeWorker
@@ -72,6 +74,28 @@ def test_the_proxy_delays_each_way_and_holds_nothing_up_behind_it() -> None:
 
     assert 0.03 <= one_way_s < 0.06, "the third message is 10 ms younger and comes 20 ms later, not 60"
     assert both_ways_s >= one_way_s + 0.02
+
+
+@pytest.mark.parametrize("num_fronts", [0, 2])
+async def test_the_core_is_the_process_that_drives_the_executor(num_fronts: int, tmp_path: Path) -> None:
+    case = Case(step_ms=3, round_trip_ms=0, num_sequences=16, steps_in_flight="auto", num_fronts=num_fronts)
+    async with running_stack(case, tmp_path / "steps") as (scheduler, executor):
+        async with octavo.Client(scheduler.address) as client:
+            await client.wait_until_ready()
+        core, fronts = core_and_fronts(scheduler)
+        assert is_connected(core, executor.address)
+        assert [is_connected(front, executor.address) for front in fronts] == [False] * num_fronts
+        assert (core == scheduler.process.pid) == (num_fronts == 0)
+
+
+def is_connected(pid: int, address: str) -> bool:
+    """Whether a process has a connection to an address, 127.0.0.1:port (Linux)."""
+    port = int(address.rpartition(":")[2])
+    tables = (Path("/proc/net", name).read_text(encoding="ascii") for name in ("tcp", "tcp6"))
+    lines = [line.split() for table in tables for line in table.splitlines()[1:]]
+    sockets = {f"socket:[{line[9]}]" for line in lines if int(line[2].rpartition(":")[2], 16) == port}
+    opened = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    return bool(sockets & opened)
 
 
 def test_the_table_shows_each_case() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import step_pb2
+from scheduler_svc.executors import session as executor_session
 from scheduler_svc.executors.client import MAX_SIZES, ExecutorRefusedError, check_sizes
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from shared.step import Step, TableDelta
@@ -95,6 +96,58 @@ async def test_a_resume_gives_up_in_time_on_a_loop_that_stalls() -> None:
     with pytest.raises(ExecutorLostError, match=r"no answer within 0\.02 s"):
         await session.receive()
     assert time.monotonic() - started_s < 30
+
+
+async def test_the_stamps_are_of_the_moment_when_a_result_was_read_and_a_write_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+
+    class SlowStream(UnfitStream):
+        """A stream whose reads take 5 s, and its writes 3 s."""
+
+        async def write(self, message: object) -> None:
+            nonlocal now_s
+            now_s += 3.0
+
+        async def read(self) -> pb.StreamStepsResponse:
+            nonlocal now_s
+            now_s += 5.0
+            return messages.pop(0)
+
+    messages = [
+        pb.StreamStepsResponse(started=pb.StreamStarted(instance_id="one")),
+        pb.StreamStepsResponse(step=Answer(step_id=1)),
+    ]
+    monkeypatch.setattr(executor_session, "monotonic_s", lambda: now_s)
+    session = session_over(SimpleNamespace(StreamSteps=SlowStream), SessionTimings())
+    await session.open()
+    assert now_s == 108.0
+    await session.send(Step(epoch=1, step_id=1, delta=TableDelta()))
+    await session.receive()
+    assert (session.write_began_at_s, session.arrived_at_s) == (108.0, 116.0)
+    session.close()
+
+
+async def test_a_session_that_is_given_up_while_a_step_is_written_says_why() -> None:
+    class FullStream(UnfitStream):
+        """A stream that takes nothing behind its start, until it is cancelled."""
+
+        def __init__(self) -> None:
+            self.cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def cancel(self) -> None:
+            self.cancelled.cancel()
+
+        async def write(self, message: object) -> None:
+            if hasattr(self, "has_started"):
+                await self.cancelled
+
+    session = session_over(SimpleNamespace(StreamSteps=FullStream), SessionTimings(step_timeout_s=0.0))
+    await session.open()
+    with pytest.raises(ExecutorLostError, match="no result within 0 s"):
+        await session.send(Step(epoch=1, step_id=1, delta=TableDelta()))
+    session.close()
 
 
 @pytest.mark.parametrize("name", MAX_SIZES)

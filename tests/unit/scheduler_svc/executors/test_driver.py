@@ -47,6 +47,7 @@ class VirtualSession(ExecutorSession):
         self.num_answered = 0
         self.cpu_times_us: Iterator[int | None] = repeat(None)
         self._is_resuming = False
+        self.arrived_at_s = self.write_began_at_s = 0.0
         self._incoming: asyncio.Queue[StepResult | OctavoServiceError] = asyncio.Queue()
 
     async def send(self, step: Step) -> int:
@@ -274,6 +275,59 @@ async def test_the_next_step_is_sent_before_what_the_last_one_brought_is_deliver
         await stage.submit(max_tokens=3)
         await stage.answer(3)
     assert num_sent_at_delivery == [2, 3, 4]  # the last one releases the slot
+
+
+@pytest.mark.parametrize("num_others", [0, 50])
+async def test_between_a_result_and_the_next_step_nothing_else_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch, num_others: int
+) -> None:
+    """The others are what may wait for the event loop when a result comes: streams of clients, for example."""
+    stage, order = Stage(1), list[str]()
+    receive, send, deliver = VirtualSession.receive, VirtualSession.send, stage.owner.deliver
+
+    async def receive_noted(session: VirtualSession) -> StepResult:
+        result = await receive(session)
+        order.append("a result arrives")
+        for _ in range(num_others):
+            asyncio.get_running_loop().call_soon(order.append, "another runs")
+        return result
+
+    async def send_noted(session: VirtualSession, step: Step) -> int:
+        order.append("a step is written")
+        await asyncio.sleep(0)
+        return await send(session, step)
+
+    def deliver_noted(core: ExecutorCore, updates: StepUpdates) -> None:
+        order.append("tokens are delivered")
+        deliver(core, updates)
+
+    monkeypatch.setattr(VirtualSession, "receive", receive_noted)
+    monkeypatch.setattr(VirtualSession, "send", send_noted)
+    stage.owner.deliver = deliver_noted  # type: ignore[method-assign]
+    async with stage.running():
+        await stage.submit()
+        order.clear()
+        await stage.answer(3)
+    turn = ["a result arrives", "a step is written", *["another runs"] * num_others, "tokens are delivered"]
+    assert order == turn * 3
+
+
+async def test_the_turnaround_ends_when_the_write_of_the_next_step_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, send = Stage(1), VirtualSession.send
+
+    async def send_slowly(session: VirtualSession, step: Step) -> int:
+        session.write_began_at_s = session.arrived_at_s + 0.25
+        for _ in range(5):  # tokens are delivered meanwhile
+            await asyncio.sleep(0)
+        session.arrived_at_s += 10.0  # of what comes next
+        return await send(session, step)
+
+    monkeypatch.setattr(VirtualSession, "send", send_slowly)
+    async with stage.running():
+        await stage.submit()
+        await stage.answer(4)
+    turnaround = stage.driver._meter.step_turnaround
+    assert (turnaround.num_observed, turnaround.sum) == (4, 1.0)
 
 
 @pytest.mark.parametrize("how", ["retires", "fails", "cancelled"])

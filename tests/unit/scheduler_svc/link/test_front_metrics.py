@@ -32,11 +32,11 @@ def samples(found: Iterable[Family]) -> dict[tuple[str, ...], float]:
     return {(s.name, *s.labels.values()): s.value for family in listed for s in family.samples}
 
 
-def test_counts_are_added_over_fronts_and_stay_when_one_has_gone() -> None:
+async def test_counts_are_added_over_fronts_and_stay_when_one_has_gone() -> None:
     metrics = FrontMetrics()
-    metrics.take(1, encode_families(families(3)))
-    metrics.take(2, encode_families(families(4)))
-    metrics.take(1, encode_families(families(5, expiry=9.0)))  # the last word counts
+    await metrics.take(1, encode_families(families(3)))
+    await metrics.take(2, encode_families(families(4)))
+    await metrics.take(1, encode_families(families(5, expiry=9.0)))  # the last word counts
     found = samples(metrics.merged(families(1, method="b", expiry=2.0)))
     assert (found["calls_total", "a"], found["calls_total", "b"]) == (9, 1)
     assert (found["handling_seconds_count",], found["handling_seconds_bucket", "2.0"]) == (10, 10)
@@ -54,6 +54,6 @@ def test_without_fronts_the_metrics_are_the_own_ones() -> None:
 
 
 @pytest.mark.parametrize("content", [b"a b c d\n", b"\xff", b"metric{ 1\n"])
-def test_what_is_no_text_of_metrics_is_refused(content: bytes) -> None:
+async def test_what_is_no_text_of_metrics_is_refused(content: bytes) -> None:
     with pytest.raises(CallerError):
-        FrontMetrics().take(1, content)
+        await FrontMetrics().take(1, content)
