@@ -180,13 +180,13 @@ def _finish(
 
 
 def _keep_order(keep: Callable[[pb.FrontHello], None], link: CoreServicer, note: Note, hello: pb.FrontHello) -> None:
-    former = link.incarnation
+    former = link.incarnation.number
     try:
         keep(hello)
     except FencedError:
         note("core refused by a front's number")
         raise
-    if link.incarnation != former:
+    if link.incarnation.number != former:
         note("core raised its number")
 
 
