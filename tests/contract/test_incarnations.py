@@ -145,8 +145,9 @@ async def test_a_core_ends_that_finds_a_larger_incarnation_in_its_place() -> Non
         attachment = executors[0].servicer._attachment
         attachment.note_stream(is_open=False, now=0.0)  # as if it had been gone for long
         async with holding(executors[0], later := ahead_ms(hours=1)):
+            await until(failing.done)
             with pytest.raises(SupersededError, match=f"knows a core of scheduler 'one' with the incarnation {later}"):
-                await failing
+                failing.result()
             assert attachment.epoch == 2
             assert "with the incarnation" in first.engine.last_trouble
 
@@ -209,8 +210,10 @@ async def test_a_front_that_joined_a_later_core_ends_the_one_in_its_place_and_jo
             await until(lambda: attached(slow))
             async with joined(slow, scheduler_id="one", incarnation=former) as front:
                 assert await front.code() is grpc.StatusCode.FAILED_PRECONDITION
+            failing = asyncio.create_task(slow.service.wait_for_failure())
+            await until(failing.done)
             with pytest.raises(SupersededError, match=f"front 'raw' knows .* {former}"):
-                await slow.service.wait_for_failure()
+                failing.result()
         async with scheduler_of(executors, "one", **settings) as following:
             await until(lambda: attached(following))
             async with joined(following, scheduler_id="one", incarnation=former) as front:

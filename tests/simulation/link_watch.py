@@ -198,9 +198,10 @@ def _has_early(has: Callable[..., bool], note: Note, *arguments: Any) -> bool:
 
 
 def _supersede(supersede: Callable[[EngineRequest], None], engine: Engine, note: Note, request: EngineRequest) -> None:
-    was_live = request.request_id in engine.requests
+    key = request.tenant, request.request_id
+    was_live = key in engine.requests
     supersede(request)
-    if was_live and request.request_id not in engine.requests:
+    if was_live and key not in engine.requests:
         note("attempt took a request over")
 
 

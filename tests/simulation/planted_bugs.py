@@ -393,13 +393,6 @@ BUGS = (
         LIVENESS,
     ),
     Bug(
-        "a core that is superseded does not end",
-        "scheduler_svc/incarnation.py",
-        "            self._is_superseded.set()\n",
-        "            pass\n",
-        LIVENESS,
-    ),
-    Bug(
         "an Abort that a core was asked for is never answered if that one goes away",
         f"{LINK}/remote_core.py",
         "        self._outgoing.abort_calls.extend(call for call, _ in self._abort_calls.values())\n",

@@ -193,7 +193,7 @@ class Submission(_message.Message):
     number: _builtins.int
     """Its number: larger than all before it in this session."""
     request_id: _builtins.str
-    """Its id, unique among the live ones of the core."""
+    """Its id, unique among the live ones of its tenant."""
     tenant: _builtins.str
     """On whose account it runs."""
     prompt_token_ids: _builtins.bytes
