@@ -105,20 +105,18 @@ class AdminClient(SchedulerChannel):
         request = pb.ListQueueRequest(page_size=limit)
         return list((await self._call(lambda stub: stub.ListQueue, request)).requests)
 
-    async def get_request(self, request_id: str) -> admin_pb2.RequestState:
-        """Return a live request or one that has ended, with block tables and events.
+    async def get_request(self, request_id: str, tenant: str | None = None) -> admin_pb2.RequestState:
+        """Return a live request or one that has ended, with block tables and events; `tenant` None: of any tenant.
 
-        Raises: NotFoundError: there is none.
+        Raises: NotFoundError: there is none. InvalidRequestError: several tenants have one, and none is named.
         """
-        request = pb.GetRequestRequest(request_id=request_id)
+        request = pb.GetRequestRequest(request_id=request_id, tenant=tenant)
         return (await self._call(lambda stub: stub.GetRequest, request)).request
 
-    async def explain_request(self, request_id: str) -> pb.ExplainRequestResponse:
-        """Return why a request waits, that it runs, or how it ended.
-
-        Raises: NotFoundError: there is none.
-        """
-        return await self._call(lambda stub: stub.ExplainRequest, pb.ExplainRequestRequest(request_id=request_id))
+    async def explain_request(self, request_id: str, tenant: str | None = None) -> pb.ExplainRequestResponse:
+        """Return why a request waits, that it runs, or how it ended; as `get_request`."""
+        request = pb.ExplainRequestRequest(request_id=request_id, tenant=tenant)
+        return await self._call(lambda stub: stub.ExplainRequest, request)
 
     async def get_block_map(self, executor: str) -> pb.GetBlockMapResponse:
         """Return the state of every block of an executor.

@@ -28,6 +28,7 @@ from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.executors.tls import FLAGS, executor_tls
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
+from scheduler_svc.incarnation import Incarnation
 from scheduler_svc.link.core_port import core_port
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.joined_fronts import LEAVE_S, JoinedFronts
@@ -106,16 +107,17 @@ class SchedulerService:
         tokenizer = model_tokenizer(config) if front_link is None else None
         files = TokenizerFiles(None if tokenizer is None else tokenizer.load)
         is_joined = front_link is not None or config.core_listen is not None
+        self._incarnation = Incarnation(scheduler_id(config))
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
-            functools.partial(executor_client, config, scheduler_id(config), key_fingerprint(key, config)),
+            functools.partial(executor_client, config, self._incarnation, key_fingerprint(key, config)),
             engine_settings(config, at_fault_point),
             files.load if is_joined or tokenizer is None else tokenizer.load,
             self._set_ready,
             self._step_log,
             Surroundings(prefix_key=key),
         )
-        self.link = CoreServicer(self.engine, files) if is_joined else None
+        self.link = CoreServicer(self.engine, files, self._incarnation) if is_joined else None
         self.front: Front | None = None
         self.fronts: JoinedFronts | None = None
         self._has_executor = False
@@ -211,7 +213,16 @@ class SchedulerService:
         return self.engine.readiness.report()
 
     async def wait_for_failure(self) -> None:
-        """Return never; raise what ended the drivers, should a bug end them."""
+        """Return never; raise what ended the drivers, should a bug end them.
+
+        Raises: SupersededError: another scheduler has taken our place.
+        """
+        superseded = asyncio.create_task(self._incarnation.wait_until_superseded())
+        try:
+            await asyncio.wait({self._running, superseded}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            superseded.cancel()
+        self._incarnation.require_current()
         await asyncio.shield(self._running)
 
     async def stop(self, reason: str) -> None:
@@ -331,8 +342,10 @@ def scheduler_id(config: SchedulerConfig) -> str:
     return f"{host}/{secrets.token_hex(8)}" if int(port) == 0 else f"{host}/{config.listen}"
 
 
-def executor_client(config: SchedulerConfig, own_id: str, key_fingerprint: bytes, address: str) -> ExecutorClient:
-    """Return the client of one executor; `own_id` is the scheduler's, the fingerprint that of its block names."""
+def executor_client(
+    config: SchedulerConfig, incarnation: Incarnation, key_fingerprint: bytes, address: str
+) -> ExecutorClient:
+    """Return the client of one executor; `incarnation` is the scheduler's, the fingerprint that of its block names."""
     timings = SessionTimings(
         lease_s=config.lease_s,
         heartbeat_interval_s=config.lease_s / HEARTBEATS_PER_LEASE,
@@ -340,11 +353,12 @@ def executor_client(config: SchedulerConfig, own_id: str, key_fingerprint: bytes
     )
     return ExecutorClient(
         address,
-        own_id,
+        incarnation.scheduler_id,
         timings,
         config.max_message_bytes,
         executor_tls(config),
         key_fingerprint=key_fingerprint,
+        incarnation=incarnation,
     )
 
 

@@ -62,7 +62,7 @@ class InvalidFieldError(CallerError):
 
 
 class RequestExistsError(CallerError):
-    """A live request has the same id."""
+    """A live request of the same tenant has the same id."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id

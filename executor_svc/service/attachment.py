@@ -3,15 +3,32 @@
 nobody ──acquire──> held until lease end ──renew──> held until a later end
                          │                 acquire by the same scheduler: next epoch, at once
                          └─lease over, or release─> still the current epoch, but anybody may acquire
+
+Of schedulers with one id, a later incarnation acquires only once the holder's stream is gone.
 """
 
+import math
+from collections import OrderedDict
+
 from shared.errors import FencedError
+
+# How long the holder may be without a stream, and not be heard of, before a later incarnation acquires, in seconds.
+GRACE_S = 0.5
+
+# Of how many schedulers the incarnations are kept.
+MAX_SCHEDULERS = 16
 
 
 class Attachment:
     """The one attachment of an executor. `now` is in seconds of any monotonic clock.
 
     Epochs only rise, so whoever holds an older one can never write again.
+
+    Attributes:
+        epoch: The current one.
+        scheduler_id: Of its scheduler.
+        has_stream: Whether it has a stream of steps.
+        incarnations: The largest ones by scheduler id, of those that attached last.
     """
 
     def __init__(self) -> None:
@@ -20,21 +37,65 @@ class Attachment:
         self._named_by: tuple[str, bytes] | None = None
         self._lease_s = 0.0
         self._expires_s = 0.0
+        self._incarnation = 0  # of the holder
+        self._heard_at_s = 0.0
+        self.has_stream = False
+        self.incarnations: OrderedDict[str, int] = OrderedDict()
 
-    def acquire(self, scheduler_id: str, lease_s: float, now: float) -> int:
+    def acquire(self, scheduler_id: str, lease_s: float, now: float, incarnation: int = 0) -> int:
         """Make `scheduler_id` the owner; return its epoch.
 
-        Raises: FencedError: another scheduler's lease lives.
+        Args:
+            scheduler_id: Of the caller.
+            lease_s: Of the caller, in seconds.
+            now: As above.
+            incarnation: Orders the callers of one id; 0: it has none, and takes over from any.
+
+        Raises: FencedError: another scheduler's lease lives, or the caller has been superseded, or stands by.
         """
         holder = self.holder(now)
         if holder not in ("", scheduler_id):
             left_s = self._expires_s - now
             raise FencedError(f"scheduler {holder!r} holds the lease for another {left_s:.1f} s (epoch {self.epoch})")
+        if incarnation:
+            if incarnation < (largest := self.incarnations.get(scheduler_id, 0)):
+                raise FencedError(
+                    f"scheduler {scheduler_id!r} has had the incarnation {largest} here; this one is older, "
+                    f"{incarnation}"
+                )
+            if self.grace_s(scheduler_id, incarnation, now):
+                raise FencedError(
+                    f"another scheduler of the id {scheduler_id!r} holds the lease for another "
+                    f"{self._expires_s - now:.1f} s (epoch {self.epoch}); this one is its standby"
+                )
+            self.note_incarnation(scheduler_id, incarnation)
         self.epoch += 1
-        self.scheduler_id = scheduler_id
+        self.scheduler_id, self._incarnation = scheduler_id, incarnation
         self._lease_s = lease_s
         self._expires_s = now + lease_s
+        self._heard_at_s, self.has_stream = now, False
         return self.epoch
+
+    def grace_s(self, scheduler_id: str, incarnation: int, now: float) -> float:
+        """Return how long a caller has to wait until the holder counts as gone, in seconds; inf: it has a stream."""
+        if not self._follows_holder(scheduler_id, incarnation, now):
+            return 0.0
+        return math.inf if self.has_stream else max(0.0, self._heard_at_s + GRACE_S - now)
+
+    def _follows_holder(self, scheduler_id: str, incarnation: int, now: float) -> bool:
+        """Whether the caller is a later scheduler than the holder, which lives and has the same id."""
+        return self.holder(now) == scheduler_id and incarnation > self._incarnation > 0
+
+    def note_incarnation(self, scheduler_id: str, incarnation: int) -> None:
+        """A number was granted, or the scheduler that leaves was told of it: the next one has to be later."""
+        self.incarnations[scheduler_id] = max(incarnation, self.incarnations.get(scheduler_id, 0))
+        self.incarnations.move_to_end(scheduler_id)
+        if len(self.incarnations) > MAX_SCHEDULERS:
+            self.incarnations.popitem(last=False)
+
+    def note_stream(self, *, is_open: bool, now: float) -> None:
+        """The holder's stream was opened, or has ended."""
+        self.has_stream, self._heard_at_s = is_open, now
 
     def name_blocks(self, scheduler_id: str, key_fingerprint: bytes, *, is_agreed: bool) -> bool:
         """A scheduler has attached, and names blocks from now on if that was agreed; return whether the names are its.
@@ -51,6 +112,7 @@ class Attachment:
         """
         self.require(epoch)
         self._expires_s = now + self._lease_s
+        self._heard_at_s = now
 
     def release(self, epoch: int) -> None:
         """End the lease of the current epoch: anybody may acquire.

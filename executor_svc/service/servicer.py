@@ -5,8 +5,11 @@ The protocol is the comment of protos/octavo/execution/v1/execution_service.prot
 in `executor_svc/service/step_stream.py`. Errors are raised; `shared/grpc_status.py` turns them into status.
 """
 
+import asyncio
 import hashlib
 import logging
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -29,6 +32,7 @@ from shared.capability import Capability, common, names_of
 from shared.clock import monotonic_s
 from shared.errors import DeviceLostError, FencedError, InvalidFieldError, UnavailableError, UnknownNameError
 from shared.events import Event
+from shared.incarnation import require_believable
 from shared.metric import Family
 from shared.step import SamplingRow
 from shared.wire_agreement import WireAgreement
@@ -49,10 +53,17 @@ class ExecutionServicer(ExecutionServiceServicer):
     Args:
         clock: Monotonic time in seconds, for leases.
         thread: Runs the steps; None: a new one.
+        unix_s: Returns the seconds since 1970: numbers far beyond them are not believed.
     """
 
-    def __init__(self, clock: Callable[[], float] = monotonic_s, thread: StepThread | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = monotonic_s,
+        thread: StepThread | None = None,
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
         self._clock = clock
+        self._unix_s = unix_s
         self._attachment = Attachment()
         self._runner = StepRunner(self._attachment, thread or StepThread())
         self._stream: StepStream | None = None
@@ -88,14 +99,24 @@ class ExecutionServicer(ExecutionServiceServicer):
         self, request: pb.GetExecutorInfoRequest, context: Context
     ) -> pb.GetExecutorInfoResponse:
         """Describe the executor."""
-        return wire.encode_info(self._runner.worker.info)
+        description = wire.encode_info(self._runner.worker.info)
+        attachment, holder = self._attachment, self._attachment.holder(self._clock())
+        for scheduler_id, incarnation in attachment.incarnations.items():
+            is_attached = attachment.has_stream and scheduler_id == holder
+            description.incarnations.add(scheduler_id=scheduler_id, incarnation=incarnation, is_attached=is_attached)
+        return description
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:  # noqa: N802
         """Give the executor to the caller once the running step has ended."""
         info = self._runner.worker.info
         wire_version = _negotiate(request)
         _check_attach(request)
-        epoch = self._attachment.acquire(request.scheduler_id, request.lease_ms / 1000, self._clock())
+        require_believable(request.incarnation, self._unix_s())
+        caller = request.scheduler_id, request.incarnation
+        if 0 < (grace_s := self._attachment.grace_s(*caller, self._clock())) < math.inf:
+            await asyncio.sleep(grace_s + 0.001)  # the holder opens its stream again, or is gone
+        lease_s = request.lease_ms / 1000
+        epoch = self._attachment.acquire(request.scheduler_id, lease_s, self._clock(), request.incarnation)
         self._end_stream(FencedError(f"epoch {epoch - 1} ended: scheduler {request.scheduler_id!r} attached"))
         capabilities = common(request.capabilities, info.capabilities) if wire_version >= 2 else frozenset()
         is_same = self._attachment.name_blocks(
@@ -118,6 +139,7 @@ class ExecutionServicer(ExecutionServiceServicer):
             info=wire.encode_info(info),
             capabilities=wire.encode_capabilities(capabilities),
             num_kept_names=num_kept_names,
+            incarnation=self._attachment.incarnations.get(request.scheduler_id, 0),
         )
 
     async def ListRegisteredBlocks(  # noqa: N802
@@ -140,7 +162,10 @@ class ExecutionServicer(ExecutionServiceServicer):
 
     async def Detach(self, request: pb.DetachRequest, context: Context) -> pb.DetachResponse:  # noqa: N802
         """End the lease of a scheduler that leaves."""
+        require_believable(request.largest_incarnation, self._unix_s(), "largest_incarnation")
         self._renew(request.epoch, request.instance_id)
+        if request.largest_incarnation and self._attachment.scheduler_id:
+            self._attachment.note_incarnation(self._attachment.scheduler_id, request.largest_incarnation)
         self._attachment.release(request.epoch)
         _logger.info(Event("detached", epoch=request.epoch))
         return pb.DetachResponse()
@@ -158,6 +183,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         missed = self._runner.responses_since(start.last_received_step_id)
         last_step_id = start.last_received_step_id + len(missed)
         stream = self._stream = StepStream(self._runner, self._renew_by_step)
+        self._attachment.note_stream(is_open=True, now=self._clock())
         try:
             _logger.info(Event("stream_opened", epoch=start.epoch, last_step_id=last_step_id, resent=len(missed)))
             started = pb.StreamStarted(instance_id=info.instance_id, last_executed_step_id=last_step_id)
@@ -170,6 +196,7 @@ class ExecutionServicer(ExecutionServiceServicer):
             _logger.info(Event("stream_closed", epoch=start.epoch))
             if self._stream is stream:
                 self._stream = None
+                self._attachment.note_stream(is_open=False, now=self._clock())
 
     async def ExecuteModel(  # noqa: N802
         self, request: step_pb2.ExecuteModelRequest, context: Context

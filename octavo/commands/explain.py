@@ -19,6 +19,7 @@ from octavo.top.report_text import event_lines, explanation_line, report_lines
 @click.command()
 @click.argument("request_id", metavar="REQUEST_ID", required=False)
 @admin_connection_options
+@click.option("--tenant", metavar="NAME", help="Whose request it is, if several tenants have one of this id.")
 @click.option("--watch", "is_watching", is_flag=True, help="Print each change until the request ends.")
 @click.option(
     "--interval",
@@ -30,7 +31,9 @@ from octavo.top.report_text import event_lines, explanation_line, report_lines
     help="How often --watch asks.",
 )
 @click.option("--json", "is_json", is_flag=True, help="Print one line of JSON, with --watch one for each change.")
-def explain(request_id: str | None, client: AdminClient, is_watching: bool, interval_s: float, is_json: bool) -> None:
+def explain(
+    request_id: str | None, client: AdminClient, tenant: str | None, is_watching: bool, interval_s: float, is_json: bool
+) -> None:
     """Say why a request waits, or how it ended.
 
     It also lists what happened to the request. The first letters of the id are enough. The scheduler remembers the last
@@ -41,18 +44,26 @@ def explain(request_id: str | None, client: AdminClient, is_watching: bool, inte
             'give the id of a request: it is in the first column of "octavo top"', click.get_current_context()
         )
 
-    asyncio.run(explain_request(client, request_id, is_watching=is_watching, interval_s=interval_s, is_json=is_json))
+    asyncio.run(
+        explain_request(client, request_id, tenant, is_watching=is_watching, interval_s=interval_s, is_json=is_json)
+    )
 
 
 async def explain_request(
-    client: AdminClient, text: str, *, is_watching: bool = False, interval_s: float = 1.0, is_json: bool = False
+    client: AdminClient,
+    text: str,
+    tenant: str | None = None,
+    *,
+    is_watching: bool = False,
+    interval_s: float = 1.0,
+    is_json: bool = False,
 ) -> None:
     """Print what is known of the request that `text` stands for, its id or the beginning of it.
 
     Raises: UnknownRequestError: there is none, or several; OctavoError: see AdminClient.
     """
     async with client:
-        report = await _ask(client, await resolve_id(client, text))
+        report = await _ask(client, await resolve_id(client, text, tenant), tenant)
         _print(report, is_json=is_json)
         if is_watching:
             await _watch(client, report, interval_s, is_json=is_json)
@@ -62,7 +73,7 @@ async def _watch(client: AdminClient, report: Report, interval_s: float, *, is_j
     """Print what changes until the request has ended; then all of it, once more."""
     while not report.has_ended:
         await asyncio.sleep(interval_s)
-        before, report = report, await _ask(client, report.request.request_id)
+        before, report = report, await _ask(client, report.request.request_id, report.request.tenant)
         if report.explanation == before.explanation and len(report.request.events) == len(before.request.events):
             continue
         if is_json or report.has_ended:
@@ -73,9 +84,9 @@ async def _watch(client: AdminClient, report: Report, interval_s: float, *, is_j
             _print_lines([*event_lines(report.request.events, len(before.request.events)), explanation_line(report)])
 
 
-async def _ask(client: AdminClient, request_id: str) -> Report:
+async def _ask(client: AdminClient, request_id: str, tenant: str | None) -> Report:
     try:
-        return await ask_report(client, request_id)
+        return await ask_report(client, request_id, tenant)
     except NotFoundError as error:
         raise UnknownRequestError(
             f"{request_id!r} has ended and is forgotten: only the last 1,000 are remembered"

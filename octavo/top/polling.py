@@ -39,10 +39,10 @@ class AdminSource(Protocol):
     async def list_queue(self, limit: int) -> list[admin_pb2.QueuedRequest]:
         """See AdminClient."""
 
-    async def get_request(self, request_id: str) -> admin_pb2.RequestState:
+    async def get_request(self, request_id: str, tenant: str | None = None) -> admin_pb2.RequestState:
         """See AdminClient."""
 
-    async def explain_request(self, request_id: str) -> pb.ExplainRequestResponse:
+    async def explain_request(self, request_id: str, tenant: str | None = None) -> pb.ExplainRequestResponse:
         """See AdminClient."""
 
     async def get_block_map(self, executor: str) -> pb.GetBlockMapResponse:

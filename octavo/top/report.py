@@ -70,13 +70,13 @@ class Report:
         return list(dict.fromkeys(b for s in self.request.sequences for b in s.host_block_table if b >= 0))
 
 
-async def ask_report(source: AdminSource, request_id: str) -> Report:
+async def ask_report(source: AdminSource, request_id: str, tenant: str | None = None) -> Report:
     """Ask for all of one request: three calls, and two more if it has blocks on a device.
 
     Raises: NotFoundError: no request has this id; OctavoError: see AdminClient.
     """
     request, explanation, state = await asyncio.gather(
-        source.get_request(request_id), source.explain_request(request_id), source.get_state()
+        source.get_request(request_id, tenant), source.explain_request(request_id, tenant), source.get_state()
     )
     url = None if source.url is None else f"{source.url}#request={quote(request_id, safe='')}"
     concerned = {explanation.executor, *(fit.executor for fit in explanation.executors)}
@@ -90,13 +90,13 @@ async def ask_report(source: AdminSource, request_id: str) -> Report:
         return report
 
 
-async def resolve_id(source: AdminSource, text: str) -> str:
+async def resolve_id(source: AdminSource, text: str, tenant: str | None = None) -> str:
     """Return the id that a text stands for: the id itself, or a beginning that only one request has.
 
     Raises: UnknownRequestError: none, or several; the message names those that come near.
     """
     try:
-        return (await source.get_request(text)).request_id
+        return (await source.get_request(text, tenant)).request_id
     except NotFoundError as error:
         unknown = str(error)
     live = await source.list_requests(_MAX_SEARCHED_LIVE)

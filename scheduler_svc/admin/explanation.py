@@ -83,7 +83,7 @@ def queued_requests(engine: Engine, now_s: float) -> Iterator[admin_pb2.QueuedRe
             priority=group.priority,
             num_prompt_tokens=group.num_prompt_tokens,
             has_run=group.has_run,
-            age_ms=milliseconds(now_s - engine.requests[group.request_id].times.arrived_at_s),
+            age_ms=milliseconds(now_s - engine.requests.of(group).times.arrived_at_s),
             reason=reason,
         )
 

@@ -21,6 +21,7 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.engine.ended_requests import NUM_KEPT_REQUESTS
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.telemetry.step_log import NUM_KEPT_STEPS
@@ -123,11 +124,10 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
     ) -> pb.GetRequestResponse:
         """Give one live request, or one that has ended."""
-        request_id, now_s = request.request_id, monotonic_s()
-        live = self._engine.requests.get(request_id)
-        if live is None:
-            return pb.GetRequestResponse(request=ended_state(self._ended_request(request_id), now_s))
-        return pb.GetRequestResponse(request=request_state(live, RequestLocations(self._engine).of(live), now_s))
+        found, now_s = self._request(request), monotonic_s()
+        if isinstance(found, EndedRequest):
+            return pb.GetRequestResponse(request=ended_state(found, now_s))
+        return pb.GetRequestResponse(request=request_state(found, RequestLocations(self._engine).of(found), now_s))
 
     async def ListEndedRequests(  # noqa: N802
         self,
@@ -161,20 +161,30 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         context: grpc.aio.ServicerContext[pb.ExplainRequestRequest, pb.ExplainRequestResponse],
     ) -> pb.ExplainRequestResponse:
         """Say why a request waits, that it runs, or how it ended."""
-        request_id, now_s = request.request_id, monotonic_s()
-        live = self._engine.requests.get(request_id)
-        if live is None:
-            return explain_ended(self._ended_request(request_id), now_s)
-        return explain(self._engine, live, now_s)
+        found, now_s = self._request(request), monotonic_s()
+        if isinstance(found, EndedRequest):
+            return explain_ended(found, now_s)
+        return explain(self._engine, found, now_s)
 
-    def _ended_request(self, request_id: str) -> EndedRequest:
-        ended = self._engine.ended.get(request_id)
-        if ended is None:
+    def _request(self, asked: pb.GetRequestRequest | pb.ExplainRequestRequest) -> LiveRequest | EndedRequest:
+        """Return the request that is asked for: the live one, or else the one that has ended.
+
+        Raises: UnknownNameError: there is none. InvalidFieldError: several tenants have one, and none of them is named.
+        """
+        request_id, tenant = asked.request_id, asked.tenant if asked.HasField("tenant") else None
+        live = self._engine.requests.named(request_id, tenant)
+        ended = [] if live else self._engine.ended.named(request_id, tenant)
+        tenants = [*(one.group.tenant for one in live), *(one.tenant for one in ended)]
+        if len(tenants) > 1:
+            raise InvalidFieldError(
+                "tenant", "not set", f"one of {', '.join(map(repr, tenants))}: each has a request {request_id!r}"
+            )
+        if not tenants:
             raise UnknownNameError(
                 f"no live request has request_id {request_id!r}, and none of the last {NUM_KEPT_REQUESTS:,} that "
                 "ended; requests that were refused are not kept"
             )
-        return ended
+        return live[0] if live else ended[0]
 
     # Steps ---------------------------------------------------------------------------------------
 

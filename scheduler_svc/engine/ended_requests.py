@@ -3,13 +3,13 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
-from scheduler_svc.request.life import EndedRequest
+from scheduler_svc.request.life import EndedRequest, RequestKey
 
 NUM_KEPT_REQUESTS = 1000
 
 
-class EndedRequests(Mapping[str, EndedRequest]):
-    """The last requests that ended, by id, the oldest end first. Of two with the same id the later one is kept.
+class EndedRequests(Mapping[RequestKey, EndedRequest]):
+    """The last requests that ended, by tenant and id, the oldest end first. Of two with the same the later one is kept.
 
     Args:
         capacity: How many are kept.
@@ -17,16 +17,20 @@ class EndedRequests(Mapping[str, EndedRequest]):
 
     def __init__(self, capacity: int = NUM_KEPT_REQUESTS) -> None:
         self._capacity = capacity
-        self._requests: OrderedDict[str, EndedRequest] = OrderedDict()
+        self._requests: OrderedDict[RequestKey, EndedRequest] = OrderedDict()
 
-    def __getitem__(self, request_id: str) -> EndedRequest:
-        return self._requests[request_id]
+    def __getitem__(self, key: RequestKey) -> EndedRequest:
+        return self._requests[key]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[RequestKey]:
         return iter(self._requests)
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def named(self, request_id: str, tenant: str | None) -> list[EndedRequest]:
+        """Return the request that a tenant had given an id; `tenant` None: those of all tenants."""
+        return [one for one in self.values() if one.request_id == request_id and tenant in (None, one.tenant)]
 
     def newest(self, num_requests: int) -> list[EndedRequest]:
         """Return the last ones, the newest end first; as many as are kept."""
@@ -35,7 +39,8 @@ class EndedRequests(Mapping[str, EndedRequest]):
 
     def add(self, ended: EndedRequest) -> None:
         """Keep a request that has ended."""
-        self._requests.pop(ended.request_id, None)
-        self._requests[ended.request_id] = ended
+        key = ended.tenant, ended.request_id
+        self._requests.pop(key, None)
+        self._requests[key] = ended
         if len(self._requests) > self._capacity:
             self._requests.popitem(last=False)

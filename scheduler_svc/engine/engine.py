@@ -49,7 +49,6 @@ from shared.clock import monotonic_s
 from shared.errors import (
     CacheTooSmallError,
     NoExecutorError,
-    OctavoServiceError,
     RequestAbortedError,
     RequestExistsError,
     UnavailableError,
@@ -118,7 +117,7 @@ class Engine:
         self.readiness = Readiness(self.fleet, lambda: self.last_trouble, set_ready)
         self.orphans = Orphans(self.fleet, self._waiting_requests, self._end_orphan, settings.orphan_timeout_s)
         self.waiting = WaitingLimits(self.queue, self.requests.suspects, settings)
-        self.recovery = Recovery(self.fleet, self.requests, settings.max_losses, self.abort)
+        self.recovery = Recovery(self.fleet, self.requests, settings.max_losses)
         self._num_arrivals = 0
 
     # Requests ------------------------------------------------------------------------------------
@@ -133,16 +132,16 @@ class Engine:
 
         Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
         """
-        model = self._admitting_model(request_id)
+        model = self._admitting_model(request_id, tenant)
         self.waiting.require_room(tenant)
         return model
 
-    def _admitting_model(self, request_id: str, *, needs_executor: bool = True) -> ServedModel:
+    def _admitting_model(self, request_id: str, tenant: str, *, needs_executor: bool = True) -> ServedModel:
         if self.readiness.is_draining:
             raise UnavailableError(f"{self.readiness.why_not}; send the request to another scheduler")
         if self.model is None or (needs_executor and not self.fleet.cores):
             raise NoExecutorError("no executor is attached", self.last_trouble)
-        if request_id in self.requests:
+        if (tenant, request_id) in self.requests:
             raise RequestExistsError(request_id)
         return self.model
 
@@ -180,7 +179,7 @@ class Engine:
         So does one whose client says what it was accepted for elsewhere.
         """
         self._supersede(request)
-        model = self._admitting_model(request.request_id, needs_executor=not was_queued)
+        model = self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
         if not was_queued:
             self.waiting.require_room(request.tenant, len(request.prompt_token_ids))
         if model.info.model_hash != model_hash:
@@ -207,38 +206,30 @@ class Engine:
         Its client has left it, and it does not know yet; or it is another request that took the id while nobody knew
         of this one, and it has brought nothing.
         """
-        live = self.requests.get(request.request_id)
-        if live is None or request.continuation is None or live.group.tenant != request.tenant:
+        live = self.requests.get((request.tenant, request.request_id))
+        if live is None or request.continuation is None:
             return
         is_fresh = live.group.continuation is None and not live.num_output_tokens
         if request.continuation.attempt > live.attempt or is_fresh:
             self.requests.abort(live, RequestAbortedError("another call goes on with this request"))
 
-    def abort(self, request_id: str, error: OctavoServiceError | None = None) -> bool:
-        """End a live request with an error and free its blocks; return False if there is none."""
-        request = self.requests.get(request_id)
-        if request is None:
-            return False
-        self.requests.abort(request, error or RequestAbortedError(f"request {request_id!r} was aborted"))
-        return True
-
     async def abort_request(self, request_id: str, tenant: str | None) -> bool:
-        """End a live request, whoever submitted it; False: there is none of this tenant. `tenant` None: of any."""
-        request = self.requests.get(request_id)
-        if request is None or (tenant is not None and request.group.tenant != tenant):
-            return False
-        return self.abort(request_id)
+        """See `EngineClient`: ends them, and frees their blocks."""
+        found = self.requests.named(request_id, tenant)
+        for request in found:
+            self.requests.abort(request, RequestAbortedError(f"request {request_id!r} was aborted"))
+        return bool(found)
 
     def _waiting_requests(self) -> list[LiveRequest]:
         """Return the requests that no executor has: those in the queue, and those that are parked."""
         return [*(self.requests.of(group) for group in self.queue), *self.requests.suspects.parked]
 
     def _end_orphan(self, request: LiveRequest, error: UnavailableError) -> None:
-        self.abort(request.request_id, error)
+        self.requests.abort(request, error)
 
     def _abort_all(self, message: str) -> None:
-        for request_id in list(self.requests):
-            self.abort(request_id, UnavailableError(message))
+        for request in list(self.requests.values()):
+            self.requests.abort(request, UnavailableError(message))
 
     async def start_draining(self) -> None:
         """Admit nothing more and be not ready; live requests go on."""

@@ -18,7 +18,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.suspects import Suspects, is_suspect
-from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
+from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestKey
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 from shared.clock import monotonic_s
@@ -28,8 +28,8 @@ from shared.errors import CacheTooSmallError, NotFiniteError, OctavoServiceError
 EndObserver: TypeAlias = Callable[[EndedRequest], None]
 
 
-class LiveRequests(Mapping[str, LiveRequest]):
-    """The live requests by id, in order of arrival.
+class LiveRequests(Mapping[RequestKey, LiveRequest]):
+    """The live requests by tenant and id, in order of arrival.
 
     Args:
         fleet: Where their groups wait for a core.
@@ -59,14 +59,15 @@ class LiveRequests(Mapping[str, LiveRequest]):
         self._fleet = fleet
         self._wake = wake
         self._on_room = on_room
-        self._requests: dict[str, LiveRequest] = {}
+        self._requests: dict[RequestKey, LiveRequest] = {}
+        self._tenants_of: dict[str, dict[str, None]] = {}  # by id, in order of arrival
         self._all_ended = asyncio.Event()
         self._all_ended.set()
 
-    def __getitem__(self, request_id: str) -> LiveRequest:
-        return self._requests[request_id]
+    def __getitem__(self, key: RequestKey) -> LiveRequest:
+        return self._requests[key]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[RequestKey]:
         return iter(self._requests)
 
     def __len__(self) -> int:
@@ -74,11 +75,16 @@ class LiveRequests(Mapping[str, LiveRequest]):
 
     def of(self, group: SequenceGroup) -> LiveRequest:
         """Return the live request that a group belongs to."""
-        return self._requests[group.request_id]
+        return self._requests[group.tenant, group.request_id]
+
+    def named(self, request_id: str, tenant: str | None) -> list[LiveRequest]:
+        """Return the request that a tenant has given an id; `tenant` None: those of all tenants."""
+        tenants = self._tenants_of.get(request_id, {})
+        return [self[one, request_id] for one in tenants if tenant in (None, one)]
 
     def _live(self, group: SequenceGroup) -> LiveRequest | None:
         """Return the request of a group, None if it has ended; its id may be another one's by now."""
-        request = self._requests.get(group.request_id)
+        request = self._requests.get((group.tenant, group.request_id))
         return request if request is not None and request.group is group else None
 
     async def wait_until_all_ended(self) -> None:
@@ -89,7 +95,9 @@ class LiveRequests(Mapping[str, LiveRequest]):
 
     def add(self, request: LiveRequest) -> None:
         """Take a new request, and queue it."""
-        self._requests[request.request_id] = request
+        tenant, request_id = request.group.tenant, request.request_id
+        self._requests[tenant, request_id] = request
+        self._tenants_of.setdefault(request_id, {})[tenant] = None
         self._all_ended.clear()
         request.sink.begin(_Handle(self, request))
         if request.has_ended:  # all its outputs had, before its call was cut
@@ -184,7 +192,12 @@ class LiveRequests(Mapping[str, LiveRequest]):
 
     def _forget(self, request: LiveRequest, now_s: float) -> None:
         """A request has ended."""
-        del self._requests[request.request_id]
+        tenant, request_id = request.group.tenant, request.request_id
+        del self._requests[tenant, request_id]
+        tenants = self._tenants_of[request_id]
+        del tenants[tenant]
+        if not tenants:
+            del self._tenants_of[request_id]
         self._clear_suspect(request)
         request.times.first_scheduled_at_s = request.group.first_scheduled_at_s
         request.times.ended_at_s = now_s
@@ -213,7 +226,7 @@ class LiveRequests(Mapping[str, LiveRequest]):
         rows = zip(count(), updates.sequences, updates.token_ids, logprobs, strict=False)
         for row, sequence, token_id, logprob in rows:
             group = sequence.group
-            request = requests.get(group.request_id)
+            request = requests.get((group.tenant, group.request_id))
             if request is None or request.group is not group:
                 continue
             if group.lost_on:

@@ -4,8 +4,6 @@
 what follows from two of them.
 """
 
-from collections.abc import Callable
-
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.engine.live_request import LiveRequest
@@ -22,7 +20,6 @@ class Recovery:
         fleet: The cores.
         requests: The live requests.
         max_losses: How often in a row a request may lose its executor while nothing else runs there.
-        abort: Ends a request with an error.
     """
 
     def __init__(
@@ -30,12 +27,10 @@ class Recovery:
         fleet: Fleet,
         requests: LiveRequests,
         max_losses: int,
-        abort: Callable[[str, OctavoServiceError], object],
     ) -> None:
         self._fleet = fleet
         self._requests = requests
         self._max_losses = max_losses
-        self._abort = abort
 
     def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
         """The executor at an address is gone, and why: queue its groups again, except those that lost too many."""
@@ -70,13 +65,13 @@ class Recovery:
         error = OctavoServiceError("the scheduler failed; its log has the reason")
         for request in list(self._requests.values()):
             if self._fleet.core_of(request.group) is None:
-                self._abort(request.request_id, error)
+                self._requests.abort(request, error)
 
     def _end_if_lost_too_often(self, request: LiveRequest) -> bool:
         """End a request that breaks executors, as it seems; return whether it does."""
         if request.num_lone_losses <= self._max_losses:
             return False
-        self._abort(request.request_id, LostTooOftenError(request.num_lone_losses))
+        self._requests.abort(request, LostTooOftenError(request.num_lone_losses))
         return True
 
 

@@ -20,9 +20,10 @@ from octavo.tls import TlsOptions, handshake_trouble
 from scheduler_svc.dial_tls import read_credentials
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from scheduler_svc.executors.tls import FLAGS
+from scheduler_svc.incarnation import Incarnation
 from shared.capability import Capability, common, names_of
 from shared.certificates import TlsFileError
-from shared.errors import OctavoServiceError
+from shared.errors import FencedError, InvalidFieldError, OctavoServiceError
 from shared.events import Event
 from shared.executor_info import MAX_MODEL_LEN, ExecutorInfo
 from shared.grpc_status import failure_text
@@ -65,6 +66,7 @@ class ExecutorClient:
         tls: How to speak TLS with it; None: plaintext.
         open_channel: Opens a channel to an address in place of gRPC; a simulation has its own.
         key_fingerprint: Of the secret of our block names: an executor that was ours before keeps its names by it.
+        incarnation: Orders us among the schedulers of our id; None: nothing does.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class ExecutorClient:
         tls: TlsOptions | None = None,
         open_channel: Callable[[str], grpc.aio.Channel] | None = None,
         key_fingerprint: bytes = b"",
+        incarnation: Incarnation | None = None,
     ) -> None:
+        self._incarnation = incarnation
         self.address = address
         self._scheduler_id = scheduler_id
         self._timings = timings
@@ -130,7 +134,7 @@ class ExecutorClient:
                 heartbeat.cancel()
                 session.close()
                 if not is_lost:
-                    await session.detach()
+                    await session.detach(0 if self._incarnation is None else self._incarnation.largest_told)
 
     def _log_agreement(self, instance_id: str, agreement: WireAgreement) -> None:
         """Write what was agreed on, once: an executor that is refused afterwards is dialled again and again."""
@@ -155,6 +159,7 @@ class ExecutorClient:
         try:
             info = await stub.GetExecutorInfo(pb.GetExecutorInfoRequest(), timeout=self._timings.connect_timeout_s)
             check_sizes(info)
+            incarnation = self._number_for(info)
             claim(info.instance_id)
             request = pb.AttachRequest(
                 scheduler_id=self._scheduler_id,
@@ -164,6 +169,7 @@ class ExecutorClient:
                 capabilities=encode_capabilities(common(info.capabilities, WANTED)),
                 keep=keeps_blocks and capability_pb2.CAPABILITY_NAMED_BLOCKS in info.capabilities,
                 key_fingerprint=self._key_fingerprint,
+                incarnation=incarnation,
             )
             attached = await stub.Attach(request, timeout=self._timings.connect_timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -177,7 +183,35 @@ class ExecutorClient:
             )
         check_sizes(attached.info)
         check_capabilities(attached, request.capabilities)
+        if self._incarnation is not None:
+            if attached.incarnation not in (0, incarnation):
+                raise ExecutorRefusedError(
+                    f"it was attached by the incarnation {incarnation} and says that this is {attached.incarnation}"
+                )
+            self._incarnation.grant(is_known=attached.incarnation > 0)
         return attached
+
+    def _number_for(self, info: pb.GetExecutorInfoResponse) -> int:
+        """Return the incarnation to attach by; 0: none.
+
+        Raises: ExecutorRefusedError: we stand by, or another core has taken our place, or what it knows is absurd.
+        """
+        own = self._incarnation
+        if own is None:
+            return 0
+        is_other = False
+        try:
+            for known in info.incarnations:
+                if known.scheduler_id == self._scheduler_id:
+                    is_other = known.is_attached and known.incarnation != own.number
+                    own.follow(known.incarnation, f"executor {self.address}")
+            own.require_current()
+            own.note_holder(self.address, is_other=is_other)
+        except InvalidFieldError as error:
+            raise ExecutorRefusedError(f"of the schedulers of this id it says: {error}") from error
+        except FencedError as error:
+            raise ExecutorRefusedError(str(error)) from error
+        return own.number
 
 
 def check_capabilities(attached: pb.AttachResponse, wanted: Collection[int]) -> None:

@@ -220,9 +220,14 @@ class ExecutorSession:
         if self._stream is not None:
             self._stream.cancel()
 
-    async def detach(self) -> None:
-        """End the lease, so that another scheduler may attach at once; whatever goes wrong, it runs out by itself."""
-        request = pb.DetachRequest(epoch=self.epoch, instance_id=self.info.instance_id)
+    async def detach(self, largest_incarnation: int = 0) -> None:
+        """End the lease, so that another scheduler may attach at once; whatever goes wrong, it runs out by itself.
+
+        `largest_incarnation`: of another scheduler of our id that we were told of, for the next one to be later.
+        """
+        request = pb.DetachRequest(
+            epoch=self.epoch, instance_id=self.info.instance_id, largest_incarnation=largest_incarnation
+        )
         with contextlib.suppress(grpc.aio.AioRpcError):
             await self._stub.Detach(request, timeout=self._timings.detach_timeout_s)
 

@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import grpc.aio
@@ -15,6 +14,7 @@ from octavo.admin.v1 import admin_pb2
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.incarnation import Incarnation
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_metrics import FrontMetrics
 from scheduler_svc.link.front_session import FrontSession
@@ -61,11 +61,11 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     Args:
         engine: Computes their requests.
         tokenizer: The files of the served model's tokenizer.
-        unix_s: Returns the seconds since 1970.
+        incarnation: Orders the cores of our scheduler.
         state_interval_s: How often it is looked whether fronts have to be told how the core is, in seconds.
 
     Attributes:
-        incarnation: Orders the cores of a scheduler.
+        incarnation: As above.
         metrics: What the fronts have counted.
     """
 
@@ -73,7 +73,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         self,
         engine: Engine,
         tokenizer: TokenizerFiles,
-        unix_s: Callable[[], float] = time.time,
+        incarnation: Incarnation,
         state_interval_s: float = STATE_INTERVAL_S,
     ) -> None:
         self._engine = engine
@@ -86,7 +86,8 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         self._is_closed = False
         self._changed = asyncio.Event()
         self._past: defaultdict[tuple[bool, str], _Past] = defaultdict(_Past)
-        self.incarnation = int(unix_s() * 1000)
+        self.incarnation = incarnation
+        self.incarnation.on_granted = self._tell_welcome
 
     @property
     def sessions(self) -> list[FrontSession]:
@@ -194,16 +195,20 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     def _keep_order(self, hello: pb.FrontHello) -> None:
         """Be later than every core that the front has joined.
 
-        Raises: FencedError: we are not, and have executors or fronts already: another core has taken our place.
+        Raises:
+            InvalidFieldError: no core can have the number that it tells.
+            SupersededError: executors have granted us a smaller one: another core has taken our place.
         """
-        if hello.incarnation <= self.incarnation:
+        own = self.incarnation
+        if hello.scheduler_id not in ("", own.scheduler_id):
             return
-        if self._sessions or self._engine.fleet.cores:
-            raise FencedError(
-                f"front {hello.front_id!r} has joined a core of incarnation {hello.incarnation}; this one has "
-                f"{self.incarnation}"
-            )
-        self.incarnation = hello.incarnation + 1
+        # The next core of ours is later only if an executor can tell it so, else it would end like this one.
+        own.follow(hello.incarnation, f"front {hello.front_id!r}", may_end=bool(hello.scheduler_id) and own.is_known)
+
+    def _tell_welcome(self) -> None:
+        """Our number counts from now on: tell the fronts that have joined before."""
+        for session in self.sessions:
+            session.tell_incarnation(self.incarnation.granted)
 
     async def close(self, timeout_s: float) -> None:
         """The core ends: let each front have what there is for it, end its stream, and let none join."""
@@ -219,7 +224,8 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         settings = self._engine.settings
         return pb.CoreWelcome(
             version=version,
-            incarnation=self.incarnation,
+            incarnation=self.incarnation.granted,
+            scheduler_id=self.incarnation.scheduler_id,
             tenants=settings.tenant_weights,
             has_priorities=settings.has_priorities,
         )

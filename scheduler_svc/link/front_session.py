@@ -83,6 +83,7 @@ class FrontSession:
         self._engine = engine
         self._state = state
         self._told_state: CoreState | None = None
+        self._welcome = pb.CoreWelcome()
         self._batch = CoreBatch()
         self._gate = CreditGate(0, SLOW_FRONT_S)
         self._requests: dict[int, _RemoteSink] = {}
@@ -120,6 +121,7 @@ class FrontSession:
 
         Raises: SlowCallerError: it takes nothing. CallerError: it sends nonsense. What `end` was given.
         """
+        self._welcome = welcome
         self._batch.response.welcome.CopyFrom(welcome)
         self._gate.grant(num_credits)
         self.tell_state()
@@ -228,6 +230,11 @@ class FrontSession:
         if state != self._told_state:
             self._told_state = state
             self.batch().response.state.CopyFrom(encode_state(state))
+
+    def tell_incarnation(self, incarnation: int) -> None:
+        """Say welcome again: the core has its number only now."""
+        self._welcome.incarnation = incarnation
+        self.batch().response.welcome.CopyFrom(self._welcome)
 
     async def _tell_state(self) -> None:
         while True:

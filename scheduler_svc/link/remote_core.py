@@ -32,6 +32,7 @@ from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.served_model import ServedModel
 from shared.certificates import TlsFileError
 from shared.errors import (
+    InvalidFieldError,
     NoExecutorError,
     OctavoServiceError,
     QueueFullError,
@@ -41,6 +42,7 @@ from shared.errors import (
 from shared.events import Event
 from shared.executor_info import ExecutorInfo, TokenizerFile
 from shared.grpc_status import failure_text
+from shared.incarnation import require_believable
 from shared.metric import Family
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,10 @@ LONGEST_PAUSE_S = 0.5
 METRICS_INTERVAL_S = 2.0
 
 LoadTokenizer = Callable[[ExecutorInfo, Callable[[], Awaitable[tuple[TokenizerFile, ...]]]], Awaitable[None]]
+
+
+class StaleCoreError(OctavoServiceError):
+    """The core that answers is an older one, or says nonsense of its place."""
 
 
 class RemoteCore:
@@ -125,7 +131,8 @@ class RemoteCore:
         self._num_checked = 0
         self._abort_calls: dict[int, tuple[pb.AbortCall, asyncio.Future[bool]]] = {}
         self._absence = Absence(self._give_up)
-        self._incarnation = 0
+        self._scheduler_id = ""  # of the core that we joined last
+        self._incarnations: dict[str, int] = {}  # the largest one of each scheduler
         self._trouble = ""  # that broke the last stream
         self._num_taken = 0
         self._has_news = asyncio.Event()
@@ -286,7 +293,7 @@ class RemoteCore:
                     await self._run_session(pb_grpc.CoreServiceStub(channel))
             except grpc.aio.AioRpcError as error:
                 trouble = self._explain(error)
-            except (TlsFileError, TokenGapError) as error:
+            except (TlsFileError, TokenGapError, StaleCoreError) as error:
                 trouble = str(error)
             finally:
                 await self._lose(trouble)
@@ -309,7 +316,8 @@ class RemoteCore:
             max_version=MAX_VERSION,
             front_id=self.front_id,
             session=int(self._unix_s() * 1e9),
-            incarnation=self._incarnation,
+            scheduler_id=self._scheduler_id,
+            incarnation=self._incarnations.get(self._scheduler_id, 0),
             pid=os.getpid(),
         )
         await call.write(pb.JoinRequest(hello=hello, credits=MAX_MESSAGES_ON_THEIR_WAY))
@@ -405,11 +413,12 @@ class RemoteCore:
 
     async def _take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         if message.HasField("welcome"):
-            self._incarnation = message.welcome.incarnation
+            self._keep_order(message.welcome)
             self._pause_s = FIRST_PAUSE_S
             self.core_trouble = ""
             self._on_welcome(message.welcome)
-            log.info(Event("core_joined", front=self.front_id, version=message.welcome.version))
+            fields = {"version": message.welcome.version, "incarnation": message.welcome.incarnation}
+            log.info(Event("core_joined", front=self.front_id, **fields))
         if message.HasField("state"):
             await self._take_state(decode_state(message.state), stub)
         for number in message.accepted:
@@ -439,6 +448,23 @@ class RemoteCore:
                 waiting.set_result(answer.was_live)
         self._has_news.set()
         self._grant()
+
+    def _keep_order(self, welcome: pb.CoreWelcome) -> None:
+        """Join no core that is older than one of its scheduler that we have joined. Raises StaleCoreError: it is."""
+        self._scheduler_id = welcome.scheduler_id
+        if not welcome.incarnation:  # it is new, and waits for its executors
+            return
+        former = self._incarnations.get(welcome.scheduler_id, 0)
+        try:
+            require_believable(welcome.incarnation, self._unix_s())
+        except InvalidFieldError as error:
+            raise StaleCoreError(f"the core of scheduler {welcome.scheduler_id!r} is not believed: {error}") from error
+        if welcome.incarnation < former:
+            raise StaleCoreError(
+                f"the core of scheduler {welcome.scheduler_id!r} has the incarnation {welcome.incarnation}; this front "
+                f"has joined a later one, {former}"
+            )
+        self._incarnations[welcome.scheduler_id] = welcome.incarnation
 
     def _take_tokens(self, tokens: pb.Tokens) -> None:
         """Give tokens to their requests, in the order in which they came. Raises TokenGapError: some are missing."""

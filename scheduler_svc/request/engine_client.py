@@ -136,4 +136,7 @@ class EngineClient(Protocol):
         """
 
     async def abort_request(self, request_id: str, tenant: str | None) -> bool:
-        """End a live request, whoever submitted it; False: there is none of this tenant. `tenant` None: of any."""
+        """End the live request that a tenant has given an id, whoever submitted it; False: there is none.
+
+        `tenant` None: those of all tenants.
+        """

@@ -5,9 +5,13 @@
 
 import enum
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.provenance import Provenance
+
+# A tenant, and the id that it gave a request: unique among its own.
+RequestKey: TypeAlias = tuple[str, str]
 
 
 class EventKind(enum.Enum):

@@ -71,7 +71,7 @@ async def test_what_was_accepted_for_more_than_is_here_waits_for_a_larger_execut
     assert (whole.accepted.max_model_len, whole.accepted.waits_for_larger_executor) == (16 * LARGE, False)
     async with running_stack(worker(SMALL)) as stack:
         going_on = asyncio.create_task(run(stack, again))
-        await until(lambda: "mine" in stack.engine.requests)
+        await until(lambda: ("", "mine") in stack.engine.requests)
         await replace_executor(stack, LARGE)
         rest = await going_on
         assert (rest.accepted.max_model_len, rest.accepted.waits_for_larger_executor) == (16 * LARGE, True)

@@ -213,7 +213,7 @@ async def test_a_beam_search_is_shown_with_its_beams_and_scores() -> None:
     async with still_stack(search) as still:
         await still.step_until(lambda core: core.last_processed_step_id >= 5)
         shown = await still.request("search")
-        group = still.stack.engine.requests["search"].group
+        group = still.stack.engine.requests["", "search"].group
         assert group.beams is not None
         assert (shown.beam_search.beam_width, shown.beam_search.num_outputs) == (3, 2)
         assert list(shown.beam_search.live_scores) == pytest.approx([beam.score for beam in group.beams.live])

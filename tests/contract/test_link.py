@@ -140,7 +140,7 @@ async def test_what_a_front_cannot_have_is_refused_and_others_go_on() -> None:
         while len(found.ended) < 2:
             found.MergeFrom(await front.until("ended"))
         assert {end.number: end.failure.kind for end in found.ended} == {2: "RequestExistsError", 3: "UnavailableError"}
-        assert "r1" in stack.engine.requests
+        assert ("", "r1") in stack.engine.requests
 
 
 async def test_what_a_front_has_waits_for_an_executor_as_orphans_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ async def test_what_a_core_before_had_queued_waits_for_an_executor_and_what_is_n
         [ended] = (await front.until("ended")).ended
         assert (ended.number, ended.failure.kind) == (1, "NoExecutorError")
         await front.submit(2, was_queued=True)
-        await until(lambda: "r2" in stack.engine.requests)
+        await until(lambda: ("", "r2") in stack.engine.requests)
         await stack.executor.start()
         [ended] = (await front.until("ended")).ended
         assert (ended.number, ended.ended.num_output_tokens) == (2, 4)
@@ -220,7 +220,7 @@ async def test_what_a_core_before_had_queued_waits_for_a_larger_executor_and_wha
         [ended] = (await front.until("ended")).ended
         assert (ended.number, ended.failure.kind) == (1, "CacheTooSmallError")
         await front.submit(2, max_tokens=300, was_queued=True)
-        await until(lambda: "r2" in stack.engine.requests)
+        await until(lambda: ("", "r2") in stack.engine.requests)
         await stack.executor.kill()
         stack.executor.worker = FakeWorker()
         await stack.executor.start()
@@ -248,7 +248,7 @@ async def test_a_front_ends_its_own_requests_and_by_name_those_of_others() -> No
         [ended] = (await front.until("ended")).ended
         assert (ended.failure.kind, ended.failure.message) == ("RequestAbortedError", "the client left")
         other = asyncio.create_task(collect(stack, token_request(4, 10_000, request_id="other")))
-        await until(lambda: "other" in stack.engine.requests)
+        await until(lambda: ("", "other") in stack.engine.requests)
         calls = [(1, "other", "red"), (2, "other", ""), (3, "nobody", None)]
         await front.say(abort_calls=[pb.AbortCall(call=call, request_id=name, tenant=of) for call, name, of in calls])
         answers = (await front.until("abort_answers")).abort_answers

@@ -83,7 +83,7 @@ async def test_a_swap_and_an_abort_are_part_of_a_life() -> None:
         assert live.HasField("last_token_age_ms")
         assert not live.outcome
         assert "the host pool" in live.events[3].text
-        still.stack.engine.abort("goes")
+        await still.stack.engine.abort_request("goes", None)
         ended = await still.request("goes")
         assert kinds(ended) == ["ARRIVED", "ADMITTED", "FIRST_TOKEN", "SWAPPED_OUT", "FAILED"]
         assert ended.outcome == "ABORTED: request 'goes' was aborted"
@@ -94,7 +94,7 @@ async def test_a_lost_executor_is_part_of_a_life() -> None:
     async with running_stack(FakeWorker(step_ms=2), FakeWorker(step_ms=2), loses_soon=True) as stack:
         call = stack.generation.Generate(token_request(10, 300, request_id="moves"))
         await until(lambda: sum(map(stack.num_groups_on, stack.executors)) == 1)
-        await until(lambda: stack.engine.requests["moves"].num_output_tokens > 3)
+        await until(lambda: stack.engine.requests["", "moves"].num_output_tokens > 3)
         lost = next(executor for executor in stack.executors if stack.num_groups_on(executor))
         other = next(executor for executor in stack.executors if executor is not lost)
         await lost.kill()

@@ -131,7 +131,7 @@ async def test_a_request_is_aborted_by_number_wherever_it_is() -> None:
 async def test_abort_by_request_id_ends_it_too() -> None:
     async with running_stack() as stack, Client(stack.address) as client, client.request_stream() as stream:
         number = await stream.submit("Hello", max_tokens=100_000, request_id="mine", ignore_eos=True)
-        await until(lambda: "mine" in stack.engine.requests)
+        await until(lambda: ("", "mine") in stack.engine.requests)
         assert await client.abort("mine")
         assert error_of((await ends(stream))[number]) == "RequestAbortedError: request 'mine' was aborted"
 

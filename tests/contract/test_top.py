@@ -103,7 +103,7 @@ async def test_a_parked_request(capsys: pytest.CaptureFixture[str]) -> None:
     async with still_stack(token_request(100, 100, request_id="runs"), head) as still:
         await still.step_until(lambda core: bool(core.batch.running))
         engine = still.stack.engine
-        lost = engine.requests["lost"]
+        lost = engine.requests["", "lost"]
         engine.queue.remove(lost.group)
         engine.requests.suspects.parked.append(lost)
         out = await explained(still.stack, "lost", capsys)

@@ -122,7 +122,7 @@ async def test_a_request_that_outlives_an_executor_is_recovered_and_the_loss_cou
     async with running_stack(*pair, metrics_listen="127.0.0.1:0", loses_soon=True) as stack:
         call = stack.generation.Generate(token_request(20, 300, request_id=ID))
         await until(lambda: any(stack.num_groups_on(executor) for executor in stack.executors))
-        await until(lambda: stack.engine.requests[ID].num_output_tokens)
+        await until(lambda: stack.engine.requests["", ID].num_output_tokens)
         [lost] = [executor for executor in stack.executors if stack.num_groups_on(executor)]
         await lost.kill()
         events = [event async for event in call]

@@ -16,6 +16,20 @@ FAULTS = (
         (f"{UNIT}/service/test_attachment.py",),
     ),
     Fault(
+        "a later incarnation takes an executor from a holder that has its stream",
+        f"{EXECUTOR}/service/attachment.py",
+        "            if self.grace_s(scheduler_id, incarnation, now):\n",
+        "            if False:\n",
+        (f"{UNIT}/service/test_attachment.py",),
+    ),
+    Fault(
+        "an older incarnation takes an executor",
+        f"{EXECUTOR}/service/attachment.py",
+        "            if incarnation < (largest := self.incarnations.get(scheduler_id, 0)):\n",
+        "            if incarnation < (largest := 0):\n",
+        (f"{UNIT}/service/test_attachment.py",),
+    ),
+    Fault(
         "an older epoch may still write",
         f"{EXECUTOR}/service/attachment.py",
         "        if epoch != self.epoch:\n",

@@ -35,6 +35,37 @@ FAULTS = (
         ("tests/contract/test_link.py::test_a_session_that_ends_reads_nothing_more_and_waits_for_no_write",),
     ),
     Fault(
+        "a core ignores a larger incarnation",
+        f"{SERVICE}/incarnation.py",
+        "        if told < self.number or (told == self.number and self._is_granted):\n",
+        "        if told:\n",
+        ("tests/contract/test_incarnations.py::test_a_core_ends_that_finds_a_larger_incarnation_in_its_place",),
+    ),
+    Fault(
+        "what a core was told is forgotten when it ends",
+        f"{SERVICE}/executors/client.py",
+        "0 if self._incarnation is None else self._incarnation.largest_told",
+        "0",
+        (
+            "tests/contract/test_incarnations.py"
+            "::test_a_front_that_joined_a_later_core_ends_the_one_in_its_place_and_joins_the_next",
+        ),
+    ),
+    Fault(
+        "a front takes the number of one scheduler for that of another one",
+        f"{SERVICE}/link/core_servicer.py",
+        '        if hello.scheduler_id not in ("", own.scheduler_id):\n',
+        "        if False:\n",
+        ("tests/contract/test_incarnations.py",),
+    ),
+    Fault(
+        "a core that was granted nothing gives its number to fronts",
+        f"{SERVICE}/incarnation.py",
+        "        return self.number if self._is_granted else 0\n",
+        "        return self.number\n",
+        ("tests/unit/scheduler_svc/test_incarnation.py",),
+    ),
+    Fault(
         "a front that finds no core asks again and again at once",
         f"{SERVICE}/link/remote_core.py",
         "min(2 * self._pause_s, LONGEST_PAUSE_S)",

@@ -57,7 +57,7 @@ async def sent(stack: Stack, *requests: GenerateRequest) -> AsyncIterator[None]:
     calls = []
     for request in requests:
         calls.append(asyncio.create_task(_read(stack, request)))
-        await until(lambda request=request: request.request_id in stack.engine.requests)  # type: ignore[misc]
+        await until(lambda request=request: ("", request.request_id) in stack.engine.requests)  # type: ignore[misc]
     try:
         yield
     finally:
@@ -81,7 +81,7 @@ async def open_request(page: Page, request_id: str, tab: str) -> None:
 
 async def has_output(stack: Stack, request_id: str, num_tokens: int) -> None:
     """Return once a request has so many tokens, over all outputs."""
-    await until(lambda: stack.engine.requests[request_id].num_output_tokens >= num_tokens)
+    await until(lambda: stack.engine.requests["", request_id].num_output_tokens >= num_tokens)
 
 
 async def test_the_map_shows_every_block_as_it_is_and_who_has_it(browser: Browser) -> None:
@@ -90,7 +90,7 @@ async def test_the_map_shows_every_block_as_it_is_and_who_has_it(browser: Browse
         group = token_request(70, 500, request_id="group", n=3, temperature=1.0)
         ended = token_request(90, 2, request_id="ended", first_id=40)
         async with sent(stack, ended), sent(stack, group):
-            await until(lambda: "ended" in stack.engine.ended)
+            await until(lambda: ("", "ended") in stack.engine.ended)
             await has_output(stack, "group", 30)
             gate.close()
             await until(lambda: stack.driver.core is not None and len(stack.driver.core.in_flight) == 2)
@@ -177,7 +177,7 @@ async def test_a_life_has_preemption_and_loss_and_its_end(browser: Browser) -> N
             page = (await exits.enter_async_context(opened(browser, stack, "/#request=younger"))).page
             await expect(page.locator("#explanation")).to_contain_text("No live request has request_id 'younger'")
             await exits.enter_async_context(sent(stack, older, younger))
-            await until(lambda: stack.engine.requests["younger"].group.num_preemptions == 1)
+            await until(lambda: stack.engine.requests["", "younger"].group.num_preemptions == 1)
             gate.close()
             await expect(page.locator(".event.preempted")).to_contain_text("will be computed again")
 

@@ -187,13 +187,13 @@ def _finish(
 
 
 def _keep_order(keep: Callable[[pb.FrontHello], None], link: CoreServicer, note: Note, hello: pb.FrontHello) -> None:
-    former = link.incarnation
+    former = link.incarnation.number
     try:
         keep(hello)
     except FencedError:
         note("core refused by a front's number")
         raise
-    if link.incarnation != former:
+    if link.incarnation.number != former:
         note("core raised its number")
 
 
@@ -205,9 +205,10 @@ def _has_early(has: Callable[..., bool], note: Note, *arguments: Any) -> bool:
 
 
 def _supersede(supersede: Callable[[EngineRequest], None], engine: Engine, note: Note, request: EngineRequest) -> None:
-    was_live = request.request_id in engine.requests
+    key = request.tenant, request.request_id
+    was_live = key in engine.requests
     supersede(request)
-    if was_live and request.request_id not in engine.requests:
+    if was_live and key not in engine.requests:
         note("attempt took a request over")
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from scheduler_svc.config import SchedulerConfig
@@ -12,7 +13,7 @@ from scheduler_svc.link.core_servicer import CoreServicer
 from tests.simulation.link_watch import watch_front, watch_link
 from tests.simulation.plan import ExecutorPlan
 from tests.simulation.processes import SimulatedProcess
-from tests.simulation.services import SimulatedExecutor, SimulatedFront, SimulatedScheduler, virtual_unix_s
+from tests.simulation.services import SimulatedExecutor, SimulatedFront, SimulatedScheduler, wall_clock
 from tests.simulation.step_thread import SimulatedStepThread
 from tests.simulation.watching import watch
 from tests.simulation.worker import SimulatedWorker
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 EXECUTORS = "dns:///executors:1"
 NUMERICS = ("fake-a", "fake-b")
+
+# Until a scheduler is started again that has ended by itself, in seconds.
+STARTS_AGAIN_S = 1.0
 
 
 class Machine(ABC):
@@ -44,6 +48,10 @@ class Machine(ABC):
     def is_up(self) -> bool:
         """Whether a process runs there, or is stalled."""
         return self.process is not None and not self.process.is_dead
+
+    def wall_clock(self, whose: str) -> Callable[[], float]:
+        """Return the date as a machine or a process has it."""
+        return wall_clock(self._world.loop, f"{whose} {self._world.plan.seed}")
 
     @abstractmethod
     def start(self) -> None:
@@ -129,7 +137,9 @@ class ExecutorMachine(Machine):
         if self.is_up:
             return
         world = self._world
-        self.executor = SimulatedExecutor(world.network, self.plan.address, self.begin(), self._make_worker)
+        self.executor = SimulatedExecutor(
+            world.network, self.plan.address, self.begin(), self._make_worker, self.wall_clock(self.name)
+        )
         self.executor.start(self.plan.load_s)
 
     async def drain(self) -> None:
@@ -167,6 +177,7 @@ class SchedulerMachine(Machine):
         self.scheduler: SimulatedScheduler | None = None
         self.fronts = [FrontMachine(world, self, f"front{number}.{index}") for index in range(world.plan.num_fronts)]
         self._number = number
+        self._supervisor = SimulatedProcess(f"supervisor of {self.name}", world.loop)
 
     @property
     def own_address(self) -> str:
@@ -195,7 +206,8 @@ class SchedulerMachine(Machine):
         chance = random.Random(f"{process.name} {world.plan.seed}")
         # As of a file: a scheduler that starts again finds what its executors have cached.
         prefix_key = random.Random(f"{self.own_address} {world.plan.seed}").randbytes(PREFIX_KEY_BYTES)
-        surroundings = Surroundings(prefix_key, chance.random, lambda: virtual_unix_s(world.loop))
+        # The next core may run on another host, with another clock.
+        surroundings = Surroundings(prefix_key, chance.random, self.wall_clock(process.name))
 
         def on_engine(engine: Engine) -> None:
             watch(engine, process.name, world.checks.watchers)
@@ -206,9 +218,27 @@ class SchedulerMachine(Machine):
             world.checks.watch_link(link, engine)
 
         self.scheduler = SimulatedScheduler(
-            world.network, self.own_address, process, self.config, world.resolve, surroundings, on_engine, on_link
+            world.network,
+            self.own_address,
+            process,
+            self.config,
+            world.resolve,
+            surroundings,
+            on_engine,
+            on_link,
+            lambda: self._end_superseded(process),
         )
         self.scheduler.start()
+
+    def _end_superseded(self, process: SimulatedProcess) -> None:
+        """A core has ended, as another one is in its place: where it was the last one, it is started again."""
+        if process in self._formers:
+            self._formers.remove(process)
+        self._world.loop.call_later(STARTS_AGAIN_S, self._start_again, process, context=self._supervisor.context())
+
+    def _start_again(self, process: SimulatedProcess) -> None:
+        if self.process is process:
+            self.start()
 
     @property
     def config(self) -> SchedulerConfig:
@@ -258,7 +288,7 @@ class FrontMachine(Machine):
             self.name,
             process,
             scheduler.config,
-            lambda: virtual_unix_s(world.loop),
+            self.wall_clock(self.name),
             lambda core: watch_front(core, process.name, world.checks.watchers),
         )
         world.checks.expect_no_end(process.start(self.front.run()), process)

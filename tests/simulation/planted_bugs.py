@@ -392,6 +392,13 @@ BUGS = (
         "        finally:\n            pass\n",
     ),
     Bug(
+        "a core ignores a larger incarnation",
+        "scheduler_svc/incarnation.py",
+        "        if told < self.number or (told == self.number and self._is_granted):\n",
+        "        if told:\n",
+        LIVENESS,
+    ),
+    Bug(
         "an Abort that a core was asked for is never answered if that one goes away",
         f"{LINK}/remote_core.py",
         "        self._outgoing.abort_calls.extend(call for call, _ in self._abort_calls.values())\n",

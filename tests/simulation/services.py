@@ -4,6 +4,7 @@ Left out are ports, health checks and the HTTP servers: sockets, which a simulat
 """
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.servicer import GenerationServicer
 from scheduler_svc.front.front import front_settings, prompt_methods
 from scheduler_svc.front.text.text_model import ModelTokenizer
+from scheduler_svc.incarnation import Incarnation
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
@@ -49,6 +51,10 @@ LINK_KEEPALIVE_S = (KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS) / 1000
 # costs a simulation time even where nothing happens, and fronts that know old things meet more.
 STATE_INTERVAL_S = 0.25
 
+# How far wall clocks are beside the right time at most, in seconds, and how much faster or slower they run.
+CLOCKS_DIFFER_S = 6 * 3600.0
+CLOCKS_DRIFT = 1e-3
+
 # What a front has to tell of itself.
 METRIC = Metric("simulated_fronts_total", "counter", "Processes of fronts.")
 
@@ -63,6 +69,7 @@ class SimulatedExecutor:
     address: str
     process: SimulatedProcess
     make_worker: MakeWorker
+    unix_s: Callable[[], float]
     worker: FakeWorker = field(init=False)
     thread: SimulatedStepThread = field(init=False)
     servicer: ExecutionServicer = field(init=False)
@@ -75,7 +82,7 @@ class SimulatedExecutor:
     async def _run(self, load_s: float) -> None:
         self.thread = SimulatedStepThread(self.process.loop)
         self.worker = self.make_worker(self.thread, self.process.name)
-        self.servicer = ExecutionServicer(thread=self.thread)
+        self.servicer = ExecutionServicer(thread=self.thread, unix_s=self.unix_s)
         self.server = SimulatedServer(self.process, self.address, [StatusInterceptor()])
         added_to: Any = self.server
         execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(self.servicer, added_to)
@@ -103,7 +110,9 @@ class SimulatedScheduler:
     surroundings: Surroundings
     on_engine: Callable[[Engine], None] = lambda _: None
     on_link: Callable[[CoreServicer, Engine], None] = lambda *_: None
+    on_superseded: Callable[[], None] = lambda: None
     engine: Engine = field(init=False)
+    incarnation: Incarnation = field(init=False)
     generation: GenerationServicer | None = None
     link: CoreServicer | None = None
     is_ready: bool = False
@@ -116,6 +125,7 @@ class SimulatedScheduler:
     async def _run(self) -> None:
         config = self.config
         tokenizer = TokenizerFiles() if config.num_fronts else ModelTokenizer()
+        self.incarnation = Incarnation(config.scheduler_id or self.address, self.surroundings.unix_s)
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s, self.resolve),
             self._connect,
@@ -129,7 +139,7 @@ class SimulatedScheduler:
             self.process, self.address, [KeepBodies(prompt_methods(config)), StatusInterceptor()]
         )
         if isinstance(tokenizer, TokenizerFiles):
-            self.link = CoreServicer(self.engine, tokenizer, self.surroundings.unix_s, STATE_INTERVAL_S)
+            self.link = CoreServicer(self.engine, tokenizer, self.incarnation, STATE_INTERVAL_S)
             self.on_link(self.link, self.engine)
             core_service_pb2_grpc.add_CoreServiceServicer_to_server(self.link, server)
         else:
@@ -138,7 +148,16 @@ class SimulatedScheduler:
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), server)
         self.network.listen(server)
         self.has_begun = True
-        await self.engine.run()
+        running = asyncio.create_task(self.engine.run(), name="engine")
+        superseded = asyncio.create_task(self.incarnation.wait_until_superseded())
+        await asyncio.wait({running, superseded}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        self.process.kill()
+        self.network.close(self.process)
+        self.on_superseded()
 
     async def drain(self, timeout_s: float, end_fronts: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
         """End in order, as after SIGTERM; whoever has not begun ends at once."""
@@ -162,8 +181,10 @@ class SimulatedScheduler:
             heartbeat_interval_s=lease_s / HEARTBEATS_PER_LEASE,
             step_timeout_s=self.config.step_timeout_s,
         )
-        own_id = self.config.scheduler_id or self.address
-        return ExecutorClient(address, own_id, timings, MAX_MESSAGE_BYTES, open_channel=self._dial)
+        own_id = self.incarnation.scheduler_id
+        return ExecutorClient(
+            address, own_id, timings, MAX_MESSAGE_BYTES, open_channel=self._dial, incarnation=self.incarnation
+        )
 
     def _dial(self, address: str) -> Any:
         return SimulatedChannel(self.network, address)
@@ -252,6 +273,8 @@ class SimulatedClient(Client):
         return SimulatedChannel(self._network, address, CLIENT_KEEPALIVE_S)
 
 
-def virtual_unix_s(loop: SimulationLoop) -> float:
-    """Return a date that follows the virtual clock."""
-    return 1.7e9 + loop.time()
+def wall_clock(loop: SimulationLoop, whose: str) -> Callable[[], float]:
+    """Return a date that follows the virtual clock, hours beside those of others and a little faster or slower."""
+    chance = random.Random(f"the clock of {whose}")
+    ahead_s, drift = chance.uniform(-CLOCKS_DIFFER_S, CLOCKS_DIFFER_S), chance.uniform(-CLOCKS_DRIFT, CLOCKS_DRIFT)
+    return lambda: 1.7e9 + ahead_s + (1.0 + drift) * loop.time()

@@ -246,7 +246,7 @@ async def test_only_their_own_tenant_and_operators_end_a_request(scheduler: Sche
             await anext(stream)
             assert await green.abort(name) is False
             assert await green.abort("nothing") is False
-            assert name in scheduler.service.engine.requests
+            assert ("blue", name) in scheduler.service.engine.requests
             assert await aborter.abort(name) is True
             await stream.aclose()
 
@@ -330,12 +330,12 @@ async def test_new_tokens_count_at_once_and_broken_ones_not_at_all(
 async def test_identities_of_calls_at_the_same_time_do_not_mix(scheduler: Scheduler) -> None:
     async with Client(scheduler.address, token=BLUE) as blue, Client(scheduler.address, token=GREEN) as green:
         streams = [
-            client.stream("hello", LONG, request_id=f"{i} {name}")
+            client.stream("hello", LONG, request_id=f"{i}")  # which is unique for each of them only
             for i in range(8)
-            for name, client in (("blue", blue), ("green", green))
+            for client in (blue, green)
         ]
         await asyncio.gather(*map(anext, streams))
         tenants = {key: request.group.tenant for key, request in scheduler.service.engine.requests.items()}
-        assert tenants == {f"{i} {name}": name for i in range(8) for name in ("blue", "green")}
+        assert tenants == {(name, f"{i}"): name for i in range(8) for name in ("blue", "green")}
         for stream in streams:
             await stream.aclose()

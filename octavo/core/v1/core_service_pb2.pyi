@@ -125,6 +125,7 @@ class FrontHello(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     min_version: _builtins.int
     """Lowest version of this protocol that the front speaks."""
     max_version: _builtins.int
@@ -134,9 +135,13 @@ class FrontHello(_message.Message):
     session: _builtins.int
     """Number of the session: larger than that of every earlier one of this front."""
     incarnation: _builtins.int
-    """The largest incarnation of a core that it has joined. 0: none."""
+    """The largest incarnation of a core of `scheduler_id` that it has joined. 0: none."""
     pid: _builtins.int
     """Its process."""
+    scheduler_id: _builtins.str
+    """The scheduler whose core it joined last; `incarnation` counts for this one only. Empty: none, or the
+    front or that core is of release 0.1.0.
+    """
     def __init__(
         self,
         *,
@@ -146,10 +151,11 @@ class FrontHello(_message.Message):
         session: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         pid: _builtins.int = ...,
+        scheduler_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_id", b"front_id", "incarnation", b"incarnation", "max_version", b"max_version", "min_version", b"min_version", "pid", b"pid", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_id", b"front_id", "incarnation", b"incarnation", "max_version", b"max_version", "min_version", b"min_version", "pid", b"pid", "scheduler_id", b"scheduler_id", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -187,7 +193,7 @@ class Submission(_message.Message):
     number: _builtins.int
     """Its number: larger than all before it in this session."""
     request_id: _builtins.str
-    """Its id, unique among the live ones of the core."""
+    """Its id, unique among the live ones of its tenant."""
     tenant: _builtins.str
     """On whose account it runs."""
     prompt_token_ids: _builtins.bytes
@@ -510,12 +516,17 @@ class CoreWelcome(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
     HAS_PRIORITIES_FIELD_NUMBER: _builtins.int
+    SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of this protocol that is spoken from now on."""
     incarnation: _builtins.int
-    """Orders the cores of a scheduler: a later one has a larger number."""
+    """Orders the cores of a scheduler: a later one has a larger number. 0: it has been granted no executor
+    yet, and so no number; it says welcome again once it has.
+    """
     has_priorities: _builtins.bool
     """Whether the priority of a request changes the order; it is refused otherwise."""
+    scheduler_id: _builtins.str
+    """The scheduler of the core: executors know it by this name. Incarnations are counted for each apart."""
     @_builtins.property
     def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The only tenants that are served. Empty: any."""
@@ -527,10 +538,11 @@ class CoreWelcome(_message.Message):
         incarnation: _builtins.int = ...,
         tenants: _abc.Iterable[_builtins.str] | None = ...,
         has_priorities: _builtins.bool = ...,
+        scheduler_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_priorities", b"has_priorities", "incarnation", b"incarnation", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_priorities", b"has_priorities", "incarnation", b"incarnation", "scheduler_id", b"scheduler_id", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,6 +67,7 @@ class GetExecutorInfoResponse(_message.Message):
     IS_INVARIANT_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     CAPABILITY_PARAMETERS_FIELD_NUMBER: _builtins.int
+    INCARNATIONS_FIELD_NUMBER: _builtins.int
     WHY_NOT_INVARIANT_FIELD_NUMBER: _builtins.int
     min_wire_version: _builtins.int
     """Lowest wire version that this executor speaks."""
@@ -141,9 +142,11 @@ class GetExecutorInfoResponse(_message.Message):
 
     @_builtins.property
     def capability_parameters(self) -> _capability_pb2.CapabilityParameters:
-        """The parameters of `capabilities`.
-        Field 24 is kept for the largest incarnation of each scheduler id that the executor has seen.
-        """
+        """The parameters of `capabilities`."""
+
+    @_builtins.property
+    def incarnations(self) -> _containers.RepeatedCompositeFieldContainer[Global___SchedulerIncarnation]:
+        """The schedulers that it knows by an incarnation, the last 16. Executors of release 0.1.0 keep none."""
 
     def __init__(
         self,
@@ -171,15 +174,46 @@ class GetExecutorInfoResponse(_message.Message):
         is_invariant: _builtins.bool = ...,
         weights_digest: _builtins.str = ...,
         capability_parameters: _capability_pb2.CapabilityParameters | None = ...,
+        incarnations: _abc.Iterable[Global___SchedulerIncarnation] | None = ...,
         why_not_invariant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability_parameters", b"capability_parameters", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_invariant", b"why_not_invariant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnations", b"incarnations", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_invariant", b"why_not_invariant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetExecutorInfoResponse: _TypeAlias = GetExecutorInfoResponse  # noqa: Y015
+
+@_typing.final
+class SchedulerIncarnation(_message.Message):
+    """SchedulerIncarnation is what an executor knows of the schedulers of one id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    IS_ATTACHED_FIELD_NUMBER: _builtins.int
+    scheduler_id: _builtins.str
+    """Their id."""
+    incarnation: _builtins.int
+    """The largest incarnation that was granted, or that Detach told of."""
+    is_attached: _builtins.bool
+    """Whether one of them is attached, with an open stream."""
+    def __init__(
+        self,
+        *,
+        scheduler_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        is_attached: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "is_attached", b"is_attached", "scheduler_id", b"scheduler_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerIncarnation: _TypeAlias = SchedulerIncarnation  # noqa: Y015
 
 @_typing.final
 class AttachRequest(_message.Message):
@@ -195,6 +229,7 @@ class AttachRequest(_message.Message):
     CAPABILITY_PARAMETERS_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     KEY_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     """Identity of the scheduler, stable over its restarts. Required."""
     lease_ms: _builtins.int
@@ -213,7 +248,12 @@ class AttachRequest(_message.Message):
     key_fingerprint: _builtins.bytes
     """CAPABILITY_NAMED_BLOCKS: 16 bytes that differ if the key of the block names differs; never the key
     itself. Names of another fingerprint are never kept. Absent: empty.
-    Field 9 is kept for the incarnation of the scheduler.
+    """
+    incarnation: _builtins.int
+    """Orders the schedulers of one scheduler_id; wall clock in ms, or more than every number that the
+    scheduler was told of. A number that is smaller than one that was granted is refused. A larger one is
+    granted once the holder is gone: its stream closed and not opened again for half a second, Detach, or
+    its lease over. 0: not ordered, as with schedulers of release 0.1.0; it takes over at once.
     """
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_capability_pb2.Capability.ValueType]:
@@ -237,10 +277,11 @@ class AttachRequest(_message.Message):
         capability_parameters: _capability_pb2.CapabilityParameters | None = ...,
         keep: _builtins.bool = ...,
         key_fingerprint: _builtins.bytes = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability_parameters", b"capability_parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "keep", b"keep", "key_fingerprint", b"key_fingerprint", "lease_ms", b"lease_ms", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "scheduler_id", b"scheduler_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "incarnation", b"incarnation", "keep", b"keep", "key_fingerprint", b"key_fingerprint", "lease_ms", b"lease_ms", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "scheduler_id", b"scheduler_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,6 +299,7 @@ class AttachResponse(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     CAPABILITY_PARAMETERS_FIELD_NUMBER: _builtins.int
     NUM_KEPT_NAMES_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The new epoch, larger than every earlier one of this instance."""
     wire_version: _builtins.int
@@ -265,7 +307,10 @@ class AttachResponse(_message.Message):
     num_kept_names: _builtins.int
     """CAPABILITY_NAMED_BLOCKS: number of names that `keep` kept; 0: none. Steps of the epoch are refused
     until they were listed, or given up.
-    Field 7 is kept for the largest incarnation that the executor has seen.
+    """
+    incarnation: _builtins.int
+    """The largest incarnation of this scheduler_id that the executor knows: that of the request, if it has
+    one. 0: none.
     """
     @_builtins.property
     def info(self) -> Global___GetExecutorInfoResponse:
@@ -295,10 +340,11 @@ class AttachResponse(_message.Message):
         capabilities: _abc.Iterable[_capability_pb2.Capability.ValueType] | None = ...,
         capability_parameters: _capability_pb2.CapabilityParameters | None = ...,
         num_kept_names: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability_parameters", b"capability_parameters", "info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "epoch", b"epoch", "info", b"info", "num_kept_names", b"num_kept_names", "wire_version", b"wire_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "epoch", b"epoch", "incarnation", b"incarnation", "info", b"info", "num_kept_names", b"num_kept_names", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -432,19 +478,25 @@ class DetachRequest(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    LARGEST_INCARNATION_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch from Attach."""
     instance_id: _builtins.str
     """The instance that gave the epoch. Empty: not compared."""
+    largest_incarnation: _builtins.int
+    """The largest incarnation of its scheduler_id that the scheduler was told of, for the next one to be
+    later. 0: none.
+    """
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         instance_id: _builtins.str = ...,
+        largest_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "instance_id", b"instance_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "instance_id", b"instance_id", "largest_incarnation", b"largest_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,7 +43,7 @@ class GenerateRequest(_message.Message):
     INCLUDE_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     REQUIRE_SAME_NUMERICS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Name of the request, unique among the live ones; at most 256 characters. Empty: the server makes
+    """Name of the request, unique among the live ones of its tenant; at most 256 characters. Empty: the server makes
     one and tells it in `accepted`.
     """
     text: _builtins.str

@@ -42,7 +42,7 @@ class GenerationServiceStub:
     """Generate runs one prompt and streams its output. Cancelling the call, or its deadline, aborts it.
 
     INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
-    retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
+    retry. ALREADY_EXISTS: a live request of the tenant has the same request_id. RESOURCE_EXHAUSTED: the waiting
     queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
     the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
     ABORTED: ended by Abort or an operator. INTERNAL: the model's
@@ -100,7 +100,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Generate runs one prompt and streams its output. Cancelling the call, or its deadline, aborts it.
 
     INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
-    retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
+    retry. ALREADY_EXISTS: a live request of the tenant has the same request_id. RESOURCE_EXHAUSTED: the waiting
     queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
     the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
     ABORTED: ended by Abort or an operator. INTERNAL: the model's
@@ -161,7 +161,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         """Generate runs one prompt and streams its output. Cancelling the call, or its deadline, aborts it.
 
         INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
-        retry. ALREADY_EXISTS: a live request has the same request_id. RESOURCE_EXHAUSTED: the waiting
+        retry. ALREADY_EXISTS: a live request of the tenant has the same request_id. RESOURCE_EXHAUSTED: the waiting
         queue is full, and the error has RetryInfo; or, without RetryInfo, the request is above --max-request-bytes, outgrew
         the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
         ABORTED: ended by Abort or an operator. INTERNAL: the model's

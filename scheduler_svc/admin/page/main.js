@@ -159,7 +159,7 @@ class LivePage {
       this.request = answer.request;
       this.life.show(answer.request, explained);
     } catch (error) {
-      if (error.code !== "not_found" || id !== this.requestId) throw error;
+      if (!["not_found", "invalid_argument"].includes(error.code) || id !== this.requestId) throw error;
       this.request = null;
       this.lostRequestId = id;
       this.life.showSentence(id, sentence(error.message));

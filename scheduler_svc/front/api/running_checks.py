@@ -11,7 +11,6 @@ from shared.errors import RequestAbortedError, RequestExistsError
 
 @dataclass(slots=True)
 class _Check:
-    tenant: str
     is_aborted: bool = False
 
 
@@ -19,34 +18,37 @@ class RunningChecks:
     """Remembers which of them were aborted."""
 
     def __init__(self) -> None:
-        self._checks: dict[str, _Check] = {}
+        self._checks: dict[str, dict[str, _Check]] = {}  # by id and tenant
 
     @contextmanager
     def running(self, request: pb.GenerateRequest) -> Iterator[None]:
         """Stand around the check of a request; one without an id cannot be aborted.
 
         Raises:
-            RequestExistsError: a request with the same id is being checked.
+            RequestExistsError: a request of the tenant with the same id is being checked.
             RequestAbortedError: it was aborted meanwhile.
         """
         request_id = request.request_id
         if not request_id:
             yield
             return
-        if request_id in self._checks:
+        checks = self._checks.setdefault(request_id, {})
+        if request.tenant in checks:
             raise RequestExistsError(request_id)
-        check = self._checks[request_id] = _Check(request.tenant)
+        check = checks[request.tenant] = _Check()
         try:
             yield
         finally:
-            del self._checks[request_id]
+            del checks[request.tenant]
+            if not checks:
+                del self._checks[request_id]
         if check.is_aborted:
             raise RequestAbortedError(f"request {request_id!r} was aborted")
 
     def abort(self, request_id: str) -> bool:
-        """End a request when its check is over; False: none of this id is being checked for the caller's tenant."""
-        check = self._checks.get(request_id)
-        if check is None or not current_identity().may_act_for(check.tenant):
-            return False
-        check.is_aborted = True
-        return True
+        """End requests when their check is over; False: none of this id is being checked that is the caller's."""
+        identity = current_identity()
+        found = [check for tenant, check in self._checks.get(request_id, {}).items() if identity.may_act_for(tenant)]
+        for check in found:
+            check.is_aborted = True
+        return bool(found)

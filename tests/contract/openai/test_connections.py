@@ -124,8 +124,8 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_event() -> None:
         client = openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0)
         chunks = await client.completions.create(model="fake", prompt="a", max_tokens=ENDLESS, stream=True)
         await anext(chunks)
-        [request_id] = api.stack.engine.requests
-        api.stack.engine.abort(request_id)
+        [(_, request_id)] = api.stack.engine.requests
+        await api.stack.engine.abort_request(request_id, None)
         with pytest.raises(openai.APIError, match=f"request '{request_id}' was aborted"):
             async for _ in chunks:
                 pass

@@ -218,7 +218,7 @@ async def test_a_live_request_keeps_its_id_and_who_is_aborted_hears_it() -> None
         first = asyncio.create_task(api.complete(max_tokens=4000, request_id="mine"))
         await until(lambda: api.stack.engine.requests)
         second = await api.complete(request_id="mine")
-        api.stack.engine.abort("cmpl-mine")
+        await api.stack.engine.abort_request("cmpl-mine", None)
         aborted = await first
     for answer in (second, aborted):
         assert (answer.status, answer.headers["x-should-retry"]) == (409, "false")

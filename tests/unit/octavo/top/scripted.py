@@ -48,13 +48,13 @@ class Scripted:
         self.limits.append(limit)
         return self.queue[:limit]
 
-    async def get_request(self, request_id: str) -> admin_pb2.RequestState:
+    async def get_request(self, request_id: str, tenant: str | None = None) -> admin_pb2.RequestState:
         for request in (*self.live, *self.ended):
             if request.request_id == request_id:
                 return request
         raise NotFoundError(f"no live request has request_id {request_id!r}, and none that ended")
 
-    async def explain_request(self, request_id: str) -> pb.ExplainRequestResponse:
+    async def explain_request(self, request_id: str, tenant: str | None = None) -> pb.ExplainRequestResponse:
         request = await self.get_request(request_id)
         return self.explanations.get(request_id) or pb.ExplainRequestResponse(status=request.status, explanation="is")
 

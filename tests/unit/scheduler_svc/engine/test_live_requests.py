@@ -55,7 +55,7 @@ class Stage:
 
     def _check_end(self, ended: EndedRequest) -> None:
         assert ended.times.ended_at_s == self.now_s
-        assert ended.request_id not in self.live
+        assert (ended.tenant, ended.request_id) not in self.live
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.parameters import StopConditions
-from shared.errors import UnavailableError
+from shared.errors import RequestAbortedError, UnavailableError
 from tests.support.driving import group, small_limits
 from tests.support.idle_engine import IdleEngine
 
@@ -76,7 +76,7 @@ def test_a_parked_request_is_an_orphan_too_and_one_that_ended_is_none() -> None:
     idle = IdleEngine(["a"], None)
     requests = [idle.add(group(arrival, 5), num_losses=2) for arrival in range(3)]
     look(idle, 0.0, has_changed=True)
-    idle.engine.abort(requests[0].request_id)
+    idle.engine.requests.abort(requests[0], RequestAbortedError("aborted"))
     first_error = requests[0].error
     look(idle, TIMEOUT_S)
     assert requests[0].error is first_error

@@ -25,8 +25,8 @@ def test_the_last_ones_are_kept_and_the_newest_comes_first() -> None:
         ended.add(ended_request(request_id))
     assert [request.request_id for request in ended.newest(2)] == ["e", "d"]
     assert [request.request_id for request in ended.newest(99)] == ["e", "d", "c"]
-    assert ended.get("a") is None
-    assert ended["c"].outcome == "length"
+    assert ended.get(("", "a")) is None
+    assert ended["", "c"].outcome == "length"
 
 
 def test_of_two_with_the_same_id_the_later_one_is_kept() -> None:
@@ -34,5 +34,5 @@ def test_of_two_with_the_same_id_the_later_one_is_kept() -> None:
     for request_id, fails in (("a", False), ("b", False), ("a", True)):
         ended.add(ended_request(request_id, error=UnavailableError("the executor is gone") if fails else None))
     assert [request.request_id for request in ended.newest(9)] == ["a", "b"]
-    assert ended["a"].outcome == "UNAVAILABLE: the executor is gone"
-    assert ended["a"].has_failed
+    assert ended["", "a"].outcome == "UNAVAILABLE: the executor is gone"
+    assert ended["", "a"].has_failed

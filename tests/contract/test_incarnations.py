@@ -1,0 +1,298 @@
+"""Schedulers of one id: which of them has the executors, and which core fronts believe, whatever their clocks say."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.message import Message
+
+from octavo.core.v1 import core_service_pb2 as core
+from octavo.core.v1 import core_service_pb2_grpc as core_grpc
+from octavo.execution.v1 import execution_service_pb2 as pb
+from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
+from scheduler_svc.incarnation import SupersededError
+from scheduler_svc.link.remote_core import RemoteCore
+from tests.contract.test_several_schedulers import Running, attached, fake_executors, scheduler_of
+from tests.support.stack import ExecutorProcess, until
+
+LARGEST = 2**64 - 1
+
+
+def ahead_ms(hours: float = 0.0) -> int:
+    """Return the number of a core whose clock is so many hours ahead."""
+    return int(1000 * (time.time() + 3600 * hours))
+
+
+class Holder:
+    """A core in the hands of a test: it attaches to an executor, and has a stream."""
+
+    def __init__(self, channel: grpc.aio.Channel, incarnation: int) -> None:
+        self.stub = pb_grpc.ExecutionServiceStub(channel)
+        self.incarnation = incarnation
+
+    async def attach(self, **fields: Any) -> pb.AttachResponse:
+        request = pb.AttachRequest(
+            scheduler_id="one", lease_ms=60_000, min_wire_version=1, max_wire_version=1, incarnation=self.incarnation
+        )
+        request.MergeFrom(pb.AttachRequest(**fields))
+        response = await self.stub.Attach(request)
+        assert isinstance(response, pb.AttachResponse)
+        self.epoch = response.epoch
+        return response
+
+    async def open_stream(self) -> None:
+        self.stream = self.stub.StreamSteps()
+        await self.stream.write(pb.StreamStepsRequest(start=pb.StreamStart(epoch=self.epoch)))
+        await self.stream.read()
+
+    async def detach(self) -> None:
+        await self.stub.Detach(pb.DetachRequest(epoch=self.epoch))
+
+
+@asynccontextmanager
+async def holding(executor: ExecutorProcess, incarnation: int) -> AsyncIterator[Holder]:
+    """Attach to an executor and open a stream; at the end all connections are cut, as if the process was killed."""
+    async with grpc.aio.insecure_channel(executor.address) as channel:
+        holder = Holder(channel, incarnation)
+        await holder.attach()
+        await holder.open_stream()
+        yield holder
+
+
+def number_of(scheduler: Running) -> int:
+    return scheduler.service._incarnation.granted
+
+
+def num_refusals(standby: Running) -> int:
+    """Return how many executors have said that another scheduler of the id has them."""
+    text = "another scheduler of the id 'one' holds the lease"
+    return sum(text in driver.last_trouble for driver in standby.engine.drivers.values())
+
+
+async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or ""
+
+
+@asynccontextmanager
+async def joined(scheduler: Running, **fields: Any) -> AsyncIterator[Any]:
+    """Join a core as a front that knows so much."""
+    async with grpc.aio.insecure_channel(scheduler.service.other_addresses["fronts"]) as channel:
+        call: Any = core_grpc.CoreServiceStub(channel).Join()
+        hello = core.FrontHello(min_version=1, max_version=1, front_id="raw", session=time.time_ns(), **fields)
+        await call.write(core.JoinRequest(hello=hello, credits=100))
+        yield call
+        call.cancel()
+
+
+async def welcome_of(call: Any) -> core.CoreWelcome:
+    """Return the next word of welcome."""
+    while not (message := await call.read()).HasField("welcome"):
+        pass
+    assert isinstance(message, core.JoinResponse)
+    return message.welcome
+
+
+# Who has the executors -------------------------------------------------------------------------------------------
+
+
+async def test_a_core_with_a_slow_clock_is_later_than_the_one_that_an_executor_remembers() -> None:
+    former = ahead_ms(hours=5)
+    async with fake_executors(1) as executors:
+        async with holding(executors[0], former) as holder:
+            await holder.detach()
+        async with scheduler_of(executors, "one") as slow:
+            await until(lambda: attached(slow))
+            assert number_of(slow) == former + 1
+
+
+async def test_a_scheduler_takes_over_from_one_that_was_killed_whatever_its_clock_says() -> None:
+    async with fake_executors(1) as executors:
+        async with holding(executors[0], former := ahead_ms(hours=5)):
+            pass
+        async with scheduler_of(executors, "one") as restarted:
+            await until(lambda: attached(restarted))
+            assert number_of(restarted) == former + 1
+
+
+async def test_of_two_schedulers_with_one_id_the_second_one_stands_by_says_so_and_takes_over_at_the_end() -> None:
+    async with fake_executors(2) as executors, scheduler_of(executors, "one") as first:
+        await until(lambda: len(attached(first)) == 2)
+        epochs = [executor.servicer._attachment.epoch for executor in executors]
+        async with scheduler_of(executors, "one") as second:
+            for _ in range(2):  # it goes on asking
+                for driver in second.engine.drivers.values():
+                    driver.last_trouble = ""
+                await until(lambda: num_refusals(second) == 2)
+            assert "this one is its standby" in second.engine.readiness.why_not
+            assert [executor.servicer._attachment.epoch for executor in executors] == epochs
+            assert not sum(driver.num_losses for driver in first.engine.drivers.values())
+            await first.service.stop("the test ends it")
+            await until(lambda: len(attached(second)) == 2)
+            assert not second.engine.readiness.why_not
+
+
+async def test_a_core_ends_that_finds_a_larger_incarnation_in_its_place() -> None:
+    async with fake_executors(1) as executors, scheduler_of(executors, "one") as first:
+        await until(lambda: attached(first))
+        failing = asyncio.create_task(first.service.wait_for_failure())
+        attachment = executors[0].servicer._attachment
+        attachment.note_stream(is_open=False, now=0.0)  # as if it had been gone for long
+        async with holding(executors[0], later := ahead_ms(hours=1)):
+            await until(failing.done)
+            with pytest.raises(SupersededError, match=f"knows a core of scheduler 'one' with the incarnation {later}"):
+                failing.result()
+            assert attachment.epoch == 2
+            assert "with the incarnation" in first.engine.last_trouble
+
+
+async def test_an_executor_refuses_a_number_that_no_core_can_have() -> None:
+    async with fake_executors(1) as executors, holding(executors[0], ahead_ms()) as holder:
+        code, text = await status_of(holder.attach(incarnation=LARGEST))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert text.startswith(f"incarnation is {LARGEST}; it must be at most ")
+        code, text = await status_of(
+            holder.stub.Detach(pb.DetachRequest(epoch=holder.epoch, largest_incarnation=LARGEST))
+        )
+        assert text.startswith(f"largest_incarnation is {LARGEST}; it must be at most ")
+        info = await holder.stub.GetExecutorInfo(pb.GetExecutorInfoRequest())
+        [known] = info.incarnations
+        assert (known.scheduler_id, known.incarnation, known.is_attached) == ("one", holder.incarnation, True)
+
+
+async def test_a_core_does_not_attach_to_an_executor_that_knows_absurd_numbers() -> None:
+    async with fake_executors(1) as executors:
+        executors[0].servicer._attachment.incarnations["one"] = LARGEST
+        async with scheduler_of(executors, "one") as scheduler:
+            await until(lambda: "of the schedulers of this id it says: incarnation is" in scheduler.engine.last_trouble)
+            executors[0].servicer._attachment.incarnations.clear()
+            await until(lambda: attached(scheduler))
+
+
+async def test_a_scheduler_of_a_release_without_numbers_takes_over_at_once_and_is_taken_over_at_once() -> None:
+    async with fake_executors(1) as executors, holding(executors[0], ahead_ms()) as holder:
+        holder.incarnation = 0
+        assert (await holder.attach()).epoch == 2
+        await holder.open_stream()
+        holder.incarnation = ahead_ms(hours=1)
+        assert (await holder.attach()).epoch == 3
+
+
+# Whom fronts believe ---------------------------------------------------------------------------------------------
+
+
+async def test_a_core_that_was_granted_nothing_is_later_than_what_fronts_tell_and_says_so_once_it_is_granted() -> None:
+    former = ahead_ms(hours=5)
+    async with (
+        fake_executors(1) as executors,
+        holding(executors[0], ahead_ms(hours=-1)) as holder,
+        scheduler_of(executors, "one", core_listen="127.0.0.1:0") as slow,
+        joined(slow, scheduler_id="one", incarnation=former) as front,
+    ):
+        welcome = await welcome_of(front)
+        assert (welcome.scheduler_id, welcome.incarnation) == ("one", 0)
+        await holder.detach()
+        assert (await welcome_of(front)).incarnation == number_of(slow) == former + 1
+
+
+async def test_a_front_that_joined_a_later_core_ends_the_one_in_its_place_and_joins_the_next() -> None:
+    """The executors were started again meanwhile, and the clock is slow: only the front remembers."""
+    former = ahead_ms(hours=5)
+    settings = {"core_listen": "127.0.0.1:0"}
+    async with fake_executors(1) as executors:
+        async with scheduler_of(executors, "one", **settings) as slow:
+            await until(lambda: attached(slow))
+            async with joined(slow, scheduler_id="one", incarnation=former) as front:
+                assert await front.code() is grpc.StatusCode.FAILED_PRECONDITION
+            failing = asyncio.create_task(slow.service.wait_for_failure())
+            await until(failing.done)
+            with pytest.raises(SupersededError, match=f"front 'raw' knows .* {former}"):
+                failing.result()
+        async with scheduler_of(executors, "one", **settings) as following:
+            await until(lambda: attached(following))
+            async with joined(following, scheduler_id="one", incarnation=former) as front:
+                assert (await welcome_of(front)).incarnation == former + 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"scheduler_id": "another", "incarnation": 1_000_000}, None),  # it counts for the other one only
+        ({"scheduler_id": "one", "incarnation": LARGEST}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"incarnation": 1_000_000}, grpc.StatusCode.FAILED_PRECONDITION),  # it does not say for which scheduler
+    ],
+    ids=["of another scheduler", "absurd", "of the release before"],
+)
+async def test_what_a_front_tells_does_not_end_a_core_that_it_is_not_about(
+    fields: dict[str, Any], code: grpc.StatusCode | None
+) -> None:
+    if fields["incarnation"] != LARGEST:
+        fields = {**fields, "incarnation": ahead_ms() + fields["incarnation"]}
+    async with (
+        fake_executors(1) as executors,
+        scheduler_of(executors, "one", core_listen="127.0.0.1:0") as scheduler,
+    ):
+        await until(lambda: attached(scheduler))
+        number = number_of(scheduler)
+        async with joined(scheduler, **fields) as front:
+            if code is None:
+                assert (await welcome_of(front)).incarnation == number
+            else:
+                assert await front.code() is code
+        scheduler.service._incarnation.require_current()
+        async with joined(scheduler, scheduler_id="one", incarnation=number) as front:
+            assert (await welcome_of(front)).incarnation == number
+
+
+async def test_a_front_keeps_a_number_for_each_scheduler_and_believes_no_older_core_and_nothing_absurd() -> None:
+    hellos: list[core.FrontHello] = []
+    now_ms = ahead_ms()
+    welcomes = [
+        core.CoreWelcome(scheduler_id="one", incarnation=now_ms),
+        core.CoreWelcome(scheduler_id="two", incarnation=now_ms - 5),
+        core.CoreWelcome(scheduler_id="one", incarnation=now_ms - 1),
+        core.CoreWelcome(scheduler_id="two", incarnation=LARGEST),
+        core.CoreWelcome(scheduler_id="two", incarnation=0),
+        core.CoreWelcome(incarnation=now_ms - 9),  # of the release before
+        core.CoreWelcome(scheduler_id="one", incarnation=now_ms + 1),
+        core.CoreWelcome(scheduler_id="end"),
+    ]
+    troubles: list[str] = []
+
+    class Cores(core_grpc.CoreServiceServicer):
+        async def Join(self, requests: Any, context: Any) -> AsyncIterator[Message]:  # type: ignore[override]  # noqa: N802
+            hellos.append((await anext(requests)).hello)
+            troubles.append(front.core_trouble)
+            yield core.JoinResponse(welcome=welcomes[len(hellos) - 1])
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    server = grpc.aio.server()
+    core_grpc.add_CoreServiceServicer_to_server(Cores(), server)  # type: ignore[abstract]
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    front = RemoteCore(lambda: grpc.aio.insecure_channel(address), "raw", nothing, nothing)
+    running = asyncio.create_task(front.run())
+    await until(lambda: len(hellos) == len(welcomes))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await server.stop(0)
+    assert [(hello.scheduler_id, hello.incarnation) for hello in hellos] == [
+        ("", 0),
+        ("one", now_ms),
+        ("two", now_ms - 5),
+        ("one", now_ms),
+        ("two", now_ms - 5),
+        ("two", now_ms - 5),
+        ("", now_ms - 9),
+        ("one", now_ms + 1),
+    ]
+    assert f"has the incarnation {now_ms - 1}; this front has joined a later one, {now_ms}" in troubles[3]
+    assert f"the core of scheduler 'two' is not believed: incarnation is {LARGEST}" in troubles[4]
