@@ -58,9 +58,6 @@ class StopChecker:
         self, token_ids: Int32Array, num_prompt_tokens: int, conditions: StopConditions
     ) -> FinishReason | None:
         """Return why a sequence that carries its tokens itself ends with the last one; None: it goes on."""
-        token_id = int(token_ids[-1])
-        is_eos = token_id in self._eos_token_ids and not conditions.ignore_eos
-        if is_eos or token_id in conditions.stop_token_ids:
-            return FinishReason.STOP
-        at_limit = len(token_ids) >= conditions.length_limit(num_prompt_tokens, self._max_model_len)
-        return FinishReason.LENGTH if at_limit else None
+        return conditions.end_with(
+            int(token_ids[-1]), len(token_ids), num_prompt_tokens, self._max_model_len, self._eos_token_ids
+        )

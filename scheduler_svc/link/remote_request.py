@@ -70,12 +70,29 @@ class RemoteRequest:
         digests = {model.reproducibility.weights_digest, served.reproducibility.weights_digest} - {""}
         if served.info.model_hash != model.info.model_hash or len(digests) > 1:
             raise UnavailableError("the scheduler came back with another model; send the request again")
+        self._end_by_tokens()
         request = replace(self.request, continuation=self.sink.so_far())
         self._num_tokens_of = request.num_known_tokens
         was_queued = self.queued.done()
         return encode_submission(
             self._number, request, model.info.model_hash, model.max_model_len, was_queued=was_queued
         )
+
+    def _end_by_tokens(self) -> None:
+        """End the outputs whose last token ends them: its core may have gone before it said so."""
+        request, model = self.request, self._checked_for
+        num_prompt_tokens, longest = len(request.prompt_token_ids), request.longest_sequence(model.max_model_len)
+        for index, output in enumerate(self.sink.so_far().outputs):
+            if output.finish_reason is None and len(output.token_ids):
+                reason = request.stop_conditions.end_with(
+                    int(output.token_ids[-1]),
+                    num_prompt_tokens + len(output.token_ids),
+                    num_prompt_tokens,
+                    longest,
+                    model.info.eos_token_ids,
+                )
+                if reason is not None:
+                    self.sink.finish_output(index, reason)
 
     def begin(self) -> None:
         """A core has queued it."""

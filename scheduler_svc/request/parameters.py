@@ -2,7 +2,10 @@
 
 import enum
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+
+from scheduler_svc.request.outputs import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,19 @@ class StopConditions:
         """Return the most tokens of a sequence, prompt and output."""
         longest = max_model_len if self.accepted_len is None else min(self.accepted_len, max_model_len)
         return longest if self.max_tokens is None else min(num_prompt_tokens + self.max_tokens, longest)
+
+    def end_with(
+        self,
+        token_id: int,
+        num_tokens: int,
+        num_prompt_tokens: int,
+        max_model_len: int,
+        eos_token_ids: Collection[int],
+    ) -> FinishReason | None:
+        """Return why a sequence of `num_tokens`, prompt and output, ends with its last one; None: it goes on."""
+        if token_id in self.stop_token_ids or (token_id in eos_token_ids and not self.ignore_eos):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if num_tokens >= self.length_limit(num_prompt_tokens, max_model_len) else None
 
     def accept(self, num_prompt_tokens: int, max_model_len: int) -> "StopConditions":
         """Return the conditions with what is promised to a request where sequences have at most `max_model_len`."""

@@ -22,6 +22,7 @@ from scheduler_svc.request.served_model import Reproducibility, ServedModel
 from shared.step import SamplingRow
 
 NUM_OUTPUTS = 2
+NO_CONDITIONS = StopConditions()
 
 # A token with its log-probability and its likeliest tokens.
 Token = tuple[int, float | None, tuple[int, ...]]
@@ -57,17 +58,19 @@ class Answer:
         return Continuation(tuple(ContinuedOutput(token_ids) for token_ids in kept))
 
 
-def front_of(answer: Answer) -> tuple[RemoteCore, RemoteRequest, ServedModel]:
+def front_of(
+    answer: Answer, conditions: StopConditions = NO_CONDITIONS
+) -> tuple[RemoteCore, RemoteRequest, ServedModel]:
     """Return a front that has one request, number 1."""
     model = ServedModel(
-        Mock(model_hash="m"),
+        Mock(model_hash="m", eos_token_ids=(2,)),
         99,
         8,
         None,
         Reproducibility((), "", ""),  # of the model nothing else is looked at
     )
     core = RemoteCore(Mock(), "0", Mock(), Mock())
-    request = EngineRequest("r", np.zeros(1, np.int32), SamplingRow(), StopConditions(), num_sequences=NUM_OUTPUTS)
+    request = EngineRequest("r", np.zeros(1, np.int32), SamplingRow(), conditions, num_sequences=NUM_OUTPUTS)
     remote = core._requests[1] = RemoteRequest(core, 1, request, answer, model)  # type: ignore[arg-type]
     return core, remote, model
 
@@ -151,3 +154,26 @@ def test_a_token_again_and_one_that_is_too_far_make_no_wrong_list() -> None:
         assert [token_id for token_id, *_ in got.outputs[0]] == [0, 1]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("conditions", "last_token", "ends"),
+    [
+        (StopConditions(max_tokens=3), 7, True),
+        (StopConditions(max_tokens=4), 7, False),
+        (StopConditions(max_tokens=4), 2, True),
+        (StopConditions(max_tokens=4, ignore_eos=True), 2, False),
+        (StopConditions(stop_token_ids=frozenset({7})), 7, True),
+        (StopConditions(accepted_len=4), 7, True),
+    ],
+)
+async def test_an_output_whose_last_token_ends_it_has_ended_though_no_core_said_so(
+    conditions: StopConditions, last_token: int, ends: bool
+) -> None:
+    """Its core went between the token and the word of its end: the next one computes nothing more."""
+    answer = Answer()
+    _, remote, model = front_of(answer, conditions)
+    for position, token_id in enumerate((9, 9, last_token)):
+        remote.push(1, position, token_id, None, None)
+    remote.resubmission(model)
+    assert answer.ended == ({1} if ends else set())
