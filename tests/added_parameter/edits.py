@@ -76,7 +76,7 @@ EDITS = (
     ),
     _before(
         _C,
-        "    if (!scratch->num_candidates) return 0;",
+        "    if (!scratch->num_candidates) return NOT_FINITE;",
         "    if (is_probable) {\n"
         "        mass = weigh_candidates(scratch, top);\n"
         "        keep(scratch, scratch->keys, top + fminf(0.0f, (float)log(how->epsilon_cutoff * mass.total)));\n"

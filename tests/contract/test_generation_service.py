@@ -382,13 +382,17 @@ BAD_REQUESTS = {
     "empty text": (pb.GenerateRequest(text=""), "text", "at least 1 token"),
     "no prompt": (pb.GenerateRequest(), "prompt", "text, token_ids and messages"),
     "no messages": (pb.GenerateRequest(messages=pb.ChatMessages()), "messages", "at least 1 message"),
-    "text that no tokens could hold": (pb.GenerateRequest(text="x" * 10_000), "text is 10000 characters", "256 tokens"),
-    "messages that no tokens could hold": (
-        pb.GenerateRequest(messages=pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="x" * 10_000)])),
-        "messages is 10004 characters",
+    "text that no tokens could hold": (
+        pb.GenerateRequest(text="x" * 10_000),
+        "prompt is too long: it has 10000 characters",
         "256 tokens",
     ),
-    "prompt beyond the model": (token_request(256, 4), "token_ids", "at most 255 tokens"),
+    "messages that no tokens could hold": (
+        pb.GenerateRequest(messages=pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="x" * 10_000)])),
+        "it has 10004 characters",
+        "256 tokens",
+    ),
+    "prompt beyond the model": (token_request(256, 4), "it has 256 tokens", "is 256 tokens, and one is left"),
     "token beyond the vocabulary": (
         pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 99999])),
         "token id 99999",
@@ -475,7 +479,7 @@ async def test_a_prompt_longer_than_the_pool_is_refused_with_the_pools_size() ->
     async with running_stack(FakeWorker(num_device_blocks=4, max_model_len=4096)) as stack:
         error = await refusal(stack, token_request(64, 4))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "at most 63 tokens" in (error.details() or "")
+        assert "it has 64 tokens; this model's maximum context length is 64 tokens" in (error.details() or "")
         assert "KV cache" in (error.details() or "")
         answer = await collect(stack, token_request(60, 1000))  # fits, and ends where the pool ends
         assert len(answer.token_ids) == 4

@@ -106,10 +106,11 @@ class PromptTooLongError(InvalidFieldError):
         self.size = size
         self.limits = limits
         super().__init__(field, size, f"at most {limits.max_prompt_tokens} tokens long")
-        where = " on this server: the KV cache holds no more" if limits.max_cached_tokens < limits.max_model_len else ""
+        is_short_of_cache = limits.max_cached_tokens < limits.max_model_len
+        where = " on this server, whose KV cache holds no more" if is_short_of_cache else ""
         self.args = (
-            f"{name} is too long: it has {size}; this model's maximum context length is {limits.max_len} tokens, and "
-            f"one is left for the output{where}",
+            f"{name} is too long: it has {size}; this model's maximum context length is {limits.max_len} tokens{where}"
+            ", and one is left for the output",
         )
 
 
