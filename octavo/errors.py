@@ -15,7 +15,7 @@
     ├── RequestAbortedError        somebody ended the request
     ├── DeadlineError              the time limit passed, or is far too short for the answer
     ├── InternalError              the model's logits are not finite; a bug; or not an Octavo scheduler at the other end
-    ├── LocalServiceError          a service of this machine did not start, or stopped by itself
+    ├── LocalServiceError          a service of this machine did not start, or not again
     │   └── SettingsError          a setting is wrong, so nothing was started; has mistakes
     └── ClosedError                the client or the LLM was closed before
 
@@ -157,7 +157,7 @@ class InternalError(OctavoError):
 
 
 class LocalServiceError(OctavoError):
-    """A service on this machine did not start, or stopped by itself."""
+    """A service on this machine did not start, or stopped and could not be started again."""
 
 
 class SettingsError(LocalServiceError):

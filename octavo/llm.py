@@ -13,6 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
@@ -36,6 +37,8 @@ _Result = TypeVar("_Result")
 
 class LLM:
     """A model on this machine. It is ready when the constructor returns.
+
+    A service that ends by itself is started again, as by `octavo up`, and what it was asked for goes on.
 
     Nothing is left running: both services end with `close()`, at the end of a `with` block, when the
     object is garbage, when the interpreter ends, and when the process is killed.
@@ -77,7 +80,8 @@ class LLM:
         self._max_in_flight = 2 * options.executor.config.max_num_seqs
         loop_thread = EventLoopThread()
         with self._console.status("starting") as status:
-            services = LocalServices.from_options(options, on_status=status.update, is_verbose=verbose)
+            say = partial(self._console.print, markup=False, highlight=False)  # of ours it must not hold more
+            services = LocalServices.from_options(options, on_status=status.update, on_restart=say, is_verbose=verbose)
             # From here on, whatever happens, the services are stopped and the thread ends.
             self._clients: list[Client] = []  # of short calls; one, once there was a call
             self._finalizer = weakref.finalize(self, _close, loop_thread, services, self._clients, os.getpid())
@@ -124,8 +128,8 @@ class LLM:
             keywords: Fields of SamplingParams, such as `temperature=0`; they win over those of `sampling_params`.
 
         Raises:
-            OctavoError: an argument is wrong, no prompt was answered, or a service stopped. Of several prompts, the
-                sentence of what is wrong with one begins with `prompts[INDEX]`, from 0.
+            OctavoError: an argument is wrong, no prompt was answered, or a service stopped and cannot be started again.
+                Of several prompts, the sentence of what is wrong with one begins with `prompts[INDEX]`, from 0.
             TypeError: a keyword is no field of SamplingParams.
         """
         account = Account(priority, tenant, cache_salt)
