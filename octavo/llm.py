@@ -34,6 +34,10 @@ from octavo.wording import kind_of
 
 _Result = TypeVar("_Result")
 
+# Between two deltas of a request: callers get whole outputs, and what was delivered need not be computed again if the
+# scheduler dies.
+_DELTA_INTERVAL_MS = 250
+
 
 class LLM:
     """A model on this machine. It is ready when the constructor returns.
@@ -179,8 +183,9 @@ class LLM:
         """Run prompts that the caller calls `name`."""
         each = one_for_each(sampling_params, len(prompts), name)
         names = [name if len(prompts) == 1 else f"{name}[{index}]" for index in range(len(prompts))]
+        message_of = partial(generate_request, min_delta_interval_ms=_DELTA_INTERVAL_MS, **asdict(account))
         requests = [
-            LocalRequest(prompt, generate_request(prompt, params, name=its_name, **asdict(account)), its_name)
+            LocalRequest(prompt, message_of(prompt, params, name=its_name), its_name)
             for prompt, params, its_name in zip(prompts, each, names, strict=True)
         ]
         with _make_progress(is_shown=progress) as bar:

@@ -107,6 +107,8 @@ class RequestStream:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            for request in self._requests.values():
+                request.stop_resting()
             accepted = [request.accepted for request in self._requests.values() if request.accepted is not None]
             self._requests.clear()
             await in_turns(accepted, lambda request: request.close(why_left), ABORTS_AT_ONCE)
@@ -233,6 +235,7 @@ class RequestStream:
             request = self._news.popleft()
             request.is_announced = False
             if batch.add(request):
+                request.stop_resting()
                 del self._requests[request.number]
                 if request.accepted is not None:
                     request.accepted.close()
