@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from octavo.client import Client
 from octavo.errors import ClosedError
 from octavo.event_loop_thread import EventLoopThread
+from octavo.generation.v1.generation_service_pb2 import GenerateRequest
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
 from octavo.outputs import FailedRequest, ModelInfo, Prompt, RequestOutput
@@ -183,9 +184,14 @@ class LLM:
         """Run prompts that the caller calls `name`."""
         each = one_for_each(sampling_params, len(prompts), name)
         names = [name if len(prompts) == 1 else f"{name}[{index}]" for index in range(len(prompts))]
-        message_of = partial(generate_request, min_delta_interval_ms=_DELTA_INTERVAL_MS, **asdict(account))
+
+        def message(prompt: Prompt, params: SamplingParams | None, name: str) -> GenerateRequest:
+            return generate_request(
+                prompt, params, name=name, min_delta_interval_ms=_DELTA_INTERVAL_MS, **asdict(account)
+            )
+
         requests = [
-            LocalRequest(prompt, message_of(prompt, params, name=its_name), its_name)
+            LocalRequest(prompt, message(prompt, params, its_name), its_name)
             for prompt, params, its_name in zip(prompts, each, names, strict=True)
         ]
         with _make_progress(is_shown=progress) as bar:

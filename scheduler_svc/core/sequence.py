@@ -162,7 +162,7 @@ class SequenceGroup:
         return all(other.status is SequenceStatus.FINISHED for other in others)
 
     @property
-    def num_expected_tokens(self) -> int:
+    def num_tokens_to_come(self) -> int:
         """Tokens that its outputs are still expected to have, while it waits: its sequences carry their tokens."""
         expected_len = self.expected_len + len(self.prompt_token_ids)
         return sum(max(0, expected_len - len(sequence.token_ids)) for sequence in self.live_sequences)

@@ -21,7 +21,7 @@ class Work(NamedTuple):
     @classmethod
     def of(cls, group: SequenceGroup) -> "Work":
         """Return that of a group which waits."""
-        return cls(1, group.num_prompt_tokens, group.num_expected_tokens)
+        return cls(1, group.num_prompt_tokens, group.num_tokens_to_come)
 
     def and_(self, other: "Work", sign: int = 1) -> "Work":
         """Return that of both, or with `sign` -1 that of the others."""
