@@ -8,6 +8,7 @@ to other addresses only, each once. Callers who want more catch `OverloadedError
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -97,6 +98,7 @@ class Client(GenerationCalls):
         cache_salt: str = "",
         include_provenance: bool = False,
         require_same_numerics: bool = False,
+        min_delta_interval_ms: int = 0,
         timeout_s: float | None = None,
         **keywords: Any,
     ) -> AsyncGenerator[Event, None]:
@@ -117,6 +119,8 @@ class Client(GenerationCalls):
             include_provenance: Whether to say which kind of executor made which tokens: `Output.provenance`.
             require_same_numerics: Whether executors of one kind have to make all of the answer; where none of that kind
                 comes, it ends with UnavailableError. Otherwise it goes on, and `continued_on_other_numerics` tells.
+            min_delta_interval_ms: Least time between two deltas, in milliseconds, up to 10,000: what is made meanwhile
+                comes together. The first one and the end never wait. 0: they come as they are made.
             timeout_s: Time limit for the whole answer, in seconds; None: none.
             keywords: Fields of SamplingParams, such as `temperature=0`; they win over those of `sampling_params`.
 
@@ -130,6 +134,7 @@ class Client(GenerationCalls):
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            min_delta_interval_ms=min_delta_interval_ms,
         )
         request.include_provenance = include_provenance
         request.require_same_numerics = require_same_numerics
@@ -152,7 +157,7 @@ class Client(GenerationCalls):
         timeout_s: float | None = None,
         **keywords: Any,
     ) -> RequestOutput:
-        """Run one prompt and return all of it; arguments and errors are those of `stream`."""
+        """Run one prompt and return all of it; arguments and errors are those of `stream`, without those of deltas."""
         sampling_params = with_keywords(sampling_params, keywords, function="generate")
         accepted = Accepted(request_id or "", 0)
         finished: Finished | None = None
@@ -182,6 +187,7 @@ class Client(GenerationCalls):
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        min_delta_interval_ms: int = 0,
         include_text: bool = True,
         max_in_flight: int = 256,
         **keywords: Any,
@@ -197,6 +203,7 @@ class Client(GenerationCalls):
             priority: A lower number is served first.
             tenant: On whose account the requests run.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
+            min_delta_interval_ms: As for `stream`, of each prompt.
             include_text: Whether the events have text; without it they have token ids, which costs least.
             max_in_flight: How many requests the scheduler has at a time.
             keywords: Fields of SamplingParams; they win over those of `sampling_params`.
@@ -209,10 +216,14 @@ class Client(GenerationCalls):
             raise InvalidRequestError(f"max_in_flight is {max_in_flight}; it must be at least 1", field="max_in_flight")
         params_of_all = list_params(sampling_params, keywords, "stream_many")
         each = one_for_each(params_of_all, len(prompts), "prompts")
-        requests = [
-            (prompt, generate_request(prompt, params, priority=priority, tenant=tenant, cache_salt=cache_salt))
-            for prompt, params in zip(prompts, each, strict=True)
-        ]
+        make_request = partial(
+            generate_request,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            min_delta_interval_ms=min_delta_interval_ms,
+        )
+        requests = [(prompt, make_request(prompt, params)) for prompt, params in zip(prompts, each, strict=True)]
         running = self.run_requests(requests, max_in_flight=max_in_flight, include_text=include_text)
         async with aclosing(running) as events:
             async for index, event in events:

@@ -13,9 +13,9 @@
     ├── PermissionDeniedError      the token is another tenant's, or not an operator's
     ├── ConnectionOptionsError     a certificate file or the token cannot be used; nothing was sent
     ├── RequestAbortedError        somebody ended the request
-    ├── DeadlineError              the time limit passed; the request was aborted
+    ├── DeadlineError              the time limit passed, or is far too short for the answer
     ├── InternalError              the model's logits are not finite; a bug; or not an Octavo scheduler at the other end
-    ├── LocalServiceError          a service of this machine did not start, or stopped by itself
+    ├── LocalServiceError          a service of this machine did not start, or not again
     │   └── SettingsError          a setting is wrong, so nothing was started; has mistakes
     └── ClosedError                the client or the LLM was closed before
 
@@ -149,7 +149,7 @@ class RequestAbortedError(OctavoError):
 
 
 class DeadlineError(OctavoError):
-    """The call's time limit passed; the scheduler aborted the request."""
+    """The call's time limit passed, and the request was aborted; or it was refused, as the limit is far too short."""
 
 
 class InternalError(OctavoError):
@@ -157,7 +157,7 @@ class InternalError(OctavoError):
 
 
 class LocalServiceError(OctavoError):
-    """A service on this machine did not start, or stopped by itself."""
+    """A service on this machine did not start, or stopped and could not be started again."""
 
 
 class SettingsError(LocalServiceError):
@@ -222,7 +222,7 @@ def from_status(status_code: grpc.StatusCode, message: str, details: Sequence[an
         case grpc.StatusCode.ABORTED:
             return RequestAbortedError(message)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineError(TIME_LIMIT_PASSED)
+            return DeadlineError(message if names_us(details) else TIME_LIMIT_PASSED)
         case grpc.StatusCode.UNIMPLEMENTED:
             return InternalError(f"the server is not an Octavo scheduler of this release: {message}")
         case code:

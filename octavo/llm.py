@@ -13,6 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
@@ -22,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from octavo.client import Client
 from octavo.errors import ClosedError
 from octavo.event_loop_thread import EventLoopThread
+from octavo.generation.v1.generation_service_pb2 import GenerateRequest
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
 from octavo.outputs import FailedRequest, ModelInfo, Prompt, RequestOutput
@@ -33,9 +35,15 @@ from octavo.wording import kind_of
 
 _Result = TypeVar("_Result")
 
+# Between two deltas of a request: callers get whole outputs, and what was delivered need not be computed again if the
+# scheduler dies.
+_DELTA_INTERVAL_MS = 250
+
 
 class LLM:
     """A model on this machine. It is ready when the constructor returns.
+
+    A service that ends by itself is started again, as by `octavo up`, and what it was asked for goes on.
 
     Nothing is left running: both services end with `close()`, at the end of a `with` block, when the
     object is garbage, when the interpreter ends, and when the process is killed.
@@ -77,7 +85,8 @@ class LLM:
         self._max_in_flight = 2 * options.executor.config.max_num_seqs
         loop_thread = EventLoopThread()
         with self._console.status("starting") as status:
-            services = LocalServices.from_options(options, on_status=status.update, is_verbose=verbose)
+            say = partial(self._console.print, markup=False, highlight=False)  # of ours it must not hold more
+            services = LocalServices.from_options(options, on_status=status.update, on_restart=say, is_verbose=verbose)
             # From here on, whatever happens, the services are stopped and the thread ends.
             self._clients: list[Client] = []  # of short calls; one, once there was a call
             self._finalizer = weakref.finalize(self, _close, loop_thread, services, self._clients, os.getpid())
@@ -124,8 +133,8 @@ class LLM:
             keywords: Fields of SamplingParams, such as `temperature=0`; they win over those of `sampling_params`.
 
         Raises:
-            OctavoError: an argument is wrong, no prompt was answered, or a service stopped. Of several prompts, the
-                sentence of what is wrong with one begins with `prompts[INDEX]`, from 0.
+            OctavoError: an argument is wrong, no prompt was answered, or a service stopped and cannot be started again.
+                Of several prompts, the sentence of what is wrong with one begins with `prompts[INDEX]`, from 0.
             TypeError: a keyword is no field of SamplingParams.
         """
         account = Account(priority, tenant, cache_salt)
@@ -175,8 +184,14 @@ class LLM:
         """Run prompts that the caller calls `name`."""
         each = one_for_each(sampling_params, len(prompts), name)
         names = [name if len(prompts) == 1 else f"{name}[{index}]" for index in range(len(prompts))]
+
+        def message(prompt: Prompt, params: SamplingParams | None, name: str) -> GenerateRequest:
+            return generate_request(
+                prompt, params, name=name, min_delta_interval_ms=_DELTA_INTERVAL_MS, **asdict(account)
+            )
+
         requests = [
-            LocalRequest(prompt, generate_request(prompt, params, name=its_name, **asdict(account)), its_name)
+            LocalRequest(prompt, message(prompt, params, its_name), its_name)
             for prompt, params, its_name in zip(prompts, each, names, strict=True)
         ]
         with _make_progress(is_shown=progress) as bar:

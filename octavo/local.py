@@ -66,6 +66,7 @@ class LocalServices:
         self._log_folder: Path | None = None
         self._are_logs_wanted = False
         self._is_ready = False
+        self._restarts: asyncio.Task[LocalServiceError] | None = None
         self._address: str | None = None
         self._admin_address: str | None = None
         self._openai_address: str | None = None
@@ -150,8 +151,8 @@ class LocalServices:
 
     async def wait_for_failure(self) -> LocalServiceError:
         """Return the error as soon as one of them has ended for good; the logs stay."""
-        if self._is_ready and self._on_restart is not None:
-            return await Restarts(self._children, self._tell_of_restart).run()
+        if self._restarts is not None:
+            return await asyncio.shield(self._restarts)
         waits = {asyncio.create_task(child.wait_for_end()): child for child in self._children if child.has_started}
         try:
             ended, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -188,6 +189,10 @@ class LocalServices:
         Args:
             discard_logs: Whether the logs go even if one of them has ended by itself.
         """
+        restarts, self._restarts = self._restarts, None
+        if restarts is not None:
+            restarts.cancel()
+            await asyncio.gather(restarts, return_exceptions=True)
         executors = self._executors()
         others = [child for child in self._children if child not in executors]
         is_broken = any(child.has_ended for child in others) or all(child.has_ended for child in executors)
@@ -216,6 +221,8 @@ class LocalServices:
         for child in (scheduler, *executors):
             await self.run_beside(child.wait_until_serving())
         self._is_ready = True
+        if self._on_restart is not None:
+            self._restarts = asyncio.create_task(Restarts(self._children, self._tell_of_restart).run())
 
     def _new_child(
         self,

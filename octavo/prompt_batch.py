@@ -14,6 +14,10 @@ from octavo.outputs import Accepted, FailedRequest, Finished, Prompt, RequestOut
 # Time within which the end of a process is seen here after its connections broke.
 _END_IS_SEEN_S = 1.0
 
+# How long answers wait for services that start again, which may have to load the model; those that are given up end the
+# wait at once.
+_RESUME_TIMEOUT_S = 300.0
+
 
 @dataclass(frozen=True, slots=True)
 class Account:
@@ -42,7 +46,7 @@ async def generate_all(
     """Run requests on one stream, so many at a time.
 
     Raises:
-        LocalServiceError: a service stopped.
+        LocalServiceError: a service stopped for good.
     """
     outputs: dict[int, RequestOutput | FailedRequest] = {}
     accepted: dict[int, Accepted] = {}
@@ -52,7 +56,7 @@ async def generate_all(
         on_output(output)
 
     try:
-        async with Client(services.address) as client:
+        async with Client(services.address, resume_timeout_s=_RESUME_TIMEOUT_S) as client:
             messages = [(request.prompt, request.message) for request in requests]
             running = client.run_requests(
                 messages, max_in_flight=max_in_flight, on_loss=lambda: _raise_if_stopped(services)
@@ -86,7 +90,7 @@ def _named(failed: FailedRequest, request: LocalRequest, *, is_one: bool) -> Fai
 
 
 async def _raise_if_stopped(services: LocalServices) -> None:
-    """Raise why a connection broke, if a service stopped: its end is seen a little later than that of its streams."""
+    """Raise why a connection broke, if a service stopped for good: its end is seen a little later than its streams'."""
     with contextlib.suppress(TimeoutError):
         async with timeout(_END_IS_SEEN_S):
             raise await services.wait_for_failure()

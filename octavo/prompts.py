@@ -16,6 +16,11 @@ from octavo.wording import kind_of
 
 _HIGHEST_TOKEN_ID = 2**31 - 1
 
+_KINDS_OF_FIELDS = {
+    "priority": "a whole number from -2^31 to 2^31-1",
+    "min_delta_interval_ms": "a whole number from 0 to 10000",
+}
+
 _KINDS = "it must be text, a list of token ids, or a conversation such as [{'role': 'user', 'content': 'Hello'}]"
 _CONVERSATION = "a conversation is a list such as [{'role': 'user', 'content': 'Hello'}]"
 
@@ -28,6 +33,7 @@ def generate_request(
     priority: int = 0,
     tenant: str = "",
     cache_salt: str = "",
+    min_delta_interval_ms: int = 0,
     name: str = "prompt",
 ) -> generation_service_pb2.GenerateRequest:
     """Return the message of a call; the arguments are those of `Client.stream`, and `name` is what it calls the prompt.
@@ -40,13 +46,15 @@ def generate_request(
     if sampling_params is not None:
         request.sampling_params.CopyFrom(sampling_params.to_proto())
     fields = {"request_id": request_id, "priority": priority, "tenant": tenant, "cache_salt": cache_salt}
+    if min_delta_interval_ms != 0:  # a scheduler of an earlier release does not know it
+        fields["min_delta_interval_ms"] = min_delta_interval_ms
     for field, value in fields.items():
         try:
             if isinstance(value, bool):
                 raise TypeError("it is neither a number nor a text")
             setattr(request, field, value)
         except (TypeError, ValueError) as error:
-            kind = "a whole number from -2^31 to 2^31-1" if field == "priority" else "a string"
+            kind = _KINDS_OF_FIELDS.get(field, "a string")
             raise InvalidRequestError(f"{field} is {value!r}; it must be {kind}", field=field) from error
     return request
 

@@ -118,6 +118,7 @@ class RequestStream:
         tenant: str = "",
         cache_salt: str = "",
         include_provenance: bool = False,
+        min_delta_interval_ms: int = 0,
         include_text: bool = True,
         **keywords: Any,
     ) -> int:
@@ -131,6 +132,7 @@ class RequestStream:
             tenant: See there.
             cache_salt: See there.
             include_provenance: See there.
+            min_delta_interval_ms: See there.
             include_text: Whether the events have text; without it they have token ids, which costs least.
             keywords: Fields of SamplingParams.
 
@@ -145,6 +147,7 @@ class RequestStream:
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            min_delta_interval_ms=min_delta_interval_ms,
         )
         message.include_provenance = include_provenance
         message.include_prompt_token_ids = message.WhichOneof("prompt") != "token_ids"

@@ -1,6 +1,6 @@
 """Starts services again that end by themselves, each on the ports that it had.
 
-octavo/local.py hands over its children once they serve; `octavo up` prints what is said here.
+octavo/local.py hands over its children once they serve; `octavo up` and `octavo.LLM` print what is said here.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ class Restarts:
     def _effect(self, child: ChildProcess) -> str:
         """Return what the loss means for the streams."""
         if child.service != "executor":
-            return "its streams have failed"
+            return "its calls have ended"
         others = [other for other in self._children if other.service == "executor" and other is not child]
         is_taken_over = any(not other.has_ended for other in others)
         return "the other executors take its streams over" if is_taken_over else "its streams wait for an executor"

@@ -12,6 +12,7 @@
     │   └── PermissionDeniedError  who makes the call may not do this
     ├── WorldError                 nobody's fault: retry later
     │   ├── QueueFullError         the waiting queue is full
+    │   ├── DeadlineTooShortError  the answer would come long after the deadline of the call
     │   ├── NoExecutorError        no executor takes requests; has what operators may know of it
     │   └── UnavailableError       draining, or not there yet
     │       ├── AddressError       a port cannot be opened
@@ -141,6 +142,23 @@ class QueueFullError(WorldError):
         requests = "1 request" if num_waiting_requests == 1 else f"{num_waiting_requests} requests"
         tokens = "" if num_waiting_tokens is None else f" with {num_waiting_tokens} prompt tokens"
         super().__init__(f"{queue}{whose} is full ({requests}{tokens}); retry in {retry_after_s:g} s")
+
+
+class DeadlineTooShortError(WorldError):
+    """The answer would come long after the deadline of the call; do not send the request again as it is.
+
+    Args:
+        what: What the answer would do within that time: "begin in" or "take".
+        estimate_s: The time, in seconds.
+        time_left_s: What the call has, in seconds.
+    """
+
+    def __init__(self, what: str, estimate_s: float, time_left_s: float) -> None:
+        self.estimate_s = estimate_s
+        self.time_left_s = time_left_s
+        super().__init__(
+            f"the answer would {what} about {estimate_s:.2g} s; the call has {max(0.0, time_left_s):.2g} s"
+        )
 
 
 class CacheTooSmallError(WorldError):

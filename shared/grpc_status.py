@@ -24,6 +24,7 @@ from octavo.status_details import DETAILS_KEY, ERROR_DOMAIN, LOST_TOO_OFTEN
 from shared.errors import (
     CacheTooSmallError,
     CallerError,
+    DeadlineTooShortError,
     ExecutorFaultError,
     FencedError,
     InvalidFieldError,
@@ -75,6 +76,7 @@ def status_code(error: BaseException) -> grpc.StatusCode:
         WorldError: grpc.StatusCode.UNAVAILABLE,
         QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
         CacheTooSmallError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        DeadlineTooShortError: grpc.StatusCode.DEADLINE_EXCEEDED,
         UnavailableError: grpc.StatusCode.UNAVAILABLE,
         RequestAbortedError: grpc.StatusCode.ABORTED,
         NotFiniteError: grpc.StatusCode.INTERNAL,

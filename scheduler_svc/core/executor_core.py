@@ -63,6 +63,7 @@ from scheduler_svc.core.step.result_check import check_result
 from scheduler_svc.core.step.results import Results, StepUpdates
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_cost import StepCost
+from scheduler_svc.core.step.step_pace import StepPace
 from scheduler_svc.core.step.step_plan import Decision, StepInFlight, StepPlan
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
@@ -91,6 +92,7 @@ class ExecutorCore:
         is_probing: Whether it is in doubt that the executor works: it has one group at most, until somebody who
             saw a step finish says otherwise.
         step_cost: What its steps take at most; may be replaced by what was learned in an earlier attachment.
+        pace: What its steps take at least.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class ExecutorCore:
         self.info = info
         self.is_probing = False
         self.step_cost = StepCost()
+        self.pace = StepPace(limits.max_num_batched_tokens)
         self.limits = limits
         self.epoch = epoch
         self.queue = queue
@@ -223,7 +226,9 @@ class ExecutorCore:
             raise ExecutorFaultError(f"a result of step {result.step_id} came, and no step is in flight")
         check_result(result, self.in_flight[0], self.batch, self.limits)
         self.last_processed_step_id = result.step_id
-        self.step_cost.learn(self.in_flight[0].layout, result.execute_duration_us * 1e-6)
+        layout, duration_s = self.in_flight[0].layout, result.execute_duration_us * 1e-6
+        self.step_cost.learn(layout, duration_s)
+        self.pace.learn(layout, duration_s)
         self._was_processed = True
         updates = self._results.take(self.in_flight.popleft(), result)
         self.groups.requeue()

@@ -87,6 +87,7 @@ class SequenceGroup:
 
     `provenance`: which kind of executor made which of its tokens.
     `placed`: why it is where it is; None: it was not dispatched yet.
+    `expected_len`: tokens that an output is expected to have, for estimates of time only.
     `lost_on`: name of the core that it ran on when that one's executor was lost; empty: it had a token since.
     `runs_alone`: until its next token, the steps that compute it compute nothing else.
     """
@@ -118,6 +119,7 @@ class SequenceGroup:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     first_scheduled_at_s: float | None = None
+    expected_len: int = 0
 
     def __post_init__(self) -> None:
         assert self.num_sequences >= 1
@@ -158,6 +160,12 @@ class SequenceGroup:
         """Return whether no other sequence is live. Outputs tend to end in order, so the last ones are asked first."""
         others = (other for other in reversed(self.sequences) if other is not sequence)
         return all(other.status is SequenceStatus.FINISHED for other in others)
+
+    @property
+    def num_tokens_to_come(self) -> int:
+        """Tokens that its outputs are still expected to have, while it waits: its sequences carry their tokens."""
+        expected_len = self.expected_len + len(self.prompt_token_ids)
+        return sum(max(0, expected_len - len(sequence.token_ids)) for sequence in self.live_sequences)
 
     @property
     def num_slots(self) -> int:

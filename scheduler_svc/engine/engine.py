@@ -26,6 +26,7 @@ from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.ended_requests import EndedRequests
 from scheduler_svc.engine.live_request import LiveRequest, group_of
 from scheduler_svc.engine.live_requests import LiveRequests
+from scheduler_svc.engine.load_estimate import LoadEstimate
 from scheduler_svc.engine.orphans import Orphans
 from scheduler_svc.engine.readiness import Readiness
 from scheduler_svc.engine.recovery import Recovery
@@ -116,7 +117,8 @@ class Engine:
         )
         self.readiness = Readiness(self.fleet, lambda: self.last_trouble, set_ready)
         self.orphans = Orphans(self.fleet, self._waiting_requests, self._end_orphan, settings.orphan_timeout_s)
-        self.waiting = WaitingLimits(self.queue, self.requests.suspects, settings)
+        self.estimate = LoadEstimate(self.fleet, self.queue, self.requests, self.meter)
+        self.waiting = WaitingLimits(self.queue, self.requests.suspects, settings, self.estimate.retry_after_s)
         self.recovery = Recovery(self.fleet, self.requests, settings.max_losses)
         self._num_arrivals = 0
 
@@ -161,6 +163,7 @@ class Engine:
         Raises:
             UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it was not queued.
             CacheTooSmallError: no executor can ever hold it.
+            DeadlineTooShortError: it would miss its deadline by far.
         """
         await self.submit_checked(request, sink, checked_for.info.model_hash, checked_for.max_model_len)
 
@@ -187,6 +190,7 @@ class Engine:
                 "the executor came back with another model, number format or quantization; send the request again"
             )
         group = group_of(request, self._num_arrivals + 1, max_model_len)
+        group.expected_len = self.estimate.expected_len(request, group)
         live = LiveRequest(group, sink, monotonic_s(), request.trace_id, has_stop_strings=request.has_stop_strings)
         is_taken = live.has_ended or self.fleet.can_ever_take(group)
         is_promised = request.continuation is not None and request.continuation.max_model_len is not None
@@ -195,6 +199,8 @@ class Engine:
                 raise UnavailableError(self.fleet.why_never(group))
             if not is_promised:
                 raise CacheTooSmallError(self.fleet.why_never(group))
+        if request.deadline_s is not None and not was_queued and request.continuation is None:
+            self.estimate.require_time(request, group, request.deadline_s - monotonic_s())
         self._num_arrivals += 1
         self.requests.add(live)
         if not is_taken:

@@ -91,6 +91,12 @@ class LiveRequest:
         return sum(self.num_tokens_of) + self.num_answer_tokens
 
     @property
+    def mean_length(self) -> int:
+        """Tokens of an output, on average."""
+        search = self.group.beam_search
+        return self.num_output_tokens // (self.group.num_sequences if search is None else search.num_outputs)
+
+    @property
     def has_ended(self) -> bool:
         """Whether all outputs are finished, or the request failed."""
         return self._has_found or len(self._finished) == self.group.num_sequences or self.error is not None

@@ -7,6 +7,7 @@ the queue. A request leaves when it has ended, by whatever comes first. Read nex
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TypeAlias
@@ -24,6 +25,9 @@ from scheduler_svc.telemetry.meter import Meter
 from shared.clock import monotonic_s
 from shared.errors import CacheTooSmallError, NotFiniteError, OctavoServiceError
 
+# Of how many answers the lengths are kept.
+_NUM_LENGTHS = 128
+
 # Told that a request has ended.
 EndObserver: TypeAlias = Callable[[EndedRequest], None]
 
@@ -39,6 +43,9 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         clock: Monotonic time in seconds.
         unix_s: Returns the seconds since 1970.
         on_room: Called when a request has made room in its core.
+
+    Attributes:
+        latest_lengths: Tokens of an output, of the last requests that finished.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         on_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.suspects = Suspects()
+        self.latest_lengths: deque[int] = deque(maxlen=_NUM_LENGTHS)
         self._meter = meter
         self._observers = (meter.request_ended, *observers)
         self._clock = clock
@@ -201,6 +209,8 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         self._clear_suspect(request)
         request.times.first_scheduled_at_s = request.group.first_scheduled_at_s
         request.times.ended_at_s = now_s
+        if request.error is None:
+            self.latest_lengths.append(request.mean_length)
         ended = request.summary(self._unix_s())
         request.sink.end(ended, request.error)
         for observe in self._observers:

@@ -13,10 +13,9 @@ class EngineSettings:
     """What the engine takes from the configuration.
 
     `max_waiting_tokens` is how many prompt tokens may wait; None: any number.
-    `max_losses` is how often in a row a request may lose its executor while it runs there,
-    `queue_retry_after_s` what clients are told when the queue is full, in seconds, `orphan_timeout_s` how long a
-    request waits that no attached executor can take. `served_model_name` None: clients know the model by the name that
-    its executor gives it.
+    `max_losses` is how often in a row a request may lose its executor while it runs there, `orphan_timeout_s` how long
+    a request waits that no attached executor can take. `served_model_name` None: clients know the model by the name
+    that its executor gives it.
     """
 
     core: CoreSettings
@@ -28,6 +27,5 @@ class EngineSettings:
     has_priorities: bool = False
     max_waiting_tokens: int | None = None
     max_losses: int = 3
-    queue_retry_after_s: float = 1.0
     orphan_timeout_s: float = 300.0
     served_model_name: str | None = None

@@ -1,7 +1,7 @@
 """How many requests may wait: over all, and of one tenant; and how many tokens. Those being checked count."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
@@ -17,16 +17,20 @@ class WaitingLimits:
         queue: Those that wait for a place in a batch, or for an executor.
         suspects: Those that are parked.
         settings: The limits.
+        retry_after_s: Returns when those who are refused are to try again, in seconds.
 
     Attributes:
         num_refused: Requests that were refused since the start.
     """
 
-    def __init__(self, queue: WaitingQueue, suspects: Suspects, settings: EngineSettings) -> None:
+    def __init__(
+        self, queue: WaitingQueue, suspects: Suspects, settings: EngineSettings, retry_after_s: Callable[[], float]
+    ) -> None:
         self.settings = settings
         self.num_refused = 0
         self._queue = queue
         self._suspects = suspects
+        self._retry_after_s = retry_after_s
         self._num_checked_of: Counter[str] = Counter()  # by tenant
 
     @property
@@ -47,14 +51,14 @@ class WaitingLimits:
         settings, num_of_tenant = self.settings, self._queue.num_waiting_of(tenant) + self._num_checked_of[tenant]
         if self.num_waiting >= settings.max_waiting_requests:
             self.num_refused += 1
-            raise QueueFullError(self.num_waiting, settings.queue_retry_after_s)
+            raise QueueFullError(self.num_waiting, self._retry_after_s())
         if num_of_tenant >= settings.max_waiting_requests_per_tenant:
             self.num_refused += 1
-            raise QueueFullError(num_of_tenant, settings.queue_retry_after_s, tenant)
+            raise QueueFullError(num_of_tenant, self._retry_after_s(), tenant)
         limit, num_waiting_tokens = settings.max_waiting_tokens, self._queue.num_prompt_tokens
         if limit is not None and num_waiting_tokens and num_waiting_tokens + num_tokens > limit:
             self.num_refused += 1
-            raise QueueFullError(self.num_waiting, settings.queue_retry_after_s, num_waiting_tokens=num_waiting_tokens)
+            raise QueueFullError(self.num_waiting, self._retry_after_s(), num_waiting_tokens=num_waiting_tokens)
 
     @contextmanager
     def counting(self, tenant: str) -> Iterator[None]:

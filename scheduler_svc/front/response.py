@@ -269,6 +269,11 @@ class Response:
             return delta._replace(provenance=begun)
         return delta
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something is there to be taken: of an output, or of the prompt."""
+        return bool(self._news) or self._num_taken_prompt_logprobs < len(self.prompt_logprobs)
+
     def take_changed(self) -> list[Output]:
         """Return the outputs in which something is new, which the caller takes from them."""
         changed = list(self._news)

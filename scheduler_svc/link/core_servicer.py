@@ -268,7 +268,7 @@ def core_state(engine: Engine) -> CoreState:
         has_executor=bool(engine.fleet.cores),
         num_waiting=engine.waiting.num_waiting,
         max_waiting=engine.settings.max_waiting_requests,
-        retry_after_s=engine.settings.queue_retry_after_s,
+        retry_after_s=engine.estimate.retry_after_s(),
         load=engine.load,
         max_requests=engine.max_requests,
         max_waiting_tokens=engine.settings.max_waiting_tokens,

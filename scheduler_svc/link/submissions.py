@@ -39,6 +39,7 @@ def encode_submission(
         max_model_len=request.longest_sequence(max_model_len),
         was_queued=was_queued,
         requires_same_numerics=request.requires_same_numerics,
+        time_left_us=None if request.deadline_s is None else int(1e6 * max(0.0, request.deadline_s - monotonic_s())),
         received_before_us=0 if request.received_at_s is None else int(1e6 * (monotonic_s() - request.received_at_s)),
         continuation=None if request.continuation is None else encode_continuation(request.continuation),
     )
@@ -67,6 +68,7 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         requires_same_numerics=message.requires_same_numerics,
         trace_id=message.trace_id or None,
         traceparent=message.traceparent or None,
+        deadline_s=monotonic_s() + message.time_left_us / 1e6 if message.HasField("time_left_us") else None,
     )
 
 

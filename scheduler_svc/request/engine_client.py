@@ -133,6 +133,7 @@ class EngineClient(Protocol):
         Raises:
             UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it was not queued.
             CacheTooSmallError: no executor can ever hold it.
+            DeadlineTooShortError: it would miss its deadline by far.
         """
 
     async def abort_request(self, request_id: str, tenant: str | None) -> bool:

@@ -21,6 +21,7 @@ class EngineRequest:
     `requires_same_numerics`: whether only executors of the kind that made its first token may go on with it.
     `trace_id`: the trace of its span, 32 hexadecimal digits, for the log; `traceparent`: the span, for the executors.
     `received_at_s`: when the front got it, monotonic time in seconds; None: just now.
+    `deadline_s`: until when its client waits, monotonic time in seconds; None: for as long as it takes.
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class EngineRequest:
     trace_id: str | None = None
     traceparent: str | None = None
     received_at_s: float | None = field(default=None, compare=False)
+    deadline_s: float | None = field(default=None, compare=False)
 
     def longest_sequence(self, max_model_len: int) -> int:
         """Return the longest sequence that it is accepted for where `max_model_len` is served: it keeps its first."""

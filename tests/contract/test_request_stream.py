@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from executor_svc.fake.worker import FakeWorker
 from octavo.client import Client
 from octavo.errors import OctavoError
 from octavo.generation.v1 import generation_service_pb2 as pb
@@ -293,3 +294,26 @@ def assert_nothing_is_left(stack: Stack) -> None:
     assert not stack.engine.requests
     for core in stack.engine.fleet.cores:
         assert core.blocks.allocator.num_used_blocks == 0
+
+
+async def test_a_request_that_wants_few_deltas_gets_few_and_the_first_and_the_end_at_once() -> None:
+    async with running_stack(FakeWorker(step_ms=2)) as stack, Client(stack.address) as client:
+        params = [SamplingParams(max_tokens=60, ignore_eos=True)] * 2
+        sizes: dict[int, list[int]] = {0: [], 1: []}
+        tokens: dict[int, tuple[int, ...]] = {}
+        async with client.request_stream() as stream:
+            paced = await stream.submit([40, 41], params[0], min_delta_interval_ms=10_000)
+            plain = await stream.submit([40, 42], params[1])
+            await stream.close_submissions()
+            async with asyncio.timeout(9):  # the end does not wait
+                async for number, event in stream:
+                    if isinstance(event, Delta):
+                        sizes[number - 1].append(len(event.token_ids))
+                    elif isinstance(event, Finished):
+                        tokens[number] = event.outputs[0].token_ids
+        assert len(sizes[paced - 1]) == 2
+        assert len(sizes[plain - 1]) > 10
+        assert [len(tokens[number]) for number in (paced, plain)] == [60, 60]
+        assert {number: sum(counts) for number, counts in sizes.items()} == {0: 60, 1: 60}
+        running = client.stream_many([[40, 41]], params[0], min_delta_interval_ms=10_000)
+        assert len([event async for _, event in running if isinstance(event, Delta)]) == 2

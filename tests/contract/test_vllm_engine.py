@@ -1,6 +1,7 @@
 """VllmEngine on the scheduler's port: Generate and Abort as a gateway meets them."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -225,7 +226,7 @@ async def test_an_abort_while_the_end_is_written_adds_no_other_end(is_streamed: 
         servicer = VllmEngineServicer(gateway.stack.front.generation, "")
         reasons = []
         body = RequestBody(engine_request(stream=is_streamed).SerializeToString(), pb.GenerateRequest)
-        async for response in servicer.Generate(body, cast("Any", None)):
+        async for response in servicer.Generate(body, cast("Any", SimpleNamespace(time_remaining=lambda: None))):
             if response.HasField("complete"):
                 reasons.append(response.complete.finish_reason)
                 await servicer.Abort(pb.AbortRequest(request_ids=["chatcmpl-1"]), cast("Any", None))

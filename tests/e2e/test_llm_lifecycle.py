@@ -7,15 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ClosedError, InvalidRequestError, LocalServiceError
+from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
+from octavo.prompt_batch import generate_all
+from octavo.restarts import RestartPolicy
 
+AT_ONCE = RestartPolicy(initial_pause_s=0.0, max_failed_starts=2)
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 
 # The same for programs that run in a process of their own.
@@ -136,12 +141,67 @@ def test_nothing_is_left_of_a_forgotten_llm() -> None:
     assert child_pids() == before
 
 
-def test_an_executor_that_dies_ends_the_wait_with_its_cause() -> None:
+def answers(llm: LLM) -> list[tuple[int, ...]]:
+    """Return the tokens of a short answer and of three long ones."""
+    params = [SamplingParams(seed=number, max_tokens=300 if number else 1, ignore_eos=True) for number in range(4)]
+    outputs = llm.generate(["a tale", "bees", "cats", "dogs"], params, progress=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("service", ["executor", "scheduler"])
+def test_a_service_that_is_killed_is_started_again_and_the_answers_go_on(
+    service: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LocalOptions, "executor_command", lambda self: [*fake_executor_command(self), "--step-ms", "2"])
+    before = child_pids()
+    with LLM("fake") as llm:
+        pids = sorted(child_pids() - before)  # in the order of their start
+        pid = pids[service == "scheduler"]
+
+        def kill_at_first_end(
+            services: LocalServices, requests: Any, max_in_flight: int, on_output: Callable[[Any], None]
+        ) -> Coroutine[None, None, Any]:
+            def on_end(output: object) -> None:
+                if len(ended) == 0:
+                    os.kill(pid, signal.SIGKILL)
+                ended.append(output)
+
+            ended: list[object] = []
+            return generate_all(services, requests, max_in_flight, on_end)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("octavo.llm.generate_all", kill_at_first_end)
+            disturbed = answers(llm)
+        assert pid not in child_pids()
+        assert disturbed == answers(llm)
+    assert [len(token_ids) for token_ids in disturbed] == [1, 300, 300, 300]
+    assert child_pids() == before
+    told = " ".join(capfd.readouterr().err.split())  # rich breaks lines
+    assert f"the {service} stopped (signal SIGKILL, perhaps out of memory)" in told
+    assert f"the {service} is back after" in told
+
+
+def test_a_service_that_cannot_start_again_ends_the_wait_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flag = tmp_path / "has-started"
+    source = f"""
+import pathlib, runpy, sys
+if pathlib.Path({str(flag)!r}).exists():
+    sys.exit("octavo executor: the device is gone")
+pathlib.Path({str(flag)!r}).touch()
+sys.argv[0] = "executor_svc.fake"
+runpy.run_module("executor_svc.fake", run_name="__main__")
+"""
+    command = [sys.executable, "-P", "-c", source, "--listen", "127.0.0.1:0", "--exit-on-stdin-close"]
+    monkeypatch.setattr(LocalOptions, "executor_command", lambda _: command)
+    monkeypatch.setattr("octavo.restarts.RestartPolicy", lambda: AT_ONCE)
     before = child_pids()
     with LLM("fake", progress=False) as llm:
         os.kill(min(child_pids() - before), signal.SIGKILL)
-        with pytest.raises(LocalServiceError, match=r"the executor stopped \(signal SIGKILL, perhaps out of memory\)"):
-            llm.generate("a", progress=False)
+        for _ in range(2):  # nobody starts it once more
+            with pytest.raises(LocalServiceError, match=r"the device is gone; 2 starts in a row failed \[log: .*\]$"):
+                llm.generate("a", progress=False)
     assert child_pids() == before
 
 

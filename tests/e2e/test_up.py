@@ -120,9 +120,7 @@ async def test_a_stream_survives_its_executor_and_the_executor_comes_back(up: Up
 async def test_the_scheduler_comes_back_at_its_address_and_takes_the_executors_over(up: Up) -> None:
     executors = {name: pid for name, pid in up.child_pids().items() if name != "scheduler"}
     os.kill(up.child_pids()["scheduler"], signal.SIGKILL)
-    await line_of(
-        up.process.stderr, r"octavo: the scheduler stopped \(signal SIGKILL, .*\); its streams have failed; .*"
-    )
+    await line_of(up.process.stderr, r"octavo: the scheduler stopped \(signal SIGKILL, .*\); its calls have ended; .*")
     await line_of(up.process.stderr, r"octavo: the scheduler is back after .* s")
     assert executors.items() < up.child_pids().items()
     async with Client(up.address) as client:

@@ -169,6 +169,10 @@ class WaitingQueueMachine(RuleBasedStateMachine):
         counts = Counter(group.tenant for group in self.model.groups)
         assert [self.queue.num_waiting_of(tenant) for tenant in TENANTS] == [counts[tenant] for tenant in TENANTS]
         assert self.queue.num_prompt_tokens == sum(group.num_prompt_tokens for group in self.model.groups)
+        for asking in self.model.groups:
+            place = asking.priority, asking.tenant
+            ahead = [g for g in self.model.groups if g.priority < place[0] or (g.priority, g.tenant) == place]
+            assert self.queue.work_ahead_of(asking)[:2] == (len(ahead), sum(g.num_prompt_tokens for g in ahead))
 
 
 TestWaitingQueue = WaitingQueueMachine.TestCase

@@ -190,6 +190,7 @@ class Submission(_message.Message):
     RECEIVED_BEFORE_US_FIELD_NUMBER: _builtins.int
     WAS_QUEUED_FIELD_NUMBER: _builtins.int
     REQUIRES_SAME_NUMERICS_FIELD_NUMBER: _builtins.int
+    TIME_LEFT_US_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Its number: larger than all before it in this session."""
     request_id: _builtins.str
@@ -226,6 +227,8 @@ class Submission(_message.Message):
     """Whether a core before had queued it: that the queue is full is no reason to refuse it."""
     requires_same_numerics: _builtins.bool
     """Whether only executors of the kind that made its first token may go on with it."""
+    time_left_us: _builtins.int
+    """How long its client still waits, in microseconds. Absent: for as long as it takes."""
     @_builtins.property
     def sampling(self) -> _sampling_params_pb2.SamplingParams:
         """How to sample."""
@@ -272,10 +275,11 @@ class Submission(_message.Message):
         received_before_us: _builtins.int = ...,
         was_queued: _builtins.bool = ...,
         requires_same_numerics: _builtins.bool = ...,
+        time_left_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling", "token_rules", b"token_rules"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling", "time_left_us", b"time_left_us", "token_rules", b"token_rules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "received_before_us", b"received_before_us", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "trace_id", b"trace_id", "traceparent", b"traceparent", "was_queued", b"was_queued"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "received_before_us", b"received_before_us", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "time_left_us", b"time_left_us", "token_rules", b"token_rules", "trace_id", b"trace_id", "traceparent", b"traceparent", "was_queued", b"was_queued"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_search: _TypeAlias = _typing.Literal["beam_search"]  # noqa: Y015
     _WhichOneofArgType__beam_search: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search"]  # noqa: Y015
@@ -285,6 +289,8 @@ class Submission(_message.Message):
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__time_left_us: _TypeAlias = _typing.Literal["time_left_us"]  # noqa: Y015
+    _WhichOneofArgType__time_left_us: _TypeAlias = _typing.Literal["_time_left_us", b"_time_left_us"]  # noqa: Y015
     _WhichOneofReturnType__token_rules: _TypeAlias = _typing.Literal["token_rules"]  # noqa: Y015
     _WhichOneofArgType__token_rules: _TypeAlias = _typing.Literal["_token_rules", b"_token_rules"]  # noqa: Y015
     @_typing.overload
@@ -295,6 +301,8 @@ class Submission(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_left_us) -> _WhichOneofReturnType__time_left_us | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__token_rules) -> _WhichOneofReturnType__token_rules | None: ...
 

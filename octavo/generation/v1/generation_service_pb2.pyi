@@ -77,8 +77,8 @@ class GenerateRequest(_message.Message):
     min_delta_interval_ms: _builtins.int
     """Least time between two deltas of the stream, in milliseconds; range 0 to 10,000. What comes meanwhile
     goes out together; the first delta and the end never wait. Absent: the server lets a stream rest only
-    while it has more streams than it can serve one by one, and then at most 100 ms. StreamRequests has
-    credits for that, and this has no effect there.
+    while it has more streams than it can serve one by one, and then at most 100 ms. On StreamRequests it
+    holds for each request that asks for it; for the stream as a whole there are credits.
     """
     include_prompt_token_ids: _builtins.bool
     """Whether `accepted` tells the token ids of the prompt, which a continuation needs."""

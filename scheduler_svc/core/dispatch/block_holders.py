@@ -9,6 +9,9 @@ Pure. Read next: `prefix_cache.py`, which names blocks; `dispatcher.py`, which a
 from collections.abc import Sequence
 from typing import NamedTuple
 
+# Every core, for `depths`.
+ALL_CORES = -1
+
 
 class Depth(NamedTuple):
     """The cores of `members`, a set of bits, hold at least the first `num_blocks` blocks that were asked for."""

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from scheduler_svc.core.dispatch.block_holders import ALL_CORES
+from scheduler_svc.core.dispatch.capacity import Demand
 from scheduler_svc.core.dispatch.dispatcher import Dispatcher, InboxQueue
 from scheduler_svc.core.dispatch.inbox import Inbox
 from scheduler_svc.core.dispatch.placement import avoids
@@ -192,6 +194,13 @@ class Fleet:
     def can_ever_take(self, group: SequenceGroup) -> bool:
         """Return whether some core could take the group if it were empty."""
         return any(core.admissions.can_ever_admit(group) for core in self._takers)
+
+    def num_cached_tokens(self, group: SequenceGroup) -> int:
+        """Return how many tokens of a group that has not run some core has in its prefix cache."""
+        demands = [Demand.of(group, core) for core in self.cores]
+        depths = [self.dispatcher.holders.depths(demand.block_names, ALL_CORES) for demand in demands]
+        counts = [held[0].num_blocks * demand.block_size for held, demand in zip(depths, demands, strict=True) if held]
+        return max(counts, default=0)
 
     def lacks_its_kind(self, group: SequenceGroup) -> bool:
         """Return whether a waiting group that requires one kind of executor finds none of it."""

@@ -31,6 +31,7 @@ from typing import NamedTuple
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.policy import FairShare, Policy
 from scheduler_svc.core.waiting.waiting_lines import Level, Line
+from scheduler_svc.core.waiting.waiting_work import WaitingWork, Work
 
 
 class Turn(NamedTuple):
@@ -50,6 +51,7 @@ class _Place:
     group: SequenceGroup
     level: int
     is_returned: bool
+    work: Work
     is_held: bool = False
 
 
@@ -61,7 +63,7 @@ class WaitingQueue:
         tenant_weights: Shares by tenant, finite and above 0; a tenant that is not named has weight 1.
 
     Attributes:
-        num_prompt_tokens: Of all groups.
+        work: What there is to compute for those that wait.
 
     Raises: InvalidFieldError: a weight is not a finite number above 0.
     """
@@ -75,7 +77,12 @@ class WaitingQueue:
         self._open_level_numbers: list[int] = []  # those in which somebody stands in line
         self._held: dict[int, SequenceGroup] = {}  # by arrival
         self._num_waiting_of: Counter[str] = Counter()
-        self.num_prompt_tokens = 0
+        self.work = WaitingWork()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all groups."""
+        return self.work.total.num_prompt_tokens
 
     def __len__(self) -> int:
         return len(self._places)
@@ -102,9 +109,9 @@ class WaitingQueue:
         """Let a group wait: a new one, or with `has_run` set one that was preempted or lost its executor."""
         assert group.arrival not in self._places, f"a group with arrival {group.arrival} waits already"
         number = self._policy.level(group)
-        place = self._places[group.arrival] = _Place(group, number, group.has_run)
+        place = self._places[group.arrival] = _Place(group, number, group.has_run, Work.of(group))
         self._num_waiting_of[group.tenant] += 1
-        self.num_prompt_tokens += group.num_prompt_tokens
+        self.work.add(number, group.tenant, place.work)
         level = self._levels.get(number)
         if level is None:
             level = self._levels[number] = Level()
@@ -126,7 +133,7 @@ class WaitingQueue:
             self._leave_line(place)
         del self._places[group.arrival]
         self._num_waiting_of[group.tenant] -= 1
-        self.num_prompt_tokens -= group.num_prompt_tokens
+        self.work.remove(place.level, group.tenant, place.work)
         if not self._num_waiting_of[group.tenant]:
             del self._num_waiting_of[group.tenant]
         if not place.is_returned and not len((line := level.lines[group.tenant]).groups) and not line.num_held:
@@ -263,6 +270,13 @@ class WaitingQueue:
         return num_ahead + sum(
             _num_turns_before(own_turn, line) for line in level.lines.values() if line is not own_line
         )
+
+    def work_ahead_of(self, group: SequenceGroup) -> Work:
+        """Return what surely is computed before a newcomer that does not wait yet: others may be, too.
+
+        That is what waits on earlier levels, and of its tenant on its own. O(levels x tenants).
+        """
+        return self.work.ahead_of(self._policy.level(group), group.tenant)
 
     def num_waiting_of(self, tenant: str) -> int:
         """Return how many groups of a tenant wait."""

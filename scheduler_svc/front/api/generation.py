@@ -95,7 +95,12 @@ class Generation:
 
     @asynccontextmanager
     async def running(
-        self, request: pb.GenerateRequest, metadata: Metadata, why_left: Callable[[], str] = lambda: CLIENT_LEFT
+        self,
+        request: pb.GenerateRequest,
+        metadata: Metadata,
+        why_left: Callable[[], str] = lambda: CLIENT_LEFT,
+        *,
+        time_left_s: float | None = None,
     ) -> AsyncIterator[Response]:
         """Check and submit a request, and give its response; a request that is left before its end is aborted.
 
@@ -103,10 +108,11 @@ class Generation:
             request: Its tenant is filled in.
             metadata: Of the call.
             why_left: Asked why the caller left, if it did.
+            time_left_s: See `accept`.
 
         Raises: OctavoServiceError: it is refused.
         """
-        accepted = await self.accept(request, metadata)
+        accepted = await self.accept(request, metadata, time_left_s=time_left_s)
         try:
             yield accepted.response
         finally:
@@ -119,6 +125,7 @@ class Generation:
         *,
         returns_text: bool = True,
         listener: Callable[[], None] | None = None,
+        time_left_s: float | None = None,
     ) -> "AcceptedRequest":
         """Check and submit a request; the caller closes it.
 
@@ -127,6 +134,7 @@ class Generation:
             metadata: Of the call.
             returns_text: Whether the answer is to have text.
             listener: See `Response`.
+            time_left_s: How long the caller still waits for the answer; None: for as long as it takes.
 
         Raises: OctavoServiceError: it is refused.
         """
@@ -140,7 +148,8 @@ class Generation:
                 model = self._tokenizer.model(served)
                 valid = await asyncio.to_thread(check_request, request, model, self.settings)
                 check_weights(request.continuation, served)
-            asked = replace(valid.engine, received_at_s=received_at_s)
+            deadline_s = None if time_left_s is None else received_at_s + time_left_s
+            asked = replace(valid.engine, received_at_s=received_at_s, deadline_s=deadline_s)
             if trace is not None:
                 asked = trace.follow(asked, model.name)
             options = valid.answer_options if returns_text else replace(valid.answer_options, returns_text=False)

@@ -70,12 +70,20 @@ class RequestStream:
         generation: Runs them.
         read: Returns the request in a body.
         metadata: Of the call.
+        time_left_s: Returns how long the caller still waits; None: for as long as it takes.
     """
 
-    def __init__(self, generation: Generation, read: ReadRequest, metadata: Metadata) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        read: ReadRequest,
+        metadata: Metadata,
+        time_left_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self._generation = generation
         self._read = read
         self._metadata = metadata
+        self._time_left_s = time_left_s
         self._requests: dict[int, StreamedRequest] = {}  # those whose end the caller has not been told
         self._unchecked: asyncio.Queue[StreamedRequest] = asyncio.Queue()
         self._num_unchecked_bytes = 0
@@ -99,6 +107,8 @@ class RequestStream:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            for request in self._requests.values():
+                request.stop_resting()
             accepted = [request.accepted for request in self._requests.values() if request.accepted is not None]
             self._requests.clear()
             await in_turns(accepted, lambda request: request.close(why_left), ABORTS_AT_ONCE)
@@ -194,7 +204,11 @@ class RequestStream:
         if not request.is_aborted:
             request.asked = asked = await self._read(body)
             request.accepted = await self._generation.accept(
-                asked, self._metadata, returns_text=request.includes_text, listener=request.announce
+                asked,
+                self._metadata,
+                returns_text=request.includes_text,
+                listener=request.announce,
+                time_left_s=self._time_left_s(),
             )
             request.announce()
         if request.is_aborted and request.accepted is None:
@@ -221,6 +235,7 @@ class RequestStream:
             request = self._news.popleft()
             request.is_announced = False
             if batch.add(request):
+                request.stop_resting()
                 del self._requests[request.number]
                 if request.accepted is not None:
                     request.accepted.close()

@@ -127,13 +127,18 @@ def check_request_fields(request: generation_service_pb2.GenerateRequest) -> Non
     )
     if request.WhichOneof("prompt") is None:
         raise InvalidFieldError("prompt", "absent", "one of text, token_ids and messages")
-    interval_ms = request.min_delta_interval_ms
-    limit = f"at most {MAX_DELTA_INTERVAL_MS}"
-    require(interval_ms <= MAX_DELTA_INTERVAL_MS, "min_delta_interval_ms", interval_ms, limit)
+    require_delta_interval(request.min_delta_interval_ms)
     unsupported = "unset: this release does not support it"
     require(not request.lora_adapter, "lora_adapter", request.lora_adapter, unsupported)
     params = request.sampling_params
     require_param(not params.HasField("grammar"), "grammar", "set", unsupported)
+
+
+def require_delta_interval(interval_ms: int) -> None:
+    """Refuse a least time between two deltas that is out of range."""
+    is_right = 0 <= interval_ms <= MAX_DELTA_INTERVAL_MS
+    limit = f"at most {MAX_DELTA_INTERVAL_MS}" if interval_ms > 0 else "at least 0"
+    require(is_right, "min_delta_interval_ms", interval_ms, limit)
 
 
 def check_prompt_length(num_tokens: int, field: str, limits: RequestLimits) -> None:

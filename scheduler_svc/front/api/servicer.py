@@ -75,7 +75,10 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
                     raise
 
         async with self._generation.running(
-            request, lambda: context.invocation_metadata(), lambda: _why_left(context)
+            request,
+            lambda: context.invocation_metadata(),
+            lambda: _why_left(context),
+            time_left_s=context.time_remaining(),
         ) as response:
             yield pb.GenerateResponse(accepted=accepted_message(request, response))
             while (delta := await response.next_delta()) is not None:
@@ -108,7 +111,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             return self.read(body, partial(generate_request_limits, content=body.content))
 
         await context.send_initial_metadata(())  # the caller may write: the call is not refused
-        stream = RequestStream(self._generation, read, lambda: context.invocation_metadata())
+        stream = RequestStream(self._generation, read, lambda: context.invocation_metadata(), context.time_remaining)
         self._streams.add(stream)
         try:
             async with stream.served(requests, lambda: _why_left(context)):

@@ -60,7 +60,9 @@ class StreamBatch:
             logprobs = prompt_message(prompt.logprobs, prompt.alternatives)
             self._response.prompt_logprobs.add(number=number, prompt_logprobs=logprobs)
         tells_provenance = request.asked is not None and request.asked.include_provenance
-        for output in response.take_changed():
+        if changed := response.take_changed():
+            request.rest()
+        for output in changed:
             if output.has_only_token_ids:  # as most have, and it costs half as much
                 self._add_token_ids(number, output.output_index, output.take_token_ids())
             else:

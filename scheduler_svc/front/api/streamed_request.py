@@ -1,5 +1,6 @@
 """One request of a stream of `StreamRequests`, from the message that submits it to its end."""
 
+import asyncio
 from collections.abc import Callable
 
 from octavo.generation.v1 import generation_service_pb2 as pb
@@ -26,6 +27,7 @@ class StreamedRequest:
     """
 
     __slots__ = (
+        "_rest",
         "_tell",
         "accepted",
         "asked",
@@ -54,12 +56,40 @@ class StreamedRequest:
         self.error: Exception | None = None
         self.was_told = self.is_aborted = self.is_announced = False
         self._tell = tell
+        self._rest: asyncio.TimerHandle | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.error is not None or (self.accepted is not None and self.accepted.response.ended is not None)
 
     def announce(self) -> None:
-        """Something of it is new, or about to be; its caller hears of it once it is accepted or refused."""
-        if not self.is_announced and (self.accepted is not None or self.error is not None):
+        """Something of it is new, or about to be; its caller hears of it once it is accepted or refused.
+
+        While it rests only its end is told.
+        """
+        if self.is_announced or (self._rest is not None and not self.has_ended):
+            return
+        if self.accepted is not None or self.error is not None:
             self.is_announced = True
             self._tell(self)
+
+    def rest(self) -> None:
+        """Its caller was told what is new: let what comes next grow together, if it asked for that."""
+        if self.asked is not None and self.asked.min_delta_interval_ms and not self.has_ended:
+            self.stop_resting()
+            self._rest = asyncio.get_running_loop().call_later(self.asked.min_delta_interval_ms / 1000, self._wake)
+
+    def stop_resting(self) -> None:
+        """It has ended, or nobody waits for it any more."""
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+
+    def _wake(self) -> None:
+        self._rest = None
+        if self.accepted is not None and self.accepted.response.has_news:
+            self.announce()
 
     def fail(self, error: Exception) -> None:
         """It was refused."""

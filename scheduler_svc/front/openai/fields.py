@@ -115,6 +115,9 @@ class SamplingFields(RequestFields):
     banned_token_ids: TokenIds | None = Field(None, description="Tokens that never come (Octavo's own).")
     priority: int | None = Field(None, description="Smaller is served first, with --policy priority.")
     cache_salt: str | None = Field(None, description="Prompts share cached blocks only with equal salts.")
+    min_delta_interval_ms: int | None = Field(
+        None, description="Least time between two events of a stream, in ms; range 0 to 10,000 (Octavo's own)."
+    )
     request_id: str | None = Field(None, description="Part of the answer's `id`; it wins over X-Request-Id.")
     prompt_logprobs: int | None = Field(None, description="Log-probabilities of the prompt, with so many alternatives.")
     return_token_ids: bool | None = Field(None, description="Token ids of prompt and outputs beside their texts.")

@@ -8,6 +8,7 @@ from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.front.api.group_validation import priority_rule
 from scheduler_svc.front.api.request_limits import RequestLimits, unknown_token
+from scheduler_svc.front.api.request_validation import require_delta_interval
 from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, SamplingFields
 from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
 from scheduler_svc.front.openai.unknown_fields import in_place_of
@@ -170,6 +171,9 @@ def _request(
             request.priority = fields.priority
         except ValueError:
             raise InvalidFieldError("priority", fields.priority, priority_rule(limits)) from None
+    if fields.min_delta_interval_ms is not None:
+        require_delta_interval(fields.min_delta_interval_ms)
+        request.min_delta_interval_ms = fields.min_delta_interval_ms
     return request
 
 

@@ -34,6 +34,8 @@ OF_BOTH: list[tuple[Json, str, str]] = [
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "1; it must be unset with stream"),
     ({"priority": 1}, "priority", "1; it must be 0: this server serves in order of arrival"),
     ({"priority": 2**40}, "priority", f"{2**40}; it must be 0: this server serves in order of arrival"),
+    ({"min_delta_interval_ms": -1}, "min_delta_interval_ms", "-1; it must be at least 0"),
+    ({"min_delta_interval_ms": 2**40}, "min_delta_interval_ms", f"{2**40}; it must be at most 10000"),
     ({"cache_salt": "x" * 300}, "cache_salt", "300 characters long; it must be at most 256 characters long"),
     ({"request_id": "x" * 300}, "request_id", "characters long; it must be at most 256 characters long"),
     ({"min_tokens": 9, "max_tokens": 4}, "min_tokens", "9; it must be from 0 to 4 (max_tokens)"),

@@ -82,6 +82,7 @@ def test_fields_reach_the_native_request() -> None:
         "prompt_logprobs": 1,
     }
     others: Json = {"logit_bias": {"66": 5, "67": -5.5}, "bad_words": ["b"], "priority": 9, "cache_salt": "x"}
+    others["min_delta_interval_ms"] = 20
     fields = CompletionFields(model="fake", prompt=[65], **same, **others)
     [request] = asked_completion(fields, LIMITS).requests
     beams = CompletionFields(model="fake", prompt="a", use_beam_search=True, n=3, length_penalty=0.5)
@@ -89,6 +90,7 @@ def test_fields_reach_the_native_request() -> None:
     biases = [generation_pb2.LogitBias(token_id=66, bias=5), generation_pb2.LogitBias(token_id=67, bias=-5.5)]
     assert request.sampling_params == generation_pb2.SamplingParams(**same, logit_bias=biases, banned_words=["b"])
     assert (request.priority, request.cache_salt, list(request.token_ids.ids)) == (9, "x", [65])
+    assert request.min_delta_interval_ms == 20
     asked = search.sampling_params
     assert (asked.beam_width, asked.n, asked.length_penalty, search.text) == (3, 3, 0.5, "a")
 

@@ -101,6 +101,16 @@ async def test_priority_tenant_and_salt_travel_with_the_request(stand_in: StandI
     }
 
 
+async def test_the_least_time_between_deltas_travels_with_the_request(stand_in: StandIn) -> None:
+    async with Client(stand_in.address) as client:
+        assert [event async for event in client.stream("a", min_delta_interval_ms=20)]
+        assert [event async for event in client.stream_many(["b", "c"], min_delta_interval_ms=30)]
+        for wrong in (-1, 0.5, "soon"):
+            with pytest.raises(InvalidRequestError, match=r"it must be a whole number from 0 to 10000$"):
+                await anext(client.stream("d", min_delta_interval_ms=wrong))  # type: ignore[arg-type]
+    assert [request.min_delta_interval_ms for request in stand_in.requests] == [20, 30, 30]
+
+
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [

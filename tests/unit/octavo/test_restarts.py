@@ -67,7 +67,7 @@ async def test_a_service_that_is_killed_is_back_on_its_ports(tmp_path: Path) -> 
     for _ in range(2):
         os.kill(child.pid, signal.SIGKILL)
         assert await told.next() == (
-            "the scheduler stopped (signal SIGKILL, perhaps out of memory); its streams have failed; it starts again "
+            "the scheduler stopped (signal SIGKILL, perhaps out of memory); its calls have ended; it starts again "
             f"in 0.0 s [log: {tmp_path / 'log'}]"
         )
         assert (await told.next()).startswith("the scheduler is back after ")

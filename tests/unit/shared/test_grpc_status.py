@@ -20,6 +20,7 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.PermissionDeniedError("another tenant"), grpc.StatusCode.PERMISSION_DENIED),
     (errors.QueueFullError(10, 1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.CacheTooSmallError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.DeadlineTooShortError("take", 20.0, 1.0), grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.AddressError("--listen", "a:1"), grpc.StatusCode.UNAVAILABLE),
     (errors.LostTooOftenError(4), grpc.StatusCode.UNAVAILABLE),
     (errors.NoExecutorError("none", "it loads"), grpc.StatusCode.UNAVAILABLE),

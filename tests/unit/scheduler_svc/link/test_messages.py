@@ -29,6 +29,7 @@ from scheduler_svc.request.provenance import ENDED, Numerics, Progress, Span
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
 from shared import errors
 from shared.errors import (
+    DeadlineTooShortError,
     InvalidFieldError,
     LostTooOftenError,
     NoExecutorError,
@@ -92,6 +93,7 @@ def test_a_submission_has_the_rules_on_tokens() -> None:
 ERRORS = [
     InvalidFieldError("sampling_params.top_p", 2.0, "at most 1"),
     QueueFullError(4, 1.5, "red"),
+    DeadlineTooShortError("take", 20.0, 1.0),
     RequestExistsError("mine"),
     LostTooOftenError(4),
     NoExecutorError("no executor is attached", "127.0.0.1:1: refused"),

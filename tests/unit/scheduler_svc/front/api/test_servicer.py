@@ -167,7 +167,9 @@ async def test_an_abort_while_the_prompt_is_checked_ends_the_request(
         while not engine.num_checked:
             await asyncio.sleep(0)
         with pytest.raises(RequestExistsError, match="'a'"):  # the id is taken already
-            await anext(servicer.Generate(pb.GenerateRequest(request_id="a", text="b"), cast("Context", None)))
+            await anext(
+                servicer.Generate(pb.GenerateRequest(request_id="a", text="b"), cast("Context", TimedContext(None)))
+            )
         token = identity._identity.set(identity.Identity(tenant))
         said = await servicer.Abort(pb.AbortRequest(request_id="a"), cast("Any", None))
         identity._identity.reset(token)
@@ -187,7 +189,9 @@ async def test_a_tenant_whose_share_of_the_queue_is_full_is_refused_and_no_other
     engine.crowded_tenant = "red"
     servicer = servicer_of(engine)
     with pytest.raises(QueueFullError, match="of tenant 'red'"):
-        await anext(servicer.Generate(pb.GenerateRequest(text="Why?", tenant="red"), cast("Context", None)))
+        await anext(
+            servicer.Generate(pb.GenerateRequest(text="Why?", tenant="red"), cast("Context", TimedContext(None)))
+        )
     await accepted(engine, generate(engine))
 
 
@@ -304,7 +308,7 @@ async def test_the_servers_limits_bound_the_request(field: str, message: str, en
             request.tenant = "green"
         case "priority":
             request.priority = 1
-    events = servicer_of(engine).Generate(request, cast("Context", None))
+    events = servicer_of(engine).Generate(request, cast("Context", TimedContext(None)))
     with pytest.raises(InvalidFieldError, match=message) as caught:
         await anext(events)
     assert caught.value.field == field

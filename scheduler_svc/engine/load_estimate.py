@@ -1,0 +1,134 @@
+"""How long requests will take, from what waits and from the pace of the executors: for deadlines and for `RetryInfo`.
+
+Everything here errs towards too little time: steps count as short as the shortest recent ones, all places in the
+batches count as free for those that wait, and the length of an answer that may stop early counts as that of earlier
+answers, at most. Where no step has been measured yet there is no estimate.
+"""
+
+import math
+from collections.abc import Sequence
+
+from scheduler_svc.core.dispatch.fleet import Fleet
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.core.waiting.waiting_work import Work
+from scheduler_svc.engine.live_requests import LiveRequests
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.telemetry.meter import Meter
+from shared.errors import DeadlineTooShortError
+
+# A request is refused whose estimate is so many times what its call has left.
+HOPELESS_FACTOR = 2.0
+
+# Bounds of what clients are told when the queue is full, in seconds.
+LEAST_RETRY_S = 1.0
+LONGEST_RETRY_S = 60.0
+
+# Who was refused comes back when this part of the queue has gone: there is room, and it has not run dry meanwhile.
+_RETRY_SHARE = 0.5
+
+
+class LoadEstimate:
+    """Says what is to be expected of the load of a fleet.
+
+    Args:
+        fleet: Its cores have the pace.
+        queue: What waits.
+        requests: What is live.
+        meter: How much of the prompts was in a prefix cache.
+    """
+
+    def __init__(self, fleet: Fleet, queue: WaitingQueue, requests: LiveRequests, meter: Meter) -> None:
+        self._fleet = fleet
+        self._queue = queue
+        self._requests = requests
+        self._meter = meter
+
+    def expected_len(self, request: EngineRequest, group: SequenceGroup) -> int:
+        """Return how many tokens an output of a new request is expected to have."""
+        return max(forced_len(request, group), min(_longest_len(group), self._mean_length()))
+
+    def retry_after_s(self) -> float:
+        """Return when to try again while the queue is full, in whole seconds."""
+        wait_s = self._wait_s(self._queue.work.total)
+        if wait_s is None:
+            return LEAST_RETRY_S
+        return min(LONGEST_RETRY_S, max(LEAST_RETRY_S, math.ceil(_RETRY_SHARE * wait_s)))
+
+    def require_time(self, request: EngineRequest, group: SequenceGroup, time_left_s: float) -> None:
+        """Refuse a new request that surely misses its deadline.
+
+        Only what has to come counts: its first token, and as many as it forces, by `min_tokens` or `ignore_eos`.
+
+        Raises: DeadlineTooShortError: its estimate is HOPELESS_FACTOR times what it has left, or more.
+        """
+        begin_s, step_s = self.begin_s(group), self._step_s
+        if begin_s is None or step_s is None:
+            return
+        if begin_s >= HOPELESS_FACTOR * time_left_s:
+            raise DeadlineTooShortError("begin in", begin_s, time_left_s)
+        total_s = begin_s + step_s * max(0, forced_len(request, group) - 1)
+        if total_s >= HOPELESS_FACTOR * time_left_s:
+            raise DeadlineTooShortError("take", total_s, time_left_s)
+
+    def begin_s(self, group: SequenceGroup) -> float | None:
+        """Return in how many seconds a new group will have its first token; None: nothing was measured."""
+        wait_s, step_s = self._wait_s(self._queue.work_ahead_of(group)), self._step_s
+        if wait_s is None or step_s is None:
+            return None
+        cores = self._fleet.cores
+        if not any(core.batch.num_free_slots for core in cores):
+            wait_s += step_s * self._shortest_rest(cores)
+        budget = max(core.limits.max_num_batched_tokens for core in cores)
+        num_tokens = group.num_prompt_tokens
+        if num_tokens <= budget:
+            return wait_s + step_s
+        num_steps = math.ceil((num_tokens - self._fleet.num_cached_tokens(group)) / budget)
+        return wait_s + max(step_s, (num_steps - 1) * self._large_step_s)
+
+    def _wait_s(self, work: Work) -> float | None:
+        """Return how long it takes to compute what waits, up to the last tokens; None: nothing was measured."""
+        step_s, cores = self._step_s, self._fleet.cores
+        if step_s is None:
+            return None
+        num_steps = work.num_output_tokens / sum(core.limits.max_num_seqs for core in cores)
+        meter = self._meter
+        computed_share = 1.0 - meter.num_hit_tokens / meter.num_prompt_tokens if meter.num_prompt_tokens else 0.0
+        num_prompt_tokens = computed_share * work.num_prompt_tokens
+        num_large_steps = num_prompt_tokens / sum(core.limits.max_num_batched_tokens for core in cores)
+        return max(num_steps * step_s, num_large_steps * self._large_step_s)
+
+    @property
+    def _step_s(self) -> float | None:
+        return min((core.pace.step_s for core in self._fleet.cores if core.pace.step_s is not None), default=None)
+
+    @property
+    def _large_step_s(self) -> float:
+        return min(core.pace.large_step_s for core in self._fleet.cores if core.pace.large_step_s is not None)
+
+    def _shortest_rest(self, cores: Sequence[ExecutorCore]) -> int:
+        """Return after how many steps the first of those that run is expected to end."""
+        return min((self._rest(group) for core in cores for group in core.batch.running), default=0)
+
+    def _rest(self, group: SequenceGroup) -> int:
+        return max(0, group.expected_len - max(self._requests.of(group).num_tokens_of))
+
+    def _mean_length(self) -> int:
+        """Return how long answers are; before any has ended, how long those are that run."""
+        lengths = self._requests.latest_lengths or [
+            self._requests.of(group).mean_length for core in self._fleet.cores for group in core.batch.running
+        ]
+        return sum(lengths) // max(1, len(lengths))
+
+
+def forced_len(request: EngineRequest, group: SequenceGroup) -> int:
+    """Return how many tokens each output of a request has at least."""
+    conditions, longest = group.stop_conditions, _longest_len(group)
+    may_stop = not conditions.ignore_eos or conditions.stop_token_ids or request.has_stop_strings
+    return min(request.sampling.min_tokens, longest) if may_stop else longest
+
+
+def _longest_len(group: SequenceGroup) -> int:
+    assert group.stop_conditions.accepted_len is not None, "it was accepted"
+    return group.stop_conditions.accepted_len - group.num_prompt_tokens
