@@ -221,7 +221,7 @@ def _range_of(name: str) -> str:
     if parameter is None:
         return ""
     limit = f"{parameter.limit} and at most {UINT32_MAX}" if parameter.high is None else parameter.limit
-    return f"it must be {'a whole number, ' if parameter.is_whole else ''}{limit}"
+    return f"it must be a {'whole number' if parameter.is_whole else 'number'}, {limit}"
 
 
 def _early_stopping_to_proto(value: object) -> generation_pb2.EarlyStopping.ValueType:

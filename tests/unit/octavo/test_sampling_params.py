@@ -117,7 +117,7 @@ def test_a_number_that_cannot_travel_is_refused_with_its_value_and_limit() -> No
     }
     numbers = {parameter.name: parameter for parameter in SAMPLING_PARAMETERS if parameter.is_public}
     for name, parameter in numbers.items():
-        rule = rules.get(name, parameter.limit)
+        rule = rules.get(name, f"a number, {parameter.limit}")
         too_large = [value for value in HUGE if value >= (2**64 if name == "seed" else 2**32)]
         wrong: list[Any] = [True, "3", *([-1, 1.5, *too_large] if parameter.is_whole else [1e39, -1e39, 10**400])]
         for value in wrong:
