@@ -436,7 +436,7 @@ async def test_a_time_limit_is_of_the_whole_answer() -> None:
     async with served() as (stack, cutter), Client(cutter.address) as client:
         begin_s = asyncio.get_running_loop().time()
         with pytest.raises(DeadlineError, match="the time limit passed"):
-            async for event in client.stream(PROMPT, max_tokens=8000, ignore_eos=True, timeout_s=1.0):
+            async for event in client.stream(PROMPT, max_tokens=8000, timeout_s=1.0):
                 if isinstance(event, Delta):
                     cutter.close()
         assert asyncio.get_running_loop().time() - begin_s >= 1.0
@@ -444,7 +444,7 @@ async def test_a_time_limit_is_of_the_whole_answer() -> None:
         await cutter.listen()
         await client.wait_until_ready(timeout_s=30)
         with pytest.raises(DeadlineError, match="the time limit passed"):
-            async for event in client.stream(PROMPT, max_tokens=8000, ignore_eos=True, timeout_s=1.0):
+            async for event in client.stream(PROMPT, max_tokens=8000, timeout_s=1.0):
                 if isinstance(event, Delta):
                     cutter.cut()
         await until(lambda: not stack.engine.requests)
