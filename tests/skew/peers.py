@@ -1,15 +1,17 @@
-"""Processes that run the code of the last release, the current code, or the current code with another wire range."""
+"""Processes that run the code of a release, the current code, or the current code with another wire range."""
 
+import ast
 import asyncio
 import os
 import sys
 import zipfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_svc.fake.worker import FakeWorker
@@ -19,10 +21,10 @@ from tests.support.stack import ExecutorProcess
 
 FAKE = "executor_svc.fake"
 SCHEDULER = "scheduler_svc"
+FRONT = "scheduler_svc.own_front"
 
 WORKING_TREE = Path(__file__).parents[2]
 RELEASE_ARCHIVES = sorted(Path(__file__).parent.glob("octavo-*.zip"))
-RELEASE_ARCHIVE = RELEASE_ARCHIVES[0]
 
 State = admin_service_pb2.GetSchedulerStateResponse
 
@@ -52,10 +54,46 @@ class Code:
     @property
     def has_admin_port(self) -> bool:
         """Whether the scheduler serves operators on a port of their own; that of 0.1.0 does it on its main port."""
+        return self._has("scheduler_svc/config.py", "admin_listen")
+
+    @property
+    def has_fronts(self) -> bool:
+        """Whether fronts of their own can join the scheduler."""
+        return self._has("scheduler_svc/config.py", "core_listen")
+
+    @property
+    def keeps_names(self) -> bool:
+        """Whether a scheduler that starts again finds what executors have cached."""
+        return self._has("scheduler_svc/config.py", "prefix_key_file")
+
+    @property
+    def has_row_flags(self) -> bool:
+        """Whether an executor says which outputs cannot go on."""
+        return self._has("shared/capability.py", "ROW_FLAGS")
+
+    @property
+    def tells_accepted_length(self) -> bool:
+        """Whether clients and schedulers tell each other for which length a request was accepted."""
+        return self._has("octavo/streamed_answer.py", "max_model_len")
+
+    @property
+    def wire_versions(self) -> tuple[int, int]:
+        """The lowest and the highest version of octavo.execution.v1 that it speaks."""
+        found = {
+            ast.unparse(node.targets[0]): ast.literal_eval(node.value)
+            for node in ast.parse(self._read("shared/wire.py")).body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("MIN_WIRE_VERSION", "MAX_WIRE_VERSION")
+        }
+        return found["MIN_WIRE_VERSION"], found["MAX_WIRE_VERSION"]
+
+    def _has(self, path: str, word: str) -> bool:
+        return word in self._read(path)
+
+    def _read(self, path: str) -> str:
         if self.archive is None:
-            return True
+            return (WORKING_TREE / path).read_text(encoding="utf-8")
         with zipfile.ZipFile(self.archive) as archive:
-            return b"admin_listen" in archive.read("scheduler_svc/config.py")
+            return archive.read(path).decode() if path in archive.namelist() else ""
 
     def environment(self) -> dict[str, str]:
         """Return the environment in which Python imports this code, whatever is installed."""
@@ -70,13 +108,21 @@ class Code:
         return [*python, "-c", WITH_WIRE_RANGE.format(lowest=lowest, highest=highest, module=module)]
 
 
-RELEASE = Code("release", RELEASE_ARCHIVE)
 CURRENT = Code("current")
+RELEASES = [Code(archive.stem.removeprefix("octavo-"), archive) for archive in RELEASE_ARCHIVES]
+WITH_FRONTS = [release for release in RELEASES if release.has_fronts]
+
+
+def each(releases: Sequence[Code]) -> pytest.MarkDecorator:
+    """Run a test beside each of some releases, which it gets as `release`."""
+    return pytest.mark.parametrize("release", releases, ids=lambda release: release.name)
 
 
 async def start(code: Code, module: str, *flags: str) -> Service:
     """Start a service and return it once it serves."""
-    arguments = ["--exit-on-stdin-close", "--listen", "127.0.0.1:0", *flags]
+    arguments = ["--exit-on-stdin-close", *flags]
+    if "--listen" not in flags:
+        arguments += ["--listen", "127.0.0.1:0"]
     if module == SCHEDULER and code.has_admin_port:
         arguments += ["--admin-listen", "127.0.0.1:0"]
     pipe = asyncio.subprocess.PIPE

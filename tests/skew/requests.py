@@ -33,6 +33,7 @@ class Stream:
     texts: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: list[float] = field(default_factory=list)
     outputs: tuple[Output, ...] = ()
+    num_cached_tokens: int = field(default=0, compare=False)
 
     @property
     def num_tokens(self) -> int:
@@ -56,6 +57,7 @@ async def watch(client: Client, index: int, stream: Stream) -> None:
             stream.prompt_logprobs += event.logprobs
         elif isinstance(event, Finished):
             stream.outputs = tuple(event.outputs)
+            stream.num_cached_tokens = event.usage.num_cached_tokens
 
 
 async def run_all(client: Client, streams: list[Stream]) -> None:

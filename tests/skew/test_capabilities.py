@@ -23,7 +23,7 @@ from shared.executor_info import ExecutorInfo
 from shared.step import Step, TableDelta
 from shared.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS
 from tests.contract.execution_harness import first_step, refusal
-from tests.skew.peers import FAKE, RELEASE, executor_here, running, until_serving
+from tests.skew.peers import FAKE, RELEASES, Code, each, executor_here, running, until_serving
 from tests.support.stack import MAX_MESSAGE_BYTES, ExecutorProcess
 
 pytestmark = pytest.mark.timeout(60)
@@ -139,17 +139,20 @@ def steps_in(sent: list[Message]) -> list[Request]:
     return [m.step for m in sent if isinstance(m, pb.StreamStepsRequest) and m.HasField("step")]
 
 
-async def test_an_executor_of_the_last_release_is_asked_for_nothing_and_gets_steps_without_feature_bits(
-    sent: list[Message],
+@each(RELEASES)
+async def test_an_executor_of_a_release_is_asked_for_what_it_has_and_gets_feature_bits_from_version_2_on(
+    release: Code, sent: list[Message]
 ) -> None:
-    async with running(RELEASE, FAKE) as executor:
+    has_capabilities = release.wire_versions[1] > 1
+    expected = (WANTED if release.has_row_flags else WANTED - {Capability.ROW_FLAGS}) if has_capabilities else set()
+    async with running(release, FAKE) as executor:
         await until_serving(executor)
         async with client_of(executor.address).attach(lambda _: None) as session:
             await run_empty_step(session)
             info = session.info
-    assert (info.numerics_id, info.is_invariant, info.weights_digest) == ("", False, "")
-    assert asked_for(sent) == []
-    assert [step.HasField("feature_bits") for step in steps_in(sent)] == [False]
+    assert (info.numerics_id != "", info.is_invariant, info.weights_digest != "") == (has_capabilities,) * 3
+    assert set(asked_for(sent)) == expected
+    assert [step.HasField("feature_bits") for step in steps_in(sent)] == [has_capabilities]
 
 
 @pytest.mark.parametrize("announced", Capability)

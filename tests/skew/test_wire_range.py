@@ -18,10 +18,11 @@ from shared.step import Step, TableDelta
 from tests.skew.peers import (
     CURRENT,
     FAKE,
-    RELEASE,
+    RELEASES,
     SCHEDULER,
     Code,
     attached_executors,
+    each,
     executor_here,
     running,
     state_when,
@@ -32,7 +33,9 @@ from tests.support.stack import MAX_MESSAGE_BYTES, ExecutorProcess
 
 pytestmark = pytest.mark.timeout(120)
 
-NEXT = Code("next", wire_range=(2, 3))
+# Beyond all that was ever spoken.
+NEXT_RANGE = (3, 4)
+NEXT = Code("next", wire_range=NEXT_RANGE)
 
 
 def client_of(executor: ExecutorProcess) -> ExecutorClient:
@@ -112,12 +115,11 @@ async def test_a_version_that_the_scheduler_does_not_speak_is_refused_whatever_t
     assert str(refused.value) == words
 
 
-@pytest.mark.parametrize(
-    ("scheduler_code", "scheduler_range"), [(CURRENT, (1, 2)), (RELEASE, (1, 1))], ids=["current", "release"]
-)
+@pytest.mark.parametrize("scheduler_code", [CURRENT, *RELEASES], ids=lambda code: code.name)
 async def test_an_executor_of_another_range_is_refused_by_every_scheduler_until_it_is_replaced(
-    scheduler_code: Code, scheduler_range: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    scheduler_code: Code, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    scheduler_range = scheduler_code.wire_versions
     monkeypatch.setattr(wire, "MIN_WIRE_VERSION", 3)
     monkeypatch.setattr(wire, "MAX_WIRE_VERSION", 4)
     async with (
@@ -135,16 +137,17 @@ async def test_an_executor_of_another_range_is_refused_by_every_scheduler_until_
         assert await scheduler.terminate() == 0
 
 
-async def test_an_executor_of_the_last_release_refuses_a_scheduler_of_another_range_and_nothing_hangs() -> None:
+@each(RELEASES)
+async def test_an_executor_of_a_release_refuses_a_scheduler_of_another_range_and_nothing_hangs(release: Code) -> None:
     async with (
-        running(RELEASE, FAKE) as executor,
+        running(release, FAKE) as executor,
         running(NEXT, SCHEDULER, "--executor", executor.address) as scheduler,
         Client(scheduler.address) as client,
     ):
-        assert_names_both(await last_error(scheduler), (2, 3), (1, 1))
+        assert_names_both(await last_error(scheduler), NEXT_RANGE, release.wire_versions)
         with pytest.raises(UnavailableError) as unavailable:
             await client.generate(prompt_of(0), REQUESTS[0])
-        assert_names_both(str(unavailable.value), (2, 3), (1, 1))
+        assert_names_both(str(unavailable.value), NEXT_RANGE, release.wire_versions)
         assert await scheduler.terminate() == 0
         assert await executor.terminate() == 0
 

@@ -1,4 +1,4 @@
-"""The last release beside the current code: as executor, as scheduler, and both in the middle of an upgrade."""
+"""Each release beside the current code: as executor, as scheduler, and both in the middle of an upgrade."""
 
 import asyncio
 import json
@@ -14,12 +14,12 @@ from octavo.outputs import FinishReason
 from tests.skew.peers import (
     CURRENT,
     FAKE,
-    RELEASE,
-    RELEASE_ARCHIVE,
+    RELEASES,
     SCHEDULER,
     Code,
     State,
     attached_executors,
+    each,
     executor_here,
     running,
     scheduler_state,
@@ -66,23 +66,23 @@ asyncio.run(run(sys.argv[1], *json.loads(sys.argv[2])))
 """
 
 
-def test_a_process_of_the_release_imports_nothing_of_the_working_tree() -> None:
+@each(RELEASES)
+def test_a_process_of_a_release_imports_nothing_of_the_working_tree(release: Code) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-c", PRINT_HOMES], env=RELEASE.environment(), capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-c", PRINT_HOMES], env=release.environment(), capture_output=True, text=True, timeout=60
     )
     homes = done.stdout.splitlines()
     assert len(homes) > 50, done.stderr
-    assert [home for home in homes if not Path(home).is_relative_to(RELEASE_ARCHIVE)] == []
+    assert release.archive is not None
+    assert [home for home in homes if not Path(home).is_relative_to(release.archive)] == []
 
 
-@pytest.mark.parametrize(
-    ("scheduler_code", "executor_code"),
-    [(CURRENT, RELEASE), (RELEASE, CURRENT)],
-    ids=["release under current", "current under release"],
-)
-async def test_requests_of_every_kind_are_the_same_with_the_other_side_from_the_last_release(
-    scheduler_code: Code, executor_code: Code, undisturbed: list[Stream]
+@each(RELEASES)
+@pytest.mark.parametrize("is_scheduler", [False, True], ids=["executor", "scheduler"])
+async def test_requests_of_every_kind_are_the_same_with_the_other_side_from_a_release(
+    release: Code, is_scheduler: bool, undisturbed: list[Stream]
 ) -> None:
+    scheduler_code, executor_code = (release, CURRENT) if is_scheduler else (CURRENT, release)
     streams = [Stream() for _ in REQUESTS]
     async with (
         running(executor_code, FAKE, *TINY_CACHE) as executor,
@@ -107,17 +107,15 @@ def have_all_work(state: State) -> bool:
     return min(executor.num_running_requests for executor in state.executors) > 0
 
 
-@pytest.mark.parametrize(
-    ("scheduler_code", "ending"),
-    [(CURRENT, "kill"), (RELEASE, "drain")],
-    ids=["schedulers first", "executors first"],
-)
-async def test_requests_move_to_the_current_executor_of_a_mixed_fleet_when_that_of_the_last_release_ends(
-    scheduler_code: Code, ending: str, undisturbed: list[Stream]
+@each(RELEASES)
+@pytest.mark.parametrize("ending", ["kill", "drain"], ids=["schedulers first", "executors first"])
+async def test_requests_move_to_the_current_executor_of_a_mixed_fleet_when_that_of_a_release_ends(
+    release: Code, ending: str, undisturbed: list[Stream]
 ) -> None:
+    scheduler_code = CURRENT if ending == "kill" else release
     streams = [Stream() for _ in REQUESTS]
     async with (
-        running(RELEASE, FAKE, "--step-ms", str(STEP_MS)) as leaving,
+        running(release, FAKE, "--step-ms", str(STEP_MS)) as leaving,
         executor_here(FakeWorker(step_ms=STEP_MS)) as staying,
         running(scheduler_code, SCHEDULER, "--executor", f"{leaving.address},{staying.address}") as scheduler,
         Client(scheduler.address) as client,
@@ -136,15 +134,19 @@ async def test_requests_move_to_the_current_executor_of_a_mixed_fleet_when_that_
     assert streams == undisturbed
 
 
-async def test_schedulers_of_both_releases_end_their_streams_and_hand_one_executor_on_at_once(
-    undisturbed: list[Stream],
+@each(RELEASES)
+async def test_schedulers_of_both_releases_hand_one_executor_on_at_once_and_what_it_has_cached(
+    release: Code, undisturbed: list[Stream], tmp_path: Path
 ) -> None:
+    key_file = tmp_path / "prefix.key"
+    key_file.write_bytes(bytes(32))
     streams, owners = [Stream(), Stream(), Stream()], []
     async with executor_here(FakeWorker(step_ms=2)) as executor:
         # A lease that outlasts the test: only a scheduler with the same id may have the executor meanwhile.
         flags = ("--executor", executor.address, "--scheduler-id", "one", "--lease-s", "600")
-        for code, stream in zip([RELEASE, CURRENT, RELEASE], streams, strict=True):
-            async with running(code, SCHEDULER, *flags) as scheduler, Client(scheduler.address) as client:
+        for code, stream in zip([release, CURRENT, release], streams, strict=True):
+            key = ("--prefix-key-file", str(key_file)) if code.keeps_names else ()
+            async with running(code, SCHEDULER, *flags, *key) as scheduler, Client(scheduler.address) as client:
                 [owner] = (await attached_executors(scheduler, 1)).values()
                 owners.append(owner)
                 last = asyncio.create_task(watch(client, 0, stream))
@@ -155,15 +157,17 @@ async def test_schedulers_of_both_releases_end_their_streams_and_hand_one_execut
                 assert await exit_code == 0
     assert streams == [undisturbed[0]] * 3
     assert [(owner.instance_id, owner.epoch) for owner in owners] == [(owners[0].instance_id, i) for i in (1, 2, 3)]
+    assert [stream.num_cached_tokens for stream in streams] == [0, *(16 * release.keeps_names,) * 2]
 
 
-async def test_a_client_of_the_last_release_gets_the_same_from_the_current_scheduler(
-    undisturbed: list[Stream],
+@each(RELEASES)
+async def test_a_client_of_a_release_gets_the_same_from_the_current_scheduler(
+    release: Code, undisturbed: list[Stream]
 ) -> None:
     async with running_stack() as stack:
         command = [sys.executable, "-P", "-c", GENERATE, stack.address, json.dumps([prompt_of(0), NUM_TOKENS])]
         client = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, env=RELEASE.environment()
+            *command, stdout=asyncio.subprocess.PIPE, env=release.environment()
         )
         answer, _ = await client.communicate()
     assert json.loads(answer) == undisturbed[0].token_ids[0]
