@@ -72,6 +72,11 @@ class Code:
         return self._has("shared/capability.py", "ROW_FLAGS")
 
     @property
+    def has_continuations(self) -> bool:
+        """Whether a client goes on elsewhere with an answer that was cut."""
+        return bool(self._read("octavo/resumption.py"))
+
+    @property
     def tells_accepted_length(self) -> bool:
         """Whether clients and schedulers tell each other for which length a request was accepted."""
         return self._has("octavo/streamed_answer.py", "max_model_len")
@@ -99,6 +104,11 @@ class Code:
         """Return the environment in which Python imports this code, whatever is installed."""
         return {**os.environ, "PYTHONPATH": str(self.archive or WORKING_TREE)}
 
+    def environment_of_tests(self) -> dict[str, str]:
+        """Return the environment in which Python imports this code, and the tests of the working tree."""
+        homes = (self.archive or WORKING_TREE, WORKING_TREE)
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, homes))}
+
     def command(self, module: str) -> list[str]:
         """Return the command that runs a module of this code."""
         python = [sys.executable, "-P"]
@@ -110,6 +120,7 @@ class Code:
 
 CURRENT = Code("current")
 RELEASES = [Code(archive.stem.removeprefix("octavo-"), archive) for archive in RELEASE_ARCHIVES]
+WITH_CONTINUATIONS = [release for release in RELEASES if release.has_continuations]
 WITH_FRONTS = [release for release in RELEASES if release.has_fronts]
 
 

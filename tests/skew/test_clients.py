@@ -1,0 +1,97 @@
+"""Clients go on with an answer at a scheduler of another release, whichever of the three is older.
+
+The first scheduler has a large executor and the second a small one. An answer that the first one accepted for more than
+the second one holds is cut there if one of the three does not tell the accepted length, as it was before they told it.
+"""
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE
+
+import pytest
+
+from executor_svc.fake.worker import FakeWorker
+from octavo import Client
+from tests.skew.peers import (
+    CURRENT,
+    SCHEDULER,
+    WITH_CONTINUATIONS,
+    Code,
+    attached_executors,
+    each,
+    executor_here,
+    running,
+)
+from tests.skew.requests import REQUESTS, WITH_LONG, Stream, watch
+from tests.support.processes import Service
+from tests.support.stack import running_stack
+
+pytestmark = pytest.mark.timeout(120)
+
+# Blocks of 16 tokens: these hold sequences of 4,800 and of 640.
+LARGE, SMALL = 300, 40
+STEP_MS = 10
+
+
+async def answers(code: Code, first: Service, second: Service) -> list[list[object]]:
+    """Return what a client of a release has in the end; the first scheduler is killed in the middle."""
+    command = [sys.executable, "-P", "-m", "tests.skew.client_process", first.address, second.address]
+    client = await asyncio.create_subprocess_exec(*command, stdout=PIPE, env=code.environment_of_tests())
+    assert client.stdout is not None
+    assert await client.stdout.readline() == b"streaming\n"
+    await first.kill()
+    answer, _ = await client.communicate()
+    summaries: list[list[object]] = json.loads(answer)
+    return summaries
+
+
+def as_json(streams: list[Stream]) -> object:
+    """Return streams as a process tells them."""
+    return json.loads(json.dumps([stream.summary() for stream in streams]))
+
+
+@pytest.mark.parametrize(
+    ("client_is_current", "first_is_current", "second_is_current"),
+    [
+        (True, True, False),
+        (False, True, True),
+        pytest.param(True, False, True, marks=pytest.mark.slow),
+        pytest.param(False, True, False, marks=pytest.mark.slow),
+        pytest.param(False, False, True, marks=pytest.mark.slow),
+    ],
+    ids=lambda is_current: "current" if is_current else "release",
+)
+@each(WITH_CONTINUATIONS)
+async def test_a_client_goes_on_at_another_scheduler_and_without_the_accepted_length_ends_where_that_one_does(
+    release: Code,
+    client_is_current: bool,
+    first_is_current: bool,
+    second_is_current: bool,
+    undisturbed: list[Stream],
+) -> None:
+    client, first_code, second_code = (
+        CURRENT if is_current else release for is_current in (client_is_current, first_is_current, second_is_current)
+    )
+    assert not all(code.tells_accepted_length for code in (client, first_code, second_code))
+    async with (
+        executor_here(FakeWorker(num_device_blocks=LARGE, step_ms=STEP_MS)) as large,
+        executor_here(FakeWorker(num_device_blocks=SMALL)) as small,
+        running(first_code, SCHEDULER, "--executor", large.address) as first,
+        running(second_code, SCHEDULER, "--executor", small.address) as second,
+    ):
+        await attached_executors(first, 1)
+        await attached_executors(second, 1)
+        *streams, long_one = await answers(client, first, second)
+    assert streams == as_json(undisturbed)
+    assert [long_one] == as_json([await answer_of_a_small_executor()])
+
+
+async def answer_of_a_small_executor() -> Stream:
+    """Return the stream of the long request where no more is served."""
+    stream = Stream()
+    worker = FakeWorker(num_device_blocks=SMALL)
+    async with running_stack(worker) as stack, Client(stack.address) as client:
+        await watch(client, WITH_LONG.index(WITH_LONG[-1]), stream)
+    assert stream.num_tokens < WITH_LONG[len(REQUESTS)].max_tokens
+    return stream

@@ -1,0 +1,70 @@
+"""Fronts of their own and cores of different releases: the link between them keeps its name, octavo.core.v1."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from executor_svc.fake.worker import FakeWorker
+from octavo import Client
+from octavo.errors import RequestAbortedError
+from octavo.outputs import Delta, FinishReason
+from tests.skew.peers import CURRENT, FRONT, SCHEDULER, WITH_FRONTS, Code, each, executor_here, running, state_when
+from tests.skew.requests import REQUESTS, STOPPED_BY_STRING, Stream, run_all, until_all_stream
+from tests.support.processes import Service
+from tests.support.stack import ExecutorProcess
+
+pytestmark = pytest.mark.timeout(120)
+
+# Slow enough that every stream is in its middle when a core ends.
+STEP_MS = 10
+
+
+def core_flags(executor: ExecutorProcess, join: str = "127.0.0.1:0") -> tuple[str, ...]:
+    """Return the flags of a core with one executor, which fronts join at an address."""
+    return ("--executor", executor.address, "--scheduler-id", "one", "--core-listen", join)
+
+
+def front_flags(core: Service) -> tuple[str, ...]:
+    """Return the flags of a front that joins a core."""
+    return ("--core", core.other_addresses["fronts"])
+
+
+@pytest.mark.parametrize("front_is_current", [True, False], ids=["current front", "current core"])
+@each(WITH_FRONTS)
+async def test_a_front_goes_on_with_the_core_of_either_release_answers_the_same_and_aborts(
+    release: Code, front_is_current: bool, undisturbed: list[Stream]
+) -> None:
+    front_code, core_code = (CURRENT, release) if front_is_current else (release, CURRENT)
+    streams, again = [Stream() for _ in REQUESTS], [Stream() for _ in REQUESTS]
+    async with AsyncExitStack() as stack:
+        executor = await stack.enter_async_context(executor_here(FakeWorker(step_ms=STEP_MS)))
+        core = await stack.enter_async_context(running(core_code, SCHEDULER, *core_flags(executor)))
+        front = await stack.enter_async_context(running(front_code, FRONT, *front_flags(core)))
+        client = await stack.enter_async_context(Client(front.address, resume_timeout_s=0))
+        await client.wait_until_ready(60)
+        everything = asyncio.create_task(run_all(client, streams))
+        for code, num_tokens in [(front_code, 3), (core_code, 10)]:
+            await until_all_stream(streams, num_tokens, everything.done)
+            assert not any(stream.outputs for stream in streams), "a stream ended before the core did"
+            await core.kill()
+            flags = core_flags(executor, core.other_addresses["fronts"])
+            core = await stack.enter_async_context(running(code, SCHEDULER, *flags))
+        await everything
+        await run_all(client, again)  # and without trouble
+        await abort_in_its_middle(client)
+        await state_when(core, lambda state: not state.num_running_requests and not state.num_used_blocks)
+    assert streams == undisturbed
+    assert again == undisturbed
+    assert streams[STOPPED_BY_STRING].outputs[0].finish_reason is FinishReason.STOP
+
+
+async def abort_in_its_middle(client: Client) -> None:
+    """Abort a request that would take longer than any test may."""
+    was_live = None
+    with pytest.raises(RequestAbortedError, match="'long' was aborted"):
+        async for event in client.stream([40, 41], request_id="long", max_tokens=4000, temperature=0.0):
+            if was_live is None and isinstance(event, Delta):
+                was_live = await client.abort("long")
+    assert was_live
+    assert not await client.abort("long")
