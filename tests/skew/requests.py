@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octavo import Client, SamplingParams
-from octavo.outputs import Delta, Finished, Output, PromptLogprobs
+from octavo.outputs import Accepted, Delta, Finished, Output, PromptLogprobs
 
 NUM_TOKENS = 48
 NUM_PROMPT_TOKENS = 20
@@ -37,6 +37,7 @@ class Stream:
     texts: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: list[float] = field(default_factory=list)
     outputs: tuple[Output, ...] = ()
+    is_accepted: bool = field(default=False, compare=False)
     num_cached_tokens: int = field(default=0, compare=False)
 
     @property
@@ -59,7 +60,9 @@ def prompt_of(index: int) -> list[int]:
 async def watch(client: Client, index: int, stream: Stream) -> None:
     """Run a request to its end and keep what comes."""
     async for event in client.stream(prompt_of(index), WITH_LONG[index]):
-        if isinstance(event, Delta):
+        if isinstance(event, Accepted):
+            stream.is_accepted = True
+        elif isinstance(event, Delta):
             stream.token_ids.setdefault(event.output_index, []).extend(event.token_ids)
             stream.texts[event.output_index] = stream.texts.get(event.output_index, "") + event.text
         elif isinstance(event, PromptLogprobs):

@@ -21,8 +21,11 @@ STEP_MS = 10
 
 
 def core_flags(executor: ExecutorProcess, join: str = "127.0.0.1:0") -> tuple[str, ...]:
-    """Return the flags of a core with one executor, which fronts join at an address."""
-    return ("--executor", executor.address, "--scheduler-id", "one", "--core-listen", join)
+    """Return the flags of a core with one executor, which fronts join at an address.
+
+    Its lease outlasts the test: the next core has to take the executor over.
+    """
+    return ("--executor", executor.address, "--scheduler-id", "one", "--lease-s", "600", "--core-listen", join)
 
 
 def front_flags(core: Service) -> tuple[str, ...]:

@@ -135,13 +135,14 @@ async def test_requests_move_to_the_current_executor_of_a_mixed_fleet_when_that_
 
 
 @each(RELEASES)
+@pytest.mark.parametrize("is_current", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["current", "release"])
 async def test_schedulers_of_both_releases_hand_one_executor_on_at_once_and_what_it_has_cached(
-    release: Code, undisturbed: list[Stream], tmp_path: Path
+    release: Code, is_current: bool, undisturbed: list[Stream], tmp_path: Path
 ) -> None:
     key_file = tmp_path / "prefix.key"
     key_file.write_bytes(bytes(32))
     streams, owners = [Stream(), Stream(), Stream()], []
-    async with executor_here(FakeWorker(step_ms=2)) as executor:
+    async with running(CURRENT if is_current else release, FAKE, "--step-ms", "2") as executor:
         # A lease that outlasts the test: only a scheduler with the same id may have the executor meanwhile.
         flags = ("--executor", executor.address, "--scheduler-id", "one", "--lease-s", "600")
         for code, stream in zip([release, CURRENT, release], streams, strict=True):
