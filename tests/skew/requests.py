@@ -25,7 +25,8 @@ REQUESTS = [
 STOPPED_BY_STRING, WITH_LONG_PROMPT = 1, 8
 
 # One that runs behind the others, where a test asks for it: it wants more than a small executor holds.
-LONG = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True)
+NUM_LONG_TOKENS = 1000
+LONG = SamplingParams(temperature=0.0, max_tokens=NUM_LONG_TOKENS, ignore_eos=True)
 WITH_LONG = [*REQUESTS, LONG]
 
 

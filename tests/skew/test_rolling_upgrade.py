@@ -110,9 +110,8 @@ async def test_executors_core_and_fronts_are_replaced_under_load_and_every_answe
             assert is_upgrade or load.num_refused == num_refused, "a front waits for the next core"
 
         async def replace_fronts() -> None:
-            draining, killed = fronts
-            for front in fronts:
-                await (draining.terminate() if front is draining else killed.kill())
+            for front, end in zip(fronts, (Service.terminate, Service.kill), strict=True):
+                await end(front)
                 await start(new, FRONT, "--core", join, "--listen", front.address)
                 await load.go_on()
 
