@@ -1,11 +1,11 @@
 """Requests of every kind, and what comes of them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from octavo import Client, SamplingParams
-from octavo.outputs import Accepted, Delta, Finished, Output, PromptLogprobs
+from octavo.outputs import Accepted, Delta, Event, FailedRequest, Finished, Output, PromptLogprobs
 
 NUM_TOKENS = 48
 NUM_PROMPT_TOKENS = 20
@@ -24,10 +24,11 @@ REQUESTS = [
 ]
 STOPPED_BY_STRING, WITH_LONG_PROMPT = 1, 8
 
-# One that runs behind the others, where a test asks for it: it wants more than a small executor holds.
+# Two that run beside the others where a test asks for them: they want more than a small executor holds. The last one is
+# on a stream for many.
 NUM_LONG_TOKENS = 1000
 LONG = SamplingParams(temperature=0.0, max_tokens=NUM_LONG_TOKENS, ignore_eos=True)
-WITH_LONG = [*REQUESTS, LONG]
+WITH_LONG = [*REQUESTS, LONG, LONG]
 
 
 @dataclass(slots=True)
@@ -58,9 +59,22 @@ def prompt_of(index: int) -> list[int]:
     return [65 + index, *(97 + i % 26 for i in range(num_tokens - 1))]
 
 
+async def events_of(client: Client, index: int) -> AsyncIterator[Event]:
+    """Run a request; yield its events."""
+    prompt, params = prompt_of(index), WITH_LONG[index]
+    if index < len(WITH_LONG) - 1:
+        async for event in client.stream(prompt, params):
+            yield event
+        return
+    async for _, each in client.stream_many([prompt], params):
+        if isinstance(each, FailedRequest):
+            raise each.error
+        yield each
+
+
 async def watch(client: Client, index: int, stream: Stream) -> None:
     """Run a request to its end and keep what comes."""
-    async for event in client.stream(prompt_of(index), WITH_LONG[index]):
+    async for event in events_of(client, index):
         if isinstance(event, Accepted):
             stream.is_accepted = True
         elif isinstance(event, Delta):
@@ -74,7 +88,7 @@ async def watch(client: Client, index: int, stream: Stream) -> None:
 
 
 async def run_all(client: Client, streams: list[Stream]) -> None:
-    """Run every request at once, each into its stream; the long one, too, if it has one."""
+    """Run every request at once, each into its stream; the long ones, too, if they have one."""
     async with asyncio.TaskGroup() as group:
         for index, stream in enumerate(streams):
             group.create_task(watch(client, index, stream))
