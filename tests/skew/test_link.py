@@ -7,7 +7,7 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo import Client
-from octavo.errors import RequestAbortedError
+from octavo.errors import OctavoError, RequestAbortedError, ResourceExhaustedError, UnavailableError
 from octavo.outputs import Delta, FinishReason
 from tests.skew.peers import CURRENT, FRONT, SCHEDULER, WITH_FRONTS, Code, each, executor_here, running, state_when
 from tests.skew.requests import REQUESTS, STOPPED_BY_STRING, Stream, run_all, until_all_stream
@@ -60,6 +60,32 @@ async def test_a_front_goes_on_with_the_core_of_either_release_answers_the_same_
     assert streams == undisturbed
     assert again == undisturbed
     assert streams[STOPPED_BY_STRING].outputs[0].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("front_is_current", [True, False], ids=["current front", "current core"])
+@each(WITH_FRONTS)
+async def test_a_core_of_the_other_release_that_holds_less_than_was_accepted_cuts_nothing_and_says_so(
+    release: Code, front_is_current: bool
+) -> None:
+    front_code, core_code = (CURRENT, release) if front_is_current else (release, CURRENT)
+    num_tokens = 0
+    async with AsyncExitStack() as stack:
+        large = await stack.enter_async_context(executor_here(FakeWorker(step_ms=STEP_MS)))
+        small = await stack.enter_async_context(executor_here(FakeWorker(num_device_blocks=12)))
+        core = await stack.enter_async_context(running(front_code, SCHEDULER, *core_flags(large)))
+        front = await stack.enter_async_context(running(front_code, FRONT, *front_flags(core)))
+        client = await stack.enter_async_context(Client(front.address, resume_timeout_s=0))
+        await client.wait_until_ready(60)
+        with pytest.raises(OctavoError) as ended:
+            async for event in client.stream([40, 41], max_tokens=400, temperature=0.0):
+                num_tokens += len(event.token_ids) if isinstance(event, Delta) else 0
+                if num_tokens and core.process.returncode is None:
+                    await core.kill()
+                    flags = (*core_flags(small, core.other_addresses["fronts"]), "--orphan-timeout-s", "0.2")
+                    await stack.enter_async_context(running(core_code, SCHEDULER, *flags))
+    assert isinstance(ended.value, ResourceExhaustedError if front_is_current else UnavailableError)
+    assert "402 tokens" in str(ended.value)
 
 
 async def abort_in_its_middle(client: Client) -> None:
