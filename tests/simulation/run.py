@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tests.simulation.abort_checks import AbortChecks
 from tests.simulation.checks import Checks, PromiseBrokenError
 from tests.simulation.endless import watching_callbacks
 from tests.simulation.faults import FAULT, strike
@@ -87,7 +88,8 @@ def simulate(plan: Plan, watchers: tuple[Watcher, ...] = ()) -> Outcome:
 
 def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -> Outcome:
     checks, begin_s = Checks(plan, loop), loop.time()
-    checks.watchers = (Sometimes(checks.seen, loop), *watchers)
+    aborts = AbortChecks(plan, loop.time, checks.break_promise)
+    checks.watchers = (Sometimes(checks.seen, loop), aborts, *watchers)
     for watcher in checks.watchers:
         watcher.run_begins(loop.time)
     with checks.reading_the_log(), fence(loop, f"{plan.seed}"):
