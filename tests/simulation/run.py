@@ -88,12 +88,12 @@ def simulate(plan: Plan, watchers: tuple[Watcher, ...] = ()) -> Outcome:
 
 def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -> Outcome:
     checks, begin_s = Checks(plan, loop), loop.time()
-    aborts = AbortChecks(plan, loop.time, checks.break_promise)
-    checks.watchers = (Sometimes(checks.seen, loop), aborts, *watchers)
+    checks.watchers = (Sometimes(checks.seen, loop), *watchers)
     for watcher in checks.watchers:
         watcher.run_begins(loop.time)
     with checks.reading_the_log(), fence(loop, f"{plan.seed}"):
         world = World(plan, loop, checks)
+        checks.watchers = (*checks.watchers, AbortChecks(world))
         try:
             with watching_callbacks(loop, checks.break_promise):
                 loop.run_until_complete(_play(world))
