@@ -1,7 +1,7 @@
 """The promise on aborts: what nobody waits for any more is computed no further than the word of it takes to come.
 
-- When a call has ended, for whatever reason, its core hears of it after so many delays of the network, unless somebody
-  on the way stands still, is cut off or ended without a word. From then on it computes nothing of that request, wherever
+- When a call has ended, for whatever reason, its core hears of it after so many delays of the network, unless one on
+  the way stands still, is cut off or ended without a word. From then on it computes nothing of that request, wherever
   the word was when a core, a front or a way between them died.
 - A core that was asked to abort a request computes nothing of it, also if a front submits it only then.
 

@@ -280,18 +280,6 @@ BUGS = (
         '        if holder not in ("", scheduler_id):\n',
         "        if holder is None:\n",
     ),
-    Bug(
-        "blocks keep their names though a step failed while it wrote them",
-        f"{SERVICE}/step_runner.py",
-        "            if not keeps_names or self._failure is not None:",
-        "            if not keeps_names:",
-    ),
-    Bug(
-        "steps are sent while the stream is resumed",
-        f"{EXECUTORS}/session.py",
-        "        async with self._stream_lock:  # a resume sends all unanswered steps; none may be added meanwhile\n",
-        "        if True:\n",
-    ),
     # Aborts
     Bug(
         "an abort is lost while the core is away",
@@ -306,36 +294,16 @@ BUGS = (
         "            if request.aborted_with is not None and not self._state:",
     ),
     Bug(
-        "an abort in the message of its submission is lost",
-        f"{LINK}/front_session.py",
-        "            await in_turns(message.aborts, self._abort, ABORTS_AT_ONCE)\n",
-        "            numbers = {submission.number for submission in message.submissions}\n"
-        "            aborts = [abort for abort in message.aborts if abort.number not in numbers]\n"
-        "            await in_turns(aborts, self._abort, ABORTS_AT_ONCE)\n",
-    ),
-    Bug(
         "a client that leaves before its request is queued leaves the request behind",
         f"{LINK}/remote_core.py",
         '            remote.abort(RequestAbortedError("the client ended the call, or its connection broke"))\n',
         "",
     ),
     Bug(
-        "an Abort that comes before its request is forgotten",
-        f"{LINK}/front_session.py",
-        "                self._early_aborts.add(call.request_id, tenant)\n",
-        "                pass\n",
-    ),
-    Bug(
         "credits that come with a submission are lost",
         f"{LINK}/front_session.py",
         "        if message.credits:\n",
         "        if message.credits and not message.submissions:\n",
-    ),
-    Bug(
-        "any attempt takes a request over",
-        f"{ENGINE}/engine.py",
-        "        if request.continuation.attempt > live.attempt or is_fresh:\n",
-        "        if request.continuation.attempt or is_fresh:\n",
     ),
     # The link between fronts and core
     Bug(

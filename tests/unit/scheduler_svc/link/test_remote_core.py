@@ -116,3 +116,19 @@ async def test_what_was_aborted_ends_with_its_core_and_no_other_core_goes_on_wit
         "the client ended the call, or its connection broke",
     ]
     tasks[2].cancel()
+
+
+async def test_what_is_aborted_while_the_core_is_away_ends_at_once() -> None:
+    model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
+    core, sink = RemoteCore(Mock(), "0", nothing, nothing), Mock()
+    core._state = replace(UNREACHABLE, why_not_ready="")
+    request = EngineRequest("r1", np.zeros(3, np.int32), SamplingRow(), StopConditions())
+    submitted = asyncio.create_task(core.submit(request, sink, model))
+    await asyncio.sleep(0)
+    await core._take(pb.JoinResponse(accepted=[1]), Mock())
+    await submitted
+    await core._lose("it is gone")
+    [handle] = sink.begin.call_args.args
+    handle.abort(RequestAbortedError("its client left"))
+    assert (core.num_requests, str(sink.end.call_args.args[1])) == (0, "its client left")
+    assert not core._outgoing.aborts
