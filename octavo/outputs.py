@@ -127,12 +127,14 @@ class Accepted:
 
     `prompt_token_ids`: the prompt; empty if a scheduler of an earlier release did not tell those of a text.
     `max_model_len`: the longest sequence that it is accepted for, prompt and output; 0: the scheduler does not say it.
+    `seed`: of its randomness, as asked for or drawn by the scheduler: with it the answer can be had again.
     """
 
     request_id: str
     num_prompt_tokens: int
     prompt_token_ids: tuple[int, ...] = ()
     max_model_len: int = 0
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +315,11 @@ def event_from_proto(response: generation_service_pb2.GenerateResponse) -> Event
 def accepted_from_proto(accepted: generation_service_pb2.Accepted) -> Accepted:
     """Return the event in the message."""
     return Accepted(
-        accepted.request_id, accepted.num_prompt_tokens, tuple(accepted.prompt_token_ids), accepted.max_model_len
+        accepted.request_id,
+        accepted.num_prompt_tokens,
+        tuple(accepted.prompt_token_ids),
+        accepted.max_model_len,
+        accepted.sampling_params.seed if accepted.sampling_params.HasField("seed") else None,
     )
 
 

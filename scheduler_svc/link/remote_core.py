@@ -275,12 +275,16 @@ class RemoteCore:
     def abort(self, number: int, error: OctavoServiceError) -> None:
         """A request is to end."""
         if self._absence.is_on:
-            if (request := self._requests.pop(number, None)) is not None:
-                request.fail(error)
-                self._has_news.set()
+            self._end_here(number, error)
             return
         self._outgoing.aborts.add(number=number, failure=encode_failure(error))
         self._has_outgoing.set()
+
+    def _end_here(self, number: int, error: OctavoServiceError) -> None:
+        """End a request that no core has."""
+        if (request := self._requests.pop(number, None)) is not None:
+            request.fail(error)
+            self._has_news.set()
 
     # The stream ------------------------------------------------------------------------------------------------
 
@@ -367,6 +371,9 @@ class RemoteCore:
             self._trouble = trouble
             self._absence.begin()
         self._state = UNREACHABLE
+        for number, request in list(self._requests.items()):
+            if request.aborted_with is not None:  # whether that core heard of it or not: the next one must not go on
+                self._end_here(number, request.aborted_with)
         await self._tell_readiness()
 
     def _give_up(self, after_s: float) -> None:

@@ -41,9 +41,10 @@ class RemoteRequest:
 
     Attributes:
         queued: Done once the core has queued it, or refused it.
+        aborted_with: Why it was aborted; None: it was not.
     """
 
-    __slots__ = ("_checked_for", "_core", "_num_tokens_of", "_number", "queued", "request", "sink")
+    __slots__ = ("_checked_for", "_core", "_num_tokens_of", "_number", "aborted_with", "queued", "request", "sink")
 
     def __init__(
         self, core: RequestsOfCore, number: int, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel
@@ -52,6 +53,7 @@ class RemoteRequest:
         self.sink = sink
         self._checked_for = checked_for
         self.queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.aborted_with: OctavoServiceError | None = None
         self._core = core
         self._number = number
         self._num_tokens_of = request.num_known_tokens
@@ -138,6 +140,7 @@ class RemoteRequest:
 
     def abort(self, error: OctavoServiceError) -> None:
         """See `RequestHandle`."""
+        self.aborted_with = error
         self._core.abort(self._number, error)
 
     def end(self, message: pb.RequestEnd) -> None:

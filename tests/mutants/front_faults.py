@@ -35,6 +35,56 @@ FAULTS = (
         ("tests/contract/test_link.py::test_a_session_that_ends_reads_nothing_more_and_waits_for_no_write",),
     ),
     Fault(
+        "an abort is lost while the core is away",
+        f"{SERVICE}/link/remote_core.py",
+        "        if self._absence.is_on:\n            self._end_here(number, error)\n            return\n",
+        "",
+        (f"{UNIT}/link/test_remote_core.py::test_what_is_aborted_while_the_core_is_away_ends_at_once",),
+    ),
+    Fault(
+        "what was aborted goes on at the next core, if the one before may not have heard of it",
+        f"{SERVICE}/link/remote_core.py",
+        "            if request.aborted_with is not None:",
+        "            if request.aborted_with is not None and not self._state:",
+        (
+            f"{UNIT}/link/test_remote_core.py"
+            "::test_what_was_aborted_ends_with_its_core_and_no_other_core_goes_on_with_it",
+        ),
+    ),
+    Fault(
+        "an abort in the message of its submission is lost",
+        f"{SERVICE}/link/front_session.py",
+        "            await in_turns(message.aborts, self._abort, ABORTS_AT_ONCE)\n",
+        "            numbers = {submission.number for submission in message.submissions}\n"
+        "            aborts = [abort for abort in message.aborts if abort.number not in numbers]\n"
+        "            await in_turns(aborts, self._abort, ABORTS_AT_ONCE)\n",
+        ("tests/contract/test_link.py::test_an_abort_in_the_message_of_its_submission_ends_it",),
+    ),
+    Fault(
+        "an Abort that comes before its request is forgotten",
+        f"{SERVICE}/link/front_session.py",
+        "                self._early_aborts.add(call.request_id, tenant)\n",
+        "                pass\n",
+        (
+            "tests/contract/test_link.py"
+            "::test_an_abort_that_comes_before_its_request_ends_it_and_no_later_one_of_the_same_id",
+        ),
+    ),
+    Fault(
+        "any attempt takes a request over",
+        f"{SERVICE}/engine/engine.py",
+        "        if request.continuation.attempt > live.attempt or is_fresh:\n",
+        "        if request.continuation.attempt or is_fresh:\n",
+        ("tests/contract/test_continuation.py::test_the_call_that_still_has_the_request_is_told",),
+    ),
+    Fault(
+        "an older session of a front replaces a newer one",
+        f"{SERVICE}/link/core_servicer.py",
+        "            if hello.session <= number:\n",
+        "            if hello.session < 0:\n",
+        ("tests/contract/test_link.py::test_a_newer_session_of_a_front_ends_the_older_one_and_its_requests_first",),
+    ),
+    Fault(
         "a core ignores a larger incarnation",
         f"{SERVICE}/incarnation.py",
         "        if told < self.number or (told == self.number and self._is_granted):\n",

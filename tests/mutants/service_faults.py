@@ -45,6 +45,13 @@ FAULTS = (
         (f"{UNIT}/executors/test_driver.py",),
     ),
     Fault(
+        "steps are sent while the stream is resumed",
+        f"{SERVICE}/executors/session.py",
+        "        async with self._stream_lock:  # a resume sends all unanswered steps; none may be added meanwhile\n",
+        "        if True:\n",
+        (f"{UNIT}/executors/test_client.py::test_a_step_waits_while_the_stream_is_resumed",),
+    ),
+    Fault(
         "a step that uses its processor hangs all the same",
         f"{SERVICE}/executors/step_watch.py",
         "cpu_time_us - last_us < LEAST_CPU_US:",

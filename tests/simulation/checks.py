@@ -63,7 +63,7 @@ class RequestRecord:
         left: Whether the client went away by itself.
         was_aborted: Whether another call asked to abort it.
         max_model_len: The longest sequence that it was first accepted for.
-        last_event_s: When the last event came.
+        accepted_at_s, last_event_s: When the first event came, and the last one.
         token_ids, texts: What the deltas have brought, by output index.
     """
 
@@ -78,6 +78,7 @@ class RequestRecord:
     was_aborted: bool = False
     has_ended: bool = False
     max_model_len: int = 0
+    accepted_at_s: float = 0.0
     last_event_s: float = 0.0
     token_ids: defaultdict[int, tuple[int, ...]] = field(default_factory=lambda: defaultdict(tuple))
     texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
@@ -138,7 +139,8 @@ class Checks:
         if isinstance(event, Accepted) != (record.events == 1):
             self.break_promise(f"event {record.events} of {record.request_id} is {type(event).__name__}")
         if isinstance(event, Accepted):
-            record.max_model_len = event.max_model_len
+            record.max_model_len, record.accepted_at_s = event.max_model_len, record.last_event_s
+            record.shape = record.shape.with_seed(event.seed)
         if isinstance(event, Delta):
             record.token_ids[event.output_index] += event.token_ids
             record.texts[event.output_index] += event.text

@@ -12,35 +12,23 @@ from scheduler_svc.link.front_session import FrontSession, _RemoteSink
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import FinishReason
-from shared.errors import CallerError, FencedError, OctavoServiceError, RequestExistsError, SlowCallerError
+from shared.errors import CallerError, FencedError, OctavoServiceError, SlowCallerError
 from tests.simulation.watching import Watcher
 
 RARE_ON_THE_LINK = {
     "session fenced by a newer one": "a front joined again, and its core had not noticed that it was gone",
-    "fenced session had requests": "they ended with it",
-    "front left with requests": "a session ended, and its requests with it",
-    "tokens for a dead session": "a session ended, and its core had tokens for it that were not sent",
     "slow front": "a front took nothing for so long that its session ended",
     "credits exhausted": "a core had nothing more that it may send to a front",
-    "steps in one message": "what several steps brought grew together for a front that was behind",
     "stop string met a length": "a front found a stop string in an output that the core had ended otherwise",
-    "stop string of an ended request": "a front said how an output ends, and the request had ended",
-    "abort met an end": "a front aborted what had ended",
     "abort through another front": "a request of one front was aborted at another one",
-    "id known from another front": "a request was refused whose id another front's request had",
-    "core refused what its front let in": "a front knew of the core what was not true any more",
-    "core lost with submissions": "a session broke before its core had said that it took a request",
-    "core lost with requests": "a session broke, and live requests of its front ended",
-    "core lost with an Abort": "a session broke, and somebody waited for an Abort",
-    "Abort asked again": "the next core was asked for an Abort that the one before had not answered",
-    "requests go on": "a front had the next core go on with its requests",
-    "tokens go on": "and one of them had tokens",
-    "request goes on unqueued": "and of one the core before had not said that it took it",
-    "ended output goes on": "and of one an output had ended, and another one had not",
-    "end not delivered": "and of one all outputs had ended: the end was on its way when the core went",
+    "tokens go on": "a front had the next core go on with a request that had tokens",
+    "request goes on unqueued": "and with one of which the core before had not said that it took it",
+    "end not delivered": "and with one whose outputs had all ended: the end was on its way when the core went",
+    "abort in the message of its submission": "its client left at once",
+    "credits beside a submission": "a front granted further messages in the message of a request",
+    "core lost with an abort": "a session broke, and its core may not have heard of an abort",
     "abort without a core": "a request that waited for the next core was aborted",
     "early Abort": "an Abort came to the core before its request did",
-    "core refused by a front's number": "a core was there that a front knew to be the older one",
     "core raised its number": "a front had joined a core of a larger number",
     "absence too long": "no core came for so long that requests of a front ended",
     "attempt took a request over": "a continuation took a request from a call that lived",
@@ -85,8 +73,6 @@ async def _end_older(
     for older in link.sessions:
         if older.name == hello.front_id:
             note("session fenced by a newer one")
-            if older.num_requests:
-                note("fenced session had requests")
     await end(key, hello)
 
 
@@ -101,8 +87,7 @@ def _begin(
 ) -> None:
     begin(key, hello, session)
     session.run = partial(_run, session.run, session, note, accuse)  # type: ignore[method-assign]
-    session.take = partial(_take_request, session.take, session, link, note)  # type: ignore[method-assign]
-    session.refuse = partial(_refuse, session.refuse, note)  # type: ignore[method-assign]
+    session.take = partial(_take, session.take, session, link, note)  # type: ignore[method-assign]
 
 
 async def _run(
@@ -118,9 +103,6 @@ async def _run(
     async def tell(message: pb.JoinResponse) -> None:
         if session._gate._num_credits == 0:
             note("credits exhausted")
-        tokens = message.tokens
-        if len(tokens.numbers) > len(set(zip(tokens.numbers, tokens.output_indexes or tokens.numbers, strict=True))):
-            note("steps in one message")
         await write(message)
 
     try:
@@ -133,14 +115,9 @@ async def _run(
     except CallerError as error:
         accuse(f"the core says of one of our fronts: {error}")
         raise
-    finally:
-        if session._batch.num_tokens:
-            note("tokens for a dead session")
-        if any(ended.HasField("failure") for ended in session._batch.response.ended):
-            note("front left with requests")
 
 
-async def _take_request(
+async def _take(
     take: Callable[[pb.JoinRequest], Any],
     session: FrontSession,
     link: CoreServicer,
@@ -148,12 +125,10 @@ async def _take_request(
     message: pb.JoinRequest,
 ) -> None:
     submitted = {submission.number for submission in message.submissions}
-    for end in message.output_ends:
-        if end.number not in session._requests:
-            note("stop string of an ended request")
-    for abort in message.aborts:
-        if abort.number not in session._requests and abort.number not in submitted:
-            note("abort met an end")
+    if any(abort.number in submitted for abort in message.aborts):
+        note("abort in the message of its submission")
+    if submitted and message.credits:
+        note("credits beside a submission")
     for call in message.abort_calls:
         for other in link.sessions:
             if other is not session and any(_id_of(sink) == call.request_id for sink in other._requests.values()):
@@ -163,14 +138,6 @@ async def _take_request(
 
 def _id_of(sink: _RemoteSink) -> str:
     return sink.handle._request.request_id  # type: ignore[attr-defined, no-any-return]
-
-
-def _refuse(refuse: Callable[..., None], note: Note, number: int, error: OctavoServiceError) -> None:
-    if isinstance(error, RequestExistsError):
-        note("id known from another front")
-    else:
-        note("core refused what its front let in")
-    refuse(number, error)
 
 
 def _finish(
@@ -188,11 +155,7 @@ def _finish(
 
 def _keep_order(keep: Callable[[pb.FrontHello], None], link: CoreServicer, note: Note, hello: pb.FrontHello) -> None:
     former = link.incarnation.number
-    try:
-        keep(hello)
-    except FencedError:
-        note("core refused by a front's number")
-        raise
+    keep(hello)
     if link.incarnation.number != former:
         note("core raised its number")
 
@@ -216,33 +179,24 @@ def _supersede(supersede: Callable[[EngineRequest], None], engine: Engine, note:
 
 
 async def _lose(lose: Callable[[str], Any], core: RemoteCore, note: Note, trouble: str) -> None:
-    if core._requests:
-        note("core lost with requests")
-    if any(not request.queued.done() for request in core._requests.values()):
-        note("core lost with submissions")
-    if core._abort_calls:
-        note("core lost with an Abort")
+    if any(request.aborted_with is not None for request in core._requests.values()):
+        note("core lost with an abort")
     await lose(trouble)
 
 
 def _go_on(go_on: Callable[[], None], core: RemoteCore, note: Note) -> None:
-    was_away, num_aborts = core._absence.is_on, len(core._abort_calls)
+    was_away = core._absence.is_on
     go_on()
     if not was_away or core._absence.is_on:
         return
-    if num_aborts:
-        note("Abort asked again")
-    if core._requests:
-        note("requests go on")
     for request in core._requests.values():
         if not request.queued.done():
             note("request goes on unqueued")
         outputs = request.sink.so_far().outputs
-        num_ended = sum(output.finish_reason is not None for output in outputs)
         if any(len(output.token_ids) for output in outputs):
             note("tokens go on")
-        if num_ended:
-            note("end not delivered" if num_ended == len(outputs) else "ended output goes on")
+        if all(output.finish_reason is not None for output in outputs):
+            note("end not delivered")
 
 
 def _give_up(give_up: Callable[[float], None], core: RemoteCore, note: Note, after_s: float) -> None:

@@ -10,6 +10,7 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.surroundings import PREFIX_KEY_BYTES, Surroundings
 from scheduler_svc.link.core_servicer import CoreServicer
+from tests.simulation.attach_checks import watch_attachment
 from tests.simulation.link_watch import watch_front, watch_link
 from tests.simulation.plan import ExecutorPlan
 from tests.simulation.processes import SimulatedProcess
@@ -138,7 +139,12 @@ class ExecutorMachine(Machine):
             return
         world = self._world
         self.executor = SimulatedExecutor(
-            world.network, self.plan.address, self.begin(), self._make_worker, self.wall_clock(self.name)
+            world.network,
+            self.plan.address,
+            self.begin(),
+            self._make_worker,
+            self.wall_clock(self.name),
+            lambda servicer: watch_attachment(servicer._attachment, self.name, world.checks.break_promise),
         )
         self.executor.start(self.plan.load_s)
 

@@ -28,7 +28,7 @@ async def wait_for_moment(world: World, plan: FaultPlan) -> None:
     """Return when the moment of a fault has come, or none came."""
     if plan.moment == NO_MOMENT:
         return
-    has_come, strike = _TABLE[plan.moment], Strike(world, plan, 0)
+    has_come, strike = _TABLE[plan.moment], Strike(world, plan)
     until_s = world.loop.time() + LONGEST_WAIT_S
     while not has_come(strike) and world.loop.time() < until_s:
         if plan.moment in _WITHOUT_STEPS:

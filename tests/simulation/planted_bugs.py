@@ -274,6 +274,37 @@ BUGS = (
         "                    self._dispatched_to.discard(inbox.core)\n        return self.take",
         "                    pass\n        return self.take",
     ),
+    Bug(
+        "the lease of another scheduler is ignored at Attach",
+        f"{SERVICE}/attachment.py",
+        '        if holder not in ("", scheduler_id):\n',
+        "        if holder is None:\n",
+    ),
+    # Aborts
+    Bug(
+        "an abort is lost while the core is away",
+        f"{LINK}/remote_core.py",
+        "        if self._absence.is_on:\n            self._end_here(number, error)\n            return\n",
+        "",
+    ),
+    Bug(
+        "what was aborted goes on at the next core, if the one before may not have heard of it",
+        f"{LINK}/remote_core.py",
+        "            if request.aborted_with is not None:",
+        "            if request.aborted_with is not None and not self._state:",
+    ),
+    Bug(
+        "a client that leaves before its request is queued leaves the request behind",
+        f"{LINK}/remote_core.py",
+        '            remote.abort(RequestAbortedError("the client ended the call, or its connection broke"))\n',
+        "",
+    ),
+    Bug(
+        "credits that come with a submission are lost",
+        f"{LINK}/front_session.py",
+        "        if message.credits:\n",
+        "        if message.credits and not message.submissions:\n",
+    ),
     # The link between fronts and core
     Bug(
         "the requests of a front that is gone go on",

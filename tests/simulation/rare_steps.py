@@ -35,18 +35,12 @@ RARE_DECISIONS: tuple[Rare[Decided], ...] = (
         "outputs forked while an earlier step was under way",
         lambda it: bool(it.step.delta.forks) and len(it.core.in_flight) > 1,
     ),
-    Rare(
-        "beams forked and copied",
-        "a beam was doubled, and a block copied for it",
-        lambda it: bool(it.step.delta.beam_forks) and bool(len(it.step.blocks_to_copy)),
-    ),
     Rare("pool full", "not one block of a device was free", lambda it: not it.core.blocks.allocator.num_free_blocks),
     Rare(
         "many steps in flight",
         "four steps of one executor were under way",
         lambda it: len(it.core.in_flight) >= _MANY_STEPS,
     ),
-    Rare("given up", "a core ended a request that can never go on", lambda it: bool(it.decision.failures)),
     Rare("probing step", "an executor in doubt was given a request", lambda it: it.core.is_probing),
 )
 
@@ -64,19 +58,9 @@ RARE_RESULTS: tuple[Rare[Processed], ...] = (
         "late token", "a result brought a token to a sequence that had ended", lambda it: it.updates.num_void_rows > 0
     ),
     Rare(
-        "fork behind a late token",
-        "a late token came, and a fork was under way behind it",
-        lambda it: it.updates.num_void_rows > 0 and any(sent.step.delta.forks for sent in it.core.in_flight),
-    ),
-    Rare(
         "token of a preempted sequence",
         "a token came for a sequence that had left the batch",
         lambda it: any(sequence.status in _OUT_OF_BATCH for sequence in it.updates.sequences),
-    ),
-    Rare(
-        "two searches ended at once",
-        "one result ended two beam searches",
-        lambda it: len(it.updates.finished_searches) > 1,
     ),
 )
 
@@ -92,14 +76,12 @@ def _any(event: Event) -> bool:
 
 # By the name of the event.
 RARE_LINES: tuple[tuple[str, Rare[Event]], ...] = (
-    ("step_stream_broke", Rare("stream broke", "a step stream broke", _any)),
     ("step_stream_resumed", Rare("stream resumed", "a step stream went on where it broke", _any)),
     ("stream_opened", Rare("answers sent again", "an executor sent results that got lost", _says("resent=[1-9]"))),
     (
         "attached",
         Rare("blocks kept", "an executor had cached blocks of before its attachment", _says("kept_blocks=[1-9]")),
     ),
-    ("heartbeat_failed", Rare("heartbeat failed", "an executor did not answer a heartbeat", _any)),
     ("no_executor", Rare("hang noticed", "a step took much longer than it should", _says("hangs"))),
     (
         "no_executor",
@@ -110,16 +92,9 @@ RARE_LINES: tuple[tuple[str, Rare[Event]], ...] = (
         "no_executor",
         Rare("fenced off", "a scheduler's epoch had ended", _says("is not the current one|ended: scheduler")),
     ),
-    ("no_executor", Rare("another instance", "a restarted executor answered a resume", _says("instance .* is gone"))),
-    ("no_executor", Rare("executor left in order", "an executor shut down", _says("shutting down"))),
     ("step_failed", Rare("step failed", "an executor failed a step", _any)),
     ("no_executor", Rare("nonsense answered", "a result did not fit its step", _says("sampled|result|rows|tokens"))),
-    ("no_executor", Rare("spare executor", "a scheduler had as many as it may", _says("--max-executors"))),
     ("probe_succeeded", Rare("probe succeeded", "an executor in doubt worked", _any)),
-    ("name_not_resolved", Rare("name without address", "no address of executors was known", _any)),
-    ("retired", Rare("retired", "an executor left the fleet when its work was done", _any)),
-    ("not_ready", Rare("not ready", "a scheduler had nobody to compute", _any)),
-    ("mixed_numerics", Rare("numerics mixed in the fleet", "two kinds of executors were attached", _any)),
     ("requests_wait_for_a_larger_executor", Rare("too large for those here", "requests waited for a larger one", _any)),
 )
 
@@ -127,29 +102,11 @@ RARE_ANSWERS: tuple[Rare[RequestRecord], ...] = (
     Rare("duplicate id refused", "a live request had the id already", lambda it: _failed(it, "RequestExistsError")),
     Rare("queue full", "a request was refused since too many waited", lambda it: _failed(it, "OverloadedError")),
     Rare("logits not finite", "the model had no numbers for a request", lambda it: _failed(it, "InternalError")),
-    Rare("hostile request refused", "nonsense was refused in words", lambda it: _failed(it, "InvalidRequestError")),
     Rare(
         "slow reader answered", "who read slowly got all of it", lambda it: _finished(it) and it.plan.reads_every_s > 0
     ),
-    Rare("retry answered", "a request sent again got its answer", lambda it: _finished(it) and "." in it.request_id),
-    Rare("abort came too late", "an abort met an answer", lambda it: _finished(it) and it.was_aborted),
-    Rare("deadline kept", "an answer came before its deadline", lambda it: _finished(it) and bool(it.plan.timeout_s)),
+    Rare("drawn seed answered", "the scheduler drew its seed", lambda it: _finished(it) and it.shape.seed > 0),
     Rare("answer continued", "a client went on with what was cut", lambda it: _num_resumptions(it) > 0),
-    Rare("answer continued twice", "and was cut again", lambda it: _num_resumptions(it) > 1),
-    Rare(
-        "ranked answer continued",
-        "none of it had come",
-        lambda it: (
-            _num_resumptions(it) > 0
-            and "n" not in it.shape.options
-            and ("best_of" in it.shape.options or "beam_width" in it.shape.options)
-        ),
-    ),
-    Rare(
-        "error in mid-stream",
-        "a stream had brought tokens, and ended with an error",
-        lambda it: it.events > 1 and _failed(it, "UnavailableError", "NotConnectedError"),
-    ),
 )
 
 

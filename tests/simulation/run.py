@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tests.simulation.abort_checks import AbortChecks
 from tests.simulation.checks import Checks, PromiseBrokenError
 from tests.simulation.endless import watching_callbacks
 from tests.simulation.faults import FAULT, strike
@@ -92,6 +93,7 @@ def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -
         watcher.run_begins(loop.time)
     with checks.reading_the_log(), fence(loop, f"{plan.seed}"):
         world = World(plan, loop, checks)
+        checks.watchers = (*checks.watchers, AbortChecks(world))
         try:
             with watching_callbacks(loop, checks.break_promise):
                 loop.run_until_complete(_play(world))

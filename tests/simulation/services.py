@@ -70,6 +70,7 @@ class SimulatedExecutor:
     process: SimulatedProcess
     make_worker: MakeWorker
     unix_s: Callable[[], float]
+    on_servicer: Callable[[ExecutionServicer], None] = lambda _: None
     worker: FakeWorker = field(init=False)
     thread: SimulatedStepThread = field(init=False)
     servicer: ExecutionServicer = field(init=False)
@@ -83,6 +84,7 @@ class SimulatedExecutor:
         self.thread = SimulatedStepThread(self.process.loop)
         self.worker = self.make_worker(self.thread, self.process.name)
         self.servicer = ExecutionServicer(thread=self.thread, unix_s=self.unix_s)
+        self.on_servicer(self.servicer)
         self.server = SimulatedServer(self.process, self.address, [StatusInterceptor()])
         added_to: Any = self.server
         execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(self.servicer, added_to)

@@ -7,7 +7,7 @@ the fake executor cannot tell equal histories apart; but many begin alike, for t
 import functools
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.errors import InternalError, InvalidRequestError, OctavoError, UnavailableError
@@ -22,6 +22,9 @@ POISONED = "this prompt breaks executors"
 # Behind it the logits of the simulated model are NaN (`worker.py`); some shapes have it at the end of their prompts.
 NAN_TOKEN = 2
 SHAPES_PER_NOT_FINITE = 50
+
+# One of so many shapes has no seed: whoever accepts it draws one, and says which.
+SHAPES_PER_SEEDLESS = 10
 
 MAX_MODEL_LEN = 160
 LONGEST_PROMPT = 70
@@ -41,6 +44,7 @@ class Shape:
         kind: For people, and for swarms that leave some out.
         prompt: Token ids.
         options: What `octavo.Client.stream` is given beside the prompt.
+        seed: That was drawn, of one that has none in `options`; 0: `options` has it, or none was drawn yet.
         refused_as: The error that it has to end with; None: it is a good request.
     """
 
@@ -49,6 +53,13 @@ class Shape:
     prompt: tuple[int, ...]
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
     refused_as: type[OctavoError] | None = None
+    seed: int = 0
+
+    def with_seed(self, seed: int | None) -> "Shape":
+        """Return what it is once a seed was drawn for it."""
+        if seed is None or "seed" in self.options or "beam_width" in self.options:
+            return self
+        return replace(self, options=dict(self.options) | {"seed": seed}, seed=seed)
 
     @property
     def num_output_tokens(self) -> int:
@@ -79,6 +90,8 @@ def shape(number: int) -> Shape:
     if kind == POISON:
         return Shape(number, kind, (POISON_TOKEN, *_prompt(draw, number)), options, UnavailableError)
     refused_as = _KINDS[kind][1](draw, options)
+    if number % SHAPES_PER_SEEDLESS == 1:
+        options.pop("seed", None)
     prompt = _prompt(draw, number)
     if number % SHAPES_PER_NOT_FINITE == 0 and refused_as is None:
         return Shape(number, kind, (*prompt, NAN_TOKEN), options, InternalError)

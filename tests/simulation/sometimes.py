@@ -39,15 +39,8 @@ _NEARLY_S = 0.02
 # What needs more than one look.
 _OTHERS = {
     "stop string behind a surplus token": "a text had its stop string, and a later token was under way",
-    "stop string of a group that had left": "a text had its stop string, and its group was preempted meanwhile",
-    "probe failed": "an executor in doubt did not work",
-    "session survived": "a heartbeat failed, and a later result came in the same epoch",
-    "step after a resume": "a result came over a stream that had been resumed, and tables were compared",
-    "taken over": "another scheduler has an executor now",
     "taken over as its lease ran out": "another scheduler has an executor that nobody had given back",
-    "came back to its executor": "a scheduler attached again before its own lease had run out",
     "window full": "a writer waited for its reader",
-    "message to nobody": "a message came over a connection that its receiver did not know",
     "keepalive failed": "silence ended a connection",
 }
 
@@ -76,12 +69,9 @@ class Sometimes(Watcher):
         self._seen = seen
         self._loop = loop
         self._records: dict[str, tuple[RequestRecord, float]] = {}
-        self._num_faults = 0
         self._lines: defaultdict[str, list[Rare[Event]]] = defaultdict(list)
         for name, rare in RARE_LINES:
             self._lines[name].append(rare)
-        self._failed_heartbeats: set[tuple[str, str, int]] = set()
-        self._resumed: set[tuple[str, str, int]] = set()
         self._holders: dict[str, str] = {}
 
     def count(self, name: str) -> None:
@@ -94,25 +84,17 @@ class Sometimes(Watcher):
 
     def fault_begins(self, world: World, fault: FaultPlan) -> None:
         """See `Watcher`."""
-        self._num_faults += 1
-        strike = Strike(world, fault, self._num_faults)
+        strike = Strike(world, fault)
         for rare in RARE_STRIKES:
             if rare.is_seen(strike):
                 self.count(rare.name)
-
-    def fault_ended(self, fault: FaultPlan) -> None:
-        """See `Watcher`."""
-        self._num_faults -= 1
 
     def logged(self, process: str, event: Event) -> None:
         """See `Watcher`."""
         for rare in self._lines.get(event.name, ()):
             if rare.is_seen(event):
                 self.count(rare.name)
-        if event.name in ("heartbeat_failed", "step_stream_resumed"):
-            marked = self._failed_heartbeats if event.name == "heartbeat_failed" else self._resumed
-            marked.add((process, str(event.fields["executor"]), int(event.fields["epoch"] or 0)))
-        elif event.name == "attached" and "scheduler_id" in event.fields:
+        if event.name == "attached" and "scheduler_id" in event.fields:
             self._note_holder(process, str(event.fields["scheduler_id"]))
         elif event.name == "detached":
             self._holders[process] = ""
@@ -120,10 +102,8 @@ class Sometimes(Watcher):
     def _note_holder(self, executor: str, scheduler: str) -> None:
         """An executor has a scheduler now."""
         former, self._holders[executor] = self._holders.get(executor), scheduler
-        if former == scheduler:
-            self.count("came back to its executor")
-        elif former is not None:
-            self.count("taken over as its lease ran out" if former else "taken over")
+        if former and former != scheduler:
+            self.count("taken over as its lease ran out")
 
     def sent(self, record: RequestRecord) -> None:
         """See `Watcher`."""
@@ -141,10 +121,7 @@ class Sometimes(Watcher):
         timeout_s, now_s = record.plan.timeout_s, self._loop.time()
         is_late = timeout_s is not None and now_s >= sent_at_s + timeout_s - _NEARLY_S
         word = word_of(ended, has_left=record.left, is_late=is_late)
-        is_resuming = ended.error_code == "ABORTED" and any(
-            driver.session is not None and driver.session.is_resuming for driver in engine.drivers.values()
-        )
-        life = Life(ended, record.shape.kind, word, is_resuming)
+        life = Life(ended, record.shape.kind, word)
         for rare in RARE_LIVES:
             if rare.is_seen(life):
                 self.count(rare.name)
@@ -164,27 +141,16 @@ class Sometimes(Watcher):
         for rare in RARE_RESULTS:
             if rare.is_seen(processed):
                 self.count(rare.name)
-        if self._failed_heartbeats or self._resumed:
-            session = process, core.name, core.epoch
-            if session in self._failed_heartbeats:
-                self._failed_heartbeats.discard(session)
-                self.count("session survived")
-            if session in self._resumed:
-                self._resumed.discard(session)
-                self.count("step after a resume")
 
     def stopped(self, process: str, core: ExecutorCore | None, sequence: TokenSequence) -> None:
         """See `Watcher`."""
-        if core is None:
-            self.count("stop string of a group that had left")
-        elif sequence.slot >= 0 and any(sequence.slot in sent.layout.slots for sent in core.in_flight):
+        if (
+            core is not None
+            and sequence.slot >= 0
+            and any(sequence.slot in sent.layout.slots for sent in core.in_flight)
+        ):
             self.count("stop string behind a surplus token")
 
     def linked(self, process: str, name: str) -> None:
         """See `Watcher`."""
         self.count(name)
-
-    def probed(self, process: str, address: str, *, works: bool) -> None:
-        """See `Watcher`."""
-        if not works:
-            self.count("probe failed")

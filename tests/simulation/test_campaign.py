@@ -116,13 +116,12 @@ def test_a_life_is_a_word() -> None:
     ("word", "kind", "names"),
     [
         ("ATF", "plain", []),
-        ("ATOLAF", "beams", ["lost, finished", "lost in mid-stream", "lost while swapped out", "beams lost",
-                            "beams lost in mid-swap"]),
-        ("ATOILAF", "plain", ["lost, finished", "lost in mid-stream", "lost after a swap"]),
-        ("ALALAF", "plain", ["lost, finished", "lost twice, finished", "lost before its first token"]),
-        ("X", "plain", ["late before it began"]),
+        ("ATOLAF", "beams", ["lost, finished", "lost while swapped out", "beams lost"]),
+        ("ATOILAF", "plain", ["lost, finished"]),
+        ("ALALAF", "plain", ["lost, finished", "lost before its first token"]),
+        ("C", "plain", ["aborted while it waited"]),
         ("ATLC", "plain", ["aborted after a loss"]),
-        ("ATPC", "plain", ["aborted while preempted"]),
+        ("ATOC", "plain", ["aborted while swapped out"]),
     ],
 )  # fmt: skip
 def test_what_a_life_shows(word: str, kind: str, names: list[str]) -> None:

@@ -3,7 +3,7 @@
 Read next: `sometimes.py`, `trace.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,9 @@ class Watcher:
     def probed(self, process: str, address: str, *, works: bool) -> None:
         """An executor that had failed was tried."""
 
+    def asked_to_abort(self, process: str, request_id: str) -> None:
+        """A scheduler was asked to abort a request by its id."""
+
     def linked(self, process: str, name: str) -> None:
         """Something rare was seen on the link between a core and a front (`link_watch.py`)."""
 
@@ -79,6 +82,7 @@ def watch(engine: Engine, process: str, watchers: Sequence[Watcher]) -> None:
         (engine, "on_probed", _tell_probe),
     ):
         setattr(owner, name, partial(told, getattr(owner, name), process, watchers))
+    engine.abort_request = partial(_tell_abort, engine.abort_request, process, watchers)  # type: ignore[method-assign]
     finish_output = partial(_tell_stop, engine.requests.finish_output, process, watchers, fleet)
     engine.requests.finish_output = finish_output  # type: ignore[method-assign]
     tell_end = partial(_tell_end, process, watchers, engine)
@@ -121,6 +125,19 @@ def _tell_stop(
         for watcher in watchers:
             watcher.stopped(process, fleet.core_of(request.group), request.group.sequences[output_index])
     finish_output(request, output_index, *said)
+
+
+async def _tell_abort(
+    abort_request: Callable[[str, str | None], Awaitable[bool]],
+    process: str,
+    watchers: Sequence[Watcher],
+    request_id: str,
+    tenant: str | None,
+) -> bool:
+    was_live = await abort_request(request_id, tenant)
+    for watcher in watchers:
+        watcher.asked_to_abort(process, request_id)
+    return was_live
 
 
 def _tell_probe(

@@ -1,8 +1,11 @@
 """A fake executor's worker whose steps go wrong when told to, and which tells of what goes wrong by itself."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.worker.interface import DoneStep, RunningStep
@@ -14,6 +17,9 @@ from tests.simulation.plan import ExecutorPlan
 from tests.simulation.remembered import keys_of, remember, remembered
 from tests.simulation.shapes import MAX_MODEL_LEN, NAN_TOKEN, POISON_TOKEN, POISONED
 from tests.simulation.step_thread import SimulatedStepThread
+
+# What a step leaves in blocks that failed while it wrote them: no history has it.
+GARBAGE = 1
 
 
 class SimulatedWorker(FakeWorker):
@@ -74,6 +80,7 @@ class SimulatedWorker(FakeWorker):
         """Run a step, unless a fault is due."""
         if self.is_broken or self.num_failing:
             self.num_failing -= self.num_failing > 0
+            self._write_half(step)
             raise StepFailedError("a fault of the simulation")
         if any(admission.token_ids[:1].tolist() == [POISON_TOKEN] for admission in step.delta.admissions):
             raise StepFailedError(POISONED)
@@ -93,6 +100,15 @@ class SimulatedWorker(FakeWorker):
             result = running.finish()
             running = DoneStep(replace(result, sampled_token_ids=result.sampled_token_ids[:-1]))
         return DeviceStep(running.finish(), done_at_s, self._thread.clock) if self._has_device else running
+
+    def _write_half(self, step: Step) -> None:
+        """Leave behind what a step may that fails in its midst: blocks that it writes have something else in them."""
+        layout = self._table.apply(step.delta)
+        self._cache.move(step)
+        rows = zip(layout.slots.tolist(), layout.starts.tolist(), layout.lengths.tolist(), strict=True)
+        for slot, start, length in itertools.islice(rows, (len(layout.slots) + 1) // 2):
+            indices, offsets = np.divmod(np.arange(start, start + length), self.info.block_size_tokens)
+            self._cache._device[self._table.block_tables[slot, indices], offsets] = GARBAGE
 
     @property
     def is_hung(self) -> bool:

@@ -256,7 +256,6 @@ class Link:
         elif self.is_open_at_server if is_up else self.is_open_at_client:
             callback()
         else:  # the receiver's kernel knows no such connection, and says so
-            self._network.counts["message to nobody"] += 1
             self._network.at(self.arrival_s(), self._break_client if is_up else self._break_server)
 
     def go_on(self) -> None:

@@ -180,3 +180,39 @@ async def test_an_answer_of_absurd_size_is_a_loss_in_words(name: str) -> None:
         await session.receive()
     assert len(str(caught.value)) < 200
     session.close()
+
+
+async def test_a_step_waits_while_the_stream_is_resumed() -> None:
+    """The resume sends what was unanswered, and the step goes behind it, once."""
+    written: list[int] = []
+    may_start, is_starting = asyncio.Event(), asyncio.Event()
+
+    class LaterStream(UnfitStream):
+        """A stream that starts when it may, and then breaks no more."""
+
+        async def write(self, message: pb.StreamStepsRequest) -> None:
+            if message.HasField("step"):
+                written.append(message.step.step_id)
+                await asyncio.sleep(0)
+
+        async def read(self) -> pb.StreamStepsResponse:
+            if hasattr(self, "has_started"):
+                return pb.StreamStepsResponse(step=Answer(step_id=1))
+            self.has_started = True
+            is_starting.set()
+            await may_start.wait()
+            return pb.StreamStepsResponse(started=pb.StreamStarted(instance_id="one"))
+
+    streams = [UnfitStream(), LaterStream()]
+    session = session_over(SimpleNamespace(StreamSteps=lambda: streams.pop(0)), SessionTimings(resume_interval_s=0.0))
+    await session.open()
+    await session.send(Step(epoch=1, step_id=1, delta=TableDelta()))
+    receiving = asyncio.create_task(session.receive())
+    await is_starting.wait()
+    sending = asyncio.create_task(session.send(Step(epoch=1, step_id=2, delta=TableDelta())))
+    await asyncio.sleep(0)
+    may_start.set()
+    assert (await receiving).step_id == 1
+    await sending
+    assert written == [1, 2]
+    session.close()

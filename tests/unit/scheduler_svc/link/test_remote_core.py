@@ -17,6 +17,7 @@ from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
 from shared.certificates import TlsFileError
+from shared.errors import RequestAbortedError
 from shared.step import SamplingRow
 
 
@@ -89,3 +90,45 @@ class Welcoming:
 
     async def __aexit__(self, *_: object) -> None:
         """Close it."""
+
+
+async def test_what_was_aborted_ends_with_its_core_and_no_other_core_goes_on_with_it() -> None:
+    """Its core may have gone before the abort came, or before it said that the request ended."""
+    model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
+    core = RemoteCore(Mock(), "0", nothing, nothing)
+    core._state = replace(UNREACHABLE, why_not_ready="")
+    requests = [EngineRequest(f"r{n}", np.zeros(3, np.int32), SamplingRow(), StopConditions()) for n in range(3)]
+    sinks = [Mock(), Mock(), Mock()]
+    tasks = [
+        asyncio.create_task(core.submit(request, sink, model)) for request, sink in zip(requests, sinks, strict=True)
+    ]
+    await asyncio.sleep(0)
+    await core._take(pb.JoinResponse(accepted=[1]), Mock())
+    [handle] = sinks[0].begin.call_args.args
+    handle.abort(RequestAbortedError("its client left"))
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    assert core.num_requests == 3  # the core says when they end
+    await core._lose("it is gone")
+    assert core.num_requests == 1
+    assert [str(sink.end.call_args.args[1]) for sink in sinks if sink.end.called] == [
+        "its client left",
+        "the client ended the call, or its connection broke",
+    ]
+    tasks[2].cancel()
+
+
+async def test_what_is_aborted_while_the_core_is_away_ends_at_once() -> None:
+    model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
+    core, sink = RemoteCore(Mock(), "0", nothing, nothing), Mock()
+    core._state = replace(UNREACHABLE, why_not_ready="")
+    request = EngineRequest("r1", np.zeros(3, np.int32), SamplingRow(), StopConditions())
+    submitted = asyncio.create_task(core.submit(request, sink, model))
+    await asyncio.sleep(0)
+    await core._take(pb.JoinResponse(accepted=[1]), Mock())
+    await submitted
+    await core._lose("it is gone")
+    [handle] = sink.begin.call_args.args
+    handle.abort(RequestAbortedError("its client left"))
+    assert (core.num_requests, str(sink.end.call_args.args[1])) == (0, "its client left")
+    assert not core._outgoing.aborts
