@@ -57,7 +57,7 @@ async def sent(stack: Stack, *requests: GenerateRequest) -> AsyncIterator[None]:
     calls = []
     for request in requests:
         calls.append(asyncio.create_task(_read(stack, request)))
-        await until(lambda request=request: ("", request.request_id) in stack.engine.requests)  # type: ignore[misc]
+        await until(lambda request=request: (request.tenant, request.request_id) in stack.engine.requests)  # type: ignore[misc]
     try:
         yield
     finally:
