@@ -75,7 +75,7 @@ def test_nobody_changes_a_core_or_the_queue_but_by_the_fleet() -> None:
     forbidden = (
         *("core.process(", "core.finish(", "core.abort(", "core.schedule(", "core.evacuate(", "note_hang()"),
         *("queue.add(", "queue.remove(", "dispatcher.dispatch(", "dispatcher.withdraw(", ".lost_on ="),
-        *("core.takes_groups =", "core.is_probing =", "core.step_cost ="),
+        *("core.takes_groups =", "core.is_draining =", "core.is_probing =", "core.step_cost ="),
     )
     for folder in ("engine", "executors", "admin", "front", "telemetry"):
         for path in (REPOSITORY / "scheduler_svc" / folder).rglob("*.py"):
