@@ -109,6 +109,21 @@ async def test_the_only_executor_ends_what_it_has_and_new_requests_are_refused()
         assert len((await collect(stack, token_request(10, 5, first_id=2))).token_ids) == 5
 
 
+async def test_what_waits_for_an_executor_that_drains_waits_no_longer_than_an_orphan() -> None:
+    worker = FakeWorker(step_ms=2, max_num_seqs=1)
+    async with running_stack(worker, orphan_timeout_s=0.2) as stack:
+        running = asyncio.create_task(collect(stack, token_request(10, 400)))
+        await until(lambda: stack.num_groups_on(stack.executor))
+        waiting = asyncio.create_task(collect(stack, token_request(10, 5, first_id=2)))
+        await until(lambda: stack.engine.has_waiting)
+        await drain(stack, stack.executor)
+        with pytest.raises(
+            grpc.aio.AioRpcError, match="that can hold the request is draining or leaving the fleet; no"
+        ):
+            await waiting
+        assert len((await running).token_ids) == 400
+
+
 async def test_it_drains_until_its_process_ends() -> None:
     async with running_stack(roomy(), loses_soon=True) as stack:
         await drain(stack, stack.executor)

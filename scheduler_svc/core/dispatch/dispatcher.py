@@ -177,7 +177,7 @@ class Dispatcher:
         self, placement: Placement, skipped: list[SequenceGroup], now_s: float
     ) -> Iterator[SequenceGroup]:
         queue, server = self.queue, placement.server
-        kept: dict[ExecutorCore, float] = {}
+        kept = {inbox.core: -math.inf for inbox in self.inboxes if inbox.core.is_draining}
         for _ in range(MAX_DISPATCHED_GROUPS):
             turn = queue.first_turn()
             index = None if server is None else server.first_in_company
@@ -185,7 +185,7 @@ class Dispatcher:
                 yield server.take(index).group
                 placement.look_at_server()
                 continue
-            if turn is None or (turn.is_newcomer and self._must_wait_for_moves(placement, turn, now_s, kept)):
+            if turn is None or (kept and turn.is_newcomer and self._must_wait_for_moves(placement, turn, now_s, kept)):
                 return
             offer = placement.choose(turn)
             if offer is Wait.IN_LINE:
@@ -271,12 +271,11 @@ class Dispatcher:
             placement: The cores with room.
             newcomer: Whose turn it is.
             now_s: Monotonic time, in seconds; -inf: no core is stalled.
-            kept: The first level of each core for whose groups no room was kept before; it moves on.
+            kept: The first level of each core that is emptied for whose groups no room was kept yet; it moves on.
 
         Returns: Whether one of these groups found no room: then the newcomer waits behind it.
         """
-        for core in (inbox.core for inbox in self.inboxes if inbox.core.is_draining):
-            first_level = kept.get(core, -math.inf)
+        for core, first_level in kept.items():
             if newcomer.level < first_level or core.stalled_s(now_s) is not None:
                 continue
             kept[core] = newcomer.level + 1

@@ -206,6 +206,10 @@ class Fleet:
         counts = [held[0].num_blocks * demand.block_size for held, demand in zip(depths, demands, strict=True) if held]
         return max(counts, default=0)
 
+    def can_take(self, group: SequenceGroup) -> bool:
+        """Return whether some core would take the group if it were empty; one that leaves or drains, if it has run."""
+        return any(is_open_to(core, group) for core in self._takers)
+
     def lacks_its_kind(self, group: SequenceGroup) -> bool:
         """Return whether a waiting group that requires one kind of executor finds none of it."""
         return bool(self._takers) and all(core.admissions.must_not_go_on(group) for core in self._takers)

@@ -26,6 +26,7 @@ REPOSITORY = Path(__file__).parents[4]
 # Methods that only look, and how they are called.
 LOOKS: dict[str, Callable[[Fleet, SequenceGroup], object]] = {
     "can_ever_take": lambda fleet, waiting: fleet.can_ever_take(waiting),
+    "can_take": lambda fleet, waiting: fleet.can_take(waiting),
     "core_of": lambda fleet, waiting: fleet.core_of(waiting),
     "expects_nobody": lambda fleet, waiting: fleet.expects_nobody(),
     "lacks_its_kind": lambda fleet, waiting: fleet.lacks_its_kind(waiting),
