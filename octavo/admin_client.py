@@ -132,6 +132,14 @@ class AdminClient(SchedulerChannel):
         """
         return await self._call(lambda stub: stub.GetBlock, pb.GetBlockRequest(executor=executor, block=block))
 
+    async def drain_executor(self, executor: str, *, undo: bool = False) -> pb.DrainExecutorResponse:
+        """Empty an executor, or with `undo` let it take requests again; return what it has now.
+
+        Raises: NotFoundError: there is none.
+        """
+        request = pb.DrainExecutorRequest(executor=executor, undo=undo)
+        return await self._call(lambda stub: stub.DrainExecutor, request)
+
     async def _call(
         self,
         method: "Callable[[_Stub], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]]",

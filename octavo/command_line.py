@@ -25,6 +25,7 @@ _COMMANDS = {
     "chat": "octavo.commands.chat:chat",
     "completion": "octavo.commands.completion:completion",
     "demo": "octavo.commands.demo:demo",
+    "drain": "octavo.commands.drain:drain",
     "explain": "octavo.commands.explain:explain",
     "generate": "octavo.commands.generate:generate",
     "list": "octavo.commands.list:list_models",

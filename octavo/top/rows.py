@@ -237,9 +237,10 @@ def _ended_row(request: admin_pb2.RequestState) -> RequestRow:
 
 def _executor_row(executor: admin_pb2.ExecutorState, tokens_per_s: float | None) -> ExecutorRow:
     is_attached = executor.status == admin_pb2.EXECUTOR_STATUS_ATTACHED
+    kind = "leaving" if executor.is_retired else "draining" if executor.is_draining else "attached"
     return ExecutorRow(
         address=printable(executor.address),
-        status=("leaving" if executor.is_retired else "attached") if is_attached else "not attached",
+        status=kind if is_attached else "not attached",
         is_attached=is_attached,
         trouble="" if is_attached else printable(executor.last_error),
         warning=printable(executor.warning) if is_attached else "",

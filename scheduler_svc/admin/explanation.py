@@ -11,7 +11,7 @@ from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from scheduler_svc.admin.life import ended_state, milliseconds
 from scheduler_svc.admin.state import RequestLocation, RequestLocations, num_output_tokens
-from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.executor_core import DRAINING, ExecutorCore
 from scheduler_svc.core.sequence import Placed, SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle, Wait
 from scheduler_svc.engine.engine import Engine
@@ -47,6 +47,8 @@ def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainReq
         explained.explanation = running_text(request, location)
         if group.placed is not None and len(engine.fleet.cores) > 1:
             explained.explanation += f"; {placed_text(group.placed)}"
+    if core is not None and core.is_draining:
+        explained.explanation += f"; {DRAINING}: another one takes it when it has room"
     if location.core is not None and (trouble := _troubles(engine, now_s).get(location.core)):
         explained.explanation += f"; on its executor {trouble}"
     return explained

@@ -102,6 +102,17 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         await self._engine.start_draining()
         return pb.DrainResponse(num_live_requests=len(self._engine.requests))
 
+    async def DrainExecutor(  # noqa: N802
+        self,
+        request: pb.DrainExecutorRequest,
+        context: grpc.aio.ServicerContext[pb.DrainExecutorRequest, pb.DrainExecutorResponse],
+    ) -> pb.DrainExecutorResponse:
+        """Empty an executor, or let it take requests again."""
+        driver = self._driver(request.executor)
+        await self._engine.drain_executor(driver, is_draining=not request.undo)
+        num_requests = 0 if driver.core is None else len(driver.core.groups)
+        return pb.DrainExecutorResponse(executor=driver.address, num_requests=num_requests)
+
     # Requests ------------------------------------------------------------------------------------
 
     async def ListRequests(  # noqa: N802

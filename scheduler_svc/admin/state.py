@@ -74,6 +74,7 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
         num_void_rows=driver.num_void_rows,
         last_error=driver.last_trouble,
         is_retired=driver.is_retired,
+        is_draining=driver.is_draining,
     )
     core, session = driver.core, driver.session
     if core is None or session is None:

@@ -14,6 +14,7 @@ sequence with some tokens computed and the rest not.
 
 The order of a decision:
 
+    0. a core that is emptied gives away the groups that others have room for
     1. decodes, and beams whose candidates are in; if blocks lack, the last groups are preempted
     2. running prefills, chunk by chunk
     3. swapped groups come back, unless somebody was preempted in this step
@@ -56,7 +57,7 @@ from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.admission import HALF_OPEN, Admissions, Obstacle, Wait
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
-from scheduler_svc.core.step.batch import Batch
+from scheduler_svc.core.step.batch import BY_ORDER, Batch
 from scheduler_svc.core.step.decoding import Decoding
 from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
 from scheduler_svc.core.step.result_check import check_result
@@ -71,6 +72,9 @@ from shared.errors import ExecutorFaultError
 from shared.executor_info import ExecutorInfo
 from shared.step import Step, StepResult
 from shared.step_size import BYTES_OF_A_NAME
+
+# Why a group leaves a core, for people.
+DRAINING = "its executor is draining"
 
 
 class ExecutorCore:
@@ -91,6 +95,7 @@ class ExecutorCore:
     Attributes:
         is_probing: Whether it is in doubt that the executor works: it has one group at most, until somebody who
             saw a step finish says otherwise.
+        is_draining: Whether it gives its groups to others, as far as they have room, so that its executor can be ended.
         step_cost: What its steps take at most; may be replaced by what was learned in an earlier attachment.
         pace: What its steps take at least.
     """
@@ -110,7 +115,7 @@ class ExecutorCore:
         self.name = name
         self.numerics = numerics
         self.info = info
-        self.is_probing = False
+        self.is_probing = self.is_draining = False
         self.step_cost = StepCost()
         self.pace = StepPace(limits.max_num_batched_tokens)
         self.limits = limits
@@ -146,14 +151,15 @@ class ExecutorCore:
         if self._was_processed:
             self._was_processed, self._progress_at_s = False, now_s
         limits = self.limits
-        plan = StepPlan(
-            limits.max_num_batched_tokens, now_s, limits.max_admitted_bytes, bool(self.in_flight), self.solo
-        )
+        plan = StepPlan(limits.max_num_batched_tokens, now_s, limits.max_admitted_bytes, bool(self.in_flight))
+        if self.is_draining:
+            self._give_away(plan)
+        plan.solo = self.solo
         is_mixed = limits.prefill_mode is PrefillMode.CHUNKED
         plan.is_closed = plan.solo is not None
         if self.queue.has_solo and not plan.is_closed:
             if self.in_flight:
-                return Decision(None, [], [])  # it is admitted when their results are in
+                return Decision(None, [], plan.events)  # it is admitted when their results are in
             plan.is_closed = True
             self.admissions.admit_solo(plan)
         elif not is_mixed:
@@ -170,6 +176,14 @@ class ExecutorCore:
                 if is_mixed:
                     self.admissions.admit(plan)
         return Decision(self._send(plan, decodes), plan.failures, plan.events)
+
+    def _give_away(self, plan: StepPlan) -> None:
+        """Give groups to other executors, in order, as far as these have room: they compute them again."""
+        for group in self.queue.wanted_elsewhere(self.movable, plan.now_s):
+            if group in self.batch:
+                self.preemption.preempt(plan, group, DRAINING)
+            else:
+                self.groups.recompute_swapped(plan, group, DRAINING)
 
     def _prefill_first(self, plan: StepPlan) -> None:
         """Give the step to prefills if there are some, and to decodes when it is their turn."""
@@ -269,6 +283,13 @@ class ExecutorCore:
         """The group that is computed alone now; None: all are."""
         solo = self.batch.solo
         return solo if solo is not None and solo.runs_alone else None
+
+    @property
+    def movable(self) -> list[SequenceGroup]:
+        """The groups that can be given away now, in order: nobody waits for candidates or late tokens of theirs."""
+        running = (group for group in self.batch.running if not self.beam_batch.is_in_flight(group))
+        swapped = (group for group in self.swapped if not group.has_inflight_tokens)
+        return sorted([*running, *swapped], key=BY_ORDER)
 
     @property
     def groups_in_flight(self) -> set[SequenceGroup | None]:

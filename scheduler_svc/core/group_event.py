@@ -18,12 +18,14 @@ class GroupEvent:
         kind: What.
         num_tokens: Tokens that were known, prompt and output.
         num_computed_tokens: Of these, those that needed not be computed.
+        cause: Why, in words; empty: the kind says it.
     """
 
     group: SequenceGroup
     kind: EventKind
     num_tokens: int
     num_computed_tokens: int = 0
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,8 @@ class Engine:
             raise UnavailableError(f"{self.readiness.why_not}; send the request to another scheduler")
         if self.model is None or (needs_executor and not self.fleet.cores):
             raise NoExecutorError("no executor is attached", self.last_trouble)
+        if needs_executor and all(core.is_draining for core in self.fleet.cores):
+            raise NoExecutorError(self.readiness.why_not, self.last_trouble)
         if (tenant, request_id) in self.requests:
             raise RequestExistsError(request_id)
         return self.model
@@ -240,6 +242,13 @@ class Engine:
     async def start_draining(self) -> None:
         """Admit nothing more and be not ready; live requests go on."""
         self.readiness.is_draining = True
+        await self.readiness.tell()
+
+    async def drain_executor(self, driver: ExecutorDriver, *, is_draining: bool) -> None:
+        """Give the groups of an executor to others as soon as these have room, or let it take some again."""
+        driver.drain(is_draining=is_draining)
+        self.orphans.note_change()
+        self.drivers.wake()
         await self.readiness.tell()
 
     async def drain(self, timeout_s: float) -> None:

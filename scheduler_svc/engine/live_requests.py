@@ -281,7 +281,9 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
     def note_events(self, events: Sequence[GroupEvent], executor: str, step_id: int | None, now_s: float) -> None:
         """Remember what a decision did to requests; `step_id` None: it led to no step of the executor."""
         for event in events:
-            life_event = LifeEvent(event.kind, now_s, executor, step_id, event.num_tokens, event.num_computed_tokens)
+            life_event = LifeEvent(
+                event.kind, now_s, executor, step_id, event.num_tokens, event.num_computed_tokens, event.cause
+            )
             request = self.of(event.group)
             request.life.add(life_event)
             if event.kind is EventKind.ADMITTED:

@@ -2,7 +2,7 @@
 
 None can while none is attached, or while those that are hold shorter sequences, fewer outputs or a smaller cache
 than the request was accepted for: nothing that was accepted is cut short; or while all are of another kind than the
-one that the request requires. What waits so for longer than
+one that the request requires; or while those that could hold it are draining or leaving. What waits so for longer than
 `timeout_s` ends with UNAVAILABLE. The clock begins when nobody can take the request and is set back when somebody
 can. So what a healthy executor only has to get to waits as long as it takes.
 """
@@ -78,7 +78,7 @@ class Orphans:
         if self._is_stale or not unplaceable <= self._unplaceable:
             self._is_stale, former = False, self._since_s
             self._unplaceable = set(unplaceable)
-            orphans = [request for request in self._waiting() if not self._fleet.can_ever_take(request.group)]
+            orphans = [request for request in self._waiting() if not self._fleet.can_take(request.group)]
             self._since_s = {request: former.get(request, now_s) for request in orphans}
             self._warn(orphans)
         late = [request for request, since_s in self._since_s.items() if now_s - since_s >= self.timeout_s]
@@ -89,6 +89,7 @@ class Orphans:
 
     def _warn(self, orphans: list[LiveRequest]) -> None:
         """Log once of each that it is too large for the executors; that none is there has a line of its own."""
+        orphans = [request for request in orphans if not self._fleet.can_ever_take(request.group)]
         new = [request for request in orphans if request not in self._told]
         if not (new and self._fleet.cores):
             return
@@ -109,6 +110,9 @@ class Orphans:
         waited = f"within {self.timeout_s:g} s (--orphan-timeout-s)"
         if not self._fleet.cores:
             return UnavailableError(f"no executor was attached {waited}; send the request again later")
+        if self._fleet.can_ever_take(request.group):
+            drains = "every executor that can hold the request is draining or leaving the fleet"
+            return UnavailableError(f"{drains}; no other one came {waited}; send it again later")
         reason = self._fleet.why_never(request.group)
         if self._fleet.lacks_its_kind(request.group):
             return UnavailableError(f"{reason}; none of that kind came {waited}; send it again later")

@@ -49,7 +49,10 @@ class Readiness:
         if not self._fleet.cores:
             trouble = self._last_trouble()
             return f"no executor is attached ({trouble})" if trouble else "no executor is attached"
-        return "" if any(core.takes_groups for core in self._fleet.cores) else "every executor is leaving the fleet"
+        if any(core.takes_groups for core in self._fleet.cores):
+            return ""
+        is_draining = any(core.is_draining for core in self._fleet.cores)
+        return "every executor is draining" if is_draining else "every executor is leaving the fleet"
 
     async def tell(self) -> None:
         """It may have changed: tell health, and the log if it has."""

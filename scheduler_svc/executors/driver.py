@@ -82,6 +82,7 @@ class ExecutorDriver:
         instance_id: The executor process that answers at the address; empty: none did when last asked.
         holds_instance: Whether it is this driver that has it, or is about to: it may have several addresses.
         is_retired: Whether the address is gone from the fleet.
+        is_draining: Whether the executor process is to be emptied, so that it can be ended.
         work: Set by whoever changes something that the core may act on.
     """
 
@@ -105,7 +106,8 @@ class ExecutorDriver:
         self.last_trouble = ""
         self.instance_id = ""
         self.holds_instance = False
-        self.is_retired = False
+        self.is_retired = self.is_draining = False
+        self._draining_instance_id = ""  # empty: that of the next attachment
         self.work = asyncio.Event()
         self._owner = owner
         self._others = others
@@ -147,8 +149,24 @@ class ExecutorDriver:
         """Take no new groups because the address is gone from the fleet, or take some again."""
         self.is_retired = is_retired
         if self.core is not None:
-            self._owner.fleet.set_takes_groups(self.core, not is_retired)
+            self._tell_fleet(self.core)
         self.work.set()
+
+    def drain(self, *, is_draining: bool) -> None:
+        """Give the groups of this executor process to others, or take some again."""
+        if is_draining != self.is_draining:
+            num_requests = 0 if self.core is None else len(self.core.groups)
+            name = "executor_draining" if is_draining else "executor_takes_requests_again"
+            log.info(Event(name, executor=self.address, requests=num_requests))
+        self.is_draining, self._draining_instance_id = is_draining, self.instance_id
+        if self.core is not None:
+            self._tell_fleet(self.core)
+        self.work.set()
+
+    def _tell_fleet(self, core: ExecutorCore) -> None:
+        """Say which groups a core takes and keeps."""
+        self._owner.fleet.set_takes_groups(core, not (self.is_retired or self.is_draining))
+        self._owner.fleet.set_draining(core, self.is_draining)
 
     async def run(self) -> None:
         """Attach, drive, and attach again after a loss; until cancelled, or retired and out of work."""
@@ -175,7 +193,10 @@ class ExecutorDriver:
             async with self.client.attach(self._claim, keeps_blocks=not self._answered_nonsense) as session:
                 self.core, self.session = await self._owner.admit(session, self.address), session
                 fleet = self._owner.fleet
-                fleet.set_takes_groups(self.core, not self.is_retired)
+                if self._draining_instance_id not in ("", session.info.instance_id):
+                    self.is_draining = False  # that one has ended, and this is another process
+                self._draining_instance_id = session.info.instance_id
+                self._tell_fleet(self.core)
                 fleet.set_probing(self.core, not self._breaker.is_closed)
                 if self._cost_of != session.info.instance_id:
                     self._step_cost, self._cost_of = StepCost(), session.info.instance_id

@@ -202,6 +202,9 @@ class CoreReplay:
     def _takes_groups(self, call: pb.CoreFlag) -> None:
         self.fleet.set_takes_groups(self.cores[call.core], call.value)
 
+    def _draining(self, call: pb.CoreFlag) -> None:
+        self.fleet.set_draining(self.cores[call.core], call.value)
+
     def _probing(self, call: pb.CoreFlag) -> None:
         self.fleet.set_probing(self.cores[call.core], call.value)
 

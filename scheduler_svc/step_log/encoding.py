@@ -71,6 +71,11 @@ def takes_groups(mask: Mask, number: int, value: bool) -> pb.LogRecord:
     return pb.LogRecord(takes_groups=pb.CoreFlag(core=number, value=value))
 
 
+def draining(mask: Mask, number: int, value: bool) -> pb.LogRecord:
+    """Whether a core gives its groups to others."""
+    return pb.LogRecord(draining=pb.CoreFlag(core=number, value=value))
+
+
 def probing(mask: Mask, number: int, value: bool) -> pb.LogRecord:
     """Whether a core is in doubt."""
     return pb.LogRecord(probing=pb.CoreFlag(core=number, value=value))

@@ -97,6 +97,11 @@ class RecordingFleet(Fleet):
         call = super().set_takes_groups
         self._recorded(call, (core, takes_groups), encoding.takes_groups, self._number_of[core], takes_groups)
 
+    def set_draining(self, core: ExecutorCore, is_draining: bool) -> None:
+        """See `Fleet`."""
+        call = super().set_draining
+        self._recorded(call, (core, is_draining), encoding.draining, self._number_of[core], is_draining)
+
     def set_probing(self, core: ExecutorCore, is_probing: bool) -> None:
         """See `Fleet`."""
         call = super().set_probing

@@ -274,4 +274,4 @@ def _alias_families(engine: Engine, num_running: int, cores: list[ExecutorCore])
 def _state_of(driver: ExecutorDriver) -> str:
     if driver.core is None:
         return "spare" if driver.is_spare else "connecting"
-    return "leaving" if driver.is_retired else "attached"
+    return "attached" if driver.core.takes_groups else "leaving"

@@ -162,4 +162,11 @@ FAULTS = (
         "            core.finish(sequence)\n",
         ("tests/unit/scheduler_svc/core/dispatch/test_fleet.py",),
     ),
+    Fault(
+        "newcomers take the room that a group of a draining executor waits for",
+        f"{CORE}/dispatch/dispatcher.py",
+        "turn is None or (kept and turn.is_newcomer and self._must_wait_for_moves(placement, turn, now_s, kept))",
+        "turn is None",
+        (f"{UNIT}/dispatch/test_draining.py",),
+    ),
 )

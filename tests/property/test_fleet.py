@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.core.dispatch.fleet import Fleet
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle
@@ -53,6 +54,8 @@ class FleetWorkload:
     """Round: the kind of the executor that joins then."""
     retirements: dict[int, int]
     """Round: the position of the member that takes no new groups from then on."""
+    emptied: dict[int, int]
+    """Round: the position of the member that gives its groups away from then on, or, if it does, takes some again."""
     solos: dict[int, int]
     """Round: the number of the request that is computed alone from then on."""
     stalls: list[Stall]
@@ -81,6 +84,7 @@ def fleet_workloads(draw: st.DrawFn) -> FleetWorkload:
         losses=draw(st.dictionaries(rounds, position, max_size=3)),
         joins=draw(st.dictionaries(rounds, st.integers(0, len(kinds) - 1), max_size=3)),
         retirements=draw(st.dictionaries(rounds, position, max_size=2)),
+        emptied=draw(st.dictionaries(rounds, position, max_size=4)),
         solos=draw(st.dictionaries(rounds, st.integers(0, len(requests) - 1), max_size=2)),
         stalls=draw(st.lists(st.builds(Stall, position, rounds, st.integers(1, 15)), max_size=2)),
         drains=draw(st.lists(st.booleans(), min_size=1, max_size=6)),
@@ -133,6 +137,7 @@ class Run:
         self.fleet = VirtualFleet(workload.policy, workload.tenant_weights, make_fleet=make_fleet)
         self.refused: set[int] = set()
         self.num_joins = 0
+        self.retired: set[ExecutorCore] = set()
         for kind in workload.kinds:
             self.join(kind)
 
@@ -166,8 +171,13 @@ class Run:
         if now in self.workload.retirements and members:
             retired = members[self.workload.retirements[now] % len(members)]
             self.fleet.fleet.set_takes_groups(retired.core, False)
+            self.retired.add(retired.core)
+        if now in self.workload.emptied and members:
+            emptied = members[self.workload.emptied[now] % len(members)].core
+            self.fleet.fleet.set_draining(emptied, not emptied.is_draining)
+            self.fleet.fleet.set_takes_groups(emptied, not (emptied.is_draining or emptied in self.retired))
         for member in list(members):
-            if not (member.core.takes_groups or member.core.groups):
+            if member.core in self.retired and not member.core.groups:
                 self.fleet.lose(member)  # as its driver lets it go
         if now in self.workload.joins:
             self.join(self.workload.kinds[self.workload.joins[now]])
@@ -190,9 +200,11 @@ class Run:
                     self.refused.add(arrival)
 
     def limits_of_takers(self) -> list[CoreLimits]:
-        """Return the limits of the executors that new groups may go to; of all if every one is leaving."""
+        """Return the limits of the executors that new groups may go to or wait for; of all if every one is leaving."""
         cores = [member.core for member in self.fleet.members]
-        return [core.limits for core in cores if core.takes_groups] or [core.limits for core in cores]
+        if not any(core.takes_groups for core in cores):
+            return [core.limits for core in cores]
+        return [core.limits for core in cores if core.takes_groups or core.is_draining]
 
     def let_clients_leave(self, now: int) -> None:
         for arrival, group in self.fleet.groups.items():

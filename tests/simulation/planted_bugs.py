@@ -259,8 +259,8 @@ BUGS = (
     Bug(
         "an executor whose address came back gets no requests",
         f"{EXECUTORS}/driver.py",
-        "            self._owner.fleet.set_takes_groups(self.core, not is_retired)\n",
-        "            self._owner.fleet.set_takes_groups(self.core, False)\n",
+        "            self._tell_fleet(self.core)\n        self.work.set()\n\n    def drain",
+        "            self._owner.fleet.set_takes_groups(self.core, False)\n        self.work.set()\n\n    def drain",
     ),
     Bug(
         "the next step is not decided when a result is there",

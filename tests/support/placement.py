@@ -45,6 +45,8 @@ class PlacementCheck:
         if not self._core.takes_groups:
             assert all(g in self._fleet.queue for g in self._newcomers), "a core that is leaving took a new group"
             return
+        if any(other.core.is_draining and other.core.groups for other in self._fleet.members):
+            return  # room may be kept for a group of that core
         is_settled = self._is_settled(step)
         if is_settled and self._core.limits.prefill_mode is PrefillMode.CHUNKED:
             for group in self._core.swapped.groups[:1]:

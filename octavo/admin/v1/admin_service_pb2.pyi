@@ -743,3 +743,55 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class DrainExecutorRequest(_message.Message):
+    """DrainExecutorRequest names an executor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    executor: _builtins.str
+    """Address of the executor; empty: the only one."""
+    undo: _builtins.bool
+    """Whether it is to take requests again."""
+    def __init__(
+        self,
+        *,
+        executor: _builtins.str = ...,
+        undo: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainExecutorRequest: _TypeAlias = DrainExecutorRequest  # noqa: Y015
+
+@_typing.final
+class DrainExecutorResponse(_message.Message):
+    """DrainExecutorResponse tells what is left there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    executor: _builtins.str
+    """Its address."""
+    num_requests: _builtins.int
+    """Requests that it still has: they run, are swapped out, or wait for tokens that are on their way."""
+    def __init__(
+        self,
+        *,
+        executor: _builtins.str = ...,
+        num_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor", "num_requests", b"num_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainExecutorResponse: _TypeAlias = DrainExecutorResponse  # noqa: Y015

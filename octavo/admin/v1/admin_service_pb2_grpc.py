@@ -90,6 +90,11 @@ class AdminServiceStub(object):
                 request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainRequest.SerializeToString,
                 response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.DrainExecutor = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/DrainExecutor',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainExecutorRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainExecutorResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -198,6 +203,21 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainExecutor(self, request, context):
+        """DrainExecutor empties an executor, so that it can be ended. It gets nothing new, and its requests go to other executors
+        as soon as these have room; until then they run on there. No token is lost or repeated. Idempotent, and it answers
+        at once; ExecutorState says what is left.
+
+        An executor that is started again at its address takes requests again. While every executor that is attached
+        drains, new requests get UNAVAILABLE, and those that run end where they are.
+
+        INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
+        NOT_FOUND: no executor has this address.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -255,6 +275,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainRequest.FromString,
                     response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainResponse.SerializeToString,
+            ),
+            'DrainExecutor': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainExecutor,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainExecutorRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainExecutorResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -555,6 +580,33 @@ class AdminService(object):
             '/octavo.admin.v1.AdminService/Drain',
             octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainRequest.SerializeToString,
             octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainExecutor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/DrainExecutor',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainExecutorRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainExecutorResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -89,6 +89,17 @@ class AdminServiceStub:
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DrainRequest, _admin_service_pb2.DrainResponse]
     """Drain stops admission: new requests get UNAVAILABLE, live ones go on. It is idempotent."""
+    DrainExecutor: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DrainExecutorRequest, _admin_service_pb2.DrainExecutorResponse]
+    """DrainExecutor empties an executor, so that it can be ended. It gets nothing new, and its requests go to other executors
+    as soon as these have room; until then they run on there. No token is lost or repeated. Idempotent, and it answers
+    at once; ExecutorState says what is left.
+
+    An executor that is started again at its address takes requests again. While every executor that is attached
+    drains, new requests get UNAVAILABLE, and those that run end where they are.
+
+    INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
+    NOT_FOUND: no executor has this address.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -151,6 +162,17 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainRequest, _admin_service_pb2.DrainResponse]  # type: ignore[assignment]
     """Drain stops admission: new requests get UNAVAILABLE, live ones go on. It is idempotent."""
+    DrainExecutor: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DrainExecutorRequest, _admin_service_pb2.DrainExecutorResponse]  # type: ignore[assignment]
+    """DrainExecutor empties an executor, so that it can be ended. It gets nothing new, and its requests go to other executors
+    as soon as these have room; until then they run on there. No token is lost or repeated. Idempotent, and it answers
+    at once; ExecutorState says what is left.
+
+    An executor that is started again at its address takes requests again. While every executor that is attached
+    drains, new requests get UNAVAILABLE, and those that run end where they are.
+
+    INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
+    NOT_FOUND: no executor has this address.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """AdminService shows operators what the scheduler does. Pictures are taken between steps."""
@@ -276,5 +298,22 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.DrainResponse, _abc.Awaitable[_admin_service_pb2.DrainResponse]]:
         """Drain stops admission: new requests get UNAVAILABLE, live ones go on. It is idempotent."""
+
+    @_abc_1.abstractmethod
+    def DrainExecutor(
+        self,
+        request: _admin_service_pb2.DrainExecutorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.DrainExecutorResponse, _abc.Awaitable[_admin_service_pb2.DrainExecutorResponse]]:
+        """DrainExecutor empties an executor, so that it can be ended. It gets nothing new, and its requests go to other executors
+        as soon as these have room; until then they run on there. No token is lost or repeated. Idempotent, and it answers
+        at once; ExecutorState says what is left.
+
+        An executor that is started again at its address takes requests again. While every executor that is attached
+        drains, new requests get UNAVAILABLE, and those that run end where they are.
+
+        INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
+        NOT_FOUND: no executor has this address.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

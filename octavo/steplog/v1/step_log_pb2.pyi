@@ -164,6 +164,7 @@ class LogRecord(_message.Message):
     GROUPS_DISPATCHED_FIELD_NUMBER: _builtins.int
     RESULT_TAKEN_FIELD_NUMBER: _builtins.int
     RUNS_ALONE_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     RAISED_FIELD_NUMBER: _builtins.int
     AT_S_FIELD_NUMBER: _builtins.int
     raised: _builtins.str
@@ -246,6 +247,10 @@ class LogRecord(_message.Message):
     def runs_alone(self) -> Global___GroupFlag:
         """Whether a group is computed alone until its next token."""
 
+    @_builtins.property
+    def draining(self) -> Global___CoreFlag:
+        """Whether a core gives its groups to others."""
+
     def __init__(
         self,
         *,
@@ -268,14 +273,15 @@ class LogRecord(_message.Message):
         groups_dispatched: Global___GroupsDispatched | None = ...,
         result_taken: Global___ResultTaken | None = ...,
         runs_alone: Global___GroupFlag | None = ...,
+        draining: Global___CoreFlag | None = ...,
         raised: _builtins.str = ...,
         at_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "draining", b"draining", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "raised", b"raised", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "draining", b"draining", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "raised", b"raised", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["core_joined", "blocks_kept", "core_left", "core_forgotten", "takes_groups", "probing", "step_cost", "hang_noted", "group_added", "group_added_again", "group_withdrawn", "group_aborted", "sequence_finished", "loss_noted", "loss_forgiven", "step_decided", "groups_dispatched", "result_taken", "runs_alone"]  # noqa: Y015
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["core_joined", "blocks_kept", "core_left", "core_forgotten", "takes_groups", "probing", "step_cost", "hang_noted", "group_added", "group_added_again", "group_withdrawn", "group_aborted", "sequence_finished", "loss_noted", "loss_forgiven", "step_decided", "groups_dispatched", "result_taken", "runs_alone", "draining"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
 

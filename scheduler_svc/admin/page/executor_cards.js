@@ -36,7 +36,8 @@ class ExecutorCard {
     this.isAttached = Boolean(executor.instanceId);
     this.map.setMaxHeight(mapHeight);
     const losses = number(executor.numLosses);
-    const status = this.isAttached ? (executor.isRetired ? "leaving" : "attached") : "not attached";
+    const kind = executor.isRetired ? "leaving" : executor.isDraining ? "draining" : "attached";
+    const status = this.isAttached ? kind : "not attached";
     setText(this.chip, losses ? `${status}, lost ${counted(losses, "time")}` : status);
     this.chip.className = `chip ${this.isAttached ? "good" : "bad"}`;
     setSentence(this.trouble, this.isAttached ? executor.warning ?? "" : executor.lastError || "The scheduler is looking for it.");

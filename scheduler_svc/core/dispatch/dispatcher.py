@@ -10,6 +10,9 @@ A dispatched group waits in the inbox of its core until the core decides its nex
   is lost, leaves, or has been at a step for too long;
 - another core takes it that has capacity, and where it costs less.
 
+A core that is emptied (`ExecutorCore.is_draining`) gives up its groups one by one, in order, when others have room for
+them. They run on meanwhile, and yet stand in line before newcomers: room is kept for them.
+
 So order and shares hold for whoever comes later. A core that decides a step is served: the line is dispatched until
 it has what it can take. Each call dispatches a bounded number of groups.
 
@@ -18,9 +21,10 @@ line.
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 from scheduler_svc.core.dispatch.block_holders import BlockHolders
+from scheduler_svc.core.dispatch.capacity import is_open_to
 from scheduler_svc.core.dispatch.inbox import Assignment, Inbox
 from scheduler_svc.core.dispatch.placement import Offer, Placement
 from scheduler_svc.core.executor_core import ExecutorCore
@@ -73,8 +77,13 @@ class Dispatcher:
         del inbox.core  # else they are a cycle, and megabytes wait for the garbage collector
 
     def takers(self) -> list[Inbox]:
-        """Return the inboxes of the cores that groups may be dispatched to; all of them if every core is leaving."""
-        return [inbox for inbox in self.inboxes if inbox.core.takes_groups] or self.inboxes
+        """Return the inboxes of the cores that groups may be dispatched to; all of them if every core is leaving.
+
+        To one that is emptied, those that have run and that no other core can ever take.
+        """
+        if not any(inbox.core.takes_groups for inbox in self.inboxes):
+            return self.inboxes
+        return [inbox for inbox in self.inboxes if inbox.core.takes_groups or inbox.core.is_draining]
 
     def withdraw(self, group: SequenceGroup) -> None:
         """Take out a group that waits, wherever it does: nobody wants it any more."""
@@ -158,14 +167,17 @@ class Dispatcher:
         placement = Placement(takers, self.holders, server, now_s)
         skipped: list[SequenceGroup] = []
         try:
-            yield from self._groups_in_line(placement, skipped)
+            yield from self._groups_in_line(placement, skipped, now_s)
             yield from self._groups_of_others(placement)
         finally:
             for group in skipped:
                 self.queue.release(group)
 
-    def _groups_in_line(self, placement: Placement, skipped: list[SequenceGroup]) -> Iterator[SequenceGroup]:
+    def _groups_in_line(
+        self, placement: Placement, skipped: list[SequenceGroup], now_s: float
+    ) -> Iterator[SequenceGroup]:
         queue, server = self.queue, placement.server
+        kept = {inbox.core: -math.inf for inbox in self.inboxes if inbox.core.is_draining}
         for _ in range(MAX_DISPATCHED_GROUPS):
             turn = queue.first_turn()
             index = None if server is None else server.first_in_company
@@ -173,7 +185,7 @@ class Dispatcher:
                 yield server.take(index).group
                 placement.look_at_server()
                 continue
-            if turn is None:
+            if turn is None or (kept and turn.is_newcomer and self._must_wait_for_moves(placement, turn, now_s, kept)):
                 return
             offer = placement.choose(turn)
             if offer is Wait.IN_LINE:
@@ -224,6 +236,61 @@ class Dispatcher:
             yield busiest.take(0).group
             placement.look_at_server()
 
+    # Cores that are emptied ----------------------------------------------------------------------
+
+    def wanted_elsewhere(
+        self, core: ExecutorCore, groups: Iterable[SequenceGroup], now_s: float
+    ) -> Iterator[SequenceGroup]:
+        """Yield, in order, those groups of a core that is emptied for which others have room now.
+
+        First come those that stand in line before them, and those that left before and still wait for late tokens.
+        """
+        for _ in self._groups_for(None, now_s):
+            raise AssertionError("a group was dispatched to nobody")
+        staying = [inbox for inbox in self.inboxes if inbox.core.takes_groups]
+        placement = Placement(staying, self.holders, None, self.judged_at_s(now_s))
+        for emptied in (inbox.core for inbox in self.inboxes if inbox.core.is_draining):
+            for group in emptied.preempted.groups:
+                _keep_room(placement, emptied, group)
+        first = self.queue.first_turn()
+        for group in groups:
+            if first is not None and first < _first_turn(group, group.order[0]):
+                return
+            wait = _keep_room(placement, core, group)
+            if wait is None:
+                yield group
+            elif wait is Wait.IN_LINE:
+                return
+
+    def _must_wait_for_moves(
+        self, placement: Placement, newcomer: Turn, now_s: float, kept: dict[ExecutorCore, float]
+    ) -> bool:
+        """Keep room for the groups of cores that are emptied, which ran before a newcomer.
+
+        Args:
+            placement: The cores with room.
+            newcomer: Whose turn it is.
+            now_s: Monotonic time, in seconds; -inf: no core is stalled.
+            kept: The first level of each core that is emptied for whose groups no room was kept yet; it moves on.
+
+        Returns: Whether one of these groups found no room: then the newcomer waits behind it.
+        """
+        for core, first_level in kept.items():
+            if newcomer.level < first_level or core.stalled_s(now_s) is not None:
+                continue
+            kept[core] = newcomer.level + 1
+            num_passed = 0
+            for group in core.movable:
+                if group.order[0] < first_level:
+                    continue
+                if group.order[0] > newcomer.level or num_passed == MAX_PASSED_GROUPS:
+                    break
+                wait = _keep_room(placement, core, group)
+                if wait is Wait.IN_LINE:
+                    return True
+                num_passed += wait is not None
+        return False
+
     # Back into the line --------------------------------------------------------------------------
 
     def _follow_takers(self) -> None:
@@ -261,6 +328,18 @@ class Dispatcher:
                 self.queue.release(inbox.take(index).group)
 
 
+def _keep_room(placement: Placement, core: ExecutorCore, group: SequenceGroup) -> Wait | None:
+    """Keep room elsewhere for a group of a core that is emptied; return how it waits for that, None: there is some."""
+    waiting = core.batch.as_waiting(group)
+    if not any(is_open_to(inbox.core, waiting) for inbox in placement.takers if not inbox.core.is_draining):
+        return Wait.NEVER
+    offer = placement.choose(_first_turn(waiting, group.order[0]))
+    if isinstance(offer, Wait):
+        return offer
+    placement.keep(offer)
+    return None
+
+
 def _first_turn(group: SequenceGroup, level: int) -> Turn:
     return Turn(level, not group.has_run, 0.0, group.arrival, group)
 
@@ -289,6 +368,10 @@ class InboxQueue:
     def in_order(self) -> Generator[SequenceGroup]:
         """Yield what the core is to admit in the step that it decides now; what it leaves goes back into the line."""
         return self._dispatcher.serve(self._inbox)
+
+    def wanted_elsewhere(self, groups: Iterable[SequenceGroup], now_s: float) -> Iterator[SequenceGroup]:
+        """Yield those of the core's groups, in order, for which others have room now."""
+        return self._dispatcher.wanted_elsewhere(self._inbox.core, groups, now_s)
 
     def add(self, group: SequenceGroup) -> None:
         """Queue a group that was preempted: any core may take it."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scheduler_svc.core.dispatch.block_holders import ALL_CORES
-from scheduler_svc.core.dispatch.capacity import Demand
+from scheduler_svc.core.dispatch.capacity import Demand, is_open_to
 from scheduler_svc.core.dispatch.dispatcher import Dispatcher, InboxQueue
 from scheduler_svc.core.dispatch.inbox import Inbox
 from scheduler_svc.core.dispatch.placement import avoids
@@ -115,6 +115,10 @@ class Fleet:
         """Say whether a core is to get new groups: not while its executor leaves."""
         core.takes_groups = takes_groups
 
+    def set_draining(self, core: ExecutorCore, is_draining: bool) -> None:
+        """Say whether a core gives its groups to others, as far as they have room: its executor is to be ended."""
+        core.is_draining = is_draining
+
     def set_probing(self, core: ExecutorCore, is_probing: bool) -> None:
         """Say whether it is in doubt that the executor of a core works."""
         core.is_probing = is_probing
@@ -202,6 +206,10 @@ class Fleet:
         counts = [held[0].num_blocks * demand.block_size for held, demand in zip(depths, demands, strict=True) if held]
         return max(counts, default=0)
 
+    def can_take(self, group: SequenceGroup) -> bool:
+        """Return whether some core would take the group if it were empty; one that leaves or drains, if it has run."""
+        return any(is_open_to(core, group) for core in self._takers)
+
     def lacks_its_kind(self, group: SequenceGroup) -> bool:
         """Return whether a waiting group that requires one kind of executor finds none of it."""
         return bool(self._takers) and all(core.admissions.must_not_go_on(group) for core in self._takers)
@@ -256,9 +264,12 @@ class Fleet:
     def _obstacle(
         self, core: ExecutorCore, group: SequenceGroup, judged_at_s: float, preferred: list[ExecutorCore]
     ) -> Obstacle | None:
+        staying = [other for other in self._takers if not other.is_draining]
+        if core.is_draining and not (group.has_run and not any(is_open_to(other, group) for other in staying)):
+            return Obstacle(Wait.IN_LINE, "the executor is draining")
         if preferred and core not in preferred:
             return Obstacle(Wait.SKIPPED, "another executor has the numerics id of its output, and takes it soon")
-        if avoids(core, group, self._takers):
+        if avoids(core, group, staying):
             return Obstacle(Wait.SKIPPED, "it lost an executor last time, and another executor can take it")
         return core.obstacle(group, judged_at_s)
 

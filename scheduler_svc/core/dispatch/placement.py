@@ -51,6 +51,7 @@ class Placement:
         self.server = server
         self.takers = takers
         self._holders = holders
+        self._kept: list[tuple[Inbox, Assignment]] = []
         learned = sorted(inbox.core.step_cost.row_tokens for inbox in takers) or [1.0]
         self._row_tokens = learned[(len(learned) - 1) // 2]
         self._capacities: dict[Inbox, Capacity] = {}
@@ -92,7 +93,7 @@ class Placement:
     def _will_take(self, capacity: Capacity, turn: Turn) -> bool:
         """Return whether a core lacks nothing but the budget of the step that it is at, or waits for what is sure."""
         group = turn.group
-        if avoids(capacity.core, group, [inbox.core for inbox in self.takers]):
+        if self._leaves_to_others(capacity.core, group) or avoids(capacity.core, group, self._staying):
             return False
         demand = Demand.of(group, capacity.core)
         depths = self._holders.depths(demand.block_names, capacity.bit)
@@ -138,6 +139,12 @@ class Placement:
         """Put a group into the inbox of the core that it was offered to."""
         offer.assignment.group.placed = offer.placed
         offer.capacity.give(offer.assignment)
+        self._rank_anew(offer.capacity, offer.capacity)
+
+    def keep(self, offer: Offer) -> None:
+        """Keep the room that was offered to a group, which is to come from another core."""
+        self._kept.append((offer.capacity.inbox, offer.assignment))
+        offer.capacity.count(offer.assignment)
         self._rank_anew(offer.capacity, offer.capacity)
 
     def look_at_server(self) -> None:
@@ -188,7 +195,11 @@ class Placement:
         return True
 
     def _capacity(self, inbox: Inbox, number: int) -> Capacity:
-        return Capacity.of(inbox, is_serving=inbox is self.server, number=number)
+        capacity = Capacity.of(inbox, is_serving=inbox is self.server, number=number)
+        for other, assignment in self._kept:
+            if other is inbox:
+                capacity.count(assignment)
+        return capacity
 
     def _row_cost(self, group: SequenceGroup) -> int:
         """Return what a row costs a group beside it until that has its last token, in tokens."""
@@ -204,9 +215,18 @@ class Placement:
         group = turn.group
         if group in capacity.inbox.refused:
             return Wait.IN_LINE
-        if group.lost_on and avoids(capacity.core, group, [inbox.core for inbox in self.takers]):
+        if group.lost_on and avoids(capacity.core, group, self._staying):
             return Wait.SKIPPED
+        if self._leaves_to_others(capacity.core, group):
+            return Wait.IN_LINE
         return capacity.obstacle(turn, demand, num_cached_blocks)
+
+    @property
+    def _staying(self) -> list[ExecutorCore]:
+        return [inbox.core for inbox in self.takers if not inbox.core.is_draining]
+
+    def _leaves_to_others(self, core: ExecutorCore, group: SequenceGroup) -> bool:
+        return core.is_draining and any(is_open_to(other, group) for other in self._staying)
 
     def _rank_anew(self, former: Capacity, capacity: Capacity) -> None:
         """A room has become better or worse, or stands for a former one."""

@@ -4,7 +4,7 @@ An admitted group is in exactly one place, each of which has its own things to g
 out, or it was preempted and waits for its last tokens in flight. From there it ends, or goes back to the queue.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Protocol
 
 from scheduler_svc.core.blocks.swapping import SwappedGroups
@@ -28,6 +28,9 @@ class AdmissionQueue(Protocol):
 
     def in_order(self) -> Generator[SequenceGroup]:
         """Yield the waiting groups in the order of admission; the yielded one may be removed. Closed at the end."""
+
+    def wanted_elsewhere(self, groups: Iterable[SequenceGroup], now_s: float) -> Iterator[SequenceGroup]:
+        """Yield, in order, those of a core's groups for which other cores have room now."""
 
     def add(self, group: SequenceGroup) -> None:
         """Queue a group that has to be computed again."""
@@ -110,9 +113,9 @@ class AdmittedGroups:
         for group in self._preempted.take_complete():
             self._queue.add(group)
 
-    def recompute_swapped(self, plan: StepPlan, group: SequenceGroup) -> None:
-        """Give up the blocks of a swapped group, on both sides; it is computed again."""
-        plan.note(group, EventKind.DROPPED)
+    def recompute_swapped(self, plan: StepPlan, group: SequenceGroup, cause: str = "") -> None:
+        """Give up the blocks of a swapped group, on both sides; it is computed again. `cause`: why, if not for room."""
+        plan.note(group, EventKind.DROPPED, cause=cause)
         self._swapped.drop(group)
         for sequence in group.live_sequences:
             sequence.status = SequenceStatus.WAITING

@@ -23,6 +23,7 @@ its slot of the table; `Prefills.start` hands the tokens to the slot, `RunningGr
 import bisect
 from collections import Counter
 from collections.abc import Iterator
+from copy import copy
 from operator import attrgetter
 
 import numpy as np
@@ -200,6 +201,18 @@ class Batch:
             return ()
         rows = layout.num_prompt_logprobs.nonzero()[0].tolist()
         return tuple((row, self.sequence_in_slot[layout.slots[row]].group) for row in rows)
+
+    def as_waiting(self, group: SequenceGroup) -> SequenceGroup:
+        """Return a copy of an admitted group as it would be if it waited: its sequences carry their known tokens."""
+        waiting = copy(group)
+        waiting.sequences = [copy(sequence) for sequence in group.sequences]
+        for sequence in waiting.live_sequences:
+            sequence.block_hashes = sequence.block_hashes.copy()
+            if sequence.has_slot:
+                sequence.token_ids = self.known_tokens(sequence.slot)
+            sequence.status = SequenceStatus.WAITING
+        waiting.take_tokens_of_beams()
+        return waiting
 
     # What a slot holds ---------------------------------------------------------------------------
 

@@ -80,20 +80,23 @@ class Preemption:
         self._preempted = preempted
         self.num_preemptions = dict.fromkeys(PreemptionMode, 0)
 
-    def preempt(self, plan: StepPlan, group: SequenceGroup) -> None:
-        """Take a running group out of the batch; it comes back when its blocks, or its tokens, are there."""
+    def preempt(self, plan: StepPlan, group: SequenceGroup, cause_to_move: str = "") -> None:
+        """Take a running group out of the batch; it comes back when its blocks, or its tokens, are there.
+
+        `cause_to_move`: why it is computed again by another executor, in words; empty: it makes room.
+        """
         assert not self._running.beam_batch.is_in_flight(group), "its candidates would be lost"
         group.num_preemptions += 1
         plan.preempted.append(group)
         self._preempted.expect_tokens(group, self._running.batch)
         moves = None
-        if self._mode_for(group) is PreemptionMode.SWAP:
+        if not cause_to_move and self._mode_for(group) is PreemptionMode.SWAP:
             moves = self._swapped.try_swap_out(group, self._running.beam_batch.source_slots(group))
         if moves is None:
             self._running.free_blocks(group)
             self._running.remove(group, SequenceStatus.WAITING)
             self._preempted.add(group)
-            plan.note(group, EventKind.PREEMPTED)
+            plan.note(group, EventKind.PREEMPTED, cause=cause_to_move)
         else:
             plan.blocks_to_swap_out.extend(moves)
             self._running.remove(group, SequenceStatus.SWAPPED)

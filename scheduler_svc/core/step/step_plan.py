@@ -58,10 +58,10 @@ class StepPlan:
         """Return whether the step may compute a running group."""
         return self.solo is None or self.solo is group
 
-    def note(self, group: SequenceGroup, kind: EventKind, num_computed_tokens: int = 0) -> None:
+    def note(self, group: SequenceGroup, kind: EventKind, num_computed_tokens: int = 0, cause: str = "") -> None:
         """Note what is being done to a group, for people."""
         num_tokens = len(group.live_sequences[0].token_ids)
-        self.events.append(GroupEvent(group, kind, num_tokens, num_computed_tokens))
+        self.events.append(GroupEvent(group, kind, num_tokens, num_computed_tokens, cause))
 
     def fail(self, group: SequenceGroup, message: str) -> None:
         """Tell that a group has ended because it can never go on."""

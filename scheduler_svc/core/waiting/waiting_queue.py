@@ -23,7 +23,7 @@ Pure: not even a clock. Read next: `dispatcher.py`.
 import bisect
 import heapq
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -249,6 +249,10 @@ class WaitingQueue:
 
     def solo(self) -> Generator[SequenceGroup]:
         """Yield it."""
+        yield from ()
+
+    def wanted_elsewhere(self, groups: Iterable[SequenceGroup], now_s: float) -> Iterator[SequenceGroup]:
+        """Yield groups for which other cores have room: here there are no others."""
         yield from ()
 
     def num_ahead_of(self, group: SequenceGroup) -> int:

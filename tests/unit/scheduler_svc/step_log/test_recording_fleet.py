@@ -26,6 +26,7 @@ REPOSITORY = Path(__file__).parents[4]
 # Methods that only look, and how they are called.
 LOOKS: dict[str, Callable[[Fleet, SequenceGroup], object]] = {
     "can_ever_take": lambda fleet, waiting: fleet.can_ever_take(waiting),
+    "can_take": lambda fleet, waiting: fleet.can_take(waiting),
     "core_of": lambda fleet, waiting: fleet.core_of(waiting),
     "expects_nobody": lambda fleet, waiting: fleet.expects_nobody(),
     "lacks_its_kind": lambda fleet, waiting: fleet.lacks_its_kind(waiting),
@@ -75,7 +76,7 @@ def test_nobody_changes_a_core_or_the_queue_but_by_the_fleet() -> None:
     forbidden = (
         *("core.process(", "core.finish(", "core.abort(", "core.schedule(", "core.evacuate(", "note_hang()"),
         *("queue.add(", "queue.remove(", "dispatcher.dispatch(", "dispatcher.withdraw(", ".lost_on ="),
-        *("core.takes_groups =", "core.is_probing =", "core.step_cost ="),
+        *("core.takes_groups =", "core.is_draining =", "core.is_probing =", "core.step_cost ="),
     )
     for folder in ("engine", "executors", "admin", "front", "telemetry"):
         for path in (REPOSITORY / "scheduler_svc" / folder).rglob("*.py"):
