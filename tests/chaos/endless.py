@@ -106,11 +106,12 @@ async def strike(target: Target, faults: Faults, seconds: float, fault_every_s: 
     """Let faults strike for a while, each kind as often as the others; watch the scheduler's memory."""
     begin_s = time.monotonic()
     sizes: list[float] = []
+    order = random.Random(result.piece)
     watching = asyncio.create_task(watch_memory(target, sizes))
     while (now_s := time.monotonic() - begin_s) < seconds:
         fewest = min(result.counts.get(each, 0) for each in faults)
         rarest = [each for each in faults if result.counts.get(each, 0) == fewest]
-        name = target.draws.choice(rarest)
+        name = order.choice(rarest)
         await target.scheduler.until_whole(NUM_EXECUTORS)
         await faults[name](target)
         result.note_fault(name)
@@ -118,7 +119,7 @@ async def strike(target: Target, faults: Faults, seconds: float, fault_every_s: 
     watching.cancel()
     quarter = len(sizes) // 4
     growth_mib = median(sizes[-quarter - 1 :]) - median(sizes[quarter : 2 * quarter + 1])
-    result.note("growth_mib", growth_mib)
+    result.note("growth_mib", max(0.0, growth_mib))
     result.note("scheduler_mib", max(sizes))
     if growth_mib > MOST_GROWTH_MIB:
         result.missed.append(f"the scheduler's memory grew by {growth_mib:.1f} MiB")

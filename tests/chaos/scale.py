@@ -24,5 +24,5 @@ class Scale:
         return max(1, number // self.divisor)
 
 
-# At most a minute in all.
-SHORT = Scale(minutes=0.2, fault_every_s=0.0, absence_limit_s=2.0, divisor=32)
+# About a minute in all. The first faults in the streams through fronts strike the core and a front.
+SHORT = Scale(minutes=0.1, fault_every_s=0.0, absence_limit_s=2.0, divisor=32)
