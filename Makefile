@@ -30,7 +30,7 @@ help:
 	@echo "make bench-core the parts: scheduler's core, placing on executors, gaps between steps, who takes what of a step, what the stack costs"
 	@echo "make gpu-check on a machine with a GPU: check and measure its path, with the PYTHON that has torch there"
 	@echo "make mutants   plant faults in copies of the tree; each must be caught by the suite named beside it"
-	@echo "make chaos     kill, stop and cut off real processes under streams, compare every answer, print a table (an hour)"
+	@echo "make chaos     kill, stop and cut off real processes under streams, compare every answer, print a table (1.5 hours)"
 	@echo "make protos    write the stubs anew after a change in protos/"
 	@echo "make coverage  branch coverage of the scheduler's core"
 	@echo "make k8s-check manifests and Containerfiles: rendered, validated, linted, each check with a planted mistake"
@@ -167,7 +167,7 @@ gpu-check:
 mutants: $(INSTALLED) monitoring-tools
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-# By hand and before releases; an hour. ARGS='--only drain' runs some rows, --minutes 5 is shorter, --resume FILE goes on.
+# By hand and before releases; an hour and a half. ARGS='--only drain' runs some rows, --minutes 5 is shorter, --resume FILE goes on.
 chaos: $(INSTALLED)
 	$(BIN)/octavo model prepare smollm2
 	$(BIN)/python -m tests.chaos $(ARGS)

@@ -18,6 +18,7 @@ class Fronts:
     Args:
         config: Of the scheduler; fronts get all of it.
         link: Where they join the core.
+        module: What their processes run.
 
     Attributes:
         config: As above, with the ports that were chosen for clients.
@@ -26,7 +27,7 @@ class Fronts:
     Raises: AddressError: one of their addresses cannot be bound.
     """
 
-    def __init__(self, config: SchedulerConfig, link: str) -> None:
+    def __init__(self, config: SchedulerConfig, link: str, module: str = "scheduler_svc.front_process") -> None:
         self._reserved: list[socket.socket] = []
         changed = {"listen": self._reserve(config.listen, "--listen")}
         if config.openai_listen is not None:
@@ -35,7 +36,7 @@ class Fronts:
         self.processes = [
             KeptProcess(
                 f"front {number}",
-                "scheduler_svc.front_process",
+                module,
                 link,
                 str(number),
                 settings=self.config.model_dump_json,

@@ -38,11 +38,17 @@ class Supervisor:
     Args:
         config: Of the scheduler.
         core_module: What the core's process runs.
+        front_module: What the fronts' processes run.
 
     Raises: AddressError: an address for clients cannot be bound.
     """
 
-    def __init__(self, config: SchedulerConfig, core_module: str = "scheduler_svc.core_process") -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        core_module: str = "scheduler_svc.core_process",
+        front_module: str = "scheduler_svc.front_process",
+    ) -> None:
         self._folder = tempfile.mkdtemp(prefix="octavo-")  # nobody else may enter it
         link = f"unix:{self._folder}/core.sock"
         if config.prefix_key_file is None:  # the next core finds what executors have cached for this one
@@ -50,7 +56,7 @@ class Supervisor:
             write_prefix_key(key_file)
             config = config.model_copy(update={"prefix_key_file": key_file})
         try:
-            self._fronts = Fronts(config, link)
+            self._fronts = Fronts(config, link, front_module)
         except OctavoServiceError:
             self._remove_folder()
             raise

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import openai
@@ -14,6 +15,9 @@ from tests.chaos.result import Result
 
 # Pause before a request is sent again that was refused.
 AGAIN_AFTER_S = 0.2
+
+# The kernel deals connections to fronts.
+CONNECTIONS_OF_A_FRONT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,20 @@ def by_grpc(client: Client, on_token: OnToken = lambda _: None) -> Send:
             await asyncio.sleep(AGAIN_AFTER_S)
 
     return send
+
+
+@asynccontextmanager
+async def dealt(address: str, num_fronts: int) -> AsyncIterator[Send]:
+    """Give what sends each stream's requests over a connection, of which there are enough to reach all fronts."""
+    num_connections = CONNECTIONS_OF_A_FRONT * num_fronts or 1
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Client(address)) for _ in range(num_connections)]
+        sends = [by_grpc(client) for client in clients]
+
+        async def send(ask: Ask, answer: Answer) -> None:
+            await sends[ask.stream % num_connections](ask, answer)
+
+        yield send
 
 
 def by_openai(client: openai.AsyncOpenAI, model: str) -> Send:

@@ -6,8 +6,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
-from octavo import Client
-from tests.chaos.asking import Ask, Send, answer_to, answers_to, by_grpc, compare
+from tests.chaos.asking import Ask, Send, answer_to, answers_to, compare, dealt
 from tests.chaos.result import Result
 from tests.chaos.scale import Scale
 from tests.chaos.services import fake_executor, running_executors, running_scheduler
@@ -26,11 +25,19 @@ CHANCE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class CancelStorm:
-    """The row."""
+    """The row.
+
+    Attributes:
+        name: Of the row.
+        what: What happens, in words.
+        target: What must come of it, in words.
+        num_fronts: Of the scheduler.
+    """
 
     name: str = "cancel"
     what: str = "10,000 requests of 100 clients, half of them cancelled at random moments; two fake executors"
     target: str = "all counts back to zero, the others equal"
+    num_fronts: int = 0
 
     def pieces(self, scale: Scale) -> list[str]:
         """Return its pieces: a part of the requests each."""
@@ -43,10 +50,9 @@ class CancelStorm:
         flags = ("--step-ms", "5", "--max-num-seqs", str(num_clients // 3))  # many wait in the queue
         async with (
             running_executors(2, fake_executor(*flags)) as executors,
-            running_scheduler([one.address for one in executors]) as scheduler,
-            Client(scheduler.address) as client,
+            running_scheduler([one.address for one in executors], "--fronts", str(self.num_fronts)) as scheduler,
+            dealt(scheduler.address, self.num_fronts) as send,
         ):
-            send = by_grpc(client)
             for piece in pieces:
                 result, begin_s = Result(self.name, piece), time.monotonic()
                 await storm(send, num_clients, num_requests, random.Random(piece), result)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from scheduler_svc.core_process import main
-from scheduler_svc.executors.driver_interface import FaultPoint
+from scheduler_svc.executors.driver_interface import FaultPoint, no_fault
 from tests.chaos.doomed_scheduler import PLAN
 
 
@@ -32,4 +32,4 @@ class Doom:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Doom(Path(os.environ[PLAN]))))
+    sys.exit(main(Doom(Path(os.environ[PLAN])) if PLAN in os.environ else no_fault))

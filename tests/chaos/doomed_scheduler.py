@@ -1,6 +1,7 @@
-"""A scheduler with fronts whose core kills itself at a fault point: `python -m tests.chaos.doomed_scheduler FLAGS`.
+"""A scheduler with fronts, of which a test changes something: `python -m tests.chaos.doomed_scheduler FLAGS`.
 
-The file that PLAN names has the point and the number of the step, from 1, counted from when the core sees the file.
+The core kills itself at a fault point, if the environment names PLAN: a file, which has the point and the number of
+the step, from 1, counted from when the core sees the file. With ABSENCE_LIMIT_S fronts wait that long for a core.
 """
 
 import os
@@ -13,14 +14,19 @@ from scheduler_svc.supervisor import Supervisor
 from shared.config import load_config_or_exit
 from shared.stop_request import StopRequest
 
-# The variable that names the file.
+# What its processes run; without the variables they are as in production.
+CORE = "tests.chaos.doomed_core"
+FRONT = "tests.chaos.impatient_front"
+
+# The variables.
 PLAN = "OCTAVO_CHAOS_PLAN"
+ABSENCE_LIMIT_S = "OCTAVO_CHAOS_ABSENCE_LIMIT_S"
 
 
 async def serve(config: SchedulerConfig) -> int:
     """Run it until somebody wants it to stop."""
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
-    return await Supervisor(choose_fronts(config), core_module="tests.chaos.doomed_core").run(stop.wait())
+    return await Supervisor(choose_fronts(config), core_module=CORE, front_module=FRONT).run(stop.wait())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Streams without end on four executors, one of which is struck every few seconds."""
+"""Streams without end on four executors; one of them, the core or a front is struck every few seconds."""
 
 import asyncio
 import math
@@ -6,16 +6,15 @@ import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
-from octavo import Client
-from tests.chaos.asking import Answer, Ask, Send, answer_to, answers_to, by_grpc, compare
-from tests.chaos.faults import FAULTS, LEASE_S, Target
+from tests.chaos.asking import Answer, Ask, Send, answer_to, answers_to, compare, dealt
+from tests.chaos.faults import EXECUTOR_FAULTS, LEASE_S, Faults, Target
 from tests.chaos.proxy import running_proxy
 from tests.chaos.result import Result
 from tests.chaos.scale import Scale
-from tests.chaos.services import fake_executor, num_attached, running_executors, running_scheduler
+from tests.chaos.services import fake_executor, running_executors, running_scheduler
 
 NUM_EXECUTORS = 4
 NUM_PROXIES = 2
@@ -30,7 +29,15 @@ MOST_GROWTH_MIB = 16.0
 
 @dataclass(frozen=True, slots=True)
 class Endless:
-    """The row."""
+    """The row.
+
+    Attributes:
+        name: Of the row.
+        what: What happens, in words.
+        target: What must come of it, in words.
+        num_fronts: Of the scheduler.
+        faults: What strikes.
+    """
 
     name: str = "streams"
     what: str = (
@@ -38,6 +45,8 @@ class Endless:
         "the lease), a cut connection, a delayed one, failing steps, drain"
     )
     target: str = "0 lost, 0 repeated, 0 changed, 0 blocks leaked, memory flat"
+    num_fronts: int = 0
+    faults: Faults = field(default_factory=lambda: EXECUTOR_FAULTS)
 
     def pieces(self, scale: Scale) -> list[str]:
         """Return its pieces: some minutes each."""
@@ -49,39 +58,37 @@ class Endless:
         for piece in pieces:
             result, begin_s = Result(self.name, piece), time.monotonic()
             minutes = float(piece.split(", ")[1].removesuffix(" min"))
-            await play_for(60 * minutes, max(40, scale.part_of(NUM_STREAMS)), scale.fault_every_s, result)
+            await self._play_for(60 * minutes, max(40, scale.part_of(NUM_STREAMS)), scale.fault_every_s, result)
             result.seconds = time.monotonic() - begin_s
             yield result
 
-
-async def play_for(seconds: float, num_streams: int, fault_every_s: float, result: Result) -> None:
-    """Run so many streams for a while; a fault strikes every so many seconds."""
-    asks = [
-        [Ask(stream, turn, 40 + (29 * stream + 53 * turn) % 160) for turn in range(NUM_DIFFERENT)]
-        for stream in range(num_streams)
-    ]
-    async with AsyncExitStack() as stack:
-        executors = await stack.enter_async_context(
-            running_executors(NUM_EXECUTORS, fake_executor("--step-ms", str(num_streams / 4)))
-        )
-        proxies = [await stack.enter_async_context(running_proxy(each.listen)) for each in executors[:NUM_PROXIES]]
-        for executor, proxy in zip(executors, proxies, strict=False):
-            executor.address = proxy.address
-        scheduler = await stack.enter_async_context(
-            running_scheduler([each.address for each in executors], "--lease-s", str(LEASE_S))
-        )
-        client = await stack.enter_async_context(Client(scheduler.address))
-        send = by_grpc(client)
-        undisturbed = await answers_to([ask for own in asks for ask in own], send, len(asks) * NUM_DIFFERENT)
-        target = Target(executors, proxies, scheduler, random.Random(result.piece))
-        is_over = asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            for own in asks:
-                tasks.create_task(ask_until(is_over, own, send, undisturbed, result))
-            await strike(target, seconds, fault_every_s, result)
-            is_over.set()
-        await scheduler.until(lambda state: not state.num_used_blocks and num_attached(state) == NUM_EXECUTORS)
-        result.wrong += await scheduler.leftovers()
+    async def _play_for(self, seconds: float, num_streams: int, fault_every_s: float, result: Result) -> None:
+        """Run so many streams for a while; a fault strikes every so many seconds."""
+        asks = [
+            [Ask(stream, turn, 40 + (29 * stream + 53 * turn) % 160) for turn in range(NUM_DIFFERENT)]
+            for stream in range(num_streams)
+        ]
+        flags = ("--lease-s", str(LEASE_S), "--fronts", str(self.num_fronts))
+        async with AsyncExitStack() as stack:
+            executors = await stack.enter_async_context(
+                running_executors(NUM_EXECUTORS, fake_executor("--step-ms", str(num_streams / 4)))
+            )
+            proxies = [await stack.enter_async_context(running_proxy(each.listen)) for each in executors[:NUM_PROXIES]]
+            for executor, proxy in zip(executors, proxies, strict=False):
+                executor.address = proxy.address
+            scheduler = await stack.enter_async_context(running_scheduler([each.address for each in executors], *flags))
+            send = await stack.enter_async_context(dealt(scheduler.address, self.num_fronts))
+            undisturbed = await answers_to([ask for own in asks for ask in own], send, len(asks) * NUM_DIFFERENT)
+            target = Target(executors, proxies, scheduler, random.Random(result.piece))
+            is_over = asyncio.Event()
+            async with asyncio.TaskGroup() as tasks:
+                for own in asks:
+                    tasks.create_task(ask_until(is_over, own, send, undisturbed, result))
+                await strike(target, self.faults, seconds, fault_every_s, result)
+                is_over.set()
+            await scheduler.until_whole(NUM_EXECUTORS)
+            await scheduler.until(lambda state: not state.num_used_blocks)
+            result.wrong += await scheduler.leftovers()
 
 
 async def ask_until(
@@ -95,30 +102,31 @@ async def ask_until(
         number += 1
 
 
-async def strike(target: Target, seconds: float, fault_every_s: float, result: Result) -> None:
+async def strike(target: Target, faults: Faults, seconds: float, fault_every_s: float, result: Result) -> None:
     """Let faults strike for a while, each kind as often as the others; watch the scheduler's memory."""
     begin_s = time.monotonic()
     sizes: list[float] = []
+    order = random.Random(result.piece)
     watching = asyncio.create_task(watch_memory(target, sizes))
     while (now_s := time.monotonic() - begin_s) < seconds:
-        fewest = min(result.counts.get(each, 0) for each in FAULTS)
-        rarest = [each for each in FAULTS if result.counts.get(each, 0) == fewest]
-        name = target.draws.choice(rarest)
-        await target.scheduler.until(lambda state: num_attached(state) == NUM_EXECUTORS)
-        await FAULTS[name](target)
+        fewest = min(result.counts.get(each, 0) for each in faults)
+        rarest = [each for each in faults if result.counts.get(each, 0) == fewest]
+        name = order.choice(rarest)
+        await target.scheduler.until_whole(NUM_EXECUTORS)
+        await faults[name](target)
         result.note_fault(name)
         await asyncio.sleep(max(0.0, begin_s + now_s + fault_every_s - time.monotonic()))
     watching.cancel()
     quarter = len(sizes) // 4
     growth_mib = median(sizes[-quarter - 1 :]) - median(sizes[quarter : 2 * quarter + 1])
-    result.note("growth_mib", growth_mib)
+    result.note("growth_mib", max(0.0, growth_mib))
     result.note("scheduler_mib", max(sizes))
     if growth_mib > MOST_GROWTH_MIB:
         result.missed.append(f"the scheduler's memory grew by {growth_mib:.1f} MiB")
 
 
 async def watch_memory(target: Target, sizes: list[float]) -> None:
-    """Note the resident memory of the scheduler, in MiB, until cancelled."""
+    """Note the resident memory of the scheduler's processes, in MiB, until cancelled."""
     while True:
-        sizes.append(target.scheduler.service.resident_mib())
+        sizes.append(target.scheduler.resident_mib())
         await asyncio.sleep(MEMORY_INTERVAL_S)

@@ -4,7 +4,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.chaos.doomed_scheduler import PLAN
 from tests.chaos.every_step import NUM_TOKENS, pieces_of
 from tests.chaos.result import Result
 from tests.chaos.scale import Scale
-from tests.chaos.services import fake_executor, running_executors, running_scheduler
+from tests.chaos.services import DOOMED_SCHEDULER, fake_executor, running_executors, running_scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,18 @@ class EveryStepOfCore:
     """The row in which the core kills itself at the fault points of each step.
 
     Attributes:
+        name: Of the row.
+        what: What happens, in words.
+        command: Returns module and flags of the executor.
         every: Kills are so many steps apart.
+        target: What must come of it, in words.
     """
 
-    name: str = "steps-core"
-    what: str = "SIGKILL of the core at every step of 64 tokens, in three phases; a front, a fake executor"
-    target: str = "all answers equal, to the bit"
+    name: str
+    what: str
+    command: Callable[[], tuple[str, ...]]
     every: int = 1
+    target: str = "all answers equal, to the bit"
 
     def pieces(self, scale: Scale) -> list[str]:
         """Return its pieces: a phase, and some of the steps."""
@@ -40,11 +45,11 @@ class EveryStepOfCore:
         with tempfile.TemporaryDirectory() as folder:
             plan = Path(folder) / "plan"
             async with (
-                running_executors(1, fake_executor()) as [executor],
+                running_executors(1, self.command()) as [executor],
                 running_scheduler(
                     [executor.address],
                     *("--fronts", "1"),
-                    module="tests.chaos.doomed_scheduler",
+                    module=DOOMED_SCHEDULER,
                     environment={PLAN: str(plan)},
                 ) as scheduler,
                 Client(scheduler.address) as client,

@@ -7,14 +7,24 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import openai
 
 from octavo import Client
+from scheduler_svc.link.absence import LIMIT_S
 from tests.chaos.asking import Ask, Send, answer_to, answers_to, by_grpc, by_openai, compare
+from tests.chaos.doomed_scheduler import ABSENCE_LIMIT_S
 from tests.chaos.result import Result
 from tests.chaos.scale import Scale
-from tests.chaos.services import Executor, Scheduler, fake_executor, running_executors, running_scheduler
+from tests.chaos.services import (
+    DOOMED_SCHEDULER,
+    Executor,
+    Scheduler,
+    fake_executor,
+    running_executors,
+    running_scheduler,
+)
 
 NUM_CLIENTS = 8
 NUM_REQUESTS = 100
@@ -22,6 +32,10 @@ NUM_REQUESTS = 100
 NUM_DIFFERENT = 10
 # The only executor is away for so long, in seconds.
 AWAY_S = 3.0
+# Or for so many times what fronts wait for a core: 45 s.
+LONG_AWAY = 1.5
+# A core starts in so many times the time of an executor, at most.
+SLOW_START = 4
 APIS = ("grpc", "openai")
 NUM_FRONTS = 2
 
@@ -34,11 +48,13 @@ class Scene:
         num_executors: How many there are, one of which may be killed.
         kills_executor: Whether it is.
         kills_core: Whether the core is.
+        is_long_away: Whether the executor is away for longer than fronts wait for a core.
     """
 
     num_executors: int
     kills_executor: bool = True
     kills_core: bool = False
+    is_long_away: bool = False
 
 
 SCENES = {
@@ -46,6 +62,7 @@ SCENES = {
     "the only one": Scene(1),
     "the core": Scene(1, kills_executor=False, kills_core=True),
     "core and executor": Scene(1, kills_core=True),
+    "core and executor for long": Scene(1, kills_core=True, is_long_away=True),
 }
 
 
@@ -56,7 +73,8 @@ class ManyClients:
     name: str = "clients"
     what: str = (
         "8 clients x 100 requests through two fronts, by gRPC and with OpenAI's client; SIGKILL of one executor of "
-        "two, of the only one (a new one after 3 s), of the core, of core and executor together"
+        "two, of the only one (a new one after 3 s), of the core, of core and executor together (a new one after 3 s, "
+        "or after 45 s)"
     )
     target: str = "800 of 800 complete and equal, each time"
 
@@ -68,17 +86,38 @@ class ManyClients:
     async def play(self, pieces: Sequence[str], scale: Scale) -> AsyncIterator[Result]:
         """Run pieces and yield their results."""
         for piece in pieces:
-            api, scene = piece.split(", ")
+            api, name = piece.split(", ")
+            scene = SCENES[name]
             flags = ("--openai-listen", "127.0.0.1:0", "--fronts", str(NUM_FRONTS))
-            async with (
-                running_executors(SCENES[scene].num_executors, fake_executor("--step-ms", "2")) as executors,
-                running_scheduler([one.address for one in executors], *flags) as scheduler,
-                AsyncExitStack() as stack,
-            ):
+            begin_s = time.monotonic()
+            async with AsyncExitStack() as stack:
+                executors = await stack.enter_async_context(
+                    running_executors(scene.num_executors, fake_executor("--step-ms", "2"))
+                )
+                limit_s, changed = absence_limit(scene, scale, time.monotonic() - begin_s)
+                scheduler = await stack.enter_async_context(
+                    running_scheduler([one.address for one in executors], *flags, **changed)
+                )
                 sends = [await stack.enter_async_context(sender(api, scheduler)) for _ in range(NUM_CLIENTS)]
                 result = Result(self.name, piece)
-                await _Load(SCENES[scene], scheduler, executors, sends, result).run(scale.part_of(NUM_REQUESTS))
+                away_s = LONG_AWAY * limit_s if scene.is_long_away else AWAY_S
+                load = _Load(scene, away_s, scheduler, executors, sends, result)
+                await load.run(scale.part_of(NUM_REQUESTS))
                 yield result
+
+
+def absence_limit(scene: Scene, scale: Scale, start_s: float) -> tuple[float, dict[str, Any]]:
+    """Return how long fronts wait for a core, in seconds, and the arguments of `running_scheduler` that say so.
+
+    Args:
+        scene: In which that matters, or not.
+        scale: Says how long.
+        start_s: How long an executor took to start: where that is slow, a core takes longer, and may be waited for.
+    """
+    if scale.absence_limit_s is None or not scene.is_long_away:
+        return LIMIT_S, {}
+    limit_s = max(scale.absence_limit_s, SLOW_START * start_s)
+    return limit_s, {"module": DOOMED_SCHEDULER, "environment": {ABSENCE_LIMIT_S: str(limit_s)}}
 
 
 @asynccontextmanager
@@ -97,12 +136,14 @@ class _Load:
     def __init__(
         self,
         scene: Scene,
+        away_s: float,
         scheduler: Scheduler,
         executors: Sequence[Executor],
         sends: Sequence[Send],
         result: Result,
     ) -> None:
         self._scene = scene
+        self._away_s = away_s  # the only executor, once it is killed
         self._scheduler = scheduler
         self._executors = executors
         self._sends = sends  # of each client, which has a connection of its own
@@ -146,5 +187,5 @@ class _Load:
         await victim.kill()
         self._result.note_fault("SIGKILL")
         if len(self._executors) == 1:
-            await asyncio.sleep(AWAY_S)
+            await asyncio.sleep(self._away_s)
             await victim.start()

@@ -8,6 +8,7 @@ from tests.chaos.drain import Drain
 from tests.chaos.endless import Endless
 from tests.chaos.every_step import EveryStep
 from tests.chaos.every_step_of_scheduler import EveryStepOfCore, EveryStepOfFront
+from tests.chaos.faults import EXECUTOR_FAULTS, SCHEDULER_FAULTS
 from tests.chaos.many_clients import ManyClients
 from tests.chaos.result import Result
 from tests.chaos.scale import Scale
@@ -49,10 +50,28 @@ ROWS: tuple[Row, ...] = (
         demo_executor,
         every=4,
     ),
-    EveryStepOfCore(),
+    EveryStepOfCore(
+        "steps-core",
+        "SIGKILL of the core at every step of 64 tokens, in three phases; a front, a fake executor",
+        fake_executor,
+    ),
+    EveryStepOfCore(
+        "steps-core-demo",
+        "the same at every fourth step; a front, an executor with the demo model",
+        demo_executor,
+        every=4,
+    ),
     EveryStepOfFront(),
     ManyClients(),
     Endless(),
+    Endless(
+        "streams-fronts",
+        "the same through two fronts; among the faults SIGKILL and SIGSTOP of the core, of a front, and SIGKILL of the "
+        "core while a front stands still",
+        num_fronts=2,
+        faults={**EXECUTOR_FAULTS, **SCHEDULER_FAULTS},
+    ),
     CancelStorm(),
+    CancelStorm("cancel-fronts", "the same through two fronts", num_fronts=2),
     Drain(),
 )

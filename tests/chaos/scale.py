@@ -10,11 +10,13 @@ class Scale:
     Attributes:
         minutes: How long faults strike streams.
         fault_every_s: Time from one of them to the next, in seconds.
+        absence_limit_s: How long fronts wait for a core, in seconds; None: as in production.
         divisor: So many times fewer kills, requests and clients; 1: all.
     """
 
-    minutes: float = 30.0
+    minutes: float = 15.0
     fault_every_s: float = 10.0
+    absence_limit_s: float | None = None
     divisor: int = 1
 
     def part_of(self, number: int) -> int:
@@ -22,5 +24,5 @@ class Scale:
         return max(1, number // self.divisor)
 
 
-# At most a minute in all.
-SHORT = Scale(minutes=0.2, fault_every_s=0.0, divisor=32)
+# About a minute in all. The first faults in the streams through fronts strike the core and a front.
+SHORT = Scale(minutes=0.1, fault_every_s=0.0, absence_limit_s=2.0, divisor=32)

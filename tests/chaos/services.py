@@ -1,6 +1,7 @@
 """The processes that `make chaos` starts, kills, stops and starts again."""
 
 import asyncio
+import contextlib
 import random
 import signal
 import socket
@@ -12,10 +13,13 @@ from types import MappingProxyType
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin_client import AdminClient
+from octavo.errors import UnavailableError
 from octavo.models.store import find_model
-from tests.support.processes import Service, children_of, start_service
+from tests.chaos.doomed_scheduler import CORE, FRONT
+from tests.support.processes import Service, children_of, resident_mib, start_service
 
 SCHEDULER = "scheduler_svc"
+DOOMED_SCHEDULER = "tests.chaos.doomed_scheduler"
 PATIENCE_S = 120.0
 
 # Below those that machines give to outgoing connections: nobody takes the port while its process is away.
@@ -144,20 +148,38 @@ class Scheduler:
         return self.service.address
 
     async def until(self, condition: Callable[[pb.GetSchedulerStateResponse], bool]) -> pb.GetSchedulerStateResponse:
-        """Return the first state for which a condition holds."""
+        """Return the first state for which a condition holds; there is none while the core is away."""
         async with asyncio.timeout(PATIENCE_S):
-            while not condition(state := await self.admin.get_state()):
+            while True:
+                with contextlib.suppress(UnavailableError):
+                    if condition(state := await self.admin.get_state()):
+                        return state
                 await asyncio.sleep(0.01)
-        return state
+
+    async def until_whole(self, num_executors: int) -> pb.GetSchedulerStateResponse:
+        """Return the first state with so many executors attached, in which all fronts that run now take calls."""
+
+        def is_whole(state: pb.GetSchedulerStateResponse) -> bool:
+            ready = sorted(front.pid for front in state.fronts if front.is_ready)
+            return num_attached(state) == num_executors and ready == self.fronts() and len(ready) == len(state.fronts)
+
+        return await self.until(is_whole)
 
     def cores(self) -> list[int]:
         """The process of its core, if it has fronts and the core runs."""
-        pid = self.service.process.pid
-        return children_of(pid, "scheduler_svc.core_process") + children_of(pid, "tests.chaos.doomed_core")
+        return self._children("scheduler_svc.core_process", CORE)
 
     def fronts(self) -> list[int]:
         """The processes of its fronts."""
-        return children_of(self.service.process.pid, "scheduler_svc.front_process")
+        return self._children("scheduler_svc.front_process", FRONT)
+
+    def _children(self, *modules: str) -> list[int]:
+        pid = self.service.process.pid
+        return sorted(child for module in modules for child in children_of(pid, module))
+
+    def resident_mib(self) -> float:
+        """Resident memory of its processes now, in MiB."""
+        return sum(map(resident_mib, (self.service.process.pid, *self.cores(), *self.fronts())))
 
     async def executors(self) -> dict[str, admin_pb2.ExecutorState]:
         """Return its executors by address."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.__main__ import main, total_of
+from tests.chaos.__main__ import main, pieces_of, total_of
 from tests.chaos.asking import Answer, Ask, compare
 from tests.chaos.result import Result
 from tests.chaos.rows import ROWS, Row
@@ -85,6 +85,15 @@ def test_what_a_file_has_is_not_run_again(tmp_path: Path, capsys: pytest.Capture
     file.close()
     assert main(["--short", "--only", "steps", "--resume", str(path)]) == 0
     assert "| 6 of 6 equal; 6 SIGKILL |" in capsys.readouterr().out
+
+
+def test_a_text_chooses_pieces_and_the_row_is_complete_with_them() -> None:
+    row = SHORT_ROWS["clients"]
+    [piece] = pieces_of(row, SHORT, "for long")
+    assert piece == "openai, core and executor for long"
+    finished = [Result(row.name, piece, num_asked=2, num_equal=2)]
+    assert total_of(row, SHORT, finished, "for long")[1]
+    assert not total_of(row, SHORT, finished)[1]
 
 
 def test_a_row_without_all_its_pieces_is_not_reached() -> None:

@@ -25,9 +25,7 @@ class Service:
 
     def resident_mib(self) -> float:
         """Resident memory now, in MiB (Linux)."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
-        [line] = [line for line in status.splitlines() if line.startswith("VmRSS:")]
-        return int(line.split()[1]) / 1024
+        return resident_mib(self.process.pid)
 
     def loaded_libraries(self) -> str:
         """The memory map, with the path of every shared library (Linux)."""
@@ -42,6 +40,15 @@ class Service:
         """Send SIGKILL and wait."""
         self.process.kill()
         await self.process.wait()
+
+
+def resident_mib(pid: int) -> float:
+    """Return the resident memory of a process, in MiB (Linux); 0: it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS:"))
 
 
 def children_of(pid: int, module: str) -> list[int]:
