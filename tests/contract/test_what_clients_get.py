@@ -44,8 +44,8 @@ async def test_an_answer_has_the_tokens_of_its_prompt_and_those_of_their_log_pro
 
 async def _aborted(client: Client) -> RequestOutput | FailedRequest:
     running = asyncio.create_task(client.generate(PROMPT, request_id="mine", max_tokens=100_000, ignore_eos=True))
-    await asyncio.sleep(0.05)
-    await client.abort("mine")
+    while not await client.abort("mine"):
+        await asyncio.sleep(0.01)
     return await running
 
 

@@ -31,10 +31,10 @@ from scheduler_svc.service import SchedulerService
 from shared.executor_info import TokenizerFile
 from shared.grpc_server import GrpcServer
 from tests.support.fronts import NUM_FRONTS, FrontsInProcess, fronts_in_this_process
+from tests.support.patience import PATIENCE_S
 
 SERVICE = execution_service_pb2.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 MAX_MESSAGE_BYTES = 8 * 2**20
-PATIENCE_S = 60
 LOST_AFTER_S = 0.1
 PATIENT_TURNS = 200
 
