@@ -13,6 +13,7 @@ A fake executor with steps of 3 and 10 ms lost 0.15 and 0.35 ms between two step
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -45,10 +46,9 @@ class StepThread:
 
     def start(self) -> None:
         """Start the threads."""
-        for name, calls in (("steps", self._calls), ("answers", self._answers)):
-            thread = threading.Thread(target=self._make, args=(calls,), name=name, daemon=True)
-            thread.start()
-            self._steps = self._steps or thread
+        self._steps = threading.Thread(target=self._make_steps, name="steps", daemon=True)
+        self._steps.start()
+        threading.Thread(target=self._make_answers, name="answers", daemon=True).start()
 
     @property
     def cpu_time_us(self) -> int | None:
@@ -67,7 +67,8 @@ class StepThread:
 
     def wait(self, call: Call) -> None:
         """Make a call that waits for the device, on the thread for that, behind those before; for the step thread."""
-        self._waiting.submit(call)
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._waiting.submit(call)
 
     def wait_for_answers(self) -> None:
         """Return when all calls of `answer` so far were made; for the step thread."""
@@ -100,19 +101,27 @@ class StepThread:
         return await answered
 
     def close(self) -> None:
-        """Let the threads end after the calls that they make; do not wait for them. What is queued is dropped."""
+        """Let the threads end after the step that runs and its answers; do not wait. What else is queued is dropped."""
         self._is_closed = True
         self._calls.put(None)
-        self._answers.put(None)
         self._waiting.shutdown(wait=False, cancel_futures=True)
 
-    def _make(self, calls: "SimpleQueue[Call | None]") -> None:
-        while (call := calls.get()) is not None and not self._is_closed:
-            try:
-                call()
-            except Exception:
-                # A bug of ours. Whoever waits for this call finds that it hangs; those behind it are made.
-                _logger.exception(Event("step_thread_failed"))
+    def _make_steps(self) -> None:
+        while (call := self._calls.get()) is not None and not self._is_closed:
+            _make(call)
+        self._answers.put(None)  # not before: the step thread may wait for its answers
+
+    def _make_answers(self) -> None:
+        while (call := self._answers.get()) is not None:
+            _make(call)
+
+
+def _make(call: Call) -> None:
+    try:
+        call()
+    except Exception:
+        # A bug of ours. Whoever waits for this call finds that it hangs; those behind it are made.
+        _logger.exception(Event("step_thread_failed"))
 
 
 def wake(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: object) -> None:

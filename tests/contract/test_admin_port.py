@@ -17,12 +17,12 @@ from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin.v1 import admin_service_pb2_grpc
 from scheduler_svc.admin.http import http_server
 from scheduler_svc.admin.servicer import AdminServicer
+from tests.support.patience import PATIENCE_S
 from tests.tls.services import Scheduler, running_pair, running_scheduler
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]
 PATH = f"/{SERVICE.full_name}"
 JSON = {"Content-Type": "application/json"}
-PATIENCE_S = 30
 
 # The smallest window that HTTP/2 has, so that a client is slow as soon as it does not read.
 NARROW = [("grpc.http2.lookahead_bytes", 65_535), ("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", -1)]

@@ -18,6 +18,7 @@ from scheduler_svc.executors.session import SessionTimings
 from shared.errors import StepFailedError
 from shared.executor_info import TokenizerFile
 from shared.step import Step, StepResult
+from tests.support.patience import PATIENCE_S
 from tests.support.stack import Answer, Stack, collect, running_stack, token_request, until
 
 NUM_TOKENS = 48
@@ -60,6 +61,17 @@ async def tokens_arrived(stack: Stack, num_tokens: int) -> None:
     await until(lambda: any(r.num_output_tokens >= num_tokens for r in stack.engine.requests.values()))
 
 
+async def losses_of(stack: Stack, answer: Answer) -> list[str]:
+    """Return why executors were lost in the life of a request: what a driver says last is written over."""
+    life = await stack.admin.GetRequest(admin.GetRequestRequest(request_id=answer.request_id))
+    return [each.text for each in life.request.events if each.kind == admin_pb2.REQUEST_EVENT_KIND_EXECUTOR_LOST]
+
+
+def resume_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a scheduler try for an hour to resume a stream that broke."""
+    monkeypatch.setattr("scheduler_svc.service.SessionTimings", partial(SessionTimings, resume_timeout_s=3600.0))
+
+
 @pytest.mark.parametrize("num_tokens", [1, 2, 20])
 async def test_a_replaced_executor_goes_on_with_every_stream(expected: list[Answer], num_tokens: int) -> None:
     async with running_stack(FakeWorker(step_ms=2)) as stack:
@@ -69,9 +81,8 @@ async def test_a_replaced_executor_goes_on_with_every_stream(expected: list[Answ
         stack.executor.worker = FakeWorker()  # a new instance: its cache is empty
         await stack.executor.start()
         assert_same(await answers, expected)
-        life = await stack.admin.GetRequest(admin.GetRequestRequest(request_id=(await answers)[0].request_id))
-        (loss,) = [each for each in life.request.events if each.kind == admin_pb2.REQUEST_EVENT_KIND_EXECUTOR_LOST]
-        assert loss.text.startswith("the executor was lost: its step stream broke, and ")
+        (loss,) = await losses_of(stack, (await answers)[0])
+        assert loss.startswith("the executor was lost: its step stream broke, and ")
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert state.executors[0].num_losses == 1
         assert state.executors[0].status == admin_pb2.EXECUTOR_STATUS_ATTACHED
@@ -81,15 +92,16 @@ async def test_a_replaced_executor_goes_on_with_every_stream(expected: list[Answ
 async def test_a_process_that_is_gone_is_not_waited_for(
     expected: list[Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patient = partial(SessionTimings, resume_timeout_s=3600.0)
-    monkeypatch.setattr("scheduler_svc.service.SessionTimings", patient)
+    resume_for_an_hour(monkeypatch)
     async with running_stack(FakeWorker(step_ms=2), FakeWorker(step_ms=2)) as stack:
         answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
         await tokens_arrived(stack, 10)
         lost = next(executor for executor in stack.executors if stack.num_groups_on(executor))
         await lost.kill()
         assert_same(await answers, expected)
-        assert "its process is gone: UNAVAILABLE: connection refused" in stack.driver_of(lost).last_trouble
+        losses = [loss for answer in await answers for loss in await losses_of(stack, answer)]
+        assert losses
+        assert all("its process is gone: UNAVAILABLE: connection refused" in loss for loss in losses)
 
 
 async def test_a_broken_stream_is_resumed_without_a_new_epoch(expected: list[Answer]) -> None:
@@ -179,7 +191,7 @@ async def test_a_stream_that_breaks_during_a_long_step_is_resumed() -> None:
 
     def wait_long(step: Step) -> None:
         entered.set()
-        assert release.wait(30)
+        assert release.wait(PATIENCE_S)
 
     async with running_stack(TrickedWorker(3, wait_long)) as stack:
         answer = asyncio.create_task(collect(stack, token_request(20, 30)))
@@ -191,14 +203,13 @@ async def test_a_stream_that_breaks_during_a_long_step_is_resumed() -> None:
         assert stack.driver.num_losses == 0
 
 
-async def test_an_executor_that_says_it_shuts_down_is_not_waited_for() -> None:
+async def test_an_executor_that_says_it_shuts_down_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    resume_for_an_hour(monkeypatch)
     async with running_stack(FakeWorker(step_ms=2)) as stack:
         answer = asyncio.create_task(collect(stack, token_request(30, 40)))
         await tokens_arrived(stack, 1)
-        started_s = asyncio.get_running_loop().time()
         await stack.executor.servicer.drain()
         await until(lambda: stack.driver.session is None)
-        assert asyncio.get_running_loop().time() - started_s < 2.5  # resuming would take 3 s
         await stack.executor.kill()
         stack.executor.worker = FakeWorker()
         await stack.executor.start()
@@ -211,8 +222,7 @@ async def test_a_frozen_executor_is_noticed_while_idle(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ExecutionServicer, "Heartbeat", never_answer)
     async with running_stack(lease_s=1.0) as stack:
-        while stack.driver.session is not None:
-            await asyncio.sleep(0.01)
+        await until(lambda: stack.driver.session is None)
         assert stack.driver.num_losses == 1
 
 
@@ -329,6 +339,11 @@ async def shrink(stack: Stack) -> "asyncio.Task[Answer]":
     return small
 
 
+def told_of_a_larger_executor(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the lines that say who waits for a larger executor."""
+    return [message for message in caplog.messages if "event=requests_wait_for_a_larger_executor" in message]
+
+
 async def output_lengths(stack: Stack, request: pb.GenerateRequest) -> list[int]:
     """Return the number of tokens of each output."""
     events = [event async for event in stack.generation.Generate(request)]
@@ -347,14 +362,14 @@ async def test_what_was_accepted_waits_until_an_executor_comes_that_can_hold_it(
             await asyncio.sleep(0.05)
         with pytest.raises(grpc.aio.AioRpcError, match="maximum context length is 128 tokens"):
             await collect(stack, token_request(150, 5, first_id=5))  # served is what the executors have now
+        await until(lambda: told_of_a_larger_executor(caplog))  # once a second it is looked whether to tell
         await stack.executor.kill()
         stack.executor.worker = FakeWorker()
         await stack.executor.start()
         assert [await lengths for lengths in large] == [[180], [180], [180, 180]]
-    told = [message for message in caplog.messages if "event=requests_wait_for_a_larger_executor" in message]
-    assert len(told) == 1
-    assert "requests=3" in told[0]
-    assert "accepted for 200 tokens (a prompt of 20); this executor holds sequences of 128" in told[0]
+    [told] = told_of_a_larger_executor(caplog)
+    assert "requests=3" in told
+    assert "accepted for 200 tokens (a prompt of 20); this executor holds sequences of 128" in told
 
 
 async def test_what_no_executor_comes_for_ends_with_the_numbers_and_is_never_cut() -> None:

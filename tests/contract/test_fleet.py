@@ -16,6 +16,7 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.executors.membership import Membership
 from shared.errors import StepFailedError
 from shared.step import Step, StepResult
+from tests.support.patience import PATIENCE_S
 from tests.support.stack import Answer, ExecutorProcess, Stack, collect, readiness, running_stack, token_request, until
 
 NUM_TOKENS = 40
@@ -142,7 +143,7 @@ class Gated(FakeWorker):
     def execute(self, step: Step) -> StepResult:
         result = super().execute(step)
         if self.table.live.sum() == 2:
-            assert self.gate.wait(30), "the gate was not opened in time"
+            assert self.gate.wait(PATIENCE_S), "the gate was not opened in time"
         return result
 
 

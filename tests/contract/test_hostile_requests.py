@@ -100,13 +100,13 @@ async def longest_gap_s(stack: Stack, body: bytes, method: str = "Generate") -> 
 async def test_no_request_of_any_shape_stops_the_event_loop() -> None:
     slow = {}
     async with running_stack(FakeWorker(max_model_len=32_768, num_device_blocks=2100)) as stack:
-        shapes = [
+        shapes = (  # one after the other: all of them are a gigabyte
             (method, name, body)
             for method, descriptor in METHODS.items()
             for num_bytes in (BODY_BYTES, TOKENIZED_BYTES)
             for name, body in bodies(descriptor, num_bytes)
             if num_bytes == BODY_BYTES or ("long" in name and "reasoning_content" not in name)  # a template may drop it
-        ]
+        )
         for method, name, body in shapes:
             gap_s, code = await longest_gap_s(stack, body, method)
             assert code is grpc.StatusCode.INVALID_ARGUMENT, (method, name)

@@ -102,14 +102,13 @@ async def test_a_step_that_takes_too_long_hangs_only_if_it_stands_still(
         assert stack.driver.num_losses == num_losses
 
 
-async def test_the_requests_of_an_executor_that_hangs_go_on_elsewhere_within_two_seconds() -> None:
+async def test_the_requests_of_an_executor_that_hangs_go_on_elsewhere() -> None:
     is_over = threading.Event()
     hanging = FakeWorker(step_ms=2, faults=FakeFaults(FaultPlan(hang_step_every=20), hang=is_over.wait))
     try:
         async with running_stack(hanging, FakeWorker(step_ms=2)) as stack:
-            begin_s = time.monotonic()
             assert await answer_lengths(stack, 8, max_tokens=60) == [60] * 8
-            assert time.monotonic() - begin_s < 10.0  # 2 s, and what a busy machine takes
             assert stack.driver.num_losses == 1
     finally:
         is_over.set()
+    assert executor_driver.HANG_AFTER_S + executor_driver.WATCH_INTERVAL_S < 2.0, "so long nobody waits at most"

@@ -14,6 +14,7 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.outputs import FailedRequest, Finished
 from scheduler_svc.front.api import request_stream
 from tests.contract.test_request_stream import assert_nothing_is_left, ends, error_of, submission
+from tests.support.patience import PATIENCE_S
 from tests.support.stack import Stack, collect, running_stack, token_request, until
 
 
@@ -29,7 +30,7 @@ async def test_a_caller_that_takes_nothing_is_cut_whatever_else_it_sends(monkeyp
         call = stack.generation.StreamRequests()
         await call.write(submission(1, 1, credits=0))
         with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 for number in itertools.count(2):
                     await call.write(submission(number, 1, credits=0))
                     await asyncio.sleep(0.05)
@@ -153,8 +154,8 @@ async def test_a_scheduler_that_goes_away_lets_requests_finish_and_ends_streams_
         assert isinstance(found[number], Finished)
         assert error_of(found[late]).startswith("UnavailableError: the scheduler is draining")
         with pytest.raises(UnavailableError, match="the scheduler shut down"):
-            await asyncio.wait_for(ends(idle), 15)
-        await asyncio.wait_for(stopping, 10)
+            await asyncio.wait_for(ends(idle), PATIENCE_S)
+        await asyncio.wait_for(stopping, PATIENCE_S)
 
 
 async def test_requests_that_outlast_the_grace_period_fail_before_the_stream_does() -> None:
@@ -165,12 +166,12 @@ async def test_requests_that_outlast_the_grace_period_fail_before_the_stream_doe
         stopping = asyncio.create_task(stack.service.stop("the test says so"))
         failed: list[pb.RequestFailed] = []
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 async for response in call:
                     failed += response.failed
         assert [one.message for one in failed] == ["the scheduler shut down; send the request again"]
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-        await asyncio.wait_for(stopping, 10)
+        await asyncio.wait_for(stopping, PATIENCE_S)
 
 
 async def test_a_message_is_bounded_also_by_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from octavo.client import Client
 from octavo.errors import DeadlineError, NotConnectedError, UnavailableError
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.outputs import Accepted, Delta, Event, FailedRequest, Finished, PromptLogprobs
+from tests.support.patience import PATIENCE_S
 from tests.support.stack import Stack, running_stack, until
 
 PROMPT = [40, 41, 42, 43, 44]
@@ -320,7 +321,7 @@ async def test_a_request_that_nobody_has_accepted_goes_to_each_address_once() ->
         async with Client([nobody, stack.address]) as client:
             assert await client.abort("nobody") is False
         async with Client([nobody, stack.address]) as client:
-            await client.wait_until_ready(timeout_s=30)
+            await client.wait_until_ready(timeout_s=PATIENCE_S)
             assert client.address == stack.address
     async with Client([nobody, "127.0.0.1:1"]) as client:
         sent = record_requests(client)
@@ -427,7 +428,7 @@ async def test_whoever_is_cancelled_while_it_pauses_leaves_nothing_behind() -> N
             await running
         await until(lambda: not tasks_of_clients())
         await cutter.listen()
-        await client.wait_until_ready(timeout_s=30)
+        await client.wait_until_ready(timeout_s=PATIENCE_S)
         assert len((await client.generate(PROMPT, max_tokens=3)).outputs[0].token_ids) == 3
         assert not stack.engine.requests
 
@@ -442,7 +443,7 @@ async def test_a_time_limit_is_of_the_whole_answer() -> None:
         assert asyncio.get_running_loop().time() - begin_s >= 1.0
         await until(lambda: not stack.engine.requests)
         await cutter.listen()
-        await client.wait_until_ready(timeout_s=30)
+        await client.wait_until_ready(timeout_s=PATIENCE_S)
         with pytest.raises(DeadlineError, match="the time limit passed"):
             async for event in client.stream(PROMPT, max_tokens=8000, timeout_s=1.0):
                 if isinstance(event, Delta):

@@ -33,7 +33,8 @@ from octavo.top.rows import ended_rows, executor_rows, live_rows
 from octavo.top.snapshot import snapshot_text
 from tests.contract.test_admin_service import still_stack
 from tests.support.certificates import Authority
-from tests.support.stack import PATIENCE_S, Stack, collect, running_stack, token_request, until
+from tests.support.patience import PATIENCE_S
+from tests.support.stack import Stack, collect, running_stack, token_request, until
 from tests.unit.octavo.top.terminal import Terminal, terminal
 
 

@@ -10,6 +10,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from octavo.errors import LocalServiceError
 from octavo.gateway import is_serving, wait_for_scheduler
 from tests.support.certificates import Authority
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import running_service
 from tests.support.stack import Stack, running_stack, until
 from tests.support.vllm_engine import running_gateway_stack
@@ -18,13 +19,10 @@ NO_EXECUTOR = ("127.0.0.1:1",)
 
 GATEWAY = "octavo.gateway"
 
-# Longer than a refusal takes; a wrong scheduler must not be waited for.
-SOON_S = 10.0
-
 
 async def refusal(stack: Stack) -> str:
     """Return why the gateway refuses a scheduler, without the address."""
-    async with asyncio.timeout(SOON_S):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(LocalServiceError) as refused:
             await wait_for_scheduler(stack.address)
     begin = f"the scheduler at {stack.address} "
@@ -36,7 +34,7 @@ async def said_of_waiting(address: str, capsys: pytest.CaptureFixture[str]) -> s
     """Return the first words on stderr of a wait that does not end."""
     waiting = asyncio.create_task(wait_for_scheduler(address))
     said = ""
-    async with asyncio.timeout(SOON_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not said:
             await asyncio.sleep(0)
             assert not waiting.done()
@@ -81,13 +79,13 @@ async def test_a_scheduler_that_fails_is_refused_with_what_it_says(monkeypatch: 
 
 
 async def test_one_that_serves_is_not_talked_about(capsys: pytest.CaptureFixture[str]) -> None:
-    async with running_gateway_stack() as gateway, asyncio.timeout(SOON_S):
+    async with running_gateway_stack() as gateway, asyncio.timeout(PATIENCE_S):
         await wait_for_scheduler(gateway.stack.address)
     assert "waiting" not in capsys.readouterr().err
 
 
 async def test_one_that_gets_its_executor_later_is_waited_for() -> None:
-    async with running_gateway_stack(ready=False) as gateway, asyncio.timeout(SOON_S):
+    async with running_gateway_stack(ready=False) as gateway, asyncio.timeout(PATIENCE_S):
         await wait_for_scheduler(gateway.stack.address)
         assert not gateway.stack.engine.readiness.why_not
 
@@ -100,7 +98,7 @@ async def test_it_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> 
 
 
 async def test_one_that_lost_its_executors_is_waited_for_until_one_is_back() -> None:
-    async with running_gateway_stack(loses_soon=True) as gateway, asyncio.timeout(2 * SOON_S):
+    async with running_gateway_stack(loses_soon=True) as gateway, asyncio.timeout(PATIENCE_S):
         executor = gateway.stack.executor
         await executor.kill()
         await until(lambda: gateway.stack.engine.readiness.why_not)
@@ -133,7 +131,7 @@ async def test_a_refusal_is_one_sentence_and_exit_code_1() -> None:
             *(sys.executable, "-P", "-m", GATEWAY, *flags), stderr=asyncio.subprocess.PIPE
         )
         try:
-            async with asyncio.timeout(4 * SOON_S):
+            async with asyncio.timeout(PATIENCE_S):
                 _, said = await process.communicate()
         finally:
             if process.returncode is None:

@@ -10,7 +10,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo import Client
 from octavo.errors import DeadlineError, OctavoError, RequestAbortedError
 from octavo.outputs import Delta, FailedRequest, Finished, FinishReason, RequestOutput
-from tests.support.stack import Stack, running_stack
+from tests.support.stack import Stack, running_stack, until
 
 PROMPT = "Twelve words"
 IDS = tuple(PROMPT.encode())
@@ -42,18 +42,18 @@ async def test_an_answer_has_the_tokens_of_its_prompt_and_those_of_their_log_pro
         assert len(output.prompt_logprobs.logprobs) == len(IDS) - 1
 
 
-async def _aborted(client: Client) -> RequestOutput | FailedRequest:
+async def _aborted(client: Client, stack: Stack) -> RequestOutput | FailedRequest:
     running = asyncio.create_task(client.generate(PROMPT, request_id="mine", max_tokens=100_000, ignore_eos=True))
-    await asyncio.sleep(0.05)
-    await client.abort("mine")
+    await until(lambda: any(request.num_output_tokens >= 10 for request in stack.engine.requests.values()))
+    assert await client.abort("mine")
     return await running
 
 
-async def _late(client: Client) -> RequestOutput | FailedRequest:
-    return await client.generate(PROMPT, max_tokens=100_000, ignore_eos=True, timeout_s=0.3)
+async def _late(client: Client, _: Stack) -> RequestOutput | FailedRequest:
+    return await client.generate(PROMPT, max_tokens=100_000, ignore_eos=True, timeout_s=1.0)
 
 
-async def _aborted_among_many(client: Client) -> RequestOutput | FailedRequest:
+async def _aborted_among_many(client: Client, _: Stack) -> RequestOutput | FailedRequest:
     async with client.request_stream() as stream:
         number = await stream.submit(PROMPT, max_tokens=100_000, ignore_eos=True)
         async for _, event in stream:
@@ -69,11 +69,11 @@ async def _aborted_among_many(client: Client) -> RequestOutput | FailedRequest:
     [(_aborted, RequestAbortedError), (_late, DeadlineError), (_aborted_among_many, RequestAbortedError)],
 )
 async def test_an_answer_that_breaks_off_raises_with_what_had_come(
-    run: Callable[[Client], Awaitable[RequestOutput | FailedRequest]], error: type[OctavoError], stack: Stack
+    run: Callable[[Client, Stack], Awaitable[RequestOutput | FailedRequest]], error: type[OctavoError], stack: Stack
 ) -> None:
     async with Client(stack.address) as client:
         with pytest.raises(error) as raised:
-            await run(client)
+            await run(client, stack)
         [output] = raised.value.outputs
         again = await client.generate(PROMPT, max_tokens=len(output.token_ids), ignore_eos=True, temperature=1.0)
     assert output.finish_reason is FinishReason.ABORT

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.patience import PATIENCE_S
 from tests.support.sessions import find_grpcurl
-
-PATIENCE_S = 30
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from octavo.admin_client import AdminClient
 from octavo.client import Client
 from octavo.errors import OctavoError
 from octavo.outputs import Delta, Finished
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import Service, children_of, running_service
 
 PROMPT = [40, 41, 42, 43, 44]
@@ -94,7 +95,7 @@ async def test_all_that_held_the_request_is_killed_and_a_smaller_executor_comes_
         scheduler = await stack.enter_async_context(running_service("scheduler_svc", *flags))
         client = await stack.enter_async_context(Client(scheduler.address, resume_timeout_s=300))
         admin = await stack.enter_async_context(AdminClient(scheduler.other_addresses["admin"]))
-        await client.wait_until_ready(timeout_s=60)
+        await client.wait_until_ready(timeout_s=PATIENCE_S)
         whole = (await client.generate(PROMPT, max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)).outputs
         reading = await begin(client)
         await large.kill()

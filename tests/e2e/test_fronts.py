@@ -19,6 +19,7 @@ from octavo.admin_client import AdminClient
 from octavo.client import Client
 from octavo.errors import UnavailableError
 from octavo.outputs import Delta, Finished
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import Service, children_of, running_service
 
 PROMPTS = [[40 + number, 41, 42] for number in range(8)]
@@ -47,7 +48,7 @@ async def running(num_fronts: int, *flags: str, step_ms: int = 5) -> AsyncIterat
         flags = ("--executor", executor.address, "--fronts", str(num_fronts), "--log-level", "warning", *flags)
         async with running_service("scheduler_svc", *flags) as scheduler:
             assert scheduler.process.stdout is not None
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 while b"serving on" not in await scheduler.process.stdout.readline():  # now all fronts take requests
                     pass
             yield Running(scheduler, executor)
@@ -123,7 +124,7 @@ async def test_a_front_that_is_killed_takes_its_own_calls_with_it_and_nothing_el
         while len(services.fronts()) < 2 or killed in services.fronts():  # it is started again
             await asyncio.sleep(0.02)
         async with Client(address) as client:
-            await client.wait_until_ready(timeout_s=60)
+            await client.wait_until_ready(timeout_s=PATIENCE_S)
             assert len((await client.generate([40], max_tokens=3, temperature=0.0)).outputs[0].token_ids) == 3
 
 
@@ -139,7 +140,7 @@ async def test_a_front_that_is_told_to_end_lets_its_streams_finish_and_another_o
         assert len(await reading) == 400
         while services.fronts() in ([], [front]):
             await asyncio.sleep(0.02)
-        await client.wait_until_ready(timeout_s=60)
+        await client.wait_until_ready(timeout_s=PATIENCE_S)
         assert len((await client.generate([40], max_tokens=3)).outputs[0].token_ids) == 3
 
 
@@ -148,7 +149,7 @@ async def test_core_and_fronts_end_with_their_supervisor() -> None:
     async with running(1) as services:
         pids = services.fronts() + services.cores()
         await services.scheduler.kill()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while any(map(runs, pids)):
                 await asyncio.sleep(0.02)
 
@@ -184,7 +185,7 @@ async def test_a_front_that_stands_still_keeps_no_other_from_the_next_core() -> 
             [core] = services.cores()
             os.kill(core, signal.SIGKILL)
             ended = set[asyncio.Task[list[int]]]()
-            async with asyncio.timeout(25):
+            async with asyncio.timeout(PATIENCE_S):
                 while len(ended) < len(PROMPTS) - still.num_requests:
                     ended, _ = await asyncio.wait(reading, timeout=0.05)
         finally:
@@ -213,7 +214,7 @@ async def test_a_scheduler_that_is_told_to_end_before_its_fronts_listen_does_not
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while b"name='front 0'" not in await process.stderr.readline():
             pass
     process.send_signal(signal.SIGTERM)
@@ -240,7 +241,11 @@ def refused_start(*flags: str) -> str:
     """Return what a scheduler with a front says that cannot start."""
     flags = ("--fronts", "1", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", *flags)
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", "scheduler_svc", *flags], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-P", "-m", "scheduler_svc", *flags],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr

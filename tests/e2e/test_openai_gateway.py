@@ -14,6 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from octavo import Client, SamplingParams
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
 from octavo.outputs import ChatMessage
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import Service, running_service, start_service
 
 pytestmark = pytest.mark.timeout(120)
@@ -229,7 +230,7 @@ async def read_all(client: openai.AsyncOpenAI, is_streamed: bool) -> None:
 async def test_a_full_queue_is_too_many_requests_and_a_client_that_hangs_up_ends_its_request() -> None:
     flags = ("--max-waiting-requests", "1", "--max-num-seqs", "1")
     async with (
-        running_service(FAKE, "--step-ms", "2") as executor,
+        running_service(FAKE, "--step-ms", "50") as executor,  # a request would take 350 s
         running_api(executor, flags=flags) as (client, scheduler),
     ):
         held = []
@@ -241,13 +242,13 @@ async def test_a_full_queue_is_too_many_requests_and_a_client_that_hangs_up_ends
             await client.completions.create(prompt=PROMPT, **greedy())
         for task in held:
             task.cancel()
-        async with asyncio.timeout(5):  # a request would take 14 s
+        async with asyncio.timeout(PATIENCE_S):
             await no_live_request(scheduler)
         running = asyncio.create_task(read_all(client, is_streamed=True))
         while not await live_requests(scheduler):
             await asyncio.sleep(0.01)
         running.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await no_live_request(scheduler)
         assert (await client.completions.create(prompt=PROMPT, **greedy())).choices[0].text
 

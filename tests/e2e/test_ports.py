@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.generation.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import Service, running_service
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -28,13 +29,13 @@ HEALTH = ("--health-listen", "127.0.0.1:0")
 async def health_of(address: str, name: str) -> int:
     async with grpc.aio.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE_S)
     status: int = answer.status
     return status
 
 
 async def until_ready(address: str) -> None:
-    async with asyncio.timeout(20), grpc.aio.insecure_channel(address) as channel:
+    async with asyncio.timeout(PATIENCE_S), grpc.aio.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
         async for answer in stub.Watch(health_pb2.HealthCheckRequest(service="readiness")):
             if answer.status == SERVING:
@@ -55,7 +56,7 @@ async def answer_to(address: str, method: str) -> grpc.StatusCode:
     """Return the status of an empty message to a method."""
     async with grpc.aio.insecure_channel(address) as channel:
         multicallable: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
-        return await multicallable(b"", timeout=10).code()
+        return await multicallable(b"", timeout=PATIENCE_S).code()
 
 
 async def run_to_its_end(module: str, *flags: str) -> tuple[int | None, str]:
@@ -133,18 +134,18 @@ async def test_probes_and_operators_are_answered_while_the_scheduler_drains() ->
 @pytest.mark.parametrize("module", ["scheduler_svc", "executor_svc.fake"])
 async def test_who_watches_the_health_does_not_hold_up_the_end(module: str) -> None:
     async with (
-        running_service(module, "--shutdown-grace-s", "60") as service,
+        running_service(module, "--shutdown-grace-s", "600") as service,
         grpc.aio.insecure_channel(service.address) as channel,
     ):
         stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
         watch = stub.Watch(health_pb2.HealthCheckRequest(service="liveness"))
         assert (await watch.read()).status == SERVING
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             assert await service.terminate() == 0
 
 
 async def until_draining(scheduler: Service) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while await health_of(scheduler.other_addresses["health"], "readiness") != NOT_SERVING:
             await asyncio.sleep(0.01)
 

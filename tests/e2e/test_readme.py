@@ -15,6 +15,7 @@ import pytest
 
 from octavo import Client, SamplingParams
 from octavo.outputs import ChatMessage
+from tests.support.patience import PATIENCE_S
 from tests.support.sessions import Typed, console_sessions, find_grpcurl, is_as_printed
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -80,7 +81,9 @@ def test_up_serves_the_sessions_of_the_readme_and_openais_client_until_sigterm_a
     assert [Path(shlex.split(typed.command)[0]).name for typed in session] == ["grpcurl"] * 2
     for typed in session:
         words = shlex.split(typed.command.replace(ADDRESS, serving[1]).replace(ADMIN_ADDRESS, operators[1]))
-        run = subprocess.run([find_grpcurl(), *words[1:]], capture_output=True, text=True, timeout=60, check=False)
+        run = subprocess.run(
+            [find_grpcurl(), *words[1:]], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
         assert run.returncode == 0, run.stderr
         assert is_as_printed(typed.output, run.stdout), f"$ {typed.command}\n{run.stdout}"
     generate = octavo("generate", "Hello", "--max-tokens", "4", "--address", serving[1])
@@ -89,7 +92,7 @@ def test_up_serves_the_sessions_of_the_readme_and_openais_client_until_sigterm_a
 
     children = Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split()
     up.send_signal(signal.SIGTERM)
-    _, stderr = up.communicate(timeout=30)
+    _, stderr = up.communicate(timeout=PATIENCE_S)
     assert (up.returncode, stderr.strip()) == (0, "stopping")
     assert len(children) == 2
     assert not any(os.path.exists(f"/proc/{pid}") for pid in children)

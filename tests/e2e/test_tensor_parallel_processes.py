@@ -18,6 +18,7 @@ from octavo import Client, SamplingParams
 from octavo.outputs import Delta, Finished
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import StepDriver
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import Service, running_service, start_service
 from tests.support.tokenizers import byte_level_backend
 
@@ -103,7 +104,7 @@ async def test_two_ranks_answer_like_one_process_and_the_next_two_go_on_when_one
         await asyncio.wait({stream, asyncio.create_task(arrived.wait())}, return_when=asyncio.FIRST_COMPLETED)
         [other] = children_of(executor)
         os.kill(other, signal.SIGKILL)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await executor.process.wait() == 1
         num_before = len(token_ids)
         assert num_before < NUM_LONG_TOKENS

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2_grpc
 from tests.support.certificates import Authority
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import running_service
 from tests.support.stack import token_request
 
@@ -56,7 +57,7 @@ async def scrape_all(directory: Path) -> Scrapes:
 
 async def _last_step_answered(admin_address: str) -> None:
     """Return once no step is in flight: the one behind the last token may still be."""
-    async with asyncio.timeout(20), grpc.aio.insecure_channel(admin_address) as channel:
+    async with asyncio.timeout(PATIENCE_S), grpc.aio.insecure_channel(admin_address) as channel:
         stub = admin_service_pb2_grpc.AdminServiceStub(channel)
         while True:
             state = await stub.GetSchedulerState(admin_service_pb2.GetSchedulerStateRequest())
@@ -85,7 +86,7 @@ async def scrape(address: str) -> str:
 
 def get(url: str) -> str:
     """Return a page. Raises: urllib.error.HTTPError: another status than 200."""
-    with urllib.request.urlopen(url, timeout=30) as page:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
         text: str = page.read().decode()
     return text
 
@@ -103,7 +104,7 @@ def value_of(page: str, name: str, **labels: str) -> float:
 
 async def _generate(channel: grpc.aio.Channel, number: int) -> None:
     stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 events = [event async for event in stub.Generate(token_request(20, 30, first_id=number))]

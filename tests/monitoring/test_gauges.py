@@ -8,6 +8,7 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from shared.step import Step, StepResult
 from tests.monitoring.live import scrape, value_of
+from tests.support.patience import PATIENCE_S
 from tests.support.stack import Stack, collect, running_stack, token_request
 
 BLOCK = 16
@@ -31,7 +32,7 @@ class HeldWorker(FakeWorker):
     def execute(self, step: Step) -> StepResult:
         if step.step_id == 2:
             self.holds.set()
-            assert self.may_go_on.wait(30)
+            assert self.may_go_on.wait(PATIENCE_S)
         return super().execute(step)
 
 

@@ -35,6 +35,7 @@ from tests.skew.requests import (
     until_all_stream,
     watch,
 )
+from tests.support.patience import PATIENCE_S
 from tests.support.stack import running_stack
 
 pytestmark = pytest.mark.timeout(120)
@@ -57,6 +58,7 @@ print(*(m.__file__ for name, m in sorted(sys.modules.items()) if name.partition(
 GENERATE = """
 import asyncio, json, sys
 from octavo import Client, SamplingParams
+from tests.support.patience import PATIENCE_S
 async def run(address, prompt, max_tokens):
     async with Client(address) as client:
         await client.wait_until_ready(30)
@@ -69,7 +71,11 @@ asyncio.run(run(sys.argv[1], *json.loads(sys.argv[2])))
 @each(RELEASES)
 def test_a_process_of_a_release_imports_nothing_of_the_working_tree(release: Code) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-c", PRINT_HOMES], env=release.environment(), capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-c", PRINT_HOMES],
+        env=release.environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     homes = done.stdout.splitlines()
     assert len(homes) > 50, done.stderr

@@ -31,10 +31,10 @@ from scheduler_svc.service import SchedulerService
 from shared.executor_info import TokenizerFile
 from shared.grpc_server import GrpcServer
 from tests.support.fronts import NUM_FRONTS, FrontsInProcess, fronts_in_this_process
+from tests.support.patience import PATIENCE_S
 
 SERVICE = execution_service_pb2.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 MAX_MESSAGE_BYTES = 8 * 2**20
-PATIENCE_S = 60
 LOST_AFTER_S = 0.1
 PATIENT_TURNS = 200
 
@@ -64,8 +64,9 @@ class ExecutorProcess:
         await self._serve()
 
     async def kill(self) -> None:
-        """End it as a crash would: every call breaks at once."""
+        """End it as a crash would: every call breaks at once, and its threads run no step more."""
         await self.server.stop(0)
+        self.servicer.close()
 
     def break_connections(self) -> None:
         """Cut every connection to it that this process has; it lives on with all it knows, and still listens."""

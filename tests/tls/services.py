@@ -21,9 +21,6 @@ from tests.support.stack import until
 
 MAX_MESSAGE_BYTES = 8 * 2**20
 
-# How long a test waits for what must come.
-PATIENCE_S = 30
-
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:

@@ -187,7 +187,7 @@ async def test_tenants_are_not_told_why_there_is_no_executor(tokens_file: Path) 
                 return await stub.Tokenize(pb.TokenizeRequest(text="x"), metadata=bearer(token))
 
             async def generate_on_a_stream(token: str) -> object:
-                async with Client(scheduler.address, token=token) as client:
+                async with Client(scheduler.address, token=token, resume_timeout_s=0) as client:
                     [(_, failed)] = [pair async for pair in client.stream_many(["x"])]
                 assert isinstance(failed, FailedRequest)
                 assert isinstance(failed.error, UnavailableError)

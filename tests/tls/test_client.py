@@ -18,6 +18,7 @@ from octavo.errors import (
 from octavo.sampling_params import SamplingParams
 from octavo.tls import TlsOptions, handshake_trouble
 from tests.support.certificates import Authority, PairFiles
+from tests.support.patience import PATIENCE_S
 from tests.tls.services import running_pair, running_scheduler, tls_settings
 
 TOKEN = "a-token-of-blue-00"
@@ -40,7 +41,7 @@ async def test_requests_over_mutual_tls_with_a_token(
     tls = TlsOptions(ca=ca, cert=client_files.cert, key=client_files.key)
     settings = tls_settings(server_files, client_ca=ca) | {"tokens_file": tmp_path / "tokens"}
     async with running_pair(**settings) as scheduler, Client(scheduler.address, tls=tls, token=TOKEN) as client:
-        await client.wait_until_ready(timeout_s=20)
+        await client.wait_until_ready(timeout_s=PATIENCE_S)
         output = await client.generate("hello", GREEDY)
         assert await client.abort("unknown") is False
     assert len(output.outputs[0].token_ids) == 3

@@ -11,7 +11,8 @@ from octavo.client import Client
 from octavo.sampling_params import SamplingParams
 from shared.certificates import TlsFileError
 from tests.support.certificates import DAY, HOUR, Authority, PairFiles, replace
-from tests.tls.services import PATIENCE_S, Scheduler, running_executor, running_scheduler, server_tls
+from tests.support.patience import PATIENCE_S
+from tests.tls.services import Scheduler, running_executor, running_scheduler, server_tls
 
 CERTIFICATE_HINT = "name one with --executor-tls-cert and --executor-tls-key"
 

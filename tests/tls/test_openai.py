@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 
 from tests.support.certificates import Authority, PairFiles
-from tests.tls.services import PATIENCE_S, Scheduler, running_pair, tls_settings
+from tests.support.patience import PATIENCE_S
+from tests.tls.services import Scheduler, running_pair, tls_settings
 
 BLUE, OPERATOR = "blue-token-0123456", "operator-token-012"
 BODY = {"model": "fake", "prompt": "a", "max_tokens": 1}

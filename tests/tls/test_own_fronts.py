@@ -18,8 +18,8 @@ from octavo.core.v1 import core_service_pb2, core_service_pb2_grpc
 from octavo.errors import InvalidRequestError, UnavailableError
 from octavo.outputs import Delta, Finished
 from tests.support.certificates import Authority, PairFiles, replace
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import Service, running_service, start_service
-from tests.tls.services import PATIENCE_S
 from tests.tls.test_processes import run
 
 FRONT_NAME = "octavo-front"

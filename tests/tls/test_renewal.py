@@ -20,13 +20,14 @@ from octavo.tls import TlsOptions
 from shared.errors import OctavoServiceError
 from shared.watched_files import RETRY_INTERVAL_S, WatchedFiles
 from tests.support.certificates import DAY, HOUR, Authority, Pair, PairFiles, replace
+from tests.support.patience import PATIENCE_S
 from tests.tls.services import running_pair, running_scheduler, server_tls, tls_settings
 
 
 async def shown_certificate(address: str) -> bytes:
     """Return the certificate that a service shows at a new handshake."""
     host, _, port = address.rpartition(":")
-    pem = await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)), timeout=20)
+    pem = await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)), timeout=PATIENCE_S)
     return pem.encode()
 
 
@@ -73,7 +74,7 @@ async def test_the_metric_follows_the_certificate(authority: Authority, server_f
         url = f"http://{scheduler.service.other_addresses['metrics']}/metrics"
 
         async def expiry_s() -> float:
-            with await asyncio.to_thread(urllib.request.urlopen, url, timeout=20) as answer:
+            with await asyncio.to_thread(urllib.request.urlopen, url, timeout=PATIENCE_S) as answer:
                 lines = answer.read().decode().splitlines()
             (line,) = [line for line in lines if line.startswith("octavo_tls_certificate_expiry_seconds ")]
             return float(line.split()[1])

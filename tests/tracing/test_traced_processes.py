@@ -16,6 +16,7 @@ from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.fronts import END_S
 from shared.tracing import MAX_FLUSH_S
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import PORT_LINE, Service, running_service
 from tests.support.stack import token_request
 from tests.tracing.collector import running_collector
@@ -26,6 +27,7 @@ SECRET = "the walrus sings at noon"
 # Runs a service, and says at its end which modules of opentelemetry it has imported.
 WITH_LIST_OF_MODULES = """
 import importlib, json, sys
+from tests.support.patience import PATIENCE_S
 code = importlib.import_module(sys.argv.pop(1)).main()
 print(json.dumps([name for name in sys.modules if name.partition(".")[0] == "opentelemetry"]))
 sys.exit(code)
@@ -147,7 +149,7 @@ async def test_fronts_send_their_traces_before_they_end(monkeypatch: pytest.Monk
         ):
             for name, address in (("started", scheduler.address), ("own", front.address)):
                 async with Client(address) as client:
-                    await client.wait_until_ready(timeout_s=60)
+                    await client.wait_until_ready(timeout_s=PATIENCE_S)
                 assert await generate(address, token_request(20, 5, request_id=name)) == 5
             assert await front.terminate() == 0
             assert await scheduler.terminate() == 0

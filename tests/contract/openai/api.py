@@ -9,10 +9,10 @@ from typing import Any
 import aiohttp
 
 from executor_svc.worker.interface import Worker
+from tests.support.patience import PATIENCE_S
 from tests.support.stack import Stack, running_stack
 
 HELLO = [{"role": "user", "content": "hello"}]
-PATIENCE_S = 60
 
 Json = dict[str, Any]
 

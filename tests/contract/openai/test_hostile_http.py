@@ -14,8 +14,9 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.front.openai import body, server
 from scheduler_svc.http.connections import ConnectionTimes
-from tests.contract.openai.api import PATIENCE_S, Api, running_api
+from tests.contract.openai.api import Api, running_api
 from tests.contract.openai.hostile_rows import CLOSED, COMPLETIONS, GOOD, LARGE, ROWS, Row, fields, get, post
+from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
 
 QUICK = ConnectionTimes(first_request_s=0.3, idle_s=0.3, linger_s=0.05, stall_s=0.5)

@@ -3,9 +3,9 @@
 import io
 import math
 import os
+import queue
 import socket
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 import octavo
+from benchmarks.step_gap import delay_proxy
 from benchmarks.step_gap.__main__ import Case, Used, core_and_fronts, gap_table, gaps_of, running_stack
-from benchmarks.step_gap.delay_proxy import serve
 from benchmarks.step_gap.executor import STEP_TIMES, SleepingWorker, open_record
 from executor_svc.fake.worker import FakeWorker
 from shared.step import Step, TableDelta
@@ -53,27 +53,49 @@ def test_a_worker_records_each_step_before_the_last_one(tmp_path: Path) -> None:
     assert seen["begin_ns"][1] >= seen["end_ns"][0]
 
 
-def test_the_proxy_delays_each_way_and_holds_nothing_up_behind_it() -> None:
+class Clock:
+    """Stands for `time`: whoever sleeps is woken by the test, when the time has come."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.looks = threading.Semaphore(0)
+        self.sleeps: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self.wake_ups = threading.Semaphore(0)
+
+    def perf_counter(self) -> float:
+        self.looks.release()
+        return self.now_s
+
+    def sleep(self, duration_s: float) -> None:
+        until_s = self.now_s + duration_s
+        self.sleeps.put(duration_s)
+        self.wake_ups.acquire()
+        self.now_s = max(self.now_s, until_s)
+
+
+def test_the_proxy_delays_each_way_and_holds_nothing_up_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(delay_proxy, "time", clock)
     with socket.create_server(("127.0.0.1", 0)) as target, socket.create_server(("127.0.0.1", 0)) as listener:
         forwarding = (listener, target.getsockname(), 0.02)
-        threading.Thread(target=serve, args=forwarding, daemon=True).start()
+        threading.Thread(target=delay_proxy.serve, args=forwarding, daemon=True).start()
         with socket.create_connection(listener.getsockname()) as client:
             server, _ = target.accept()
             with server:
-                begin_s = time.perf_counter()
-                for _ in range(3):
+                for clock.now_s in (0.0, 0.005, 0.01):
                     client.sendall(b"step")
-                    time.sleep(0.005)
-                received = b""
-                while len(received) < 12:
-                    received += server.recv(100)
-                one_way_s = time.perf_counter() - begin_s
+                    clock.looks.acquire()
+                    if not clock.now_s:
+                        clock.looks.acquire()  # who sends the first has seen the time, and sleeps
+                for sleep_s in (0.02, 0.005, 0.005):  # each is 5 ms younger, and comes 5 ms later
+                    assert clock.sleeps.get() == pytest.approx(sleep_s)
+                    clock.wake_ups.release()
+                    assert server.recv(100) == b"step"
                 server.sendall(b"answer")
+                assert clock.sleeps.get() == pytest.approx(0.02)
+                clock.wake_ups.release()
                 assert client.recv(100) == b"answer"
-                both_ways_s = time.perf_counter() - begin_s
-
-    assert 0.03 <= one_way_s < 0.06, "the third message is 10 ms younger and comes 20 ms later, not 60"
-    assert both_ways_s >= one_way_s + 0.02
+        clock.wake_ups.release(2)  # both ways end
 
 
 @pytest.mark.parametrize("num_fronts", [0, 2])

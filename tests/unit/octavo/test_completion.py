@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.command_line import run
+from tests.support.patience import PATIENCE_S
 
 # Loads the script, lets bash's own machinery find the function of `octavo`, and calls it for a line with the cursor
 # at its end.
@@ -31,7 +32,7 @@ def complete(words: str, beginning: str, folder: Path, capsys: pytest.CaptureFix
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
     command = ["bash", "--norc", "-c", BASH, "bash", words, beginning]
     shell = subprocess.run(
-        command, input=script, env=environment, capture_output=True, text=True, timeout=60, check=True
+        command, input=script, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert shell.stderr == ""
     return shell.stdout.split()

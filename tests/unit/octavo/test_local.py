@@ -13,6 +13,7 @@ from octavo.child_process import ChildProcess
 from octavo.errors import LocalServiceError
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
+from tests.support.patience import PATIENCE_S
 from tests.unit.octavo.programs import program
 
 # Serves nothing; ends, as the services do, when its stdin closes or on SIGTERM.
@@ -74,7 +75,7 @@ async def test_what_a_service_has_for_people_is_passed_on_while_it_serves(*, is_
         "    sys.stdin", '    print("octavo scheduler notice: steps are slow")\n    sys.stdin'
     )
     services = LocalServices(program(EXECUTOR), program(scheduler), on_notice=notices.put_nowait, is_verbose=is_verbose)
-    async with services, asyncio.timeout(10):
+    async with services, asyncio.timeout(PATIENCE_S):
         assert await notices.get() == "steps are slow"
 
 

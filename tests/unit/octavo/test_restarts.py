@@ -9,6 +9,7 @@ import pytest
 
 from octavo.child_process import ChildProcess
 from octavo.restarts import RestartPolicy, Restarts
+from tests.support.patience import PATIENCE_S
 from tests.unit.octavo.programs import program
 
 AT_ONCE = RestartPolicy(initial_pause_s=0.0, max_failed_starts=3)
@@ -49,7 +50,7 @@ class Told:
         self.sentences.put_nowait(sentence)
 
     async def next(self) -> str:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.sentences.get()
 
 

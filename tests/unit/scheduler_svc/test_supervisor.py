@@ -12,6 +12,7 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.process import DRAINED_LINE
 from scheduler_svc.supervisor import Supervisor
 from shared.errors import AddressError
+from tests.support.patience import PATIENCE_S
 
 
 class Process:
@@ -63,7 +64,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
 
 
 async def until_started(processes: list[Process], num_processes: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(processes) < num_processes:
             await asyncio.sleep(0.001)
 
@@ -107,14 +108,14 @@ async def test_whatever_ends_is_started_again_until_the_scheduler_stops(
 
 
 async def test_the_end_waits_for_no_pause(processes: list[Process], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler_svc.kept_process.FIRST_PAUSE_S", 60.0)
-    monkeypatch.setattr("scheduler_svc.kept_process.LONGEST_PAUSE_S", 60.0)
+    monkeypatch.setattr("scheduler_svc.kept_process.FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr("scheduler_svc.kept_process.LONGEST_PAUSE_S", 3600.0)
     stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     running = await serving(processes, stop)
     processes[0].end()
     await settle()
     stop.set_result("the test says so")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         assert await running == 0
 
 
@@ -124,7 +125,7 @@ async def test_one_that_ends_before_they_listen_ends_the_start(processes: list[P
     running = asyncio.create_task(Supervisor(SchedulerConfig(fronts=1, listen="127.0.0.1:0")).run(stop))
     await until_started(processes, 2)
     processes[number].end()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await running == 3
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from shared.credit_gate import CreditGate
 from shared.errors import SlowCallerError, UnavailableError
+from tests.support.patience import PATIENCE_S
 
 
 async def test_a_message_takes_a_credit_and_all_that_is_new() -> None:
@@ -75,5 +76,5 @@ async def test_an_error_ends_a_write_that_the_reader_does_not_take() -> None:
     await asyncio.sleep(0)
     gate.end(UnavailableError("gone"))
     with pytest.raises(UnavailableError):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await writing

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from executor_svc.parallel.connection import Connection, FrameKind
+from tests.support.patience import PATIENCE_S
 
-PATIENT_S = 30.0
 FIRST_DESCRIPTOR = 1024  # select(2) knows none from here on
 
 
@@ -35,10 +35,10 @@ def test_frames_come_through_descriptors_that_select_does_not_know(
     sockets: tuple[socket.socket, socket.socket],
 ) -> None:
     losses: queue.SimpleQueue[str] = queue.SimpleQueue()
-    here, there = (Connection(sock, "the other end", PATIENT_S, losses.put) for sock in sockets)
+    here, there = (Connection(sock, "the other end", PATIENCE_S, losses.put) for sock in sockets)
 
     here.send(FrameKind.STEP, b"payload")
 
-    assert there.frames.get(timeout=PATIENT_S) == (FrameKind.STEP, b"payload")
+    assert there.frames.get(timeout=PATIENCE_S) == (FrameKind.STEP, b"payload")
     there.close()
-    assert losses.get(timeout=PATIENT_S) == "the other end closed the connection"
+    assert losses.get(timeout=PATIENCE_S) == "the other end closed the connection"

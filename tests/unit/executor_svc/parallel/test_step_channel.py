@@ -11,8 +11,7 @@ import pytest
 from executor_svc.parallel.connection import Connection, FrameKind, send_frame
 from executor_svc.parallel.step_channel import StepAddress, StepChannel, connect
 from shared.errors import ModelLoadError
-
-PATIENT_S = 30.0
+from tests.support.patience import PATIENCE_S
 
 
 def never(reason: str) -> None:
@@ -32,22 +31,22 @@ class Losses(queue.SimpleQueue[str]):
     """Sentences of `on_loss`, to wait for."""
 
     def next(self) -> str:
-        return self.get(timeout=PATIENT_S)
+        return self.get(timeout=PATIENCE_S)
 
 
 def test_frames_come_in_order_and_whole(sockets: tuple[socket.socket, socket.socket]) -> None:
-    here, there = (Connection(sock, "the other end", PATIENT_S, never) for sock in sockets)
+    here, there = (Connection(sock, "the other end", PATIENCE_S, never) for sock in sockets)
     payloads = [b"", b"x", bytes(5_000_000), b"end"]
     for payload in payloads:
         here.send(FrameKind.STEP, payload)
-    assert [there.frames.get(timeout=PATIENT_S) for _ in payloads] == [(FrameKind.STEP, p) for p in payloads]
+    assert [there.frames.get(timeout=PATIENCE_S) for _ in payloads] == [(FrameKind.STEP, p) for p in payloads]
     here.stop()
-    assert there.frames.get(timeout=PATIENT_S) == (FrameKind.STOP, b"")
+    assert there.frames.get(timeout=PATIENCE_S) == (FrameKind.STOP, b"")
 
 
 def test_a_peer_that_closes_is_lost(sockets: tuple[socket.socket, socket.socket]) -> None:
     losses = Losses()
-    here = Connection(sockets[0], "rank 1", PATIENT_S, losses.put)
+    here = Connection(sockets[0], "rank 1", PATIENCE_S, losses.put)
     sockets[1].close()
     assert losses.next() == "rank 1 closed the connection"
     here.send(FrameKind.STEP)
@@ -58,26 +57,26 @@ def test_a_peer_that_says_nothing_is_lost_and_one_that_only_waits_is_not(
     sockets: tuple[socket.socket, socket.socket],
 ) -> None:
     losses = Losses()
-    silence_limit_s = 0.2
+    silence_limit_s = 1.0
     here = Connection(sockets[0], "rank 1", silence_limit_s, losses.put)
     there = Connection(sockets[1], "rank 0", silence_limit_s, losses.put)
     with pytest.raises(queue.Empty):
-        losses.get(timeout=5 * silence_limit_s)
+        losses.get(timeout=1.5 * silence_limit_s)
     there._ended.set()  # as a frozen process: it sends no sign of life, and its socket stays open
-    assert losses.next() == "rank 1 has been silent for 0.2 s"
+    assert losses.next() == "rank 1 has been silent for 1 s"
     here.close()
 
 
 def test_a_peer_that_failed_says_why(sockets: tuple[socket.socket, socket.socket]) -> None:
     losses = Losses()
-    Connection(sockets[0], "rank 1", PATIENT_S, losses.put)
+    Connection(sockets[0], "rank 1", PATIENCE_S, losses.put)
     send_frame(sockets[1], FrameKind.FAILED, b"no memory")
     assert losses.next() == "rank 1 failed: no memory"
 
 
 def test_what_is_no_frame_ends_the_connection(sockets: tuple[socket.socket, socket.socket]) -> None:
     losses = Losses()
-    Connection(sockets[0], "rank 1", PATIENT_S, losses.put)
+    Connection(sockets[0], "rank 1", PATIENCE_S, losses.put)
     sockets[1].sendall(b"\0\0\0\0\x63")
     assert "the connection to rank 1 broke: 99 is not a valid FrameKind" in losses.next()
 
@@ -96,35 +95,35 @@ def test_the_address_survives_the_rendezvous() -> None:
 
 
 def test_every_rank_gets_every_frame_and_strangers_none() -> None:
-    channel = StepChannel("127.0.0.1", PATIENT_S, never)
+    channel = StepChannel("127.0.0.1", PATIENCE_S, never)
     connections: dict[int, Connection] = {}
     strangers = Losses()
 
     def join() -> None:
-        connect(replace(channel.address, secret="00" * 32), 1, PATIENT_S, strangers.put)
-        connect(channel.address, 7, PATIENT_S, strangers.put)  # no such rank
-        connections[2] = connect(channel.address, 2, PATIENT_S, never)
-        connect(channel.address, 2, PATIENT_S, strangers.put)  # a rank that is there
-        connections[1] = connect(channel.address, 1, PATIENT_S, never)
+        connect(replace(channel.address, secret="00" * 32), 1, PATIENCE_S, strangers.put)
+        connect(channel.address, 7, PATIENCE_S, strangers.put)  # no such rank
+        connections[2] = connect(channel.address, 2, PATIENCE_S, never)
+        connect(channel.address, 2, PATIENCE_S, strangers.put)  # a rank that is there
+        connections[1] = connect(channel.address, 1, PATIENCE_S, never)
 
     joining = threading.Thread(target=join)
     joining.start()
-    channel.accept(3, PATIENT_S, lambda: None)
+    channel.accept(3, PATIENCE_S, lambda: None)
     joining.join()
     channel.send(FrameKind.STEP, b"first")
     channel.send(FrameKind.RESET)
     for rank in (1, 2):
-        frames = [connections[rank].frames.get(timeout=PATIENT_S) for _ in range(2)]
+        frames = [connections[rank].frames.get(timeout=PATIENCE_S) for _ in range(2)]
         assert frames == [(FrameKind.STEP, b"first"), (FrameKind.RESET, b"")]
     for _ in range(3):
         assert "rank 0" in strangers.next()
     channel.close()
     for connection in connections.values():
-        assert connection.frames.get(timeout=PATIENT_S) == (FrameKind.STOP, b"")
+        assert connection.frames.get(timeout=PATIENCE_S) == (FrameKind.STOP, b"")
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
-    channel = StepChannel("127.0.0.1", PATIENT_S, never)
+    channel = StepChannel("127.0.0.1", PATIENCE_S, never)
     with pytest.raises(ModelLoadError, match=r"rank 1 of 2 did not connect within 0\.1 s"):
         channel.accept(2, 0.1, lambda: None)
     channel.close()
@@ -134,7 +133,7 @@ def test_waiting_ends_when_a_rank_cannot_come_any_more() -> None:
     def check() -> None:
         raise ModelLoadError("rank 1 of 2 was killed by SIGKILL")
 
-    channel = StepChannel("127.0.0.1", PATIENT_S, never)
+    channel = StepChannel("127.0.0.1", PATIENCE_S, never)
     with pytest.raises(ModelLoadError, match="SIGKILL"):
-        channel.accept(2, PATIENT_S, check)
+        channel.accept(2, PATIENCE_S, check)
     channel.close()

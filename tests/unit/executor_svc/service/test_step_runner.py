@@ -245,3 +245,28 @@ async def test_one_step_alone_is_answered_when_it_has_run(steps: Runner) -> None
     await asyncio.to_thread(steps.worker.launches.acquire)
     steps.end(0)
     assert (await running).step_id == 1
+
+
+def test_the_threads_end_though_they_are_closed_while_one_waits_for_the_other() -> None:
+    before = set(threading.enumerate())
+    thread, entered, closed = StepThread(), threading.Event(), threading.Event()
+    answers: list[str] = []
+
+    def answer_and_wait() -> None:
+        entered.set()
+        closed.wait()
+        thread.answer(lambda: answers.append("answered"))
+        thread.wait_for_answers()
+
+    thread.start()
+    thread.submit(answer_and_wait)
+    thread.submit(lambda: answers.append("a step that is dropped"))
+    own = set(threading.enumerate()) - before
+    entered.wait()
+    thread.close()
+    closed.set()
+
+    for each in own:
+        each.join(60)
+    assert not any(each.is_alive() for each in own)
+    assert answers == ["answered"]

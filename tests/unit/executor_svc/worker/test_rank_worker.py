@@ -15,10 +15,9 @@ from executor_svc.worker.interface import RunningStep, execute
 from executor_svc.worker.rank_worker import LeaderWorker, follow
 from shared.errors import InvalidStepError, StepFailedError
 from shared.step import Step, StepResult, TableDelta, pairs
+from tests.support.patience import PATIENCE_S
 from tests.support.steps import StepOnDevice
 from tests.support.tables import admission
-
-PATIENT_S = 30.0
 
 
 class BrokenWorker(FakeWorker):
@@ -47,14 +46,14 @@ class Group:
     follower_error: Exception | None = None
 
     def __post_init__(self) -> None:
-        self.channel = StepChannel("127.0.0.1", PATIENT_S, self.losses.put)
+        self.channel = StepChannel("127.0.0.1", PATIENCE_S, self.losses.put)
         self._following = threading.Thread(target=self._follow)
         self._following.start()
-        self.channel.accept(2, PATIENT_S, lambda: None)
+        self.channel.accept(2, PATIENCE_S, lambda: None)
         self.leader = LeaderWorker(self.workers[0], self.channel, end_group)
 
     def _follow(self) -> None:
-        self.connection: Connection = connect(self.channel.address, 1, PATIENT_S, self.losses.put)
+        self.connection: Connection = connect(self.channel.address, 1, PATIENCE_S, self.losses.put)
         try:
             follow(self.workers[1], self.connection)
         except StepFailedError as error:
@@ -63,7 +62,7 @@ class Group:
     def stop(self) -> None:
         """Let rank 1 run what it was sent, and end."""
         self.channel.close()
-        self._following.join(PATIENT_S)
+        self._following.join(PATIENCE_S)
         assert not self._following.is_alive()
 
     def assert_same_tables(self) -> None:
@@ -124,7 +123,7 @@ def test_a_rank_that_fails_alone_ends_the_group() -> None:
     group = Group((small_worker(), BrokenWorker(max_num_seqs=4)))
     execute(group.leader, first_step())
     execute(group.leader, decode(2))
-    assert group.losses.get(timeout=PATIENT_S) == "rank 1 failed: step 2 failed: no memory"
+    assert group.losses.get(timeout=PATIENCE_S) == "rank 1 failed: step 2 failed: no memory"
     group.stop()
     assert isinstance(group.follower_error, StepFailedError)
 
@@ -157,35 +156,35 @@ def test_a_rank_launches_the_next_step_while_one_runs(on_device: tuple[Group, Wo
     group, worker = on_device
     for step in (first_step(), decode(2), decode(3)):
         execute(group.leader, step)
-        assert worker.launches.acquire(timeout=PATIENT_S)
+        assert worker.launches.acquire(timeout=PATIENCE_S)
     assert not any(step.finished.is_set() for step in worker.steps)
 
     worker.steps[1].ended.set()  # before the first
     worker.steps[0].ended.set()
-    assert worker.steps[1].finished.wait(PATIENT_S)  # although no frame came
+    assert worker.steps[1].finished.wait(PATIENCE_S)  # although no frame came
     assert worker.steps[0].finished.is_set()
     assert not worker.steps[2].finished.is_set()
     execute(group.leader, decode(4))
-    assert worker.launches.acquire(timeout=PATIENT_S)
+    assert worker.launches.acquire(timeout=PATIENCE_S)
 
 
 def test_a_device_that_fails_while_nothing_comes_ends_the_group(on_device: tuple[Group, WorkerOfDevice]) -> None:
     group, worker = on_device
     execute(group.leader, first_step())
-    assert worker.launches.acquire(timeout=PATIENT_S)
+    assert worker.launches.acquire(timeout=PATIENCE_S)
     worker.steps[0].error = StepFailedError("step 1 failed: no launch")
     worker.steps[0].ended.set()
-    assert group.losses.get(timeout=PATIENT_S) == "rank 1 failed: step 1 failed: no launch"
+    assert group.losses.get(timeout=PATIENCE_S) == "rank 1 failed: step 1 failed: no launch"
 
 
 def test_a_new_epoch_begins_behind_the_steps_that_run(on_device: tuple[Group, WorkerOfDevice]) -> None:
     group, worker = on_device
     execute(group.leader, first_step())
-    assert worker.launches.acquire(timeout=PATIENT_S)
+    assert worker.launches.acquire(timeout=PATIENCE_S)
     worker.steps[0].ended.set()
     group.leader.reset()
     execute(group.leader, first_step())
-    assert worker.launches.acquire(timeout=PATIENT_S)
+    assert worker.launches.acquire(timeout=PATIENCE_S)
     group.assert_same_tables()
 
 

@@ -17,6 +17,7 @@ from octavo.models.gguf_conversion import MODEL_FILES
 from octavo.models.progress import ModelPrepareError, ignore_progress
 from octavo.models.store import DemoModel, default_cache_dir, find_model, prepare_demo_model, prepare_model
 from tests.support import tiny_gguf
+from tests.support.patience import PATIENCE_S
 
 CONVERTING = "Converting the weights"
 
@@ -166,7 +167,7 @@ def kill(stage, completed, total):
         os.kill(os.getpid(), signal.SIGKILL)
 prepare_demo_model({model!r}, Path({str(tmp_path)!r}), kill)
 """
-    killed = subprocess.run([sys.executable, "-c", script], check=False, timeout=50)
+    killed = subprocess.run([sys.executable, "-c", script], check=False, timeout=PATIENCE_S)
     left_by_the_killed_run = entries(tmp_path)
 
     prepare_demo_model(model, tmp_path, ignore_progress)
@@ -183,7 +184,7 @@ def test_second_of_two_concurrent_runs_waits_and_takes_the_first_ones_result(mod
 
     def report_first(stage: str, completed: int, total: int | None) -> None:
         first_has_the_lock.set()
-        assert second_waits.wait(timeout=30)
+        assert second_waits.wait(timeout=PATIENCE_S)
 
     def report_second(stage: str, completed: int, total: int | None) -> None:
         second_stages.append(stage)
@@ -191,7 +192,7 @@ def test_second_of_two_concurrent_runs_waits_and_takes_the_first_ones_result(mod
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         first = pool.submit(prepare_demo_model, model, tmp_path, report_first)
-        assert first_has_the_lock.wait(timeout=30)
+        assert first_has_the_lock.wait(timeout=PATIENCE_S)
         second = pool.submit(prepare_demo_model, model, tmp_path, report_second)
 
     assert first.result() == second.result() == tmp_path / "models" / "tiny"

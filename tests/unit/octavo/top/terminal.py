@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from fcntl import ioctl
 
-PATIENCE_S = 60
+from tests.support.patience import PATIENCE_S
 
 
 class Terminal:

@@ -16,6 +16,7 @@ from shared.errors import CacheTooSmallError, InvalidFieldError, OctavoServiceEr
 from shared.step import Step
 from tests.support.driving import group, small_limits
 from tests.support.idle_engine import IdleEngine
+from tests.support.patience import PATIENCE_S
 from tests.support.toy_executor import ToyExecutor, count_up
 
 
@@ -233,7 +234,7 @@ async def test_while_groups_wait_the_cores_look_at_them_again_and_again(monkeypa
     work = idle.engine.drivers["a"].work
     running = asyncio.create_task(idle.engine.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             for _ in range(3):
                 await work.wait()
                 work.clear()

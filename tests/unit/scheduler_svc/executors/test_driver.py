@@ -31,6 +31,7 @@ from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.telemetry.meter import Meter
 from shared.errors import OctavoServiceError
 from shared.step import SamplingRow, Step, StepResult
+from tests.support.patience import PATIENCE_S
 
 ADDRESS = "virtual:1"
 
@@ -682,7 +683,7 @@ async def test_an_executor_that_failed_is_left_alone_for_a_while_and_says_so() -
 
 
 async def until_lost(stage: Stage, num_losses: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while stage.driver.num_losses < num_losses:
             await asyncio.sleep(0.001)
 
@@ -764,7 +765,7 @@ async def test_a_step_that_uses_its_processor_is_slow_and_does_not_hang(
         if is_lost:
             await until_lost(stage, 1)
         else:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await all_asked.wait()
             assert stage.driver.num_losses == 0
             assert caplog.text.count("event=slow_step executor=virtual:1 step_id=4 cause='it has been running for") == 1

@@ -12,8 +12,7 @@ import pytest
 from scheduler_svc.http.acceptor import Acceptor, peer_name
 from scheduler_svc.http.listeners import open_listeners
 from scheduler_svc.http.protocol_detection import Protocol
-
-PATIENCE_S = 20
+from tests.support.patience import PATIENCE_S
 
 
 @dataclass(slots=True)

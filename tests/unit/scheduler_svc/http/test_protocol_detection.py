@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from scheduler_svc.http.protocol_detection import MAX_PEEKED_BYTES, Protocol, detect_protocol, protocol_of
+from tests.support.patience import PATIENCE_S
 from tests.unit.scheduler_svc.http.test_client_hello import client_hello, in_records
 
 GRPC, HTTP, HTTPS = Protocol.GRPC, Protocol.HTTP, Protocol.HTTPS
@@ -95,11 +96,11 @@ async def test_the_protocol_is_detected_byte_by_byte_and_nothing_is_taken(
     for byte in sent:
         client.send(bytes([byte]))
         await asyncio.sleep(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await detecting is expected
     assert accepted.recv(len(sent)) == sent
     client.send(b"!")
-    async with asyncio.timeout(10):  # one byte wakes its reader again
+    async with asyncio.timeout(PATIENCE_S):  # one byte wakes its reader again
         assert await asyncio.get_running_loop().sock_recv(accepted, 10) == b"!"
 
 
@@ -129,7 +130,7 @@ async def test_who_stops_in_the_middle_is_left_to_grpc(pair: tuple[socket.socket
     client, accepted = pair
     client.send(sent)
     client.shutdown(socket.SHUT_WR)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await detect_protocol(accepted, speaks_tls=True) is GRPC
     assert accepted.recv(100) == sent
 
@@ -137,7 +138,7 @@ async def test_who_stops_in_the_middle_is_left_to_grpc(pair: tuple[socket.socket
 async def test_who_leaves_without_a_word_speaks_nothing(pair: tuple[socket.socket, socket.socket]) -> None:
     client, accepted = pair
     client.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await detect_protocol(accepted, speaks_tls=False) is None
 
 
@@ -145,7 +146,7 @@ async def test_a_hello_without_end_is_not_read_to_its_end(pair: tuple[socket.soc
     client, accepted = pair
     head = b"\x01\xff\xff\xff"
     client.send(b"\x16\x03\x01\x00\x04" + head + (b"\x16\x03\x01\x20\x00" + bytes(2**13)) * 3)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await detect_protocol(accepted, speaks_tls=True) is GRPC
     assert len(accepted.recv(MAX_PEEKED_BYTES, socket.MSG_PEEK)) == MAX_PEEKED_BYTES
 

@@ -14,11 +14,11 @@ from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
 from scheduler_svc.admin.http.http_server import HttpServer
 from scheduler_svc.admin.http.json_transcoder import JsonTranscoder
 from scheduler_svc.admin.servicer import AdminServicer
+from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
 from tests.tls.services import Scheduler, running_scheduler
 
 PATH = "/octavo.admin.v1.AdminService"
-PATIENCE_S = 30
 
 
 @pytest.fixture

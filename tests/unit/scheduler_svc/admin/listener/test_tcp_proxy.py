@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_svc.admin.listener.tcp_proxy import MAX_UNSENT_BYTES, TcpProxy, connect_upstream
-
-PATIENCE_S = 20
+from tests.support.patience import PATIENCE_S
 
 # What one read of asyncio brings at most, and what the two sockets of a pair hold in the kernel.
 SLACK_BYTES = 2**20

@@ -18,10 +18,10 @@ from cryptography.x509.oid import NameOID
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin.v1 import admin_service_pb2_grpc
 from tests.support.certificates import Authority, Pair, PairFiles
+from tests.support.patience import PATIENCE_S
 from tests.tls.services import Scheduler, running_scheduler, tls_settings
 
 PATH = "/octavo.admin.v1.AdminService"
-PATIENCE_S = 30
 BLUE, OPERATOR = "blue-token-0123456", "operator-token-012"
 REFUSED = (ssl.SSLError, ConnectionError)
 
