@@ -259,17 +259,21 @@ async def test_a_front_ends_its_own_requests_and_by_name_those_of_others() -> No
         assert not await client.abort("other")
 
 
-async def test_an_abort_in_the_message_of_its_submission_ends_it() -> None:
+async def test_an_abort_and_credits_in_the_message_of_a_submission_count() -> None:
     async with running_stack(fronts=1) as stack, welcomed(stack) as front:
         request = EngineRequest("r1", np.array([40, 41], np.int32), SamplingRow(), StopConditions(10_000))
         failure = pb.Failure(kind="RequestAbortedError", message="the client left")
         await front.say(
             submissions=[encode_submission(1, request, front.model_hash, front.max_model_len)],
             aborts=[pb.RequestAbort(number=1, failure=failure)],
+            credits=1_000_000,
         )
         [ended] = (await front.until("ended")).ended
         assert ended.failure.message == "the client left"
         assert not stack.engine.requests
+        link = stack.service.link
+        assert link is not None
+        await until(lambda: max(session.num_credits for session in link.sessions) > 900_000)
 
 
 async def test_an_abort_that_comes_before_its_request_ends_it_and_no_later_one_of_the_same_id() -> None:

@@ -58,7 +58,14 @@ FAULTS = (
         "            numbers = {submission.number for submission in message.submissions}\n"
         "            aborts = [abort for abort in message.aborts if abort.number not in numbers]\n"
         "            await in_turns(aborts, self._abort, ABORTS_AT_ONCE)\n",
-        ("tests/contract/test_link.py::test_an_abort_in_the_message_of_its_submission_ends_it",),
+        ("tests/contract/test_link.py::test_an_abort_and_credits_in_the_message_of_a_submission_count",),
+    ),
+    Fault(
+        "credits that come with a submission are lost",
+        f"{SERVICE}/link/front_session.py",
+        "        if message.credits:\n",
+        "        if message.credits and not message.submissions:\n",
+        ("tests/contract/test_link.py::test_an_abort_and_credits_in_the_message_of_a_submission_count",),
     ),
     Fault(
         "an Abort that comes before its request is forgotten",

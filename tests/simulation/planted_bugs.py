@@ -299,12 +299,6 @@ BUGS = (
         '            remote.abort(RequestAbortedError("the client ended the call, or its connection broke"))\n',
         "",
     ),
-    Bug(
-        "credits that come with a submission are lost",
-        f"{LINK}/front_session.py",
-        "        if message.credits:\n",
-        "        if message.credits and not message.submissions:\n",
-    ),
     # The link between fronts and core
     Bug(
         "the requests of a front that is gone go on",

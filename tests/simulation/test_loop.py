@@ -28,6 +28,7 @@ from tests.simulation.loop import (
 )
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.real_world import fence
+from tests.simulation.services import CLOCKS_DRIFT, wall_clock
 
 T = TypeVar("T")
 
@@ -595,3 +596,14 @@ def _rounded(result: object, begin_s: float) -> object:
     if isinstance(result, list | tuple):
         return [_rounded(part, begin_s) for part in result]
     return None if isinstance(result, float) else result
+
+
+def test_wall_clocks_differ_by_hours_and_drift() -> None:
+    loop = SimulationLoop("clocks")  # type: ignore[abstract]
+    clocks = [wall_clock(loop, f"core{number}") for number in range(20)]
+    before = [clock() for clock in clocks]
+    loop.run_until_complete(asyncio.sleep(1000.0))
+    drifts_s = [clock() - date - 1000.0 for clock, date in zip(clocks, before, strict=True)]
+    loop.close()
+    assert max(before) - min(before) > 6 * 3600
+    assert 0.5 < max(map(abs, drifts_s)) <= 1000.0 * CLOCKS_DRIFT + 1e-3

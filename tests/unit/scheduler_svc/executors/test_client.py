@@ -185,22 +185,21 @@ async def test_an_answer_of_absurd_size_is_a_loss_in_words(name: str) -> None:
 async def test_a_step_waits_while_the_stream_is_resumed() -> None:
     """The resume sends what was unanswered, and the step goes behind it, once."""
     written: list[int] = []
-    may_start, is_starting = asyncio.Event(), asyncio.Event()
+    is_resending, may_go_on = asyncio.Event(), asyncio.Event()
 
     class LaterStream(UnfitStream):
-        """A stream that starts when it may, and then breaks no more."""
+        """A stream that starts, takes its first step when it may, and breaks no more."""
 
-        async def write(self, message: pb.StreamStepsRequest) -> None:
+        async def write(self, message: pb.StreamStepsRequest) -> None:  # type: ignore[override]
             if message.HasField("step"):
                 written.append(message.step.step_id)
-                await asyncio.sleep(0)
+                is_resending.set()
+                await may_go_on.wait()
 
         async def read(self) -> pb.StreamStepsResponse:
             if hasattr(self, "has_started"):
                 return pb.StreamStepsResponse(step=Answer(step_id=1))
             self.has_started = True
-            is_starting.set()
-            await may_start.wait()
             return pb.StreamStepsResponse(started=pb.StreamStarted(instance_id="one"))
 
     streams = [UnfitStream(), LaterStream()]
@@ -208,10 +207,10 @@ async def test_a_step_waits_while_the_stream_is_resumed() -> None:
     await session.open()
     await session.send(Step(epoch=1, step_id=1, delta=TableDelta()))
     receiving = asyncio.create_task(session.receive())
-    await is_starting.wait()
+    await is_resending.wait()
     sending = asyncio.create_task(session.send(Step(epoch=1, step_id=2, delta=TableDelta())))
     await asyncio.sleep(0)
-    may_start.set()
+    may_go_on.set()
     assert (await receiving).step_id == 1
     await sending
     assert written == [1, 2]
