@@ -49,11 +49,11 @@ async def _aborted(client: Client, stack: Stack) -> RequestOutput | FailedReques
     return await running
 
 
-async def _late(client: Client, _: Stack) -> RequestOutput | FailedRequest:
-    return await client.generate(PROMPT, max_tokens=100_000, ignore_eos=True, timeout_s=1.0)
+async def _late(client: Client, stack: Stack) -> RequestOutput | FailedRequest:
+    return await client.generate(PROMPT, max_tokens=100_000, timeout_s=1.0)
 
 
-async def _aborted_among_many(client: Client, _: Stack) -> RequestOutput | FailedRequest:
+async def _aborted_among_many(client: Client, stack: Stack) -> RequestOutput | FailedRequest:
     async with client.request_stream() as stream:
         number = await stream.submit(PROMPT, max_tokens=100_000, ignore_eos=True)
         async for _, event in stream:
