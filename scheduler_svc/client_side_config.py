@@ -44,7 +44,7 @@ class ClientSideConfig(ServiceConfig):
     )
     escape_special_tokens: bool = Field(
         False,
-        description="Make ordinary text of special tokens such as <|im_end|> in the conversations of requests, so that "
+        description="Make ordinary text of special tokens such as <eos> in the conversations of requests, so that "
         "nobody can imitate a turn with them. By default they become special tokens, as in vLLM and transformers.",
     )
     generation_config: Literal["auto", "none"] = Field(
