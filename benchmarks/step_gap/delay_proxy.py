@@ -17,16 +17,29 @@ CHUNK_BYTES = 1 << 20
 
 
 def serve(listener: socket.socket, target: tuple[str, int], delay_s: float) -> None:
-    """Forward every connection, for ever."""
+    """Forward every connection, until the listener is closed."""
     while True:
-        client, _ = listener.accept()
+        try:
+            client, _ = listener.accept()
+        except OSError:
+            return
         server = socket.create_connection(target)
+        threading.Thread(target=_forward, args=(client, server, delay_s), daemon=True).start()
+
+
+def _forward(client: socket.socket, server: socket.socket, delay_s: float) -> None:
+    """Forward a connection both ways, until both have ended."""
+    threads = []
+    with client, server:
         for source, sink in ((client, server), (server, client)):
-            for end in (source, sink):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             held: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
-            threading.Thread(target=_receive, args=(source, held, delay_s), daemon=True).start()
-            threading.Thread(target=_send, args=(sink, held), daemon=True).start()
+            threads.append(threading.Thread(target=_receive, args=(source, held, delay_s), daemon=True))
+            threads.append(threading.Thread(target=_send, args=(sink, held), daemon=True))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 def _receive(source: socket.socket, held: "queue.SimpleQueue[tuple[float, bytes]]", delay_s: float) -> None:

@@ -18,6 +18,7 @@ from benchmarks.step_gap.__main__ import Case, Used, core_and_fronts, gap_table,
 from benchmarks.step_gap.executor import STEP_TIMES, SleepingWorker, open_record
 from executor_svc.fake.worker import FakeWorker
 from shared.step import Step, TableDelta
+from tests.support.patience import PATIENCE_S
 
 CASE = Case(step_ms=3, round_trip_ms=1, num_sequences=32, steps_in_flight="2")
 
@@ -78,7 +79,8 @@ def test_the_proxy_delays_each_way_and_holds_nothing_up_behind_it(monkeypatch: p
     monkeypatch.setattr(delay_proxy, "time", clock)
     with socket.create_server(("127.0.0.1", 0)) as target, socket.create_server(("127.0.0.1", 0)) as listener:
         forwarding = (listener, target.getsockname(), 0.02)
-        threading.Thread(target=delay_proxy.serve, args=forwarding, daemon=True).start()
+        serving = threading.Thread(target=delay_proxy.serve, args=forwarding, daemon=True)
+        serving.start()
         with socket.create_connection(listener.getsockname()) as client:
             server, _ = target.accept()
             with server:
@@ -96,6 +98,9 @@ def test_the_proxy_delays_each_way_and_holds_nothing_up_behind_it(monkeypatch: p
                 clock.wake_ups.release()
                 assert client.recv(100) == b"answer"
         clock.wake_ups.release(2)  # both ways end
+        listener.shutdown(socket.SHUT_RDWR)
+        serving.join(PATIENCE_S)
+        assert not serving.is_alive()
 
 
 @pytest.mark.parametrize("num_fronts", [0, 2])
