@@ -43,7 +43,18 @@ PURE_MODULES = [
     *(REPOSITORY / "shared" / f"{name}.py" for name in ("step", "errors", "sampling_parameters", "sampling_row")),
 ]
 PURE_IMPORTS = {
-    *("__future__", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "heapq"),
+    *(
+        "__future__",
+        "bisect",
+        "collections",
+        "contextlib",
+        "copy",
+        "dataclasses",
+        "enum",
+        "functools",
+        "hashlib",
+        "heapq",
+    ),
     *("itertools", "math"),
     *("operator", "struct", "typing", "numpy", "scheduler_svc", "shared"),
 }
