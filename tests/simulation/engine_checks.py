@@ -50,7 +50,7 @@ class EngineChecks:
     _num_computed_tokens: int = 0
     _last_callback_s: float = 0.0
     _awake_since_s: float = 0.0
-    _poisoned: set[str] = field(default_factory=set)
+    _poisoned: set[tuple[str, str]] = field(default_factory=set)
     _takers: list[ExecutorCore] = field(default_factory=list)
     _orphans_since_s: dict[SequenceGroup, float] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ class EngineChecks:
 
         def note_poison(request: LiveRequest) -> None:
             is_poisoned = request.group.prompt_token_ids[0] == POISON_TOKEN
-            (self._poisoned.add if is_poisoned else self._poisoned.discard)(request.request_id)
+            (self._poisoned.add if is_poisoned else self._poisoned.discard)((request.group.tenant, request.request_id))
             add(request)
 
         self.engine.requests.add = note_poison  # type: ignore[method-assign]
@@ -133,5 +133,5 @@ class EngineChecks:
                 self.accuse(f"{driver.address} has answered no heartbeat for {silent_s:.1f} s, and is not given up")
 
     def _look_at_end(self, ended: EndedRequest) -> None:
-        if COUNTED_OUT in ended.error_message and ended.request_id not in self._poisoned:
+        if COUNTED_OUT in ended.error_message and (ended.tenant, ended.request_id) not in self._poisoned:
             self.accuse(f"{ended.request_id} was counted out, and breaks no executor")
