@@ -5,6 +5,7 @@ import enum
 import json
 import types
 import typing
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.continuation_message import decode_continuation
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.step_cost import StepCost
+from scheduler_svc.core.step.step_cost import StepCost, Sums
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from shared.executor_info import ExecutorInfo
 from shared.wire import INT32, decode_sampling
@@ -40,9 +41,15 @@ def decode_step_cost(message: pb.StepCostSet) -> StepCost:
     cost.slowest_s = dict(zip(classes, message.slowest_s, strict=True))
     cost.kinds = {(bool(kind & 1), bool(kind & 2), bool(kind & 4)) for kind in message.kinds}
     if message.token_sums:  # logs of earlier releases have none
-        cost.token_sums, cost.row_sums = np.array(message.token_sums), np.array(message.row_sums)
+        cost.token_sums, cost.row_sums = _sums(message.token_sums), _sums(message.row_sums)
         cost.row_tokens = message.row_tokens
     return cost
+
+
+def _sums(values: Iterable[float]) -> Sums:
+    """Return the sums over steps. Raises ValueError: they are not so many."""
+    num, sizes, durations, squares, products = values
+    return num, sizes, durations, squares, products
 
 
 def decode_group(message: pb.GroupAdded) -> SequenceGroup:

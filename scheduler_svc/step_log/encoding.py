@@ -90,8 +90,8 @@ def step_cost(mask: Mask, number: int, cost: StepCost) -> pb.LogRecord:
             classes=[size for known in cost.slowest_s for size in known],
             slowest_s=list(cost.slowest_s.values()),
             kinds=[sum(flag << bit for bit, flag in enumerate(kind)) for kind in sorted(cost.kinds)],
-            token_sums=cost.token_sums.tolist(),
-            row_sums=cost.row_sums.tolist(),
+            token_sums=cost.token_sums,
+            row_sums=cost.row_sums,
             row_tokens=cost.row_tokens,
         )
     )

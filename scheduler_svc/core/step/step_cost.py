@@ -17,7 +17,6 @@ Pure: the durations are those that the executor measured.
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from shared.batch_table import StepLayout
 
@@ -34,7 +33,9 @@ _KEPT_OF_LINES = 0.995
 _PRIOR_VARIANCE = 64.0
 LEAST_ROW_TOKENS, MOST_ROW_TOKENS = 0.25, 4.0
 
-Float64Array = npt.NDArray[np.float64]
+# Of steps, of their sizes, of their durations in seconds, of their squared sizes, and of the products of both.
+Sums = tuple[float, float, float, float, float]
+NO_STEPS: Sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 _Class = tuple[int, int]
 _Kind = tuple[bool, bool, bool]
 
@@ -46,8 +47,8 @@ class StepCost:
         slack: Factor on what the slowest recent steps took.
         slowest_s: The slowest recent step of each class, in seconds.
         kinds: The kinds of steps that were run.
-        token_sums: Of steps by their tokens, [5]; see `_with_step`.
-        row_sums: Of steps without prefill by their rows, [5].
+        token_sums: Of steps by their tokens.
+        row_sums: Of steps without prefill by their rows.
         row_tokens: What a row that decodes costs in a step, in tokens of a prompt.
     """
 
@@ -55,7 +56,7 @@ class StepCost:
         self.slack = LEAST_SLACK
         self.slowest_s: dict[_Class, float] = {}
         self.kinds: set[_Kind] = set()
-        self.token_sums, self.row_sums = np.zeros(5), np.zeros(5)
+        self.token_sums = self.row_sums = NO_STEPS
         self.row_tokens = 1.0
 
     def copy(self) -> "StepCost":
@@ -118,12 +119,19 @@ def _kind_of(layout: StepLayout) -> _Kind:
     return has_prefill, layout.num_candidates is not None, layout.num_alternatives is not None
 
 
-def _with_step(sums: Float64Array, size: int, duration_s: float) -> Float64Array:
-    """Return the sums of steps, of sizes, of durations, of squared sizes and of products, with one step more, [5]."""
-    return sums * _KEPT_OF_LINES + (1.0, size, duration_s, size * size, size * duration_s)
+def _with_step(sums: Sums, size: int, duration_s: float) -> Sums:
+    """Return the sums with one step more; those before count a little less."""
+    num, sizes, durations, squares, products = sums
+    return (
+        num * _KEPT_OF_LINES + 1.0,
+        sizes * _KEPT_OF_LINES + size,
+        durations * _KEPT_OF_LINES + duration_s,
+        squares * _KEPT_OF_LINES + size * size,
+        products * _KEPT_OF_LINES + size * duration_s,
+    )
 
 
-def _spread(sums: Float64Array) -> tuple[float, float]:
+def _spread(sums: Sums) -> tuple[float, float]:
     """Return the variance of the sizes and their covariance with the durations, both summed over steps."""
-    num, size, duration_s, squares, products = sums.tolist()
+    num, size, duration_s, squares, products = sums
     return (squares - size * size / num, products - size * duration_s / num) if num else (0.0, 0.0)
