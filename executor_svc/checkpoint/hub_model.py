@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from executor_svc.checkpoint.hub_answers import check_answers
 from executor_svc.checkpoint.model_directory import INDEX_FILE, read_json_object
 from executor_svc.checkpoint.model_files import SMALL_FILES, weight_files, why_no_model
 from shared.errors import ModelLoadError
@@ -84,6 +85,7 @@ def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = No
         ) from error
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
+    check_answers()
     repo_id, _, revision = model.partition("@")
     try:
         found = _look_up(repo_id, revision or None)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from executor_svc.checkpoint.hub_answers import require_sha256
 from executor_svc.checkpoint.hub_model import HubFile, HubModel, fetch_hub_model
 from octavo.models.progress import ProgressCallback
 from octavo.models.store import exclusive_lock
@@ -41,11 +42,15 @@ def transfer_large_files(model: HubModel, progress: ProgressCallback) -> None:
     """Bring those files of a model into the cache that lie in the hub's large file storage.
 
     Raises:
-        ModelLoadError: the disk has too little space, or what came is not what the hub promised.
+        ModelLoadError: the disk has too little space, or what came is not what the hub promised, or what it promised
+            is no checksum.
         Exception: What the hub's library raises; what has come until then stays.
     """
     from huggingface_hub import constants
 
+    for file in model.files:
+        if file.sha256 is not None:
+            require_sha256(file.sha256)  # it is a path below
     blobs = model.cache_directory / "blobs"
     snapshot = model.cache_directory / "snapshots" / model.commit
     missing = [file for file in model.files if not (snapshot / file.name).exists()]

@@ -9,13 +9,14 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -59,6 +60,8 @@ class Hub:
         stalled: Set when a transfer stands still.
         corrupts: Whether weight files come with another content.
         ignores_ranges: Whether a file comes as a whole, whatever part of it is asked for.
+        tampers: Called with each description of a model and each tree of its files, as JSON has them: a hostile hub.
+        lies: Headers of files in place of the true ones.
         address: Where it listens.
     """
 
@@ -68,6 +71,8 @@ class Hub:
     stalled: threading.Event = field(default_factory=threading.Event)
     corrupts: bool = False
     ignores_ranges: bool = False
+    tampers: Callable[[Any], object] = lambda value: None
+    lies: dict[str, str] = field(default_factory=dict)
     address: str = ""
 
     def downloads(self, name: str) -> list[str]:
@@ -172,6 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         return repo
 
     def _send_json(self, value: object) -> None:
+        self.hub.tampers(value)
         body = json.dumps(value).encode()
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "application/json")
@@ -190,8 +196,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(HTTPStatus.PARTIAL_CONTENT if wanted else HTTPStatus.OK)
         if wanted:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("ETag", f'"{_etag(name, content)}"')
-        self.send_header("X-Repo-Commit", repo.commit)
+        headers = {"ETag": f'"{_etag(name, content)}"', "X-Repo-Commit": repo.commit, **self.hub.lies}
+        for header, value in headers.items():
+            self.send_header(header, value)
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()

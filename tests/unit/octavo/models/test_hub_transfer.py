@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -186,3 +187,80 @@ def test_what_is_served_is_pulled_before_anything_starts(cut_off: Hub) -> None:
         LocalServiceError, match="there is no directory org/none here, and the hub has no model org/none"
     ):
         resolve_model("org/none", progress=False)
+
+
+Tamper = Callable[[Any], None]
+
+
+def rename(name: str) -> Tamper:
+    """Return what gives the last file of a description, or of a tree, another name."""
+
+    def tamper(value: Any) -> None:
+        if isinstance(value, dict):
+            value["siblings"][-1]["rfilename"] = name
+        else:
+            value[-1]["path"] = name
+
+    return tamper
+
+
+def promise(sha256: str) -> Tamper:
+    """Return what gives weights another checksum in a description."""
+
+    def tamper(value: Any) -> None:
+        if isinstance(value, dict):
+            value["siblings"][2]["lfs"]["sha256"] = sha256
+
+    return tamper
+
+
+def rename_commit(after: int) -> Tamper:
+    """Return what gives descriptions another commit, but for the first ones: the hub's library asks again."""
+    seen: list[None] = []
+
+    def tamper(value: Any) -> None:
+        if isinstance(value, dict):
+            if len(seen) == after:
+                value["sha"] = "../../../planted"
+            else:
+                seen.append(None)
+
+    return tamper
+
+
+HOSTILE_NAMES = [
+    "../../../planted",
+    "/planted",
+    "a//b",
+    "./a",
+    "",
+    "a/../../planted",
+    "a\0b",
+    "a\nb",
+    "a\x1b[2Jb",
+    "a\x9bb",
+]
+HOSTILE_CHECKSUMS = ["../../planted", "", "/planted", "0" * 63, "0" * 65, "g" * 64, "0" * 64 + "\n", "é" * 64]
+
+
+@pytest.mark.parametrize(
+    ("tamper", "lies", "given"),
+    [
+        *((rename(name), {}, "as the name of a file") for name in HOSTILE_NAMES),
+        *((promise(checksum), {}, "as a SHA-256") for checksum in HOSTILE_CHECKSUMS),
+        *((rename_commit(after), {}, "as a commit") for after in (0, 1)),
+        (None, {"X-Repo-Commit": "../../../planted"}, "as a commit"),
+        *((None, {"ETag": etag}, "as the name of a file") for etag in ('"../../../planted"', '"{}/planted"', '".."')),
+        (None, {"X-Linked-Etag": '"../../../planted"'}, "as the name of a file"),
+    ],
+)
+def test_nothing_that_the_hub_says_leads_out_of_the_cache(
+    tamper: Tamper | None, lies: dict[str, str], given: str, hub: Hub, tmp_path: Path
+) -> None:
+    hub.lies = {header: value.format(tmp_path) for header, value in lies.items()}
+    hub.tampers = tamper or hub.tampers
+
+    with pytest.raises(ModelLoadError, match=f"(?s)^the hub gives .* {given}; nothing was written under that name$"):
+        pull_hub_model("org/tiny", ignore_progress)
+
+    assert [path for path in tmp_path.rglob("*planted*") if path.is_file()] == []
