@@ -4,11 +4,13 @@
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from executor_svc.checkpoint.generation_config import sampling_defaults
 from shared.errors import ModelLoadError
 from shared.executor_info import TokenizerFile
+from shared.model_file import read_model_file
 
 # The weights: one file, or shards with an index.
 SINGLE_FILE = "model.safetensors"
@@ -21,6 +23,9 @@ TOKENIZER_FILE_NAMES = (
     "generation_config.json",
     "chat_template.jinja",
 )
+
+# Objects and lists in each other. No model comes near it, and Python fails at some hundreds.
+_MOST_NESTED = 64
 
 
 class ModelDirectory:
@@ -67,33 +72,55 @@ class ModelDirectory:
         if not (self.path / TOKENIZER_FILE_NAMES[0]).is_file():
             return ()
         paths = [path for path in (self.path / name for name in TOKENIZER_FILE_NAMES) if path.is_file()]
-        for path in paths:
+        contents = {path: _read(path) for path in paths}
+        for path, content in contents.items():
             if path.suffix == ".json":
-                read_json_object(path)
-        _check_tokenizer(paths[0])
-        return tuple(TokenizerFile(path.name, path.read_bytes()) for path in paths)
+                _parse_json_object(path, content)
+        _check_tokenizer(paths[0], contents[paths[0]])
+        return tuple(TokenizerFile(path.name, content) for path, content in contents.items())
 
 
-def _check_tokenizer(path: Path) -> None:
+def _check_tokenizer(path: Path, content: bytes) -> None:
     # Imported here: only this check needs it.
     import tokenizers
 
     try:
-        tokenizers.Tokenizer.from_file(str(path))
+        tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library has no narrower class
         raise ModelLoadError(f"{path} is not a tokenizer: {error}") from error
 
 
 def read_json_object(path: Path) -> dict[str, object]:
     """Read a JSON object. Raises: ModelLoadError: the file is missing, unreadable or something else."""
+    value = _parse_json_object(path, _read(path))
+    level: list[object] = [value]
+    for _ in range(_MOST_NESTED):
+        level = [item for each in level if isinstance(each, dict | list) for item in _items(each)]
+    if level:
+        raise ModelLoadError(f"{path} is nested too deeply")
+    return value
+
+
+def _items(container: dict[str, object] | list[object]) -> Iterable[object]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _read(path: Path) -> bytes:
     try:
-        value = json.loads(path.read_bytes())
+        return read_model_file(path)
     except FileNotFoundError as error:
         raise ModelLoadError(f"{path} is missing") from error
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _parse_json_object(path: Path, content: bytes) -> dict[str, object]:
+    try:
+        value = json.loads(content)
     except ValueError as error:  # bad JSON or bad UTF-8
         raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise ModelLoadError(f"{path} is nested too deeply") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} does not hold a JSON object")
     return value

@@ -17,6 +17,7 @@ from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.special_tokens import SpecialTokenBreaker
 from shared.errors import InvalidFieldError, TokenizerFileError
 from shared.executor_info import TokenizerFile
+from shared.model_file import read_model_file
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -84,7 +85,7 @@ class Tokenizer:
         for name in (TOKENIZER, CONFIG, SPECIAL_TOKENS_MAP, CHAT_TEMPLATE):
             file = Path(path) / name
             try:
-                files.append(TokenizerFile(name, file.read_bytes()))
+                files.append(TokenizerFile(name, read_model_file(file)))
             except FileNotFoundError as error:
                 if name == TOKENIZER:
                     raise TokenizerFileError(str(file), "does not exist") from error

@@ -1,0 +1,35 @@
+"""A small file of a model directory, read without following a link out of it.
+
+A model directory comes from somebody else, and what its configuration, tokenizer and chat template hold leaves the
+process: in messages, and to clients. A link there to another file of this machine would publish that.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+def read_model_file(path: Path) -> bytes:
+    """Return the content of a file that lies in its directory, or in the cache of the hub that this is a part of.
+
+    Links inside of the directory are followed, such as Kubernetes makes them (`..data`).
+
+    Raises: OSError: it cannot be read, is a link out of there, or is no regular file.
+    """
+    real = Path(os.path.realpath(path, strict=True))
+    if not any(real.is_relative_to(home) for home in _homes(path.parent.resolve())):
+        raise PermissionError(
+            errno.EACCES, f"it is a link to {real}, out of the model directory; put the file itself there"
+        )
+    if not stat.S_ISREG(real.stat().st_mode):  # reading a pipe would wait for ever
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return real.read_bytes()
+
+
+def _homes(directory: Path) -> tuple[Path, ...]:
+    """Return where the files of a directory may lie: of CACHE/models--NAME/snapshots/COMMIT also in the hub's blobs."""
+    snapshots, repository = directory.parent, directory.parent.parent
+    if snapshots.name != "snapshots" or not repository.name.startswith("models--"):
+        return (directory,)
+    return directory, repository / "blobs", repository.parent / "blobs"
