@@ -2,8 +2,39 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from shared.errors import ModelLoadError, UnsupportedModelError
+
+# More than any model has. For the first three lines something is made one by one as soon as config.json is read.
+MOST: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "max_window_layers"), 10_000),
+        **dict.fromkeys(("num_attention_heads", "num_heads", "n_head", "n_heads", "num_key_value_heads"), 10_000),
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), 10_000),
+        **dict.fromkeys(("hidden_size", "d_model", "n_embed", "head_dim", "intermediate_size"), 10_000_000),
+        **dict.fromkeys(("moe_intermediate_size", "ffn_dim", "vocab_size"), 10_000_000),
+        **dict.fromkeys(("max_position_embeddings", "max_seq_len", "seq_length", "n_positions"), 100_000_000),
+    }
+)
+
+
+def refuse_absurd_numbers(values: Mapping[str, object], source: Path) -> None:
+    """Refuse a model with numbers that none has, before memory is taken for them.
+
+    Args:
+        values: The contents of config.json.
+        source: That file.
+
+    Raises: ModelLoadError: it has.
+    """
+    nested = ((f"{name}.", value) for name, value in values.items() if isinstance(value, dict))
+    for prefix, fields in (("", values), *nested):  # the second ones for models of several parts
+        for name, most in MOST.items():
+            value = fields.get(name)
+            if isinstance(value, int | float) and value > most:
+                raise ModelLoadError(f"{source} has {prefix}{name} {value}; at most {most} are supported")
 
 
 class ConfigFields:

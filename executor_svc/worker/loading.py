@@ -1,5 +1,6 @@
 """From settings to a worker: find the model, make it, load its weights. Next: `executor_svc/worker/assembly.py`."""
 
+import errno
 import logging
 from pathlib import Path
 
@@ -47,7 +48,14 @@ def load_worker(
         torch.cuda.set_device(device)  # Triton launches on the current one
     dtype = choose_dtype(config.dtype, directory.config(), device)
     config = config.model_copy(update={"dtype": dtype})
-    chosen = choose_model(directory, config, device, group)
+    try:
+        chosen = choose_model(directory, config, device, group)
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not _is_lack_of_memory(error):
+            raise
+        raise ModelLoadError(
+            f"there is too little memory for the model that {directory.path}/config.json has"
+        ) from error
     if group.rank == 0:
         logger.info(Event("kernels", in_use=chosen.kernels))
         weights = "" if chosen.quantization == "none" else f"; weights in {chosen.quantization}"
@@ -83,6 +91,12 @@ def load_worker(
     if not identity.tokenizer_files and group.rank == 0:
         logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))
     return assemble_worker(chosen, identity, config, device, group, local_size)
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    """Return whether an error is one of those that Python, the system, and torch on CPUs and GPUs have for it."""
+    is_torchs = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or is_torchs or getattr(error, "errno", None) == errno.ENOMEM
 
 
 def _load_weights(chosen: ChosenModel, checkpoint: Checkpoint, rank: int) -> str:

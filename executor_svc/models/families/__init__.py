@@ -15,7 +15,7 @@ from executor_svc.models.families.mpt import read_mpt
 from executor_svc.models.families.opt import read_opt
 from executor_svc.models.families.phi import read_phi3
 from executor_svc.models.families.qwen import read_qwen2, read_qwen3
-from executor_svc.models.fields import ConfigFields
+from executor_svc.models.fields import ConfigFields, refuse_absurd_numbers
 from shared.errors import UnknownArchitectureError
 
 FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingProxyType(
@@ -47,6 +47,7 @@ def parse_config(values: Mapping[str, object], source: Path) -> ModelConfig:
         ModelLoadError: a value is missing or has the wrong type, or the weights are quantized.
     """
     refuse_quantized(values, source)
+    refuse_absurd_numbers(values, source)
     fields = ConfigFields(values, source)
     if fields.architecture not in FAMILIES:
         raise UnknownArchitectureError(

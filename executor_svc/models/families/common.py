@@ -107,7 +107,7 @@ def read_windows(fields: ConfigFields, window: int | None, is_windowed_by_defaul
     if layer_types is None:
         return [window if is_windowed else None for is_windowed in is_windowed_by_default]
     kinds = {"full_attention": None, "sliding_attention": window}
-    if not isinstance(layer_types, list) or not all(kind in kinds for kind in layer_types):
+    if not isinstance(layer_types, list) or not all(isinstance(kind, str) and kind in kinds for kind in layer_types):
         supported = " and ".join(kinds)
         raise UnsupportedModelError(f"{fields.source} has layer_types {layer_types!r}; supported are {supported}")
     if len(layer_types) != len(is_windowed_by_default):

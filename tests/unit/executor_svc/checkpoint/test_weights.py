@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -106,7 +107,12 @@ def test_shards_load_like_one_file(directory: Path) -> None:
     assert all(torch.equal(targets[name], tensor) for name, tensor in expected.items())
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "\xff"])
+BRACKETS = "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "\xff", BRACKETS, f'{{"layer_types": {"[" * 200 + "]" * 200}}}', '{"a":' * 200_000]
+)
 def test_damaged_config(content: str, directory: Path) -> None:
     (directory / "config.json").write_bytes(content.encode("latin-1"))
 
@@ -125,6 +131,13 @@ def test_damaged_config(content: str, directory: Path) -> None:
         ({"head_dim": 7}, "has head_dim 7; rotary embedding needs an even one"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "has no factor"),
         ({"rope_parameters": 3}, "has rope parameters 3; they must be an object"),
+        ({"num_hidden_layers": 10**9}, "has num_hidden_layers 1000000000; at most 10000 are supported"),
+        ({"num_attention_heads": 10**9}, "has num_attention_heads 1000000000; at most 10000 are supported"),
+        (
+            {"max_position_embeddings": 10**12},
+            "has max_position_embeddings 1000000000000; at most 100000000 are supported",
+        ),
+        ({"text_config": {"num_hidden_layers": 10**9}}, "has text_config.num_hidden_layers 1000000000; at most 10000"),
     ],
 )
 def test_config_that_cannot_run(changes: dict[str, object], reason: str, directory: Path) -> None:
@@ -159,6 +172,17 @@ def test_what_our_own_code_does_not_have_may_be_in_that_of_transformers(
     with pytest.raises(UnsupportedModelError) as caught:
         parse_config(ModelDirectory(directory).config(), directory / "config.json")
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("cpu_kernels", ["auto", "torch"])
+def test_a_model_for_which_no_machine_has_the_memory_is_a_sentence(
+    cpu_kernels: Literal["auto", "torch"], directory: Path
+) -> None:
+    edit_config(directory, hidden_size=10_000_000, intermediate_size=10_000_000)  # 400 TB a matrix
+
+    with pytest.raises(ModelLoadError) as caught:
+        load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1, cpu_kernels=cpu_kernels))
+    assert str(caught.value) == f"there is too little memory for the model that {directory}/config.json has"
 
 
 def test_damaged_generation_config(directory: Path) -> None:

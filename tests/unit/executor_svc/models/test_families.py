@@ -30,6 +30,7 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [
     ),
     ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
     ("Gemma3ForCausalLM", {"layer_types": ["full_attention", "linear_attention"]}, "supported are full_attention and"),
+    ("Gemma2ForCausalLM", {"layer_types": [[]]}, "supported are full_attention and"),
     ("LlamaForCausalLM", {"sliding_window": 9}, "sliding_window 9"),
     ("MptForCausalLM", {"attn_config": {"clip_qkv": 6}}, "attn_config.clip_qkv 6"),
     ("MptForCausalLM", {"logit_scale": 0.5}, "logit_scale 0.5"),
@@ -45,6 +46,10 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [
 ]
 
 WRONG: list[tuple[str, dict[str, object], str]] = [
+    ("BloomForCausalLM", {"n_layer": 10**9}, "n_layer 1000000000; at most 10000 are supported"),
+    ("BloomForCausalLM", {"n_head": 10**9}, "n_head 1000000000; at most 10000 are supported"),
+    ("MixtralForCausalLM", {"num_local_experts": 10**9}, "num_local_experts 1000000000; at most 10000 are supported"),
+    ("UnknownForCausalLM", {"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000; at most 10000 are supported"),
     ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "chooses 5 experts of 4"),
     ("MptForCausalLM", {"attn_config": 3}, "attn_config 3; it must be an object"),
     ("Gemma2ForCausalLM", {"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
