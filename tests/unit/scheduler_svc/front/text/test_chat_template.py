@@ -1,14 +1,18 @@
+import json
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.sandbox
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from scheduler_svc.front.text import template_sandbox
 from scheduler_svc.front.text.chat_template import ChatTemplate
 from scheduler_svc.front.text.conversation import Conversation
+from scheduler_svc.front.text.template_sizes import MAX_TEXT_CHARS
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from shared.errors import InvalidFieldError
 from tests.support.tokenizers import BOS, EOS, byte_level_backend, tokenizer_files
@@ -343,6 +347,94 @@ def test_sandbox_keeps_a_template_from_python_s_internals(source: str) -> None:
 def test_template_that_explodes_ends_with_an_error(source: str) -> None:
     with pytest.raises(InvalidFieldError):
         render(source)
+
+
+LONG = "{% set x = 'a ' * 4000000 %}"  # 8 million characters
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        # Formats: a width or a precision, one behind a name, many small ones, many long values.
+        "{{ '%0500000000d' | format(1) }}",
+        "{{ '%.500000000f' | format(1) }}",
+        "{{ '%*d' | format(500000000, 1) }}",
+        "{{ '%(a)0500000000d' % {'a': 1} }}",
+        "{{ '%(a)0500000000d' | format(a=1) }}",
+        "{{ '%(a(b))0500000000d' % {'a(b)': 1} }}",
+        "{{ '%9999d' * 10000 % ((1,) * 10000) }}",
+        LONG + "{{ '%s' * 100 % ((x,) * 100) }}",
+        LONG + "{{ '%(a)s' * 100 % {'a': x} }}",
+        LONG + "{{ '%s' % [[x] * 100] }}",
+        "{{ '%0500000000d'.encode() % 1 }}",
+        "{{ '{:0500000000d}'.format(1) }}",
+        "{{ '{:{w}d}'.format(1, w=500000000) }}",
+        "{{ '{:{}d}'.format(1, '500000000') }}",
+        "{{ '{a:500000000}'.format_map({'a': 1}) }}",
+        "{{ ('{:500000000}' | safe).format(1) }}",
+        LONG + "{{ ('{0}' * 100).format(x) }}",
+        LONG + "{{ '{!r}'.format([x] * 100) }}",
+        # A width, or something in the place of something shorter.
+        "{{ 'a' | center(1000000000) }}",
+        "{{ 'a'.center(1000000000) }}{{ 'a'.zfill(1000000000) }}",
+        "{{ 'a'.encode().ljust(1000000000) }}",
+        "{{ ('\\t' * 1000).expandtabs(10000000) }}",
+        "{{ ('\\n' * 1000) | indent(10000000, blank=true) }}",
+        LONG + "{{ ('\\n' * 100) | indent(x, blank=true) }}",
+        LONG + "{{ ('a' * 1000) | replace('a', x) }}{{ 'aaaa' | replace('', x) }}",
+        LONG + "{{ ('a' * 1000).replace('a', x) }}",
+        LONG + "{{ ('a' * 1000).translate({97: x}) }}",
+        LONG + "{{ ('a' * 1000) | wordwrap(1, wrapstring=x) }}",
+        LONG + "{{ ('http://a.bc ' * 1000) | urlize(rel=x) }}",
+        # Bytes and lists.
+        "{{ 'a'.encode() * 10 ** 10 }}",
+        "{{ [1] | slice(10000000) | list }}",
+        "{{ [1] | batch(10000000, 0) | list }}",
+        # One text many times.
+        LONG + "{{ range(1000) | join(x) }}{{ ([x] * 1000) | join }}",
+        LONG + "{{ x.join(['a'] * 1000) }}{{ ''.join([x] * 1000) }}",
+        LONG + "{% set y = " + " ~ ".join(["x"] * 50) + " %}",
+        LONG + "{% set y %}" + "{{ x }}" * 50 + "{% endset %}",
+        LONG + "{% macro m() %}" + "{{ x }}" * 50 + "{% endmacro %}{{ m() }}",
+        LONG + "{% filter upper %}" + "{{ x }}" * 50 + "{% endfilter %}",
+        LONG + "{{ [x] * 1000 }}",
+        LONG + "{{ namespace(a=[x] * 1000) }}",
+        LONG + "{{ dict(a=[x] * 1000).items() }}",
+        LONG + "{{ ([x] * 1000) | string }}{{ ([x] * 1000) | upper }}{{ ([x] * 1000) | pprint }}",
+        LONG + "{{ ([x] * 1000) | tojson }}{{ ([x] * 1000) | tojson(indent=1) }}",
+        LONG + "{{ ([x] * 1000) | sort | length }}",
+        LONG + "{{ ([1] * 1000) | tojson(separators=(x, ':')) }}{{ {'a': [1]} | tojson(indent=10000000) }}",
+        LONG + "{% set ns = namespace(y=[]) %}{% for i in range(999) %}{% set ns.y = ns.y + [x + 'a'] %}{% endfor %}",
+        LONG + "{{ ([x] * 1000) | map('upper') | list | length }}",
+        # Dates.
+        "{{ strftime_now('%0999999999Y') }}{{ strftime_now('%c' * 1000000) }}",
+    ],
+)
+def test_what_would_multiply_its_input_is_not_begun(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_BUILT_CHARS", 4 * MAX_TEXT_CHARS)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidFieldError, match=r"longer than|too wide|a number above|of a date is|builds texts"):
+            render(source)
+        assert tracemalloc.get_traced_memory()[1] < 10 * MAX_TEXT_CHARS
+    finally:
+        tracemalloc.stop()
+
+
+def test_limits_change_no_result() -> None:
+    source = (
+        "{{ '%s-%03d|%5.2f' | format('a', 7, 1.5) }} {{ '%(a)s%%' % {'a': 1} }} {{ '{:>4}{!r}'.format(1, 'b') }} "
+        "{{ ('<{}>' | safe).format('<') }} {{ 'a' | center(5) }} {{ 'a\\tb'.expandtabs(4) }} {{ 'a\\nb' | indent(2) }} "
+        "{{ 'aba' | replace('a', 'xy', 1) }} {{ 'aba'.replace('a', '') }} {{ [1, 2] | join('-') }} "
+        "{{ '-'.join(['a']) }} {{ ['b', 'A'] | sort | join }} {{ range(5) | batch(2) | list }} {{ 1.25 | round(1) }} "
+        "{{ {'a': [1]} | tojson(indent=2) }} {{ [1, 'é'] | tojson }} {{ none }} {{ ['a'] | map('upper') | first }} "
+        "{{ 'a b' | wordwrap(1) }} {{ 1 ~ none ~ 'x' }} {{ 'ab'.translate({97: 'c'}) }} "
+        "{{ {'b': 1, 'a': 2} | dictsort }} {{ [[1], [2]] | sum(start=[]) }}"
+    )
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    plain.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+
+    assert render(source) == plain.from_string(source).render()
 
 
 @pytest.mark.parametrize(
