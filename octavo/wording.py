@@ -1,6 +1,7 @@
 """How sentences for people are put together, and what of other people's text a terminal may show."""
 
 import difflib
+import json
 from collections.abc import Iterable
 
 
@@ -21,3 +22,9 @@ def kind_of(value: object) -> str:
 def printable(text: str) -> str:
     """Return text on one line that cannot steer a terminal: each character that is not printable becomes "�"."""
     return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def json_line(value: object) -> str:
+    """Return a value as one line of JSON that a person can read and that cannot steer a terminal."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)

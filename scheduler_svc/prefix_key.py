@@ -11,6 +11,7 @@ from pathlib import Path
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.engine.surroundings import PREFIX_KEY_BYTES
 from shared.errors import OctavoServiceError
+from shared.exposure import warn_if_others_can_read
 
 # As the wire has it.
 FINGERPRINT_BYTES = 16
@@ -31,6 +32,7 @@ def prefix_key(config: SchedulerConfig) -> bytes:
         raise PrefixKeyError(
             f"--prefix-key-file {path} cannot be read ({error.strerror}); name a file that this process may read"
         ) from error
+    warn_if_others_can_read("--prefix-key-file", path)
     if len(content) < PREFIX_KEY_BYTES:
         raise PrefixKeyError(
             f"--prefix-key-file {path} has {len(content)} bytes; write at least {PREFIX_KEY_BYTES} random ones "

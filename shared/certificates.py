@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.errors import OctavoServiceError
+from shared.exposure import warn_if_others_can_read
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -66,6 +67,7 @@ def read_pair(cert_file: PemFile, key_file: PemFile) -> CertificatePair:
         certificate is not valid now.
     """
     cert, key = cert_file.read(), key_file.read()
+    warn_if_others_can_read(key_file.flag, key_file.path)
     own = _certificates(cert_file, cert)[0]
     _check_key(key_file, key, cert_file, own)
     _check_validity(cert_file, own)

@@ -1,13 +1,24 @@
-"""Warns of a service's ports that others than this machine can reach, and that do not ask who calls."""
+"""Warns of ports that others can reach and that do not ask who calls, and of secrets that others can read."""
 
 import logging
+import stat
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from octavo.address import exposure_warning, local_address_advice
 from shared.events import Event
 
 _logger = logging.getLogger(__name__)
+
+
+def warn_if_others_can_read(flag: str, path: Path) -> None:
+    """Say in the log that every user of the machine can read a secret. Its group may: in Kubernetes that is the pod."""
+    with suppress(OSError):  # whoever reads it says so
+        if path.stat().st_mode & stat.S_IROTH:
+            fix = f"chmod o-r {path}"
+            _logger.warning(Event("secret_readable_by_others", flag=flag, file=str(path), fix=fix))
 
 
 def warn_if_exposed(

@@ -23,6 +23,12 @@ from shared.health import Health
 
 _logger = logging.getLogger(__name__)
 
+# A connection that has not shown by then that it speaks HTTP/2, or TLS, is closed.
+HANDSHAKE_TIMEOUT_MS = 10_000
+
+# One without a call for so long is closed: clients open another when they need it.
+_MAX_IDLE_MS = 600_000
+
 # A probe's messages hold a service's name.
 _PROBE_MESSAGE_BYTES = 64 * 2**10
 
@@ -203,6 +209,8 @@ def _options(max_request_bytes: int, max_message_bytes: int, *, is_shared: bool)
         ("grpc.max_send_message_length", max_message_bytes),
         # Unless it is wanted: a second server would bind the same port, and the kernel deal calls to either.
         ("grpc.so_reuseport", int(is_shared)),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_connection_idle_ms", _MAX_IDLE_MS),
         # A long-lived stream through a dead network breaks after 30 s instead of hanging.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),

@@ -10,6 +10,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,12 @@ COLLECT_TIMEOUT_S = 5.0
 
 # A connection that sends nothing for so long is closed, in seconds.
 _IDLE_CONNECTION_S = 30.0
+
+# Each has a thread. Prometheus has one, or two; who opens more makes the oldest one end.
+MAX_CONNECTIONS = 32
+
+# An oldest one that computes an answer is waited for so long, in seconds; then the new one is closed.
+_EVICTION_S = 1.0
 
 _POLL_INTERVAL_S = 0.1
 
@@ -142,7 +149,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _HttpServer(ThreadingMixIn, WSGIServer):
-    """A thread for each scrape; none is waited for at the end.
+    """A thread for each connection, at most `MAX_CONNECTIONS`; none is waited for at the end.
 
     Raises: OSError: the address cannot be bound.
     """
@@ -153,6 +160,8 @@ class _HttpServer(ThreadingMixIn, WSGIServer):
     def __init__(self, host: str, port: int) -> None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, _, _, _, address = found[0]
+        self._free = threading.Semaphore(MAX_CONNECTIONS)
+        self._open: dict[socket.socket, None] = {}  # in the order of their beginning
         super().__init__(address, _Handler)  # type: ignore[arg-type]  # IPv6 addresses have four parts
 
     def server_bind(self) -> None:
@@ -160,6 +169,33 @@ class _HttpServer(ThreadingMixIn, WSGIServer):
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread for a connection; if there are too many, end the oldest one first."""
+        if not self._free.acquire(blocking=False):
+            for oldest in list(self._open)[:1]:
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            if not self._free.acquire(timeout=_EVICTION_S):
+                self.shutdown_request(request)
+                return
+        self._open[request] = None
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._forget(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._forget(request)
+
+    def _forget(self, request: socket.socket) -> None:
+        del self._open[request]
+        self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A scrape broke, mostly because who asked has gone."""

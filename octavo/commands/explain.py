@@ -1,7 +1,6 @@
 """`octavo explain`: why a request waits, what it did, and how it ended."""
 
 import asyncio
-import json
 from dataclasses import asdict
 
 import click
@@ -14,6 +13,7 @@ from octavo.commands.options import Number
 from octavo.top.as_json import to_values
 from octavo.top.report import Report, UnknownRequestError, ask_report, resolve_id
 from octavo.top.report_text import event_lines, explanation_line, report_lines
+from octavo.wording import json_line
 
 
 @click.command()
@@ -103,7 +103,7 @@ def _print(report: Report, *, is_json: bool) -> None:
         "sharing": None if report.sharing is None else asdict(report.sharing),
         "url": report.url,
     }
-    click.echo(json.dumps(values, ensure_ascii=False))
+    click.echo(json_line(values))
 
 
 def _print_lines(lines: list[Text]) -> None:

@@ -1,7 +1,6 @@
 """`octavo generate`: one prompt in, its answer on stdout, as it comes; several answers one after another."""
 
 import asyncio
-import json
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +13,7 @@ from octavo.commands.connection import connection_options
 from octavo.commands.options import Number, account_options, bounded, number_option, sampling_options
 from octavo.outputs import ChatMessage, Prompt
 from octavo.sampling_params import SamplingParams
+from octavo.wording import json_line
 
 
 @click.command()
@@ -76,7 +76,7 @@ def generate(
                 return
             output = await complete_answer(events, prompt, sampling_params)
             if is_json:
-                click.echo(json.dumps(asdict(output), ensure_ascii=False))
+                click.echo(json_line(asdict(output)))
             else:
                 print_outputs(output.outputs)
             say_if_cut_short(output.outputs, output.usage, sampling_params.max_tokens)

@@ -1,6 +1,5 @@
 """One picture as plain text or as JSON, for pipes, scripts, and terminals that cannot draw."""
 
-import json
 from dataclasses import asdict
 
 from rich.text import Text
@@ -11,6 +10,7 @@ from octavo.top.formatting import counted
 from octavo.top.overview import executor_lines, legend, overview_lines
 from octavo.top.rates import Picture
 from octavo.top.rows import Order, executor_rows, in_order, live_rows
+from octavo.wording import json_line
 
 
 def snapshot_text(picture: Picture, address: str, width: int) -> str:
@@ -50,7 +50,7 @@ def snapshot_json(picture: Picture, address: str) -> str:
         "num_live_requests": answers.num_live_requests,
         "requests": requests,
     }
-    return json.dumps(shown, ensure_ascii=False)
+    return json_line(shown)
 
 
 def requests_title(num_listed: int, num_live: int) -> str:

@@ -1,10 +1,18 @@
-"""Who listens where others can reach it, without TLS or without asking who calls, says so."""
+"""Who listens where others can reach it, without TLS or without asking who calls, says so; so do readable secrets."""
 
 import logging
+import secrets
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.front.access.token_table import read_tokens
+from scheduler_svc.prefix_key import prefix_key
+from shared.certificates import PemFile, read_pair
 from shared.exposure import warn_if_exposed
+from tests.support.certificates import PairFiles
 
 PLAIN = (
     "octavo: warning: the scheduler at --listen {} speaks no TLS: anybody on the way can read along, and change what "
@@ -62,3 +70,30 @@ def test_others_are_silent(
     warn(address, is_encrypted=is_encrypted, knows_clients=knows_clients)
 
     assert (capsys.readouterr().err, caplog.records) == ("", [])
+
+
+SECRETS: dict[str, Callable[[Path, Path], object]] = {
+    "--tokens-file": lambda path, _: read_tokens(path),
+    "--prefix-key-file": lambda path, _: prefix_key(SchedulerConfig(executor=("a:1",), prefix_key_file=path)),
+    "--tls-key": lambda path, cert: read_pair(PemFile("--tls-cert", cert), PemFile("--tls-key", path)),
+}
+
+
+@pytest.mark.parametrize("flag", SECRETS)
+def test_a_secret_that_every_user_can_read_is_warned_of(
+    flag: str, server_files: PairFiles, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = server_files.key if flag == "--tls-key" else tmp_path / "secret"
+    if flag != "--tls-key":
+        path.write_text(f"blue {secrets.token_hex(32)}\n")
+    for mode in (0o600, 0o640, 0o440):  # a group may: in Kubernetes it is the pod's
+        path.chmod(mode)
+        SECRETS[flag](path, server_files.cert)
+    assert caplog.messages == []
+
+    path.chmod(0o644)
+    SECRETS[flag](path, server_files.cert)
+
+    assert caplog.messages == [
+        f"event=secret_readable_by_others flag={flag} file={path} fix='chmod o-r {path}'",
+    ]

@@ -13,6 +13,9 @@ from typing import cast
 # Of each direction, in bytes. On top comes what one read brings, at most 256 KiB.
 MAX_UNSENT_BYTES = 256 * 2**10
 
+# Clients at once; each costs three files. Beyond, the one that has sent nothing for the longest time is closed.
+MAX_CLIENTS = 256
+
 # A unix socket whose queue of new connections is full is asked again so soon, in seconds.
 _RETRY_INTERVAL_S = 0.01
 
@@ -29,6 +32,7 @@ class TcpProxy:
 
     def __init__(self) -> None:
         self._live: set[_Side] = set()
+        self._clients: dict[_Downstream, None] = {}  # who has sent something last is last
         self._all_ended = asyncio.Event()
         self._all_ended.set()
 
@@ -55,8 +59,19 @@ class TcpProxy:
         except BaseException:
             downstream.transport.abort()
             raise
+        if downstream.transport.is_closing():  # it was the most silent one, before there was an upstream one to close
+            upstream.transport.abort()
         downstream.transport.resume_reading()
         upstream.transport.resume_reading()
+
+    def heard_from(self, client: "_Downstream") -> None:
+        """A client came, or has sent something."""
+        self._clients.pop(client, None)
+        self._clients[client] = None
+        if len(self._clients) > MAX_CLIENTS:
+            silent = next(iter(self._clients))
+            del self._clients[silent]
+            silent.transport.abort()
 
     async def stop(self, grace_s: float) -> None:
         """Wait until all have ended; after `grace_s` seconds end them."""
@@ -75,6 +90,7 @@ class TcpProxy:
     def discard(self, side: "_Side") -> None:
         """Forget a connection that is closed."""
         self._live.discard(side)
+        self._clients.pop(side, None)  # type: ignore[call-overload]  # the other kind is not there
         if not self._live:
             self._all_ended.set()
 
@@ -146,6 +162,14 @@ class _Downstream(_Side):
     """The connection of a client."""
 
     other: "_Upstream"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._proxy.heard_from(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._proxy.heard_from(self)
+        super().data_received(data)
 
     def eof_received(self) -> bool:
         """Tell the gRPC server that the client sends no more; it may still answer."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from scheduler_svc.front.access.identity import Identity
 from scheduler_svc.request.engine_request import MAX_TENANT_LENGTH
 from shared.errors import OctavoServiceError
+from shared.exposure import warn_if_others_can_read
 
 MIN_TOKEN_CHARS = 16
 
@@ -57,6 +58,7 @@ def read_tokens(path: Path) -> TokenTable:
         ) from error
     except UnicodeDecodeError as error:
         raise TokensFileError(f"--tokens-file {path} is not UTF-8 text; write TENANT TOKEN a line") from error
+    warn_if_others_can_read("--tokens-file", path)
     entries: list[tuple[str, str]] = []
     line_of: dict[str, int] = {}
     for number, line in enumerate(lines, 1):

@@ -5,13 +5,15 @@ import socket
 import threading
 import urllib.error
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 import pytest
 
 from shared.errors import UnavailableError
 from shared.metric import Family, Metric
-from shared.metrics_server import MetricsServer
+from shared.metrics_server import MAX_CONNECTIONS, MetricsServer
 from tests.monitoring.live import get, scrape
+from tests.support.patience import PATIENCE_S
 
 A, B = Metric("octavo_a_total", "counter", "One."), Metric("octavo_b_total", "counter", "The same.")
 
@@ -119,3 +121,24 @@ async def test_who_hangs_up_leaves_no_trace(capfd: pytest.CaptureFixture[str]) -
     assert "octavo_a_total" in await scrape(address)
     await server.stop(0)
     assert capfd.readouterr() == ("", "")
+
+
+async def test_idle_connections_have_so_many_threads_and_make_way_for_a_scrape() -> None:
+    server = MetricsServer("127.0.0.1:0", lambda: [A.single(3)])
+    address = await server.start()
+    host, port = address.split(":")
+    before = threading.active_count()
+    with ExitStack() as stack:
+        idle = [
+            stack.enter_context(await asyncio.to_thread(socket.create_connection, (host, int(port))))
+            for _ in range(3 * MAX_CONNECTIONS)
+        ]
+        assert "octavo_a_total 3.0\n" in await scrape(address)
+        most = threading.active_count() - before
+        assert MAX_CONNECTIONS // 2 < most <= MAX_CONNECTIONS + 2  # this test scrapes in a thread, too
+        idle[0].settimeout(PATIENCE_S)
+        assert await asyncio.to_thread(idle[0].recv, 1) == b""  # the oldest one was closed
+        idle[-1].sendall(b"GET / HTTP/1.0\r\n\r\n")
+        idle[-1].settimeout(PATIENCE_S)
+        assert (await asyncio.to_thread(idle[-1].recv, 15)).endswith(b"200 OK")
+    await server.stop(0)

@@ -1,5 +1,7 @@
 """Numbers and names as they are shown: short, exact where it counts, harmless to the terminal."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from octavo.top.formatting import (
     span_text,
     sparkline,
 )
-from octavo.wording import printable
+from octavo.wording import json_line, printable
 
 
 @pytest.mark.parametrize(
@@ -109,3 +111,13 @@ def test_a_bar_deals_out_all_cells_fairly(parts: list[int], width: int) -> None:
 
 def test_a_single_used_block_is_seen() -> None:
     assert bar_lengths([0, 1, 0, 4095], 20) == [0, 1, 0, 19]
+
+
+def test_json_for_a_terminal_is_read_by_people_and_programs_and_by_no_terminal() -> None:
+    value = {"request_id": "a\x1b[2J\x9b31m\x7f\u202e\u2028\ue000\ud800\U000e0001 übung 你好"}
+
+    line = json_line(value)
+
+    assert json.loads(line) == value
+    assert line.isprintable()
+    assert "übung 你好" in line

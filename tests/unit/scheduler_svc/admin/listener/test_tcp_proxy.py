@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_svc.admin.listener import tcp_proxy
 from scheduler_svc.admin.listener.tcp_proxy import MAX_UNSENT_BYTES, TcpProxy, connect_upstream
 from tests.support.patience import PATIENCE_S
 
@@ -226,3 +227,31 @@ async def test_a_queue_that_is_full_is_waited_for(tmp_path: Path) -> None:
 async def test_nobody_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         await connect_upstream(tmp_path / "socket", "name")
+
+
+async def test_beyond_so_many_clients_the_one_that_was_silent_longest_is_closed(
+    proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_proxy, "MAX_CLIENTS", 2)
+    with ExitStack() as stack:
+
+        async def client() -> tuple[socket.socket, socket.socket]:
+            (ours, accepted), (to_server, server) = socket.socketpair(), socket.socketpair()
+            for each in (ours, accepted, to_server, server):
+                each.setblocking(False)
+            stack.enter_context(closing(ours))
+            stack.enter_context(closing(server))
+            await proxy.forward(accepted, to_server)
+            return ours, server
+
+        first, second = await client(), await client()
+        await asyncio.get_running_loop().sock_sendall(first[0], b"hello")
+        assert await received(first[1], 5) == b"hello"
+
+        third = await client()
+
+        assert await received(second[0], 1) == b""
+        assert await received(second[1], 1) == b""
+        for ours, server in (first, third):
+            await asyncio.get_running_loop().sock_sendall(ours, b"hello")
+            assert await received(server, 5) == b"hello"
