@@ -3,6 +3,7 @@
     OctavoServiceError
     ├── CallerError                the caller's fault: fix the request, do not retry
     │   ├── InvalidFieldError      a field is wrong; has field, value, limit
+    │   ├── MalformedMessageError  the bytes are no message of the method
     │   ├── RequestExistsError     a live request has the same id
     │   ├── UnknownNameError       the named thing does not exist
     │   ├── FencedError            a stale epoch, or another scheduler holds the lease
@@ -60,6 +61,13 @@ class InvalidFieldError(CallerError):
         text = str(value)
         shown = text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
         super().__init__(f"{field} is {shown}; it must be {limit}")
+
+
+class MalformedMessageError(CallerError):
+    """The bytes are no message of the method."""
+
+    def __init__(self) -> None:
+        super().__init__("the request is not a message of this method; it must be encoded by its proto")
 
 
 class RequestExistsError(CallerError):

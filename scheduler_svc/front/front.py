@@ -88,7 +88,8 @@ class Front:
             service_names=client_services(config),
             health=health,
             credentials=None if tls is None else tls.credentials(),
-            interceptors=[*interceptors, KeepBodies(prompt_methods(config))],
+            interceptors=interceptors,
+            readers=[KeepBodies(prompt_methods(config))],
             call_metrics=call_metrics,
             is_shared=is_shared,
         )
