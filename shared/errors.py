@@ -25,6 +25,7 @@
     ├── StepFailedError            a step failed; the cache contents are in doubt
     │   └── DeviceLostError        and the device computes nothing any more
     ├── ExecutorFaultError         an executor answered nonsense; it counts as lost
+    ├── TokenizerFailedError       the tokenizer fails at a text, or does not come back; it will fail again
     ├── TokenizerFileError         a tokenizer file is missing or broken
     └── ModelLoadError             an executor cannot load the model
         └── UnsupportedModelError  our own code cannot run it; that of transformers may
@@ -252,6 +253,10 @@ class ExecutorFaultError(OctavoServiceError):
 
 class DeviceLostError(StepFailedError):
     """The device computes nothing any more; only a new process gets it back."""
+
+
+class TokenizerFailedError(OctavoServiceError):
+    """The tokenizer's library fails at a text or at tokens, or does not come back; nobody else is affected."""
 
 
 class TokenizerFileError(OctavoServiceError):

@@ -34,6 +34,7 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.StepFailedError("step 2 failed"), grpc.StatusCode.INTERNAL),
     (errors.ExecutorFaultError("nonsense"), grpc.StatusCode.UNAVAILABLE),
     (errors.DeviceLostError("device 0 is lost"), grpc.StatusCode.INTERNAL),
+    (errors.TokenizerFailedError("it panicked"), grpc.StatusCode.INTERNAL),
     (errors.TokenizerFileError("tokenizer.json", "is missing"), grpc.StatusCode.INTERNAL),
     (errors.UnknownArchitectureError("no such model"), grpc.StatusCode.INTERNAL),
 ]
