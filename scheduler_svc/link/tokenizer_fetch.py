@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from octavo.core.v1 import core_service_pb2 as pb
-from shared.errors import UnavailableError
+from shared.errors import MalformedMessageError, UnavailableError
 from shared.executor_info import TokenizerFile
 from shared.grpc_status import failure_text
 
@@ -18,6 +18,8 @@ async def fetch_tokenizer(stub: "pb_grpc.CoreServiceAsyncStub") -> tuple[Tokeniz
     contents: dict[str, bytearray] = {}
     try:
         async for chunk in stub.GetTokenizer(pb.GetTokenizerRequest()):
+            if isinstance(chunk, MalformedMessageError):
+                raise UnavailableError("the core answers GetTokenizer with bytes that are no message") from chunk
             contents.setdefault(chunk.name, bytearray()).extend(chunk.content)
     except grpc.aio.AioRpcError as error:
         raise UnavailableError(f"the core does not give the tokenizer's files: {failure_text(error)}") from error

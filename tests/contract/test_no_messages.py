@@ -1,8 +1,8 @@
 """Bytes that are no message: whoever sent them is at fault, on every method of every port, and hears so."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -12,16 +12,20 @@ from google.protobuf.descriptor_pool import Default
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_service_pb2
 from octavo.core.v1 import core_service_pb2
 from octavo.execution.v1 import execution_service_pb2
 from octavo.generation.v1 import generation_service_pb2
 from scheduler_svc.client_services import VLLM_ENGINE_SERVICE
+from scheduler_svc.link import joined_fronts
 from shared.grpc_server import GrpcServer
 from shared.interceptor import Handler, HandlerInterceptor, handler_parts
 from tests.support import stack as stack_support
 from tests.support.fronts import NUM_FRONTS
 from tests.support.stack import Stack, collect, running_stack, token_request, until
+
+Spoil: TypeAlias = Callable[[Any], bytes | None]
 
 NONSENSE = b"\xff"
 SERVICE, REFLECTED = "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"
@@ -92,18 +96,23 @@ async def test_bytes_that_are_no_request_are_the_callers_fault(caplog: pytest.Lo
 
 
 class Answering(HandlerInterceptor):
-    """Makes the answers of one method nonsense."""
+    """Spoils the answers of one method.
 
-    def __init__(self) -> None:
-        self.method = ""
+    Attributes:
+        method: Which.
+        spoil: Makes the bytes of an answer; None: they are as they were.
+    """
+
+    def __init__(self, method: str = "", spoil: Spoil = lambda _: NONSENSE) -> None:
+        self.method = method
+        self.spoil = spoil
 
     def wrap(self, method: str, handler: Handler) -> Handler:
         behavior, rebuild = handler_parts(handler)
 
         def serialize(message: Any) -> bytes:
-            if not method.endswith(f"/{self.method}"):
-                return handler.response_serializer(message)
-            return NONSENSE
+            content = self.spoil(message) if method.endswith(f"/{self.method}") else None
+            return handler.response_serializer(message) if content is None else content  # type: ignore[no-any-return]
 
         return rebuild(behavior, handler.request_deserializer, serialize)
 
@@ -124,3 +133,57 @@ async def test_answers_that_are_none_are_the_executors_fault(
         await stack.attached()
         await collect(stack, token_request(3, 4))
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+def add_row(message: core_service_pb2.JoinResponse, **fields: int) -> None:
+    """Add a token behind those of a message, of the same request."""
+    tokens = message.tokens
+    row = {"numbers": tokens.numbers[0], "positions": tokens.positions[-1] + 1, "token_ids": 65, **fields}
+    for name, value in row.items():
+        getattr(tokens, name).append(value)
+
+
+SPOILED: dict[str, tuple[str, Callable[[core_service_pb2.JoinResponse], object]]] = {
+    "another output": (
+        "tokens",
+        lambda message: message.tokens.output_indexes.extend(9 for _ in message.tokens.numbers),
+    ),
+    "an output that is not there ends": ("tokens", lambda message: message.output_ends.add(number=1, output_index=9)),
+    "a reason that is none": ("output_ends", lambda message: setattr(message.output_ends[0], "reason", 77)),
+    "columns of several lengths": ("tokens", lambda message: message.tokens.numbers.append(1)),
+    "alternatives that nobody counted": ("tokens", lambda message: message.tokens.alternative_token_ids.append(1)),
+    "a token that is none": ("tokens", lambda message: add_row(message, token_ids=-5)),
+    "an end without a reason": (
+        "ended",
+        lambda message: message.ended[0].ClearField("ended"),
+    ),
+    "an event that is none": ("ended", lambda message: message.ended[0].ended.events.add(kind="bake")),
+}
+
+
+@pytest.mark.parametrize("name", ["bytes", *SPOILED])
+async def test_what_no_core_sends_ends_the_session_and_the_front_goes_on(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, change = SPOILED.get(name, ("tokens", None))
+    num_spoiled = 0
+
+    def spoil(message: core_service_pb2.JoinResponse) -> bytes | None:
+        nonlocal num_spoiled
+        if num_spoiled or wanted not in {field.name for field, _ in message.ListFields()}:
+            return None
+        num_spoiled += 1
+        if change is None:
+            return NONSENSE
+        change(message)
+        return message.SerializeToString()
+
+    monkeypatch.setattr(joined_fronts, "GrpcServer", partial(GrpcServer, readers=[Answering("Join", spoil)]))
+    async with running_stack(FakeWorker(step_ms=1), fronts=1) as stack:
+        assert len((await collect(stack, token_request(3, 30, ignore_eos=True))).token_ids) == 30
+        assert num_spoiled == 1
+        assert stack.fronts is not None
+        assert not stack.fronts.fronts[0].task.done()
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+    [lost] = [record.getMessage() for record in caplog.records if "core_lost" in record.getMessage()][:1]
+    assert "no message" in lost or "that no core sends" in lost
