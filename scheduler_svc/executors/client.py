@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -116,7 +117,8 @@ class ExecutorClient:
             ExecutorFaultError: it answers nonsense.
         """
         async with self._dial(self.address) as channel:
-            stub = pb_grpc.ExecutionServiceStub(CheckedAnswers(channel, "it", ExecutorFaultError))  # type: ignore[arg-type]
+            checked: Any = CheckedAnswers(channel, "it", ExecutorFaultError)
+            stub = pb_grpc.ExecutionServiceStub(checked)
             attached = await self._attach(stub, claim, keeps_blocks=keeps_blocks)
             agreement = WireAgreement(attached.wire_version, common(attached.capabilities, WANTED))
             info = info_of(attached, agreement)

@@ -1,6 +1,6 @@
 """How a front gets the tokenizer's files, which the core keeps."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 async def fetch_tokenizer(stub: "pb_grpc.CoreServiceAsyncStub") -> tuple[TokenizerFile, ...]:
     """Fetch the files. Raises UnavailableError: the core does not give them."""
     contents: dict[str, bytearray] = {}
+    chunk: Any
     try:
         async for chunk in stub.GetTokenizer(pb.GetTokenizerRequest()):
             if isinstance(chunk, MalformedMessageError):

@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -69,7 +70,7 @@ async def test_a_panic_ends_its_request_and_no_other() -> None:
             answer = await api.send("POST", path, json=prompt)
             assert (answer.status, answer.headers["x-should-retry"]) == (500, "false"), answer.text
             assert "the tokenizer failed at a text" in answer.error["message"]
-        stream = stack.generation.StreamRequests()
+        stream: Any = stack.generation.StreamRequests()
         await stream.write(pb.StreamRequestsRequest(number=1, submit=pb.GenerateRequest(text=PANICS), credits=9))
         await stream.write(pb.StreamRequestsRequest(number=2, submit=token_request(3, 2)))
         found: set[str] = set()
@@ -80,7 +81,7 @@ async def test_a_panic_ends_its_request_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("params", [{}, {"stop": ["zzz"]}, {"beam_width": 2}, {"n": 2, "best_of": 3, "temperature": 1}])
-async def test_a_panic_at_an_answer_ends_its_request_and_no_other(params: dict[str, object]) -> None:
+async def test_a_panic_at_an_answer_ends_its_request_and_no_other(params: dict[str, Any]) -> None:
     async with running_stack(Panicking(step_ms=1)) as stack:
         panicking = token_request(3, 5, allowed_token_ids=[PANICKING_ID], **params)
         code, words = await failure(stack, panicking)

@@ -122,7 +122,7 @@ async def test_ids_beyond_the_vocabulary_are_told_as_they_were_sent(api: Api) ->
             assert f"a list with token id {size}; it must be ids from 0 to 258" in answer.error["message"]
 
 
-BODIES = {
+BODIES: dict[str, tuple[type[RequestFields], str]] = {
     "/v1/completions": (CompletionFields, '"model": "fake", "max_tokens": 3, "prompt": "a"'),
     "/v1/chat/completions": (ChatFields, f'"model": "fake", "max_tokens": 3, "messages": {json.dumps(HELLO)}'),
     "/tokenize": (TokenizeFields, '"prompt": "a"'),
