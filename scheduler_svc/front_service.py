@@ -145,8 +145,7 @@ class FrontService:
         )
 
     def _collect(self) -> list[Family]:
-        openai = self.front.openai
-        return [*service_families(self._calls, self.front.tls), *([] if openai is None else openai.families())]
+        return [*service_families(self._calls, self.front.tls), *self.front.families()]
 
 
 async def _why_to_stop(stopping: asyncio.Future[str], tasks: Iterable[asyncio.Task[None]]) -> str:

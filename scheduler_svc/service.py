@@ -271,7 +271,7 @@ class SchedulerService:
             LOOP_LAG.single(self._loop_lag.longest_s),
             STEP_LOG.single(self._step_log is not None and self._step_log.is_recording),
             *service_families(self._calls, self.tls),
-            *(() if self.front is None or self.front.openai is None else self.front.openai.families()),
+            *(() if self.front is None else self.front.families()),
         ]
         return families if self.link is None else list(self.link.metrics.merged(families))
 

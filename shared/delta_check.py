@@ -7,15 +7,12 @@ its fields, and the invariants of the table are checked on the projection.
 import numpy as np
 
 from shared.errors import InvalidStepError
-from shared.sampling_parameters import ROW_PARAMETERS
+from shared.request_check import check_answerable, check_sampling
 from shared.step import (
-    INT32_MAX,
-    NO_LOGPROBS,
     Admission,
     BoolArray,
     Fork,
     Int32Array,
-    SamplingRow,
     TableDelta,
     find_repeated,
     next_generation,
@@ -92,8 +89,8 @@ class _Projection:
     def _admit(self, admission: Admission) -> None:
         table, slot, num_tokens = self.table, admission.slot, len(admission.token_ids)
         self._require_free(slot, admission.generation, "admitted")
-        _require_sampling(slot, admission.sampling)
-        _require_answerable(slot, admission)
+        check_sampling(f"slot {slot}", admission.sampling)
+        check_answerable(f"slot {slot}", admission.num_prompt_logprobs, admission.token_rules)
         if not 1 <= num_tokens <= table.max_model_len:
             raise InvalidStepError(f"slot {slot} has {num_tokens} tokens; the limit is {table.max_model_len}")
         if not 1 <= admission.num_prompt_tokens <= num_tokens:
@@ -118,7 +115,7 @@ class _Projection:
         if not self.live[parent]:
             raise InvalidStepError(f"slot {parent} is forked but not live")
         self._require_free(child, fork.generation, "forked into")
-        _require_sampling(child, fork.sampling)
+        check_sampling(f"slot {child}", fork.sampling)
         self._write_to(*_OF_A_SEQUENCE)
         self.live[child], self.active[child] = True, False
         for column in (self.num_tokens, self.num_scheduled_tokens, self.num_blocks):
@@ -187,7 +184,7 @@ class _Projection:
             if self.num_candidates[fork.parent_slot]:
                 raise InvalidStepError(f"slot {fork.parent_slot} is forked to sample, but it is a beam slot")
             self._require_free(fork.slot, fork.generation, "forked into")
-            _require_sampling(fork.slot, fork.sampling)
+            check_sampling(f"slot {fork.slot}", fork.sampling)
             if fork.sampling.num_candidates:
                 raise InvalidStepError(f"slot {fork.slot} is forked into to sample, but it asks for candidates")
             self.live[fork.slot] = True
@@ -231,27 +228,3 @@ class _Projection:
             slot, block_id = slots[~exists][0], block_ids[~exists][0]
             last = self.table.num_device_blocks - 1
             raise InvalidStepError(f"slot {slot} is given block {block_id}; blocks are 0 to {last}")
-
-
-def _require_sampling(slot: int, row: SamplingRow) -> None:
-    """Require numbers that the sampler can work with."""
-    if not all(parameter.allows(getattr(row, parameter.name)) for parameter in ROW_PARAMETERS):
-        raise InvalidStepError(f"slot {slot} has sampling parameters out of range: {row}")
-
-
-def _require_answerable(slot: int, admission: Admission) -> None:
-    """Require token rules that can be applied, and a request for the prompt's log-probabilities that makes sense."""
-    if not NO_LOGPROBS <= admission.num_prompt_logprobs <= INT32_MAX:
-        raise InvalidStepError(f"slot {slot} asks for {admission.num_prompt_logprobs} alternatives of its prompt")
-    rules = admission.token_rules
-    if rules is None:
-        return
-    if len(rules.biases) != len(rules.biased_token_ids):
-        raise InvalidStepError(
-            f"slot {slot} has {len(rules.biases)} biases for {len(rules.biased_token_ids)} biased tokens"
-        )
-    if not np.isfinite(rules.biases).all():
-        raise InvalidStepError(f"slot {slot} has a bias that is not a finite number")
-    repeated = find_repeated(rules.biased_token_ids)
-    if repeated is not None:
-        raise InvalidStepError(f"slot {slot} has two biases for token {repeated}")

@@ -3,6 +3,7 @@
     OctavoServiceError
     ├── CallerError                the caller's fault: fix the request, do not retry
     │   ├── InvalidFieldError      a field is wrong; has field, value, limit
+    │   ├── MalformedMessageError  the bytes are no message of the method
     │   ├── RequestExistsError     a live request has the same id
     │   ├── UnknownNameError       the named thing does not exist
     │   ├── FencedError            a stale epoch, or another scheduler holds the lease
@@ -24,6 +25,7 @@
     ├── StepFailedError            a step failed; the cache contents are in doubt
     │   └── DeviceLostError        and the device computes nothing any more
     ├── ExecutorFaultError         an executor answered nonsense; it counts as lost
+    ├── TokenizerFailedError       the tokenizer fails at a text, or does not come back; it will fail again
     ├── TokenizerFileError         a tokenizer file is missing or broken
     └── ModelLoadError             an executor cannot load the model
         └── UnsupportedModelError  our own code cannot run it; that of transformers may
@@ -60,6 +62,13 @@ class InvalidFieldError(CallerError):
         text = str(value)
         shown = text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
         super().__init__(f"{field} is {shown}; it must be {limit}")
+
+
+class MalformedMessageError(CallerError):
+    """The bytes are no message of the method."""
+
+    def __init__(self) -> None:
+        super().__init__("the request is not a message of this method; it must be encoded by its proto")
 
 
 class RequestExistsError(CallerError):
@@ -244,6 +253,10 @@ class ExecutorFaultError(OctavoServiceError):
 
 class DeviceLostError(StepFailedError):
     """The device computes nothing any more; only a new process gets it back."""
+
+
+class TokenizerFailedError(OctavoServiceError):
+    """The tokenizer's library fails at a text or at tokens, or does not come back; nobody else is affected."""
 
 
 class TokenizerFileError(OctavoServiceError):

@@ -45,6 +45,7 @@ class GrpcServer:
         credentials: Speak TLS with these; None: plaintext.
         interceptors: Around every call, the first one outermost; what they refuse they end themselves, by `abort`
             of `shared/grpc_status.py`.
+        readers: Inside of all others, where the request is decoded.
         call_metrics: Around all of them: counts the calls by the status that they end with; None: nobody counts.
         flag: The setting that `listen` comes from, for people.
         is_shared: Whether other processes of ours bind the port too, and the kernel deals connections to all.
@@ -60,6 +61,7 @@ class GrpcServer:
         health: Health | None = None,
         credentials: grpc.ServerCredentials | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        readers: Sequence[grpc.aio.ServerInterceptor] = (),
         call_metrics: CallMetrics | None = None,
         flag: str = "--listen",
         is_shared: bool = False,
@@ -69,7 +71,7 @@ class GrpcServer:
         self._credentials = credentials
         self.health = health or Health(service_names)
         self.server = grpc.aio.server(
-            interceptors=[*([call_metrics] if call_metrics else []), *interceptors, StatusInterceptor()],
+            interceptors=[*([call_metrics] if call_metrics else []), *interceptors, StatusInterceptor(), *readers],
             options=_options(max_request_bytes or max_message_bytes, max_message_bytes, is_shared=is_shared),
         )
         self.health.add_to(self.server)

@@ -1,7 +1,7 @@
 """The one table from the error tree to gRPC status, and the interceptor that applies it.
 
 Servicers raise errors of `shared/errors.py` and never call `context.abort`. `StatusInterceptor`
-stands around every handler of a server and ends the call with the status below. Details that a
+stands around every handler of a server, decodes its request and ends the call with the status below. Details that a
 program can use travel as `google.rpc.Status` in the trailing metadata `grpc-status-details-bin`.
 Read next: `shared/grpc_server.py`, which installs the interceptor.
 """
@@ -10,8 +10,11 @@ Read next: `shared/grpc_server.py`, which installs the interceptor.
 from __future__ import annotations
 
 import logging
+import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Never
 
 import grpc
@@ -21,6 +24,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from octavo.status_details import DETAILS_KEY, ERROR_DOMAIN, LOST_TOO_OFTEN
+from shared.clock import monotonic_s
 from shared.errors import (
     CacheTooSmallError,
     CallerError,
@@ -30,6 +34,7 @@ from shared.errors import (
     InvalidFieldError,
     InvalidStepError,
     LostTooOftenError,
+    MalformedMessageError,
     NotFiniteError,
     OctavoServiceError,
     PermissionDeniedError,
@@ -46,7 +51,9 @@ from shared.errors import (
     WorldError,
 )
 from shared.events import Event
+from shared.grpc_peer import peer_address
 from shared.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
+from shared.message_bytes import decode
 
 # What gRPC's core says when no address of a name took the connection; the reason is at the end.
 _NO_CONNECTION = re.compile(
@@ -57,6 +64,9 @@ _NO_CONNECTION = re.compile(
 # Status and details travel as HTTP/2 headers, which gRPC limits to 8 KiB; beyond, the status is lost.
 _MAX_MESSAGE_CHARS = 1000
 _MAX_INTERNAL_MESSAGE_CHARS = 300
+
+# From one line about bytes that are no request of a method to the next one, in seconds.
+_MALFORMED_INTERVAL_S = 10.0
 
 _logger = logging.getLogger(__name__)
 
@@ -113,24 +123,52 @@ async def abort(context: Context, error: Exception) -> Never:
 
 
 class StatusInterceptor(HandlerInterceptor):
-    """Ends every call that raised with the status of the error; logs the unexpected ones."""
+    """Ends every call that raised with the status of the error; logs the unexpected ones.
+
+    Requests are decoded in here, behind whatever asks who calls: bytes that are none end the call in the same way.
+    """
+
+    def __init__(self) -> None:
+        self._malformed: dict[str, _Malformed] = defaultdict(_Malformed)
 
     def wrap(self, method: str, handler: Handler) -> Handler:
         """Return the handler with its errors turned into statuses."""
         behavior, rebuild = handler_parts(handler)
+        deserialize = handler.request_deserializer
+        read = None if deserialize is None else partial(decode, deserialize)
 
         async def guarded(request: Any, context: Context) -> Any:
             try:
+                if read is not None and not handler.request_streaming:
+                    request = read(request)
                 return await run_handler(behavior, request, context)
             except grpc.aio.BaseError:
                 # The call has its status already, or is broken.
                 raise
             except Exception as error:
-                if not isinstance(error, OctavoServiceError):
+                if isinstance(error, MalformedMessageError):
+                    self._malformed[method].tell(method, peer_address(context))
+                elif not isinstance(error, OctavoServiceError):
                     _logger.exception(Event("rpc_failed", method=method, request_id=_request_id(request)))
                 await abort(context, error)
 
-        return rebuild(guarded, handler.request_deserializer, handler.response_serializer)
+        return rebuild(guarded, read if handler.request_streaming else None, handler.response_serializer)
+
+
+class _Malformed:
+    """Tells the log of calls of one method whose bytes are no message, in few lines: anybody can make any number."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0  # since the last line
+        self._told_at_s = -math.inf
+
+    def tell(self, method: str, peer: str) -> None:
+        """Count one call."""
+        self._num_calls += 1
+        now_s = monotonic_s()
+        if now_s - self._told_at_s >= _MALFORMED_INTERVAL_S:
+            _logger.warning(Event("malformed_request", method=method, peer=peer, calls=self._num_calls))
+            self._num_calls, self._told_at_s = 0, now_s
 
 
 def _request_id(message: object) -> str | None:

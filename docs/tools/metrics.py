@@ -5,6 +5,7 @@ from pathlib import Path
 
 from executor_svc.service.metrics import METRICS as EXECUTOR_METRICS
 from scheduler_svc.front.openai.routes import METRICS as HTTP_METRICS
+from scheduler_svc.front.text.text_threads import METRICS as TEXT_METRICS
 from scheduler_svc.telemetry.metrics import ALIASES
 from scheduler_svc.telemetry.metrics import METRICS as SCHEDULER_METRICS
 from shared.grpc_metrics import METRICS as SERVICE_METRICS
@@ -13,7 +14,7 @@ from shared.metric import docs_table
 PAGE = Path(__file__).parents[1] / "metrics.md"
 
 _TABLES = {
-    "scheduler": docs_table((*SCHEDULER_METRICS, *HTTP_METRICS)),
+    "scheduler": docs_table((*SCHEDULER_METRICS, *TEXT_METRICS, *HTTP_METRICS)),
     "executor": docs_table(EXECUTOR_METRICS),
     "both": docs_table(SERVICE_METRICS),
     "aliases": docs_table(ALIASES),

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from executor_svc.checkpoint.generation_config import sampling_defaults
+from octavo.rust_panic import words_of
 from shared.errors import ModelLoadError
 from shared.executor_info import TokenizerFile
 from shared.model_file import read_model_file
@@ -86,8 +87,8 @@ def _check_tokenizer(path: Path, content: bytes) -> None:
 
     try:
         tokenizers.Tokenizer.from_buffer(content)
-    except Exception as error:  # the library has no narrower class
-        raise ModelLoadError(f"{path} is not a tokenizer: {error}") from error
+    except BaseException as error:  # the library has no narrower class, and may panic
+        raise ModelLoadError(f"{path} is not a tokenizer: {words_of(error)}") from error
 
 
 def read_json_object(path: Path) -> dict[str, object]:

@@ -11,8 +11,8 @@ from typing import Protocol
 from shared.batch_table import BatchTable, StepLayout
 from shared.errors import InvalidStepError, StepFailedError
 from shared.executor_info import ExecutorInfo, TokenizerFile
+from shared.request_check import check_known_ids, check_number, check_rules
 from shared.step import Admission, Fork, Int32Array, Step, StepResult
-from shared.token_rules import TokenRules, num_mask_bytes
 
 
 class RunningStep(Protocol):
@@ -118,34 +118,15 @@ def _check_token_ids(step: Step, vocab_size: int) -> None:
     if len(delta.appended_tokens):
         given.append(delta.appended_tokens[:, 1])
     for token_ids in given:
-        outside = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
-        if len(outside):
-            raise InvalidStepError(f"step {step.step_id} has token id {outside[0]}; ids are 0 to {vocab_size - 1}")
+        check_known_ids(f"step {step.step_id}", token_ids, vocab_size)
     entries: tuple[Admission | Fork, ...] = (*delta.admissions, *delta.beam_forks, *delta.forks)
     for entry in entries:
-        _check_number(entry.slot, "candidates", entry.sampling.num_candidates, vocab_size)
-        _check_number(entry.slot, "alternatives", entry.sampling.num_logprobs, vocab_size)
+        check_number(f"slot {entry.slot}", "candidates", entry.sampling.num_candidates, vocab_size)
+        check_number(f"slot {entry.slot}", "alternatives", entry.sampling.num_logprobs, vocab_size)
     for admission in delta.admissions:
-        _check_number(admission.slot, "alternatives", admission.num_prompt_logprobs, vocab_size)
+        check_number(f"slot {admission.slot}", "alternatives", admission.num_prompt_logprobs, vocab_size)
         if admission.token_rules is not None:
-            _check_rules(admission.slot, admission.token_rules, vocab_size)
-
-
-def _check_number(slot: int, what: str, number: int, vocab_size: int) -> None:
-    if number > vocab_size:
-        raise InvalidStepError(f"slot {slot} asks for {number} {what}; the vocabulary has {vocab_size} tokens")
-
-
-def _check_rules(slot: int, rules: TokenRules, vocab_size: int) -> None:
-    token_ids = rules.token_ids()
-    outside = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
-    if len(outside):
-        raise InvalidStepError(f"slot {slot} has a rule for token id {outside[0]}; ids are 0 to {vocab_size - 1}")
-    mask, num_bytes = rules.allowed_mask, num_mask_bytes(vocab_size)
-    if mask is not None and len(mask) != num_bytes:
-        raise InvalidStepError(
-            f"slot {slot} has a mask of {len(mask)} bytes; one for {vocab_size} tokens has {num_bytes}"
-        )
+            check_rules(f"slot {admission.slot}", admission.token_rules, vocab_size)
 
 
 def check_layout(step: Step, layout: StepLayout, table: BatchTable, max_num_batched_tokens: int) -> int | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from octavo.models.gguf_metadata import GGUFMetadata
 from octavo.models.progress import ModelPrepareError
+from octavo.rust_panic import is_panic, words_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -25,7 +26,12 @@ def write_tokenizer_files(metadata: GGUFMetadata, directory: Path) -> None:
         ModelPrepareError: The file has another kind of tokenizer, or lacks a part of it.
     """
     tokens = metadata.texts("tokenizer.ggml.tokens")
-    build_tokenizer(metadata, tokens).save(str(directory / "tokenizer.json"))
+    try:
+        build_tokenizer(metadata, tokens).save(str(directory / "tokenizer.json"))
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise ModelPrepareError(f"the tokenizer of the GGUF file is broken: {words_of(error)}") from error
     special_tokens = {
         f"{role}_token": tokens[metadata.integer(key)]
         for role, key in (

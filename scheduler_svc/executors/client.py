@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -23,10 +24,11 @@ from scheduler_svc.executors.tls import FLAGS
 from scheduler_svc.incarnation import Incarnation
 from shared.capability import Capability, common, names_of
 from shared.certificates import TlsFileError
-from shared.errors import FencedError, InvalidFieldError, OctavoServiceError
+from shared.errors import ExecutorFaultError, FencedError, InvalidFieldError, OctavoServiceError
 from shared.events import Event
 from shared.executor_info import MAX_MODEL_LEN, ExecutorInfo
 from shared.grpc_status import failure_text
+from shared.message_bytes import CheckedAnswers
 from shared.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info, encode_capabilities
 from shared.wire_agreement import WireAgreement
 
@@ -112,9 +114,11 @@ class ExecutorClient:
         Raises:
             ExecutorRefusedError: it answers, but not for us or not yet.
             ExecutorLostError: it does not answer.
+            ExecutorFaultError: it answers nonsense.
         """
         async with self._dial(self.address) as channel:
-            stub = pb_grpc.ExecutionServiceStub(channel)
+            checked: Any = CheckedAnswers(channel, "it", ExecutorFaultError)
+            stub = pb_grpc.ExecutionServiceStub(checked)
             attached = await self._attach(stub, claim, keeps_blocks=keeps_blocks)
             agreement = WireAgreement(attached.wire_version, common(attached.capabilities, WANTED))
             info = info_of(attached, agreement)

@@ -228,7 +228,7 @@ class ExecutorSession:
         request = pb.DetachRequest(
             epoch=self.epoch, instance_id=self.info.instance_id, largest_incarnation=largest_incarnation
         )
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        with contextlib.suppress(grpc.aio.AioRpcError, ExecutorFaultError):
             await self._stub.Detach(request, timeout=self._timings.detach_timeout_s)
 
     async def keep_lease(self) -> None:
@@ -253,13 +253,15 @@ class ExecutorSession:
                     self._give_up(text)
                 elif monotonic_s() - self._heartbeat_answered_at_s > lease_s:
                     self._give_up(f"no heartbeat was answered for {lease_s:g} s")
+            except ExecutorFaultError as error:
+                self._give_up(str(error))
 
     async def step_cpu_time_us(self, timeout_s: float) -> int | None:
         """Ask how much processor time the thread that runs steps has used; None: it does not say, or not in time."""
         request = pb.HeartbeatRequest(epoch=self.epoch, instance_id=self.info.instance_id)
         try:
             response = await self._stub.Heartbeat(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError:
+        except (grpc.aio.AioRpcError, ExecutorFaultError):
             return None  # `keep_lease` says what is wrong
         return response.step_cpu_time_us if response.HasField("step_cpu_time_us") else None
 

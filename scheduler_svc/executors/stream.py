@@ -8,6 +8,7 @@ import grpc.aio
 
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.status_details import is_from_service
+from shared.errors import ExecutorFaultError, MalformedMessageError
 from shared.grpc_status import failure_text, is_refused
 
 StepStream = grpc.aio.StreamStreamCall[pb.StreamStepsRequest, pb.StreamStepsResponse]
@@ -38,7 +39,7 @@ async def write_message(stream: StepStream, message: pb.StreamStepsRequest) -> N
 async def read_message(stream: StepStream) -> pb.StreamStepsResponse:
     """Return the next message.
 
-    Raises: StreamBrokenError: the stream ended.
+    Raises: StreamBrokenError: the stream ended. ExecutorFaultError: the bytes are no message.
     """
     try:
         message = await stream.read()
@@ -47,6 +48,8 @@ async def read_message(stream: StepStream) -> pb.StreamStepsResponse:
         text = failure_text(error)
         may_resume = not is_from_service(error)
         raise StreamBrokenError(text, may_resume=may_resume, is_refused=may_resume and is_refused(error)) from error
+    if isinstance(message, MalformedMessageError):
+        raise ExecutorFaultError("it sent bytes on the step stream that are no message") from message
     if not isinstance(message, pb.StreamStepsResponse):
         raise StreamBrokenError("the executor closed the stream", may_resume=True)
     return message

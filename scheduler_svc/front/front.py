@@ -5,7 +5,7 @@ for operators.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,7 @@ class Front:
         self._tracing = start_tracing(config.tracing, "octavo-scheduler")
         generation = Generation(engine, tokenizer, front_settings(config), request_tracer(self._tracing))
         self.generation = GenerationServicer(generation)
-        self.pace = generation.pace
+        self.pace, self._text_threads = generation.pace, generation.text_threads
         self.openai: OpenAIServer | None = None
         if config.openai_listen is not None:
             from scheduler_svc.front.openai.set_up import openai_server
@@ -88,13 +88,20 @@ class Front:
             service_names=client_services(config),
             health=health,
             credentials=None if tls is None else tls.credentials(),
-            interceptors=[*interceptors, KeepBodies(prompt_methods(config))],
+            interceptors=interceptors,
+            readers=[KeepBodies(prompt_methods(config))],
             call_metrics=call_metrics,
             is_shared=is_shared,
         )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, self.main.server)
         if config.vllm_engine:
             add_vllm_engine(self.main.server, self.generation, config.gateway_tenant)
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics of what clients meet beside gRPC."""
+        yield from self._text_threads.families()
+        if self.openai is not None:
+            yield from self.openai.families()
 
     async def close(self, timeout_s: float) -> None:
         """Send what is left of traces, within so many seconds."""

@@ -30,7 +30,7 @@ from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.provenance import UNKNOWN, Numerics, Provenance, Span
-from shared.errors import OctavoServiceError
+from shared.errors import OctavoServiceError, TokenizerFailedError
 from shared.step import NO_LOGPROBS
 
 
@@ -84,6 +84,7 @@ class Response:
         self._pace = pace
         self._has_given = False
         self._is_over = asyncio.Event()
+        self._text_error: TokenizerFailedError | None = None
         self._provenance = Provenance()
 
     @property
@@ -159,11 +160,15 @@ class Response:
         `logprob` may be there because another request of the step asked for it.
         """
         output = self._made[output_index]
-        if self.ended is not None or output.finish_reason is not None:
+        if self.ended is not None or output.finish_reason is not None or self._text_error is not None:
             return
         text, stop_string = "", None
         if self._texts is not None:
-            text, stop_string = self._texts[output_index].push(token_id)
+            try:
+                text, stop_string = self._texts[output_index].push(token_id)
+            except TokenizerFailedError as error:
+                self._lose_text(error)
+                return
         if self._is_streamed and not output.is_announced:
             output.is_announced = True
             self._news.append(output)
@@ -178,18 +183,30 @@ class Response:
     def finish_output(self, output_index: int, reason: FinishReason) -> None:
         """End a sampled output: its last token has been pushed."""
         output = self._made[output_index]
-        if self.ended is not None or output.finish_reason is not None:
+        if self.ended is not None or output.finish_reason is not None or self._text_error is not None:
             return
-        rest = "" if self._texts is None else self._texts[output_index].finish()
-        if rest:
-            self._announce(output)
-            self._append_text(output, rest)
-        self._end_output(output, reason)
+        try:
+            rest = "" if self._texts is None else self._texts[output_index].finish()
+            if rest:
+                self._announce(output)
+                self._append_text(output, rest)
+            self._end_output(output, reason)
+        except TokenizerFailedError as error:
+            self._lose_text(error)
 
     def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
         """Take what the beam search found, best first."""
         if self.ended is None:
-            self._return_ranked([self._output_of(hypothesis) for hypothesis in hypotheses])
+            try:
+                self._return_ranked([self._output_of(hypothesis) for hypothesis in hypotheses])
+            except TokenizerFailedError as error:
+                self._lose_text(error)
+
+    def _lose_text(self, error: TokenizerFailedError) -> None:
+        """The tokenizer fails at the tokens of the answer: the request ends, once the engine has done with the step."""
+        if self._text_error is None:
+            self._text_error = error
+            asyncio.get_running_loop().call_soon(self.abort, error)
 
     def push_prompt(self, logprobs: Sequence[float], alternatives: Alternatives) -> None:
         """Take the log-probabilities of the next tokens of the prompt."""
@@ -214,7 +231,7 @@ class Response:
     def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
         """The request has ended, with its last output or with an error."""
         if self.ended is None:
-            self.ended, self.error = ended, error
+            self.ended, self.error = ended, self._text_error or error
             self._is_over.set()
             self._tell()
 

@@ -12,7 +12,7 @@ from octavo.core.v1 import core_service_pb2_grpc
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.link.core_servicer import CoreServicer
 from shared.certificates import PemFile
-from shared.errors import PermissionDeniedError
+from shared.errors import MalformedMessageError, PermissionDeniedError
 from shared.events import Event
 from shared.grpc_peer import certificate_names, peer_address
 from shared.grpc_server import GrpcServer
@@ -52,7 +52,7 @@ class FrontAccess(HandlerInterceptor):
                 )
                 log.warning(Event("call_refused", method=method, peer=peer_address(context), cause=str(error)))
                 if handler.request_streaming:  # gRPC would tell a caller that its write failed, and not why
-                    with contextlib.suppress(TimeoutError):
+                    with contextlib.suppress(TimeoutError, MalformedMessageError):
                         async with asyncio.timeout(FIRST_WORD_S):
                             await anext(request, None)
                 await abort(context, error)

@@ -10,6 +10,7 @@ from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.ends import REASONS, decode_reason, encode_ended, encode_search_end, encode_span
 from scheduler_svc.link.failures import decode_failure, encode_failure
 from scheduler_svc.link.state import CoreState, encode_state
+from scheduler_svc.link.submission_check import check_size, check_submission
 from scheduler_svc.link.submissions import decode_submission
 from scheduler_svc.request.engine_client import RequestHandle
 from scheduler_svc.request.engine_request import EngineRequest
@@ -189,7 +190,11 @@ class FrontSession:
             raise CallerError(f"the front {self.name} uses the number {number} again")
         self._last_number = number
         try:
+            check_size(submission.num_sequences, submission.beam_search.beam_width)
             request = decode_submission(submission)
+            model = self._engine.model
+            if model is not None and model.info.model_hash == submission.model_hash:  # else it is refused for that
+                check_submission(request, model, submission.max_model_len)
             if self._early_aborts.has(request.request_id, request.tenant, submission.received_before_us / 1e6):
                 raise RequestAbortedError(f"request {request.request_id!r} was aborted")
             sink = self._requests[number] = _RemoteSink(self, number, request)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -23,16 +24,16 @@ from scheduler_svc.link.absence import LIMIT_S, Absence
 from scheduler_svc.link.ends import REASONS, decode_reason, decode_search_end, decode_span
 from scheduler_svc.link.failures import encode_failure
 from scheduler_svc.link.front_metrics import encode_families
-from scheduler_svc.link.remote_request import RemoteRequest, TokenGapError
+from scheduler_svc.link.remote_request import RemoteRequest
 from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state
 from scheduler_svc.link.tokenizer_fetch import fetch_tokenizer
 from scheduler_svc.request.engine_client import AnswerSink, EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.served_model import ServedModel
-from shared.certificates import TlsFileError
 from shared.errors import (
     InvalidFieldError,
+    MalformedMessageError,
     NoExecutorError,
     OctavoServiceError,
     QueueFullError,
@@ -43,6 +44,7 @@ from shared.events import Event
 from shared.executor_info import ExecutorInfo, TokenizerFile
 from shared.grpc_status import failure_text
 from shared.incarnation import require_believable
+from shared.message_bytes import CheckedAnswers
 from shared.metric import Family
 
 log = logging.getLogger(__name__)
@@ -64,11 +66,18 @@ LONGEST_PAUSE_S = 0.5
 # From one word about metrics to the next one, in seconds: Prometheus asks every 15 s by default.
 METRICS_INTERVAL_S = 2.0
 
+# What reading a message raises that no core sends.
+_UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
 LoadTokenizer = Callable[[ExecutorInfo, Callable[[], Awaitable[tuple[TokenizerFile, ...]]]], Awaitable[None]]
 
 
 class StaleCoreError(OctavoServiceError):
     """The core that answers is an older one, or says nonsense of its place."""
+
+
+class CoreFaultError(OctavoServiceError):
+    """The core sent what no core sends: the session ends, and its requests go on behind what there is."""
 
 
 class RemoteCore:
@@ -294,11 +303,14 @@ class RemoteCore:
             trouble = "it closed the stream"
             try:
                 async with self._open_channel() as channel:
-                    await self._run_session(pb_grpc.CoreServiceStub(channel))
+                    checked: Any = CheckedAnswers(channel, "the core", CoreFaultError)
+                    await self._run_session(pb_grpc.CoreServiceStub(checked))
             except grpc.aio.AioRpcError as error:
                 trouble = self._explain(error)
-            except (TlsFileError, TokenGapError, StaleCoreError) as error:
+            except OctavoServiceError as error:
                 trouble = str(error)
+                if isinstance(error, CoreFaultError):  # it may be the same again
+                    self._pause_s = LONGEST_PAUSE_S
             finally:
                 await self._lose(trouble)
             if trouble != self.core_trouble:
@@ -330,7 +342,7 @@ class RemoteCore:
             async for message in call:
                 if not tasks:  # a write before the welcome could fail first, and hide why we are refused
                     tasks += [asyncio.create_task(self._write(call)), asyncio.create_task(self._tell_metrics())]
-                await self._take(message, stub)
+                await self._take_checked(message, stub)
         finally:
             if self._loading is not None:
                 tasks.append(self._loading)
@@ -418,6 +430,18 @@ class RemoteCore:
 
     # What the core says ----------------------------------------------------------------------------------------
 
+    async def _take_checked(
+        self, message: pb.JoinResponse | MalformedMessageError, stub: "pb_grpc.CoreServiceAsyncStub"
+    ) -> None:
+        """Take a message. Raises CoreFaultError: no core sends it. TokenGapError, StaleCoreError: see there."""
+        if isinstance(message, MalformedMessageError):
+            raise CoreFaultError("the core sent bytes that are no message") from message
+        try:
+            await self._take(message, stub)
+        except _UNREADABLE as error:
+            words = " ".join(f"{type(error).__name__} {error}".split())
+            raise CoreFaultError(f"the core sent a message that no core sends: {words[:200]}") from error
+
     async def _take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         if message.HasField("welcome"):
             self._keep_order(message.welcome)
@@ -447,8 +471,9 @@ class RemoteCore:
             if (request := self._requests.get(search.number)) is not None:
                 request.sink.finish_search(decode_search_end(search))
         for ended in message.ended:
-            if (request := self._requests.pop(ended.number, None)) is not None:
+            if (request := self._requests.get(ended.number)) is not None:
                 request.end(ended)
+                del self._requests[ended.number]  # not before: one that cannot be read ends nothing
         for answer in message.abort_answers:
             _, waiting = self._abort_calls.pop(answer.call, (None, None))
             if waiting is not None and not waiting.done():
@@ -474,8 +499,14 @@ class RemoteCore:
         self._incarnations[welcome.scheduler_id] = welcome.incarnation
 
     def _take_tokens(self, tokens: pb.Tokens) -> None:
-        """Give tokens to their requests, in the order in which they came. Raises TokenGapError: some are missing."""
+        """Give tokens to their requests, in the order in which they came.
+
+        Raises: TokenGapError: some are missing. ValueError: columns do not fit each other.
+        """
         num_tokens, requests = len(tokens.numbers), self._requests
+        num_alternatives = sum(tokens.alternative_counts)
+        if {len(tokens.alternative_token_ids), len(tokens.alternative_logprobs)} != {num_alternatives}:
+            raise ValueError(f"{num_alternatives} alternatives were counted")
         rows = zip(
             tokens.numbers,
             tokens.output_indexes or repeat(0, num_tokens),

@@ -1,11 +1,11 @@
 """How a front gets the tokenizer's files, which the core keeps."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
 from octavo.core.v1 import core_service_pb2 as pb
-from shared.errors import UnavailableError
+from shared.errors import MalformedMessageError, UnavailableError
 from shared.executor_info import TokenizerFile
 from shared.grpc_status import failure_text
 
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 async def fetch_tokenizer(stub: "pb_grpc.CoreServiceAsyncStub") -> tuple[TokenizerFile, ...]:
     """Fetch the files. Raises UnavailableError: the core does not give them."""
     contents: dict[str, bytearray] = {}
+    chunk: Any
     try:
         async for chunk in stub.GetTokenizer(pb.GetTokenizerRequest()):
+            if isinstance(chunk, MalformedMessageError):
+                raise UnavailableError("the core answers GetTokenizer with bytes that are no message") from chunk
             contents.setdefault(chunk.name, bytearray()).extend(chunk.content)
     except grpc.aio.AioRpcError as error:
         raise UnavailableError(f"the core does not give the tokenizer's files: {failure_text(error)}") from error

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import inf, nan
 from typing import Any
 from unittest.mock import Mock
 
@@ -24,10 +25,13 @@ from octavo.client import Client
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from octavo.errors import RequestAbortedError
+from octavo.execution.v1 import step_pb2
+from octavo.execution.v1.sampling_params_pb2 import SamplingParams
 from octavo.generation.v1 import generation_service_pb2 as generation
 from octavo.generation.v1 import generation_service_pb2_grpc as generation_pb2_grpc
 from octavo.outputs import Accepted, Event, Finished
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.continuation_message import encode_continuation
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.front.text.text_model import ModelTokenizer
@@ -39,6 +43,7 @@ from scheduler_svc.link.front_session import FrontSession
 from scheduler_svc.link.joined_fronts import JoinedFronts
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.submissions import encode_submission
+from scheduler_svc.request.continuation import Continuation, ContinuedOutput
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.service import SchedulerService
@@ -482,6 +487,62 @@ async def test_a_front_whose_request_the_core_cannot_hold_is_cut() -> None:
             "the front raw submits what is no request",
         )
         assert (await collect(stack, token_request(4, 3))).finished is not None, "others go on"
+
+
+def hostile_submissions() -> dict[str, dict[str, Any]]:
+    """What an executor would refuse a step for, by what is wrong with it, and what would take too much memory."""
+    ids, rules = np.int32, step_pb2.TokenRules
+    tokens = ContinuedOutput(np.arange(40, 49, dtype=np.int32), None)
+    columns: dict[str, tuple[float, ...]] = {
+        "temperature": (-inf, inf, nan, -1.0, 101.0),
+        **dict.fromkeys(("top_p", "typical_p", "repetition_penalty"), (-inf, nan, 0.0 - 1e-9, 1e9)),
+        **dict.fromkeys(("presence_penalty", "frequency_penalty"), (-inf, nan, 101.0)),
+        "min_p": (nan, 2.0),
+        **dict.fromkeys(("top_k", "min_tokens", "output_index"), (2**31,)),
+        "num_logprobs": (10**6, 2**31),
+        "num_candidates": (1, 10**6),
+    }
+    found: dict[str, dict[str, Any]] = {
+        f"{name} {value}": {"sampling": SamplingParams(**{name: value})}  # type: ignore[arg-type]
+        for name, values in columns.items()
+        for value in values
+    }
+    return found | {
+        "an unknown token": {"prompt_token_ids": np.array([40, 10**6], ids).tobytes()},
+        "a negative token": {"prompt_token_ids": np.array([-1], ids).tobytes()},
+        "no prompt": {"prompt_token_ids": b""},
+        "longer than it may be": {"max_model_len": 3},
+        "prompt_logprobs": {"num_prompt_logprobs": 10**6},
+        "a bias": {"token_rules": rules(biased_token_ids=[65], biases=[nan])},
+        "biases": {"token_rules": rules(biased_token_ids=[65, 65], biases=[1, 1])},
+        "columns of biases": {"token_rules": rules(biased_token_ids=[65], biases=[1, 1])},
+        "a rule": {"token_rules": rules(banned_token_ids=[-7])},
+        "a mask": {"token_rules": rules(allowed_mask=b"abc")},
+        "words": {"token_rules": rules(banned_word_lengths=[7], banned_word_token_ids=[65])},
+        "many sequences": {"num_sequences": 2**32 - 1},
+        "beams": {"beam_search": pb.BeamSearch(beam_width=2**31 - 1, num_outputs=1, early_stopping="true")},
+        "tokens beyond its length": {"continuation": encode_continuation(Continuation((tokens,)))},
+    }
+
+
+async def test_what_an_executor_would_refuse_a_step_for_is_refused_to_its_front() -> None:
+    hostile = hostile_submissions()
+    async with running_stack(fronts=1) as stack, welcomed(stack) as front:
+        for number, fields in enumerate(hostile.values(), start=1):
+            request = EngineRequest(f"r{number}", np.array([40, 41, 42], np.int32), SamplingRow(), StopConditions(4))
+            message = encode_submission(number, request, front.model_hash, front.max_model_len)
+            for name, value in fields.items():
+                message.ClearField(name)  # type: ignore[arg-type]
+                message.MergeFrom(pb.Submission(**{name: value}))
+            await front.say(submissions=[message])
+        found = pb.JoinResponse()
+        while len(found.ended) < len(hostile):
+            found.MergeFrom(await front.until("ended"))
+        kinds = {name: end.failure.kind for name, end in zip(hostile, found.ended, strict=True)}
+        assert set(kinds.values()) <= {"CallerError", "InvalidStepError"}, kinds
+        assert not found.accepted
+        assert (await collect(stack, token_request(4, 3))).finished is not None, "others go on"
+        assert stack.driver.num_losses == 0
 
 
 @pytest.mark.parametrize(("has_stop_strings", "num_tokens"), [(True, 10**6), (False, 1)])

@@ -203,9 +203,9 @@ FAULTS = (
     ),
     Fault(
         "a request is decoded before anybody asks whose it is",
-        f"{SERVICE}/front/access/access_control.py",
-        "guarded, handler.request_deserializer if deserialize is None else None, handler.response_serializer",
-        "guarded, handler.request_deserializer, handler.response_serializer",
+        "shared/grpc_status.py",
+        "rebuild(guarded, read if handler.request_streaming else None, handler.response_serializer)",
+        "rebuild(guarded, deserialize, handler.response_serializer)",
         (f"{TLS}/test_access.py::test_a_stranger_makes_the_scheduler_do_nothing",),
     ),
     Fault(

@@ -23,6 +23,7 @@ from asyncio import events
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Never, TypeVar
 
+from scheduler_svc.front.text.text_threads import DaemonThreads
 from tests.simulation.handle import SimulatedHandle
 from tests.simulation.processes import PROCESS, SimulatedProcess, State
 
@@ -319,7 +320,7 @@ class SimulationLoop(asyncio.AbstractEventLoop):  # what it lacks is refused, at
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         """Call it here, some time later, as a thread of the default pool would."""
-        if executor is not None:
+        if executor is not None and not isinstance(executor, DaemonThreads):
             _refuse("a pool of threads")
         called: asyncio.Future[T] = self.create_future()
 

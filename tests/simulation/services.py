@@ -138,7 +138,7 @@ class SimulatedScheduler:
         )
         self.on_engine(self.engine)
         server: Any = SimulatedServer(
-            self.process, self.address, [KeepBodies(prompt_methods(config)), StatusInterceptor()]
+            self.process, self.address, [StatusInterceptor(), KeepBodies(prompt_methods(config))]
         )
         if isinstance(tokenizer, TokenizerFiles):
             self.link = CoreServicer(self.engine, tokenizer, self.incarnation, STATE_INTERVAL_S)
@@ -235,7 +235,7 @@ class SimulatedFront:
         self.on_core(self.core)
         self.generation = GenerationServicer(Generation(self.core, tokenizer, front_settings(self.config)))
         self.server = SimulatedServer(
-            self.process, self.address, [KeepBodies(prompt_methods(self.config)), StatusInterceptor()]
+            self.process, self.address, [StatusInterceptor(), KeepBodies(prompt_methods(self.config))]
         )
         added_to: Any = self.server
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, added_to)

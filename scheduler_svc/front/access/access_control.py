@@ -1,4 +1,4 @@
-"""Asks at the beginning of each call who makes it, before the request is decoded.
+"""Asks at the beginning of each call who makes it, before the request is decoded (`StatusInterceptor`).
 
 Who it is comes from a bearer token, or from the client certificate that gRPC verified. The answer reaches the
 servicers by `identity.py`. Health stays open: probes have neither.
@@ -13,7 +13,6 @@ from grpc_health.v1 import health
 from scheduler_svc.client_side_config import ClientSideConfig
 from scheduler_svc.front.access.identity import ANYBODY, Identity, set_identity
 from scheduler_svc.front.access.token_table import TokenTable, read_tokens
-from scheduler_svc.front.api.request_body import decode
 from shared.errors import OctavoServiceError, PermissionDeniedError, UnauthenticatedError
 from shared.events import Event
 from shared.grpc_peer import certificate_names
@@ -83,8 +82,6 @@ class AccessInterceptor(HandlerInterceptor):
         if service == health.SERVICE_NAME:
             return handler
         behavior, rebuild = handler_parts(handler)
-        # The messages of a stream are read by the handler itself, so after this.
-        deserialize = None if handler.request_streaming else handler.request_deserializer
 
         async def guarded(request: Any, context: Context) -> Any:
             try:
@@ -98,17 +95,13 @@ class AccessInterceptor(HandlerInterceptor):
                         f"the token is of tenant {identity.tenant!r}; {service} needs a token of tenant * in "
                         "--tokens-file"
                     )
-                if deserialize is not None:
-                    request = decode(deserialize, request)
             except OctavoServiceError as error:
                 log.warning(Event("call_refused", method=method, peer=context.peer(), cause=str(error)))
                 await abort(context, error)
             set_identity(identity)
             return await run_handler(behavior, request, context)
 
-        return rebuild(
-            guarded, handler.request_deserializer if deserialize is None else None, handler.response_serializer
-        )
+        return rebuild(guarded, handler.request_deserializer, handler.response_serializer)
 
 
 def access_control(config: ClientSideConfig) -> AccessControl | None:

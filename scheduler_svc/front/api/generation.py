@@ -26,6 +26,7 @@ from scheduler_svc.front.api.tokenization import Tokenization, tokenize_prompt
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
+from scheduler_svc.front.text.text_threads import TextThreads
 from scheduler_svc.request.engine_client import EngineClient
 from scheduler_svc.request.served_model import ServedModel
 from shared.clock import monotonic_s
@@ -53,6 +54,7 @@ class Generation:
 
     Attributes:
         pace: Of all streams; somebody has to run its `watch`.
+        text_threads: Where requests with text are checked.
     """
 
     def __init__(
@@ -64,7 +66,8 @@ class Generation:
     ) -> None:
         self.engine = engine
         self.settings = settings
-        self.tokenization = Tokenization(self.served)
+        self.text_threads = TextThreads()
+        self.tokenization = Tokenization(self.served, self.text_threads)
         self._tokenizer = tokenizer
         self._tracer = tracer
         self._checks = RunningChecks()
@@ -146,7 +149,8 @@ class Generation:
             new_id = "" if request.HasField("continuation") else request.request_id
             with self.engine.checking(new_id, request.tenant) as served, self._checks.running(request):
                 model = self._tokenizer.model(served)
-                valid = await asyncio.to_thread(check_request, request, model, self.settings)
+                run = self.text_threads.run if has_text(request) else asyncio.to_thread
+                valid = await run(check_request, request, model, self.settings)
                 check_weights(request.continuation, served)
             deadline_s = None if time_left_s is None else received_at_s + time_left_s
             asked = replace(valid.engine, received_at_s=received_at_s, deadline_s=deadline_s)
@@ -191,6 +195,11 @@ class AcceptedRequest:
             self.abort(why_left())
         if self._trace is not None:
             self._trace.end(self.response)
+
+
+def has_text(request: pb.GenerateRequest) -> bool:
+    """Return whether something in a request is tokenized."""
+    return request.WhichOneof("prompt") != "token_ids" or bool(request.sampling_params.banned_words)
 
 
 def check_request(request: pb.GenerateRequest, model: TextModel, settings: FrontSettings) -> ValidRequest:

@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from shared.errors import CallerError, InvalidFieldError
+from shared.errors import InvalidFieldError, MalformedMessageError
 
 _LENGTH_DELIMITED = 2
 _FIXED_SIZES = {
@@ -28,13 +28,6 @@ _FIXED_SIZES = {
     FieldDescriptor.TYPE_SFIXED32: 4,
 }
 _NEVER_PACKED = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_MESSAGE)
-
-
-class MalformedMessageError(CallerError):
-    """The bytes are no message of the method."""
-
-    def __init__(self) -> None:
-        super().__init__("the request is not a message of this method; it must be encoded by its proto")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ stop every stream. So the methods that take prompts get a `RequestBody`. It is c
 (`message_scan.py`); unless it is small, both are done in a thread.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from scheduler_svc.front.api.message_scan import CountLimit, MalformedMessageError, MessageScan
+from scheduler_svc.front.api.message_scan import CountLimit, MessageScan
 from shared.interceptor import Handler, HandlerInterceptor, handler_parts
+from shared.message_bytes import decode
 
 # Whatever is in so many bytes, it is counted and decoded in a few milliseconds.
 SMALL_BODY_BYTES = 16 * 2**10
@@ -59,7 +60,7 @@ class RequestBody(Generic[M]):
 
 
 class KeepBodies(HandlerInterceptor):
-    """Gives some methods the body of their request in place of the request. Stands inside all others that read it.
+    """Gives some methods the body of their request in place of the request. Stands inside all others.
 
     Args:
         methods: The full names of the methods, such as `/octavo.generation.v1.GenerationService/Generate`, with the
@@ -76,11 +77,3 @@ class KeepBodies(HandlerInterceptor):
             return handler
         behavior, rebuild = handler_parts(handler)
         return rebuild(behavior, lambda content: RequestBody(content, message_class), handler.response_serializer)
-
-
-def decode(deserialize: Callable[[bytes], M], content: bytes) -> M:
-    """Return a message. Raises MalformedMessageError: the bytes are none."""
-    try:
-        return deserialize(content)
-    except DecodeError as error:
-        raise MalformedMessageError from error

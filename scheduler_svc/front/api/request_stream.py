@@ -20,7 +20,7 @@ from typing import TypeAlias
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.front.api.generation import Generation, Metadata
 from scheduler_svc.front.api.message_scan import MessageScan, cut
-from scheduler_svc.front.api.request_body import RequestBody, decode
+from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.stream_batch import StreamBatch
 from scheduler_svc.front.api.streamed_request import StreamedRequest
 from shared.errors import (
@@ -33,6 +33,7 @@ from shared.errors import (
     UnavailableError,
 )
 from shared.events import Event
+from shared.message_bytes import decode
 from shared.turns import in_turns
 
 log = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, check_
 from scheduler_svc.front.api.text_validation import check_known
 from scheduler_svc.front.text.conversation import Conversation, num_characters
 from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
+from scheduler_svc.front.text.text_threads import TextThreads
 from scheduler_svc.front.text.tokenizer import TooManyTokensError
 from shared.errors import CallerError, InvalidFieldError, QueueFullError
 from shared.step import Int32Array
@@ -36,10 +37,12 @@ class Tokenization:
 
     Args:
         served: Returns the model and what bounds its requests; raises NoExecutorError: there is none yet.
+        threads: Where the calls run.
     """
 
-    def __init__(self, served: Callable[[], tuple[TextModel, RequestLimits]]) -> None:
+    def __init__(self, served: Callable[[], tuple[TextModel, RequestLimits]], threads: TextThreads) -> None:
         self._served = served
+        self._threads = threads
         self._num_calls = 0
         self._large_ones = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
 
@@ -57,13 +60,14 @@ class Tokenization:
         Raises:
             NoExecutorError: there is no model yet.
             QueueFullError: there are too many of these calls.
+            TokenizerFailedError, UnavailableError: see `TextThreads.run`.
         """
         model, limits = self._served()
         with self._counted():
             if is_small:
-                return await asyncio.to_thread(work, model, limits)
+                return await self._threads.run(work, model, limits)
             async with self._large_ones:
-                return await asyncio.to_thread(work, model, limits)
+                return await self._threads.run(work, model, limits)
 
     async def _answer(
         self, body: RequestBody[Request], answer: Callable[[Request, TextModel, RequestLimits], Result]

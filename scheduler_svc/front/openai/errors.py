@@ -19,6 +19,7 @@ from shared.errors import (
     QueueFullError,
     RequestAbortedError,
     RequestExistsError,
+    TokenizerFailedError,
 )
 from shared.grpc_status import status_code
 
@@ -118,7 +119,7 @@ def api_error(
         return replace(answer, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
     if isinstance(error, CacheTooSmallError):  # however often it is sent
         return replace(answer, status=HTTPStatus.BAD_REQUEST, code="context_length_exceeded")
-    if isinstance(error, RequestAbortedError | RequestExistsError | NotFiniteError):
+    if isinstance(error, RequestAbortedError | RequestExistsError | NotFiniteError | TokenizerFailedError):
         return replace(answer, param="request_id" if isinstance(error, RequestExistsError) else None, headers=_NO_RETRY)
     if status == HTTPStatus.UNAUTHORIZED:
         return replace(answer, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

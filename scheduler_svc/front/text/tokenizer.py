@@ -12,10 +12,11 @@ from pathlib import Path
 import jinja2
 import tokenizers
 
+from octavo.rust_panic import words_of
 from scheduler_svc.front.text.chat_template import ChatTemplate
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.special_tokens import SpecialTokenBreaker
-from shared.errors import InvalidFieldError, TokenizerFileError
+from shared.errors import InvalidFieldError, TokenizerFailedError, TokenizerFileError
 from shared.executor_info import TokenizerFile
 from shared.model_file import read_model_file
 
@@ -26,10 +27,6 @@ CHAT_TEMPLATE = "chat_template.jinja"
 
 # The variables that a chat template finds, where the model has such a token.
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-# To tokenize so many characters takes a few milliseconds. `encode` keeps Python's interpreter locked, and a prompt of
-# a megabyte for seconds; `encode_batch_fast` lets it go, and costs 10 us more.
-SHORT_TEXT_CHARS = 4096
 
 NO_LIMIT = sys.maxsize
 
@@ -153,17 +150,25 @@ class Tokenizer:
     def encode(self, text: str, max_tokens: int = NO_LIMIT, *, add_special_tokens: bool = True) -> list[int]:
         """Tokenize a prompt, by default with the special tokens that the tokenizer adds (often a BOS token).
 
-        Raises: TooManyTokensError: there are more than `max_tokens`.
+        Raises:
+            TooManyTokensError: there are more than `max_tokens`.
+            TokenizerFailedError: the library fails.
         """
         return self._encode(text, max_tokens, add_special_tokens=add_special_tokens)
 
     def encode_part(self, text: str) -> list[int]:
         """Tokenize a piece of text as it is, without the special tokens of a prompt."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._encode_all([text], add_special_tokens=False)[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Return the text of a whole token sequence; bytes that are no UTF-8 become U+FFFD."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        """Return the text of a whole token sequence; bytes that are no UTF-8 become U+FFFD.
+
+        Raises: TokenizerFailedError: the library fails.
+        """
+        try:
+            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:  # a panic is no Exception
+            raise TokenizerFailedError(f"the tokenizer failed at tokens of the request: {words_of(error)}") from error
 
     def render_chat(self, conversation: Conversation, max_tokens: int = NO_LIMIT) -> list[int]:
         """Turn a conversation into the prompt for the assistant's next turn.
@@ -174,6 +179,7 @@ class Tokenizer:
         Raises:
             InvalidFieldError: the model has no chat template, or it refuses the messages.
             TooManyTokensError: there are more than `max_tokens`.
+            TokenizerFailedError: the library fails.
         """
         template = self._tool_template if conversation.tools else self._chat_template
         if template is None:
@@ -184,21 +190,24 @@ class Tokenizer:
         pieces = template.render(broken).split(mark)
         if len(pieces) == 1:
             return self._encode(pieces[0], max_tokens, add_special_tokens=False)
-        encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        encodings = self._encode_all(pieces, add_special_tokens=False)
         num_tokens = sum(map(len, encodings))
         if num_tokens > max_tokens:
             raise TooManyTokensError(num_tokens)
         return [token_id for encoding in encodings for token_id in encoding.ids]
 
     def _encode(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text; other threads run meanwhile, unless it is short."""
-        if len(text) <= SHORT_TEXT_CHARS:
-            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        [encoding] = self._encode_all([text], add_special_tokens=add_special_tokens)
         if len(encoding) > max_tokens:  # a list of them would be the only thing here that takes long
             raise TooManyTokensError(len(encoding))
         return encoding.ids
+
+    def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[tokenizers.Encoding]:
+        """Tokenize texts. Other threads run meanwhile, however long it takes: `encode` would keep them waiting."""
+        try:
+            return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        except BaseException as error:  # a panic is no Exception
+            raise TokenizerFailedError(f"the tokenizer failed at a text of the request: {words_of(error)}") from error
 
 
 def _load_tokenizer(contents: dict[str, bytes]) -> tokenizers.Tokenizer:
@@ -206,8 +215,8 @@ def _load_tokenizer(contents: dict[str, bytes]) -> tokenizers.Tokenizer:
         raise TokenizerFileError(TOKENIZER, "is missing")
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(contents[TOKENIZER])
-    except Exception as error:  # the library has no narrower class for everything it finds in the file
-        raise TokenizerFileError(TOKENIZER, f"is not a tokenizer: {error}") from error
+    except BaseException as error:  # the library has no narrower class, and may panic
+        raise TokenizerFileError(TOKENIZER, f"is not a tokenizer: {words_of(error)}") from error
     # Settings of whoever trained it; a prompt must never be cut or padded silently.
     tokenizer.no_truncation()
     tokenizer.no_padding()

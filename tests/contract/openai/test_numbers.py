@@ -7,7 +7,13 @@ from decimal import Decimal
 
 import pytest
 
-from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, RequestFields
+from scheduler_svc.front.openai.fields import (
+    ChatFields,
+    CompletionFields,
+    DetokenizeFields,
+    RequestFields,
+    TokenizeFields,
+)
 from tests.contract.openai.api import HELLO, Api, Json
 
 # As they stand in JSON; NaN is refused before any field is read.
@@ -114,3 +120,25 @@ async def test_ids_beyond_the_vocabulary_are_told_as_they_were_sent(api: Api) ->
         tokens = await api.send("POST", "/detokenize", json={"tokens": [65, size]})
         for answer in (prompt, tokens):
             assert f"a list with token id {size}; it must be ids from 0 to 258" in answer.error["message"]
+
+
+BODIES: dict[str, tuple[type[RequestFields], str]] = {
+    "/v1/completions": (CompletionFields, '"model": "fake", "max_tokens": 3, "prompt": "a"'),
+    "/v1/chat/completions": (ChatFields, f'"model": "fake", "max_tokens": 3, "messages": {json.dumps(HELLO)}'),
+    "/tokenize": (TokenizeFields, '"prompt": "a"'),
+    "/detokenize": (DetokenizeFields, '"tokens": [65]'),
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_large_number_is_nowhere_our_fault(api: Api, path: str) -> None:
+    """Whatever a field is: in its place, in a list of it, and in an object as name and value."""
+    kind, others = BODIES[path]
+    wrong = []
+    for name in set(kind.model_fields).difference(CUT):
+        for value in (str(2**40), f"[65, {2**40}]", f"[[{2**40}]]", f'{{"65": {2**40}}}', f'{{"{2**40}": 1}}'):
+            body = f'{{{others}, "{name}": {value}}}'
+            answer = await api.send("POST", path, data=body, headers={"Content-Type": "application/json"})
+            if answer.status not in (200, 400, 404):
+                wrong.append((name, value, answer.text[:200]))
+    assert not wrong, "\n".join(map(str, wrong))

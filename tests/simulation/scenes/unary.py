@@ -87,7 +87,7 @@ async def raised_within_interceptors(stage: Stage) -> None:
         raise errors[request.decode({}).value]
 
     methods = {f"/{SERVICE}/Fail": StringValue}
-    await stage.serve({"Fail": unary(fail)}, [KeepBodies(methods), StatusInterceptor()])
+    await stage.serve({"Fail": unary(fail)}, [StatusInterceptor(), KeepBodies(methods)])
     calling = method(stage.channel(), "Fail")
     for name in errors:
         stage.notes["client"].append(await end_of(calling(StringValue(value=name).SerializeToString())))

@@ -13,6 +13,7 @@ from shared.grpc_status import StatusInterceptor, failure_text, rpc_status, stat
 
 EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.InvalidFieldError("sampling_params.top_p", 2, "at most 1"), grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.MalformedMessageError(), grpc.StatusCode.INVALID_ARGUMENT),
     (errors.RequestExistsError("r1"), grpc.StatusCode.ALREADY_EXISTS),
     (errors.UnknownNameError("slot 3 is not live"), grpc.StatusCode.NOT_FOUND),
     (errors.FencedError("stale"), grpc.StatusCode.FAILED_PRECONDITION),
@@ -33,6 +34,7 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.StepFailedError("step 2 failed"), grpc.StatusCode.INTERNAL),
     (errors.ExecutorFaultError("nonsense"), grpc.StatusCode.UNAVAILABLE),
     (errors.DeviceLostError("device 0 is lost"), grpc.StatusCode.INTERNAL),
+    (errors.TokenizerFailedError("it panicked"), grpc.StatusCode.INTERNAL),
     (errors.TokenizerFileError("tokenizer.json", "is missing"), grpc.StatusCode.INTERNAL),
     (errors.UnknownArchitectureError("no such model"), grpc.StatusCode.INTERNAL),
 ]

@@ -1,0 +1,139 @@
+"""The threads in which texts are tokenized. A call of the library cannot be stopped; one that hangs costs its thread.
+
+They are not those of the event loop: requests with token ids go on whatever hangs here, and so does the end of the
+process.
+"""
+
+import asyncio
+import contextvars
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from functools import partial
+from itertools import count
+from queue import SimpleQueue
+from typing import Any, TypeAlias, TypeVar
+
+from shared.clock import monotonic_s
+from shared.errors import TokenizerFailedError, UnavailableError
+from shared.metric import Family, Metric
+from shared.wording import counted
+
+# How long a call may take, in seconds: the longest prompt takes a few.
+LIMIT_S = 10.0
+
+# As many as the event loop has.
+NUM_THREADS = min(32, (os.cpu_count() or 1) + 4)
+
+LOST_THREADS = Metric(
+    "octavo_tokenizer_threads_lost",
+    "gauge",
+    "Threads in which the tokenizer has not come back for 10 s; with half of them lost, requests with text are "
+    "refused.",
+)
+METRICS = (LOST_THREADS,)
+
+T = TypeVar("T")
+
+_Work: TypeAlias = tuple["Future[Any]", Callable[[], Any]]
+
+
+class DaemonThreads(Executor):
+    """A pool of threads that nobody waits for, not even the end of the process.
+
+    Args:
+        num_threads: How many there are at most.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._max_threads = num_threads
+        self._num_threads = 0
+        self._idle = threading.Semaphore(0)
+        self._works: SimpleQueue[_Work | None] = SimpleQueue()
+        weakref.finalize(self, self._works.put, None)
+
+    def submit(self, call: Callable[..., T], /, *arguments: Any, **keywords: Any) -> "Future[T]":
+        """See `Executor`; for the thread of the event loop only."""
+        future: Future[T] = Future()
+        self._works.put((future, partial(call, *arguments, **keywords)))
+        if not self._idle.acquire(blocking=False) and self._num_threads < self._max_threads:
+            self._num_threads += 1
+            threading.Thread(target=_serve, args=(self._works, self._idle), name="text", daemon=True).start()
+        return future
+
+
+def _serve(works: "SimpleQueue[_Work | None]", idle: threading.Semaphore) -> None:
+    while (work := works.get()) is not None:
+        future, call = work
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+        del future, call, work  # what they hold is not to live until the next call
+        idle.release()
+    works.put(None)  # for the next thread
+
+
+class TextThreads:
+    """Calls what may call the tokenizer.
+
+    Args:
+        num_threads: How many calls may run at once.
+    """
+
+    def __init__(self, num_threads: int = NUM_THREADS) -> None:
+        self._num_threads = num_threads
+        self._threads = DaemonThreads(num_threads)
+        self._numbers = count()
+        self._begun_at_s: dict[int, float] = {}  # of calls that run
+
+    @property
+    def num_lost(self) -> int:
+        """Threads whose call has had its time; one that comes back is none any more."""
+        overdue_s = monotonic_s() - LIMIT_S
+        return sum(begun_at_s <= overdue_s for begun_at_s in list(self._begun_at_s.values()))
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics."""
+        yield LOST_THREADS.single(self.num_lost)
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a call, in a thread.
+
+        Raises: TokenizerFailedError: it does not come back. UnavailableError: too many before it have not.
+        """
+        self._require_threads()
+        number = next(self._numbers)
+        call = partial(contextvars.copy_context().run, work, *arguments)
+        future = asyncio.get_running_loop().run_in_executor(self._threads, self._timed, number, call)
+        try:
+            while not (await asyncio.wait((future,), timeout=self._time_left_s(number)))[0]:
+                if number not in self._begun_at_s:  # it waits for a thread
+                    self._require_threads()
+                elif self._time_left_s(number) <= 0:
+                    raise TokenizerFailedError(f"the tokenizer did not come back within {LIMIT_S:g} s")
+            return future.result()
+        finally:
+            future.cancel()
+
+    def _timed(self, number: int, call: Callable[[], T]) -> T:
+        self._begun_at_s[number] = monotonic_s()
+        try:
+            return call()
+        finally:
+            del self._begun_at_s[number]
+
+    def _time_left_s(self, number: int) -> float:
+        begun_at_s = self._begun_at_s.get(number)
+        return LIMIT_S if begun_at_s is None else max(0.0, begun_at_s + LIMIT_S - monotonic_s())
+
+    def _require_threads(self) -> None:
+        num_lost = self.num_lost
+        if 2 * num_lost >= self._num_threads:
+            raise UnavailableError(
+                f"the tokenizer has not come back from {counted(num_lost, 'call')}, and takes no text any more; send "
+                "token ids, or use another scheduler"
+            )

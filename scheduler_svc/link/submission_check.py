@@ -1,0 +1,53 @@
+"""What the core requires of a request that a front in another process has checked.
+
+An executor refuses a whole step for one request that it cannot compute, and is lost then. Here it is the request.
+"""
+
+from scheduler_svc.executors.client import MAX_SIZES
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.served_model import ServedModel
+from shared.errors import CallerError, InvalidStepError
+from shared.request_check import check_answerable, check_known_ids, check_number, check_rules, check_sampling
+
+
+def check_size(num_sequences: int, beam_width: int) -> None:
+    """Refuse more sequences than any executor has slots: for each one memory is set aside. Raises CallerError."""
+    if max(num_sequences, beam_width) > MAX_SIZES["max_num_seqs"]:
+        raise CallerError(f"a front submits {max(num_sequences, beam_width)} sequences; no executor has so many slots")
+
+
+def check_submission(request: EngineRequest, model: ServedModel, max_model_len: int) -> None:
+    """Refuse a request that was checked for a longest sequence, if an executor would refuse a step with it.
+
+    Raises: CallerError: it would.
+    """
+    try:
+        _check(request, model.info.vocab_size, max_model_len)
+    except InvalidStepError as error:
+        raise CallerError(f"a front submits what no executor computes: {error}") from error
+
+
+def _check(request: EngineRequest, vocab_size: int, max_model_len: int) -> None:
+    who, rules = f"request {request.request_id!r}", request.token_rules
+    check_sampling(who, request.sampling)
+    if request.sampling.num_candidates:  # the core sets it, of beams
+        raise InvalidStepError(f"{who} asks for candidates")
+    check_number(who, "alternatives", request.sampling.num_logprobs, vocab_size)
+    check_answerable(who, request.num_prompt_logprobs, rules)
+    check_number(who, "alternatives", request.num_prompt_logprobs, vocab_size)
+    if rules is not None:
+        check_rules(who, rules, vocab_size)
+    num_prompt_tokens = len(request.prompt_token_ids)
+    if not num_prompt_tokens:
+        raise InvalidStepError(f"{who} has no prompt")
+    check_known_ids(who, request.prompt_token_ids, vocab_size)
+    longest = request.stop_conditions.length_limit(num_prompt_tokens, request.longest_sequence(max_model_len))
+    lengths = [num_prompt_tokens]
+    if request.continuation is not None and request.continuation.num_prompt_logprobs > num_prompt_tokens:
+        raise InvalidStepError(f"{who} knows more of its prompt than there is")
+    for output in () if request.continuation is None else request.continuation.outputs:
+        check_known_ids(who, output.token_ids, vocab_size)
+        if output.finish_reason is None:
+            lengths.append(num_prompt_tokens + len(output.token_ids))
+    if max(lengths) >= longest:
+        raise InvalidStepError(f"{who} has {max(lengths)} tokens, and one more is to come; it may have {longest}")
