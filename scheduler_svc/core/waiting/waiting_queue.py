@@ -107,6 +107,10 @@ class WaitingQueue:
         """Yield all groups in the order in which they were added, which is not that of admission."""
         return (place.group for place in self._places.values())
 
+    def __reversed__(self) -> Iterator[SequenceGroup]:
+        """Yield all groups, those first that were added last."""
+        return (place.group for place in reversed(self._places.values()))
+
     @property
     def num_in_line(self) -> int:
         """Groups that wait and are not held."""
