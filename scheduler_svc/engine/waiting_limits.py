@@ -61,20 +61,20 @@ class WaitingLimits:
         if num_of_tenant >= settings.max_waiting_requests_per_tenant:
             self.num_refused += 1
             raise QueueFullError(num_of_tenant, self._retry_after_s(), tenant)
-        displaced: list[SequenceGroup] | None = []
+        displaced: list[SequenceGroup] = []
         if self.num_waiting >= settings.max_waiting_requests:
             nums = self._num_checked_of + Counter(parked.group.tenant for parked in self._suspects.parked)
             nums.update({name: work.num_groups for name, work in self._queue.work.by_tenant().items()})
             displaced = self._displaced(tenant, 1, nums, settings.max_waiting_requests, _one)
-            if displaced is None:
+            if not displaced:
                 self.num_refused += 1
                 raise QueueFullError(self.num_waiting, self._retry_after_s())
         limit, num_waiting_tokens = settings.max_waiting_tokens, self._queue.num_prompt_tokens
-        num_waiting_tokens -= sum(map(_num_tokens, displaced))
-        if limit is not None and num_waiting_tokens and num_waiting_tokens + num_tokens > limit:
+        num_left = num_waiting_tokens - sum(group.num_prompt_tokens for group in displaced)
+        if limit is not None and num_left and num_left + num_tokens > limit:
             nums = Counter({name: work.num_prompt_tokens for name, work in self._queue.work.by_tenant().items()})
             others = self._displaced(tenant, num_tokens, nums, limit, _num_tokens)
-            if others is None:
+            if not others:
                 self.num_refused += 1
                 raise QueueFullError(self.num_waiting, self._retry_after_s(), num_waiting_tokens=num_waiting_tokens)
             displaced = list(dict.fromkeys([*displaced, *others]))
@@ -89,8 +89,8 @@ class WaitingLimits:
 
     def _displaced(
         self, tenant: str, num_wanted: int, nums: Mapping[str, int], limit: int, num_of: Callable[[SequenceGroup], int]
-    ) -> list[SequenceGroup] | None:
-        """Return who makes room for a tenant in a full queue; None: it is not within its share, or nobody can.
+    ) -> list[SequenceGroup]:
+        """Return who makes room for a tenant in a full queue; empty: it is not within its share, or nobody can.
 
         Args:
             tenant: Whose request is to wait.
@@ -102,14 +102,14 @@ class WaitingLimits:
         weights = {name: self.settings.tenant_weights.get(name, DEFAULT_WEIGHT) for name in {*nums, tenant}}
         unit = limit / sum(weights.values())
         if nums.get(tenant, 0) + num_wanted > unit * weights[tenant]:
-            return None
+            return []
         excess = {name: num - unit * weights[name] for name, num in nums.items()}
         newest = {name: self._newest_of(name) for name, num in excess.items() if num > 0}
         num_lacking, displaced = sum(nums.values()) + num_wanted - limit, list[SequenceGroup]()
         while num_lacking > 0:
             name = max(newest, key=lambda name: excess[name], default=None)
             if name is None or excess[name] <= 0:
-                return None
+                return []
             group = next(newest[name], None)
             if group is None:
                 del newest[name]

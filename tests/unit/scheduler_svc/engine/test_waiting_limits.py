@@ -88,7 +88,7 @@ async def test_a_queue_that_one_tenant_fills_takes_others_up_to_their_share() ->
     assert error is not None
     status = rpc_status(error)
     assert status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-    assert any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in status.details)
+    assert any(detail.Unpack(error_details_pb2.RetryInfo()) for detail in status.details)
 
 
 async def test_shares_are_by_weight_and_the_furthest_above_its_own_gives_way_first() -> None:
