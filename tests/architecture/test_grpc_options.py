@@ -11,10 +11,10 @@ FOLDERS = ("octavo", "scheduler_svc", "executor_svc", "shared", "tests", "benchm
 
 
 def options_in(source: str) -> set[str]:
-    """Return the names of gRPC's options in a file: the first of two in a tuple."""
+    """Return the names of gRPC's options in a file: the first of two in a tuple, without capitals, unlike services."""
     pairs = (node.elts for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Tuple) and len(node.elts) == 2)
     names = (pair[0].value for pair in pairs if isinstance(pair[0], ast.Constant))
-    return {name for name in names if isinstance(name, str) and name.startswith("grpc.")}
+    return {name for name in names if isinstance(name, str) and name.startswith("grpc.") and name.islower()}
 
 
 @pytest.fixture(scope="module")

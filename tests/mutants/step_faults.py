@@ -148,7 +148,7 @@ FAULTS = (
     ),
     Fault(
         "an executor takes any sampling parameter",
-        "shared/delta_check.py",
+        "shared/request_check.py",
         "    if not all(parameter.allows(getattr(row, parameter.name)) for parameter in ROW_PARAMETERS):\n",
         "    if False:\n",
         (f"{UNIT}/test_delta_check.py",),
