@@ -8,21 +8,19 @@ import numpy as np
 
 from octavo.execution.v1 import step_pb2
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
-from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
-from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.replay.difference import FieldDifference, differences
-from scheduler_svc.request.provenance import Numerics
 from scheduler_svc.step_log import decoding
-from scheduler_svc.step_log.snapshot import Snapshot
+from scheduler_svc.step_log.snapshot import Snapshot, empty_fleet
 from shared.wire import decode_result, encode_step
 
 # Ended groups are forgotten when so many are known.
 _MIN_KNOWN_GROUPS = 4096
+# Some hundred megabytes; a record of a few bytes can ask for many.
+_MAX_KNOWN_OUTPUTS = 2**20
 
 _T = TypeVar("_T")
 
@@ -127,15 +125,14 @@ class CoreReplay:
         self._is_complete = True
         self._is_masked = header.has_masked_tokens
         if snapshot is None:
-            policy = PriorityPolicy() if header.policy == "priority" else FcfsPolicy()
-            weights = {item.tenant: item.weight for item in header.tenant_weights}
-            self.fleet = Fleet(WaitingQueue(policy, weights), policy, header.prefix_key)
+            self.fleet = empty_fleet(header)
         else:
             self.fleet = snapshot.fleet
             self.cores.update(zip(snapshot.core_numbers, self.fleet.cores, strict=True))
             self._learn_groups(snapshot)
         self.fleet.is_complete = lambda: self._is_complete
         self._max_known_groups = _MIN_KNOWN_GROUPS
+        self._num_known_outputs = sum(group.num_sequences for group in self.groups.values())
         self._calls: dict[str, Callable[..., Applied | None]] = {
             name: getattr(self, f"_{name}")
             for name in (field.name for field in pb.LogRecord.DESCRIPTOR.oneofs[0].fields)
@@ -185,10 +182,8 @@ class CoreReplay:
     # Executors -----------------------------------------------------------------------------------
 
     def _core_joined(self, call: pb.CoreJoined) -> None:
-        limits, info = decoding.decode_limits(call), decoding.decode_info(call)
+        self.cores[call.core] = decoding.join(self.fleet, call)
         self.joined[call.core] = call
-        numerics = Numerics(call.numerics_id, call.weights_digest)
-        self.cores[call.core] = self.fleet.join(limits, call.epoch, call.name, numerics, info)
 
     def _blocks_kept(self, call: pb.BlocksKept) -> None:
         self.fleet.adopt_blocks(self.cores[call.core], np.array(call.block_ids, np.int32), call.names)
@@ -219,10 +214,14 @@ class CoreReplay:
     def _group_added(self, call: pb.GroupAdded) -> None:
         group = self.groups[call.arrival] = decoding.decode_group(call)
         self.fleet.add(group)
-        if len(self.groups) > self._max_known_groups:
+        self._num_known_outputs += group.num_sequences
+        if len(self.groups) > self._max_known_groups or self._num_known_outputs > _MAX_KNOWN_OUTPUTS:
             for arrival in [arrival for arrival, known in self.groups.items() if not known.live_sequences]:
                 del self.groups[arrival]
             self._max_known_groups = max(_MIN_KNOWN_GROUPS, 2 * len(self.groups))
+            self._num_known_outputs = sum(known.num_sequences for known in self.groups.values())
+            if self._num_known_outputs > _MAX_KNOWN_OUTPUTS:
+                raise ValueError(f"more than the {_MAX_KNOWN_OUTPUTS} outputs that are replayed are alive")
 
     def _group_added_again(self, call: pb.GroupNumber) -> None:
         self.fleet.add(self.groups[call.arrival])

@@ -1,5 +1,6 @@
 """The logs of a folder, file by file, with what is wrong with them. What is whole is read."""
 
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +21,11 @@ from scheduler_svc.step_log.log_files import (
 from scheduler_svc.step_log.snapshot import Snapshot, SnapshotError, core_digest, load
 from shared.errors import OctavoServiceError
 
+# A snapshot of a fleet with sixty million tokens that are alive.
+MAX_SNAPSHOT_BYTES = 2**28
+
+# The year 9999.
+_END_OF_TIME_US = 253_370_764_800_000_000
 _WHAT_TO_NAME = "name the folder that --step-log of the scheduler wrote to"
 
 
@@ -83,9 +89,21 @@ class LogFile:
                 "replayed by another release"
             )
         try:
-            return load(zlib.decompress(header.snapshot))
-        except zlib.error as error:
-            raise SnapshotError(f"{self.path.name}: the snapshot cannot be read: {error}") from error
+            return load(_decompressed(header.snapshot), header)
+        except SnapshotError as error:
+            raise SnapshotError(f"{self.path.name}: {error}") from error
+
+
+def _decompressed(content: bytes) -> bytes:
+    """Return what zlib has compressed. Raises SnapshotError: it has not, or it is too much."""
+    try:
+        decompressor = zlib.decompressobj()
+        found = decompressor.decompress(content, MAX_SNAPSHOT_BYTES)
+    except zlib.error as error:
+        raise SnapshotError(f"the snapshot cannot be read: {error}") from error
+    if not decompressor.eof:
+        raise SnapshotError(f"the snapshot was cut, or has more than the {MAX_SNAPSHOT_BYTES} bytes that are read")
+    return found
 
 
 @dataclass(slots=True)
@@ -141,4 +159,6 @@ def _header(path: Path) -> pb.LogHeader:
             f"{path.name} has version {header.format_version} of the format, written by release {header.release}; "
             f"this release reads version {FORMAT_VERSION}: use the one that wrote it"
         )
+    if not (0 <= header.started_at_unix_us < _END_OF_TIME_US and math.isfinite(header.started_at_s)):
+        raise BrokenFileError(f"{path.name} at record 0, byte {framed.offset}: it was begun at no time")
     return header

@@ -1,5 +1,6 @@
 """What a record holds, as the values that the fleet takes; `encoding.py` wrote it."""
 
+import collections.abc
 import dataclasses
 import enum
 import json
@@ -12,20 +13,54 @@ import numpy as np
 
 from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.continuation_message import decode_continuation
+from scheduler_svc.core.dispatch.fleet import Fleet
+from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_cost import StepCost, Sums
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
-from shared.executor_info import ExecutorInfo
+from scheduler_svc.request.provenance import Numerics
+from shared.executor_info import MAX_MODEL_LEN, ExecutorInfo
 from shared.wire import INT32, decode_sampling
 from shared.wire_rules import decode_rules
 
 Described = TypeVar("Described", CoreLimits, ExecutorInfo)
 
 
+# What a log may ask of whoever replays it: about a gigabyte for the pools of all executors, counted in blocks.
+MAX_BLOCKS = 2**24
+_BLOCKS_OF_A_SLOT = 64
+_MAX_LOOKAHEAD_TOKENS = 2**12
+_MAX_BLOCK_SIZE = 2**16
+MAX_OUTPUTS = 2**16
+
+
+def join(fleet: Fleet, message: pb.CoreJoined) -> ExecutorCore:
+    """Let a core join a fleet. Raises ValueError: it is nothing known here, or too large beside the others."""
+    limits, info = decode_limits(message), decode_info(message)
+    if sum(_num_blocks(known) for known in (limits, *(core.limits for core in fleet.cores))) > MAX_BLOCKS:
+        raise ValueError(f"the executors of the log have more than the {MAX_BLOCKS} blocks that are replayed")
+    numerics = Numerics(message.numerics_id, message.weights_digest)
+    return fleet.join(limits, message.epoch, message.name, numerics, info)
+
+
+def _num_blocks(limits: CoreLimits) -> int:
+    return limits.num_blocks + limits.num_host_blocks + _BLOCKS_OF_A_SLOT * limits.max_num_seqs
+
+
 def decode_limits(message: pb.CoreJoined) -> CoreLimits:
     """Return the limits of a core. Raises ValueError: this release knows other ones."""
-    return _from_json(CoreLimits, message.limits_json)
+    limits = _from_json(CoreLimits, message.limits_json)
+    for name, least, most in (
+        ("block_size", 1, _MAX_BLOCK_SIZE),
+        ("max_num_seqs", 1, MAX_BLOCKS),
+        ("max_model_len", 1, MAX_MODEL_LEN),
+        ("num_lookahead_tokens", 0, _MAX_LOOKAHEAD_TOKENS),
+        ("num_blocks", 1, MAX_BLOCKS),
+    ):
+        if not least <= (found := getattr(limits, name)) <= most:
+            raise ValueError(f"an executor of the log has {name} {found}; it is from {least} to {most}")
+    return limits
 
 
 def decode_info(message: pb.CoreJoined) -> ExecutorInfo | None:
@@ -53,8 +88,10 @@ def _sums(values: Iterable[float]) -> Sums:
 
 
 def decode_group(message: pb.GroupAdded) -> SequenceGroup:
-    """Return a new group."""
+    """Return a new group. Raises ValueError: it is none that a scheduler takes."""
     search = message.beam_search
+    if not 1 <= message.num_sequences <= MAX_OUTPUTS:
+        raise ValueError(f"a request of the log has {message.num_sequences} outputs; it has from 1 to {MAX_OUTPUTS}")
     return SequenceGroup(
         request_id=message.request_id,
         prompt_token_ids=np.frombuffer(message.prompt_token_ids, INT32).astype(np.int32),
@@ -86,15 +123,26 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
 def _from_json(kind: type[Described], text: str) -> Described:
     hints = typing.get_type_hints(kind)
     values = json.loads(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"{kind.__name__} of the log is no object of JSON")
     if unknown := sorted(values.keys() - {field.name for field in dataclasses.fields(kind)}):
         raise ValueError(f"{kind.__name__} has no {', '.join(unknown)} in this release")
-    return kind(**{name: _restored(hints[name], value) for name, value in values.items()})
+    return kind(**{name: _restored(name, hints[name], value) for name, value in values.items()})
 
 
-def _restored(hint: Any, value: Any) -> Any:
-    """Return a value of JSON as the type that a field has."""
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, enum.Enum) and value is not None:
-            return kind(value)
-    return tuple(value) if isinstance(value, list) else value
+def _restored(name: str, hint: Any, value: Any) -> Any:
+    """Return a value of JSON as the type that a field has. Raises ValueError: it is of another one."""
+    origin, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if origin is types.UnionType:
+        [inner] = [argument for argument in arguments if argument is not types.NoneType]
+        return None if value is None else _restored(name, inner, value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_restored(name, arguments[0], item) for item in value)
+    if origin is collections.abc.Mapping and isinstance(value, dict):
+        return {key: _restored(name, arguments[1], item) for key, item in value.items()}
+    if isinstance(origin, type) and issubclass(origin, enum.Enum):
+        return origin(value)
+    is_number = origin is float and type(value) is int
+    if (type(value) is not origin and not is_number) or (origin is int and not 0 <= value < 2**63):
+        raise ValueError(f"{name} of an executor of the log is not what this release knows")
+    return value

@@ -76,10 +76,11 @@ class TokenMask:
             self.ids(rules.stop_token_ids),
             self.ids(rules.banned_token_ids),
             self.ids(rules.banned_words),
-            None if rules.allowed_mask is None else self._allowed_mask(rules.allowed_mask),
+            None if rules.allowed_mask is None else self.allowed_mask(rules.allowed_mask),
         )
 
-    def _allowed_mask(self, content: bytes) -> bytes:
+    def allowed_mask(self, content: bytes) -> bytes:
+        """Return `TokenRules.allowed_mask` of masked tokens."""
         flags = np.unpackbits(np.frombuffer(content, np.uint8), bitorder="little")
         masked: npt.NDArray[np.uint8] = np.zeros_like(flags)
         masked[self.permutation] = flags[: self.vocab_size]

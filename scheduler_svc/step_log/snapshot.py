@@ -1,44 +1,31 @@
 """A fleet as bytes, with everything that its decisions depend on, and back.
 
-The bytes are a pickle of the core's own objects, with what they share and in which order their lists are: nothing
-less decides the same to the byte. It is read back by the same sources of the core only (`core_digest`), and by an
-unpickler that knows the classes of the core and a handful of others, calls nothing else, and so runs no code of whoever
-wrote the file.
+The header of a file says how the queue and the cores of the fleet are made; a snapshot has what they hold, as
+`state_fields.py` declares it and `state_codec.py` writes it. It is read back by the same sources of the core only
+(`core_digest`), as data: what it says is checked, and none of it is the name of anything.
 """
 
-import collections
-import copyreg
 import functools
 import hashlib
-import importlib
-import io
-import pickle
-import types
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 import scheduler_svc.core
 import scheduler_svc.request
 import shared
-from scheduler_svc.core.beams.beam_batch import BeamBatch, Continuation
-from scheduler_svc.core.beams.beam_search import BeamSearch, Candidates
+from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from scheduler_svc.core.stopping import StopChecker
-from scheduler_svc.request.continuation import ContinuedOutput
-from scheduler_svc.request.parameters import StopConditions
+from scheduler_svc.core.integrity import check_integrity
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.step_log import decoding, state_codec, state_fields
 from scheduler_svc.step_log.masking import TokenMask
-from shared.batch_table import BatchTable
-from shared.executor_info import ExecutorInfo
-from shared.sampling_row import SAMPLING_ROW
-from shared.step import Admission, Int32Array, TableDelta
-from shared.token_rules import TokenRules
+from scheduler_svc.step_log.state_codec import SnapshotError as SnapshotError
+from scheduler_svc.step_log.state_codec import StateReader, StateWriter
+from scheduler_svc.step_log.state_fields import FORMS, Surroundings, masks_of
 
 # What the core imports of other rooms and decides with.
 _SHARED_SOURCES = (
@@ -46,19 +33,10 @@ _SHARED_SOURCES = (
     *("table_columns", "token_rules"),
 )
 _REQUEST_SOURCES = ("continuation", "life", "outputs", "parameters", "provenance")
-_OTHER_MODULES = {
-    *(f"shared.{name}" for name in _SHARED_SOURCES),
-    *(f"scheduler_svc.request.{name}" for name in _REQUEST_SOURCES),
-}
-_COLLECTIONS = {"Counter", "OrderedDict", "deque"}
-_METHODS = {"expects_nobody"}
-
-_Reduced: TypeAlias = tuple[Any, ...]
-_Array: TypeAlias = npt.NDArray[Any]
 
 
-class SnapshotError(Exception):
-    """A snapshot cannot be read; the message says why."""
+# Of a tenant: what was computed for it, divided by it, does not overflow.
+MAX_WEIGHT = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +64,7 @@ def core_digest() -> str:
         *sorted(core.rglob("*.py")),
         *(request / f"{name}.py" for name in _REQUEST_SOURCES),
         *(common / f"{name}.py" for name in _SHARED_SOURCES),
+        *(Path(module.__file__) for module in (state_codec, state_fields)),
     ]
     digest = hashlib.sha256()
     for path in paths:
@@ -94,176 +73,64 @@ def core_digest() -> str:
     return digest.hexdigest()
 
 
-# Writing ---------------------------------------------------------------------------------------------
-
-
 def dump(snapshot: Snapshot, mask: TokenMask | None = None) -> bytes:
     """Return a snapshot as bytes, with masked tokens if there is a mask; the fleet is not changed."""
-    buffer = io.BytesIO()
-    pickler = pickle.Pickler(buffer, protocol=5)
-    table: dict[Any, Any] = {
-        **copyreg.dispatch_table,
-        np.ndarray: _reduce_array,
-        types.MethodType: _reduce_method,
-        type(snapshot.fleet): _reduce_fleet,
-        **dict.fromkeys((np.int32, np.int64, np.float32, np.float64, np.bool_), _reduce_scalar),
-    }
-    if mask is not None:
-        table |= _masking_reducers(mask)
-    pickler.dispatch_table = table
-    pickler.dump((snapshot.fleet, snapshot.core_numbers, snapshot.outside))
-    return buffer.getvalue()
+    surroundings = Surroundings(snapshot.core_numbers, snapshot.outside, snapshot.fleet._past_preemptions)
+    rows, arrays = StateWriter(FORMS, masks_of(mask)).write([surroundings, *_parts(snapshot.fleet)])
+    return pb.Snapshot(rows=rows, arrays=arrays).SerializeToString()
 
 
-def _reduce_fleet(fleet: Fleet) -> _Reduced:
-    """Reduce a fleet, of whichever class, to a plain one."""
-    state = fleet.__getstate__()
-    return restore_fleet, (), {name: state[name] for name in _FLEET_ATTRIBUTES}
+def empty_fleet(header: pb.LogHeader) -> Fleet:
+    """Return the fleet of a log before its first call. Raises SnapshotError: the header does not say which."""
+    policies = {"fcfs": FcfsPolicy(), "priority": PriorityPolicy()}
+    weights = {item.tenant: item.weight for item in header.tenant_weights}
+    if header.policy not in policies or not all(1 / MAX_WEIGHT <= weight <= MAX_WEIGHT for weight in weights.values()):
+        raise SnapshotError("the header has a policy or a weight of a tenant that no scheduler has")
+    policy = policies[header.policy]
+    return Fleet(WaitingQueue(policy, weights), policy, header.prefix_key)
 
 
-_FLEET_ATTRIBUTES = ("queue", "dispatcher", "cores", "_past_preemptions", "_policy", "_prefix_key")
-
-
-def _reduce_array(array: _Array) -> _Reduced:
-    if array.dtype == np.object_:
-        return restore_objects, (array.tolist(),)
-    kind = "sampling_row" if array.dtype == SAMPLING_ROW else array.dtype.str
-    return restore_array, (kind, array.shape, array.tobytes())
-
-
-def _reduce_scalar(value: np.generic) -> _Reduced:
-    return restore_scalar, (value.dtype.str, value.tobytes())
-
-
-def _reduce_method(method: types.MethodType) -> _Reduced:
-    return restore_method, (method.__self__, method.__func__.__name__)
-
-
-def _masking_reducers(mask: TokenMask) -> dict[type, Callable[[Any], _Reduced]]:
-    """Return the reducers of all classes that have token ids."""
-    ids = mask.ids
-    masked_fields: dict[type, dict[str, Callable[[Any], Any]]] = {
-        SequenceGroup: {"prompt_token_ids": ids},
-        Sequence: {"token_ids": ids},
-        ContinuedOutput: {"token_ids": ids},
-        StopConditions: {"stop_token_ids": mask.id_set},
-        StopChecker: {"_eos_token_ids": mask.id_tuple, "_stop_token_ids": lambda sets: list(map(mask.id_set, sets))},
-        CoreLimits: {"eos_token_ids": mask.id_tuple},
-        ExecutorInfo: {"eos_token_ids": mask.id_tuple},
-        BeamBatch: {"_eos_token_ids": mask.id_set},
-        Candidates: {"token_ids": ids},
-        Continuation: {"token_id": mask.id},
-        Admission: {"token_ids": ids},
-        TableDelta: {"appended_tokens": lambda pairs: np.column_stack((pairs[:, 0], ids(pairs[:, 1])))},
-        BeamSearch: {
-            "_stop_token_ids": lambda token_ids: np.sort(ids(token_ids)),
-            "tokens": lambda tokens: [(mask.id(token_id), logprob) for token_id, logprob in tokens],
-        },
-    }
-    reducers: dict[type, Callable[[Any], _Reduced]] = {
-        kind: functools.partial(_reduce_masked, masks) for kind, masks in masked_fields.items()
-    }
-
-    def reduce_table(table: BatchTable) -> _Reduced:
-        kind, sizes, state = table.__reduce__()
-        columns, rows = cast("tuple[Any, dict[int, tuple[Int32Array, Int32Array, TokenRules | None]]]", state)
-        masked = {slot: (ids(token_ids), *rest) for slot, (token_ids, *rest) in rows.items()}
-        return kind, sizes, (columns, masked)
-
-    def reduce_rules(rules: TokenRules) -> _Reduced:
-        masked = mask.rules(rules)
-        return TokenRules, tuple(getattr(masked, field.name) for field in fields(TokenRules))
-
-    return reducers | {BatchTable: reduce_table, TokenRules: reduce_rules}
-
-
-def _reduce_masked(masks: dict[str, Callable[[Any], Any]], value: Any) -> _Reduced:
-    """Reduce an object to its class and its attributes, some of them masked."""
-    if is_dataclass(value):
-        state = {field.name: getattr(value, field.name) for field in fields(value) if hasattr(value, field.name)}
-    else:
-        state = value.__getstate__()
-    state = {name: masks[name](item) if name in masks else item for name, item in state.items()}
-    # A pair is what objects with slots have: attributes are set one by one, whatever the class makes of it.
-    if is_dataclass(value) and type(value).__dict__["__dataclass_params__"].frozen:
-        return copyreg.__newobj__, (type(value),), list(state.values())  # type: ignore[attr-defined]
-    whole = (None, state) if is_dataclass(value) else state
-    return copyreg.__newobj__, (type(value),), whole  # type: ignore[attr-defined]
-
-
-# Reading ---------------------------------------------------------------------------------------------
-
-
-def load(content: bytes) -> Snapshot:
-    """Return the snapshot that was dumped, by the same sources of the core.
+def load(content: bytes, header: pb.LogHeader) -> Snapshot:
+    """Return the snapshot that was dumped, by the same sources of the core, for a file with a header.
 
     Raises: SnapshotError: the bytes are none of ours.
     """
     try:
-        fleet, core_numbers, outside = _Unpickler(io.BytesIO(content)).load()
-        return Snapshot(fleet, core_numbers, outside)
-    except SnapshotError:
-        raise
-    except Exception as error:  # whatever somebody wrote: nothing of it was run
-        raise SnapshotError(f"the snapshot cannot be read: {type(error).__name__}: {error}") from error
+        message = pb.Snapshot.FromString(content)
+        fleet = empty_fleet(header)
+        for joined in header.cores:
+            decoding.join(fleet, joined)
+        surroundings = Surroundings((), {}, Counter())
+        StateReader(FORMS, message.rows, message.arrays).read([surroundings, *_parts(fleet)])
+        fleet._past_preemptions = surroundings.past_preemptions
+        _check(fleet, surroundings)
+        return Snapshot(fleet, surroundings.core_numbers, surroundings.outside)
+    except Exception as error:  # whatever somebody wrote
+        said = f"{type(error).__name__}: {error}" if not isinstance(error, SnapshotError) else str(error)
+        raise SnapshotError(f"the snapshot cannot be read: {said}") from error
 
 
-def restore_fleet() -> Fleet:
-    """Return a fleet that its state makes one."""
-    return Fleet.__new__(Fleet)
+def _parts(fleet: Fleet) -> list[Any]:
+    """Return what a fleet, and each core that joins, has from the beginning, in an order."""
+    queue, dispatcher = fleet.queue, fleet.dispatcher
+    parts = [queue, queue.work, queue._fair_share, dispatcher, *dispatcher.inboxes]
+    for core in fleet.cores:
+        batch, device, host = core.batch, core.blocks.allocator, core.swapped.host
+        parts += [core, core.step_cost, core.pace, batch, batch.table, batch.stop_checker, core.beam_batch]
+        parts += [core.prefills, core.preempted, core.preemption, core.swapped]
+        parts += [device, device._cached_blocks, host, host._cached_blocks]
+        parts += [] if core.blocks.prefix_cache is None else [core.blocks.prefix_cache]
+    return parts
 
 
-def restore_array(kind: str, shape: tuple[int, ...], content: bytes) -> _Array:
-    """Return an array that may be written to."""
-    dtype = SAMPLING_ROW if kind == "sampling_row" else np.dtype(kind)
-    return np.frombuffer(bytearray(content), dtype).reshape(shape)
-
-
-def restore_objects(values: list[Any]) -> _Array:
-    """Return an array of objects, [n]."""
-    array = np.full(len(values), None, np.object_)
-    array[:] = values
-    return array
-
-
-def restore_scalar(kind: str, content: bytes) -> Any:
-    """Return a NumPy scalar."""
-    return np.frombuffer(content, np.dtype(kind))[0]
-
-
-def restore_method(owner: Any, name: str) -> Any:
-    """Return a method of an object of the core; only those that the core passes on have names that count."""
-    if name not in _METHODS or not type(owner).__module__.startswith("scheduler_svc.core."):
-        raise SnapshotError(f"the snapshot wants to call {name!r}, which no snapshot does")
-    return getattr(owner, name)
-
-
-_RESTORERS: Mapping[str, Callable[..., Any]] = {
-    restore.__name__: restore
-    for restore in (restore_fleet, restore_array, restore_objects, restore_scalar, restore_method)
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    """Finds the classes of the core, and nothing that does anything."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name in _RESTORERS:
-            return _RESTORERS[name]
-        if module == "collections" and name in _COLLECTIONS:
-            return getattr(collections, name)
-        if (module, name) in (("copyreg", "__newobj__"), ("builtins", "set"), ("builtins", "frozenset")):
-            return getattr(importlib.import_module(module), name)
-        if module.startswith("scheduler_svc.core.") or module in _OTHER_MODULES:
-            found = getattr(importlib.import_module(module), name, None) if module in _core_modules() else None
-            if isinstance(found, type) and found.__module__ == module:
-                return found
-        raise SnapshotError(f"the snapshot names {module}.{name}, which is no part of the core")
-
-
-@functools.cache
-def _core_modules() -> frozenset[str]:
-    """Return the names of the modules whose classes a snapshot may hold."""
-    root = Path(scheduler_svc.core.__path__[0])
-    names = (path.relative_to(root).with_suffix("").parts for path in root.rglob("*.py"))
-    return frozenset({"scheduler_svc.core." + ".".join(parts) for parts in names} | _OTHER_MODULES)
+def _check(fleet: Fleet, surroundings: Surroundings) -> None:
+    """See that the parts fit each other. Raises SnapshotError, or AssertionError."""
+    if len(set(surroundings.core_numbers)) != len(fleet.cores) or len(surroundings.core_numbers) != len(fleet.cores):
+        raise SnapshotError("its cores and their numbers differ")
+    caches = [core.blocks.prefix_cache for core in fleet.cores if core.blocks.prefix_cache is not None]
+    bits = [cache.bit for cache in caches]
+    if len(set(bits)) != len(bits):
+        raise SnapshotError("two cores have one bit")
+    fleet.dispatcher.holders._bits = sum(bits)
+    for core in fleet.cores:
+        check_integrity(core)

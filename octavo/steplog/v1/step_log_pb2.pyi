@@ -67,7 +67,9 @@ class LogHeader(_message.Message):
     policy: _builtins.str
     """The policy of the queue: "fcfs" or "priority"."""
     snapshot: _builtins.bytes
-    """The fleet before the first call of this file, compressed by zlib. Absent: it is empty, the scheduler has started."""
+    """The fleet before the first call of this file: a Snapshot, compressed by zlib. Absent: it is empty, the scheduler
+    has started.
+    """
     num_earlier_calls: _builtins.int
     """Calls that were recorded before this file."""
     num_earlier_cores: _builtins.int
@@ -110,6 +112,34 @@ class LogHeader(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__snapshot) -> _WhichOneofReturnType__snapshot | None: ...
 
 Global___LogHeader: _TypeAlias = LogHeader  # noqa: Y015
+
+@_typing.final
+class Snapshot(_message.Message):
+    """Snapshot is what a fleet holds whose cores are those of the header. `scheduler_svc/step_log/state_codec.py` says how
+    values are written, and `state_fields.py` which ones.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    ARRAYS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.str
+    """The rows of objects, as JSON: the class of each by its number, then the values of each."""
+    arrays: _builtins.bytes
+    """All arrays and names of blocks, one after the other."""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.str = ...,
+        arrays: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrays", b"arrays", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
 
 @_typing.final
 class TenantWeight(_message.Message):

@@ -1,0 +1,333 @@
+"""What of a fleet its decisions depend on: the closed table of classes and their fields that a snapshot has.
+
+What a class gets from `Fleet.join` and never changes is not here. A field that is missing shows in replay, which
+decides otherwise (`tests/property/test_step_log.py`).
+"""
+
+import functools
+import types
+import typing
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler_svc.core.beams.beam_batch import BeamBatch
+from scheduler_svc.core.beams.beam_batch import Continuation as BeamContinuation
+from scheduler_svc.core.beams.beam_search import BeamSearch, Candidates
+from scheduler_svc.core.blocks.block_allocator import BlockAllocator
+from scheduler_svc.core.blocks.eviction_order import EvictionOrder
+from scheduler_svc.core.blocks.prefix_cache import PrefixCache
+from scheduler_svc.core.blocks.swapping import SwappedGroups, SwappedTable, _SwapInPlan
+from scheduler_svc.core.dispatch.dispatcher import Dispatcher
+from scheduler_svc.core.dispatch.inbox import Assignment, Inbox
+from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.step.batch import Batch
+from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
+from scheduler_svc.core.step.prefills import Prefill, Prefills
+from scheduler_svc.core.step.step_cost import StepCost, Sums
+from scheduler_svc.core.step.step_pace import StepPace
+from scheduler_svc.core.step.step_plan import StepInFlight
+from scheduler_svc.core.stopping import StopChecker
+from scheduler_svc.core.waiting.policy import FairShare, _Level, _Tenant
+from scheduler_svc.core.waiting.waiting_lines import GroupsByArrival, Level
+from scheduler_svc.core.waiting.waiting_queue import WaitingQueue, _Place
+from scheduler_svc.core.waiting.waiting_work import WaitingWork, Work
+from scheduler_svc.request.continuation import ContinuedOutput
+from scheduler_svc.request.outputs import FinishReason
+from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
+from scheduler_svc.request.provenance import Provenance, Span
+from scheduler_svc.step_log.masking import TokenMask
+from scheduler_svc.step_log.state_codec import Form, Score, SnapshotError
+from shared.batch_table import BatchTable, IndexArray
+from shared.sampling_row import SAMPLING_ROW
+from shared.step import Admission, BoolArray, Int32Array, Step, TableDelta
+from shared.token_rules import TokenRules
+
+Masks: TypeAlias = Mapping[type, Mapping[str, Callable[[Any], Any]]]
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What of a snapshot is in no part of the fleet, as in `Snapshot`, and preemptions of cores that have left."""
+
+    core_numbers: tuple[int, ...]
+    outside: dict[int, SequenceGroup]
+    past_preemptions: Counter[PreemptionMode]
+
+
+# What a fleet has of its own, and one of each for each core. These are made by calls, and then get what they had.
+_PARTS: Mapping[type, Mapping[str, Any]] = {
+    Surroundings: typing.get_type_hints(Surroundings),
+    WaitingQueue: {
+        "_places": dict[int, _Place],
+        "_levels": dict[int, Level],
+        "_level_numbers": list[int],
+        "_open_level_numbers": list[int],
+        "_held": dict[int, SequenceGroup],
+        "_num_waiting_of": Counter[str],
+    },
+    WaitingWork: {"total": Work, "_of": dict[tuple[int, str], Work]},
+    FairShare: {
+        "_tenants": dict[str, _Tenant],
+        "_levels": dict[int, _Level],
+        "_idle": OrderedDict[tuple[int, str], types.NoneType],
+    },
+    Dispatcher: {"unplaceable": set[SequenceGroup], "_takers": list[Inbox], "_dispatched_to": set[ExecutorCore]},
+    Inbox: {
+        "assignments": list[Assignment],
+        "refused": set[SequenceGroup],
+        **dict.fromkeys(("num_slots", "num_blocks", "num_tokens", "num_long"), int),
+    },
+    ExecutorCore: {
+        "in_flight": deque[StepInFlight],
+        **dict.fromkeys(("is_probing", "is_draining", "_was_processed", "takes_groups"), bool),
+        **dict.fromkeys(("now_s", "_progress_at_s"), float),
+        **dict.fromkeys(("_num_prefill_steps", "last_scheduled_step_id", "last_processed_step_id"), int),
+    },
+    StepCost: {
+        "slack": float,
+        "slowest_s": dict[tuple[int, int], float],
+        "kinds": set[tuple[bool, bool, bool]],
+        "token_sums": Sums,
+        "row_sums": Sums,
+        "row_tokens": float,
+    },
+    StepPace: {"_recent": deque[float], "_recent_large": deque[float], "_kinds": set[tuple[bool, bool]]},
+    StopChecker: {
+        "_max_num_tokens": Int32Array,
+        "_ignores_eos": BoolArray,
+        "_has_stop_token_ids": BoolArray,
+        "_stop_token_ids": list[frozenset[int]],
+        "_num_with_stop_token_ids": int,
+    },
+    Batch: {
+        "running": list[SequenceGroup],
+        "sequence_in_slot": list[Sequence | None],
+        "num_registered_blocks": list[int],
+        **dict.fromkeys(("num_known_tokens", "num_computed_tokens", "first_blocks", "_tenant_of_slot"), Int32Array),
+        **dict.fromkeys(("is_decoding", "wants_logprobs", "is_vacated"), BoolArray),
+        "shares_last_block": set[int],
+        **dict.fromkeys(("free_slots", "vacated_slots", "_free_tenant_numbers"), list[int]),
+        **dict.fromkeys(("num_vacated", "num_claimed_slots"), int),
+        "solo": SequenceGroup | None,
+        "_num_claimed_by": dict[SequenceGroup, int],
+        "_num_groups_of_tenant": Counter[str],
+        "_tenant_numbers": dict[str, int],
+    },
+    BlockAllocator: {"ref_counts": Int32Array, "_free_blocks": IndexArray, "_num_uncached_free_blocks": int},
+    SwappedGroups: {
+        "groups": list[SequenceGroup],
+        "tables": dict[Sequence, SwappedTable],
+        "_swap_in_plans": dict[SequenceGroup, _SwapInPlan],
+    },
+    PreemptedGroups: {"groups": list[SequenceGroup], "_waiting_sequences": dict[tuple[int, int], Sequence]},
+    BeamBatch: {
+        "_candidates": dict[SequenceGroup, dict[Sequence, Candidates]],
+        "_num_rows_in_flight": dict[SequenceGroup, int],
+        "ready": dict[SequenceGroup, list[BeamContinuation]],
+    },
+    Prefills: {"running": list[Prefill]},
+    Preemption: {"num_preemptions": dict[PreemptionMode, int]},
+}
+# Cores of one fleet, at most.
+MAX_CORES = 4096
+# Lists of a part with one entry for each slot.
+_OF_SLOTS = ("num_registered_blocks", "_stop_token_ids")
+
+
+def _fill(names: tuple[str, ...], part: Any, items: list[Any]) -> None:
+    """Give a part what it had. Arrays stay where they are: others have views of them."""
+    for name, item in zip(names, items, strict=True):
+        present = getattr(part, name)
+        if isinstance(present, np.ndarray | deque) or name in _OF_SLOTS:
+            sized = isinstance(present, deque)
+            if (len(item) > (present.maxlen or len(item))) if sized else np.shape(item) != np.shape(present):
+                raise SnapshotError(f"{name} of {type(part).__name__} has another size")
+        if isinstance(present, np.ndarray):
+            present[:] = item
+        else:
+            setattr(part, name, deque(item, present.maxlen) if isinstance(present, deque) else item)
+
+
+# Classes whose values are not their attributes as they are ------------------------------------------------
+
+_COLUMNS: Mapping[str, Any] = {
+    **dict.fromkeys(("live", "active"), BoolArray),
+    **dict.fromkeys(("generation", "num_prompt_tokens", "num_tokens", "num_scheduled_tokens"), Int32Array),
+    **dict.fromkeys(("num_blocks", "num_prompt_logprobs"), Int32Array),
+    "cache_salt": npt.NDArray[np.uint64],
+}
+_ROWS = {"sampling": bytes, "token_ids": Int32Array, "block_ids": Int32Array, "rules": list[TokenRules | None]}
+
+
+def _get_table(table: BatchTable) -> list[Any]:
+    """Return the columns, and what the live slots hold, one after the other: the rest is garbage."""
+    slots = table.live.nonzero()[0].tolist()
+    token_ids = [table.token_ids[slot, : table.num_tokens[slot]] for slot in slots]
+    block_ids = [table.block_tables[slot, : table.num_blocks[slot]] for slot in slots]
+    rows = [np.concatenate(row) if row else np.empty(0, np.int32) for row in (token_ids, block_ids)]
+    rules = [table.token_rules[slot] for slot in slots]
+    return [*(getattr(table, name) for name in _COLUMNS), table.sampling.tobytes(), *rows, rules]
+
+
+def _put_table(table: BatchTable, items: list[Any]) -> None:
+    *columns, sampling, token_ids, block_ids, rules = items
+    _fill(tuple(_COLUMNS), table, columns)
+    table.sampling[:] = np.frombuffer(sampling, SAMPLING_ROW, table.max_num_seqs)
+    slots = table.live.nonzero()[0]
+    for counts, most in (
+        (table.num_tokens, table.max_model_len),
+        (table.num_scheduled_tokens, table.max_model_len),
+        (table.num_blocks, table.block_tables.shape[1]),
+    ):
+        if counts.min() < 0 or counts.max() > most:
+            raise SnapshotError(f"a slot has more than {most} tokens or blocks, or less than none")
+    rows = (table.token_ids, table.num_tokens, token_ids), (table.block_tables, table.num_blocks, block_ids)
+    for column, counts, values in rows:
+        if values.shape != (counts[slots].sum(),) or len(rules) != len(slots):
+            raise SnapshotError("the slots of a batch table and what they hold differ in size")
+        ends = np.cumsum(counts[slots]).tolist()
+        for slot, begin, end in zip(slots.tolist(), [0, *ends], ends, strict=False):
+            column[slot, : end - begin] = values[begin:end]
+    if block_ids.size and not 0 <= block_ids.min() <= block_ids.max() < table.num_device_blocks:
+        raise SnapshotError("a batch table names a block that is not there")
+    for slot, rule in zip(slots.tolist(), rules, strict=True):
+        table.token_rules[slot] = rule
+
+
+def _put_order(order: EvictionOrder, items: list[Any]) -> None:
+    [block_ids] = items
+    _check_blocks(block_ids, len(order._position_of))
+    order.append(block_ids)
+
+
+def _get_cache(cache: PrefixCache) -> list[Any]:
+    """Return one name for each registered block, and the names that are on their way."""
+    registered = cache.is_registered.nonzero()[0]
+    names = [cache._hash_of_block[block_id] for block_id in registered.tolist()]
+    unsent = cache._unsent or {}
+    return [cache.bit.bit_length(), registered, names, list(unsent), list(unsent.values()), cache._written_by_slot]
+
+
+def _put_cache(cache: PrefixCache, items: list[Any]) -> None:
+    bit_length, registered, names, unsent, unsent_names, written = items
+    _check_blocks(registered, len(cache.is_registered))
+    if not 1 <= bit_length <= MAX_CORES:
+        raise SnapshotError(f"bit {bit_length} stands for a core; there are at most {MAX_CORES}")
+    cache.bit = 1 << (bit_length - 1)
+    to_send, cache._unsent = cache._unsent, None
+    cache.register(names, registered.tolist())
+    cache._unsent = to_send
+    if unsent and to_send is None:
+        raise SnapshotError("names of blocks are to be sent to an executor that wants none")
+    if to_send is not None:
+        to_send.update(zip(unsent, unsent_names, strict=True))
+    cache._written_by_slot = written
+    cache._being_written = {name for of_slot in written.values() for name in of_slot}
+
+
+def _check_blocks(block_ids: npt.NDArray[Any], num_blocks: int) -> None:
+    if block_ids.ndim != 1 or (block_ids.size and not 0 <= block_ids.min() <= block_ids.max() < num_blocks):
+        raise SnapshotError(f"a block is named of which there are {num_blocks}")
+    if len(np.unique(block_ids)) != len(block_ids):
+        raise SnapshotError("a block stands twice in the order or among the names of a pool")
+
+
+# The attributes as `BeamSearch` gives them, its histories as lists.
+_SEARCH: Mapping[str, Any] = {
+    "params": BeamSearchParams,
+    "_stop_token_ids": Int32Array,
+    **dict.fromkeys(("_num_prompt_tokens", "_num_ranked", "num_candidates", "_num_output_tokens"), int),
+    **dict.fromkeys(("_max_num_output_tokens", "_live"), int),
+    "_ended": list[tuple[Score, FinishReason]],
+    "parents": list[int],
+    "tokens": list[tuple[int, Score]],
+    "beams": list[tuple[Score, int]],
+}
+
+
+def _get_search(search: BeamSearch) -> list[Any]:
+    state = search.__getstate__()
+    return [state[name] for name in _SEARCH]
+
+
+def _put_search(search: BeamSearch, items: list[Any]) -> None:
+    search.__setstate__(dict(zip(_SEARCH, items, strict=True)))
+
+
+def _put_groups(groups: GroupsByArrival, items: list[Any]) -> None:
+    [groups._groups] = items
+    groups._begin = 0
+
+
+def _put_checked(form: Form, value: Any, items: list[Any]) -> None:
+    form.put(value, items)
+    value.__post_init__()
+
+
+def _all_forms() -> dict[type, Form]:
+    """Return the forms of the table, and those of the dataclasses that their types name."""
+    forms = {
+        kind: Form(kind, hints, Form.of(kind, hints).get, functools.partial(_fill, tuple(hints)))
+        for kind, hints in _PARTS.items()
+    }
+    cache = {"bit": int, "registered": IndexArray, "names": list[bytes], "unsent": list[int]}
+    cache |= {"unsent_names": list[bytes], "written": dict[int, list[bytes]]}
+    for form in (
+        Form(BatchTable, {**_COLUMNS, **_ROWS}, _get_table, _put_table),
+        Form(EvictionOrder, {"block_ids": IndexArray}, lambda order: [order.block_ids], _put_order),
+        Form(PrefixCache, cache, _get_cache, _put_cache),
+        Form(BeamSearch, _SEARCH, _get_search, _put_search),
+        Form(GroupsByArrival, {"groups": list[SequenceGroup]}, lambda groups: [list(groups)], _put_groups),
+        Form.of(Provenance, {"spans": list[Span], "latest": Span | None}),
+    ):
+        forms[form.kind] = form
+    pending = [hint for form in forms.values() for hint in form.hints.values()]
+    while pending:
+        hint = pending.pop()
+        pending += typing.get_args(hint)
+        if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
+            pending += typing.get_type_hints(hint).values()
+        elif isinstance(hint, type) and is_dataclass(hint) and hint not in forms:
+            forms[hint] = Form.of(hint)
+            pending += forms[hint].hints.values()
+    for kind in (Step, BeamSearchParams):
+        form = forms[kind]
+        forms[kind] = replace(form, put=functools.partial(_put_checked, form))
+    return forms
+
+
+FORMS = _all_forms()
+
+
+def masks_of(mask: TokenMask | None) -> Masks:
+    """Return what becomes of all values that have token ids; None: they stay."""
+    if mask is None:
+        return {}
+    ids = mask.ids
+    return {
+        SequenceGroup: {"prompt_token_ids": ids},
+        Sequence: {"token_ids": ids},
+        ContinuedOutput: {"token_ids": ids},
+        StopConditions: {"stop_token_ids": mask.id_set},
+        StopChecker: {"_stop_token_ids": lambda sets: list(map(mask.id_set, sets))},
+        BatchTable: {"token_ids": ids},
+        Candidates: {"token_ids": ids},
+        BeamContinuation: {"token_id": mask.id},
+        Admission: {"token_ids": ids},
+        TableDelta: {"appended_tokens": lambda pairs: np.column_stack((pairs[:, 0], ids(pairs[:, 1])))},
+        BeamSearch: {
+            "_stop_token_ids": lambda token_ids: np.sort(ids(token_ids)),
+            "tokens": lambda tokens: [(mask.id(token_id), logprob) for token_id, logprob in tokens],
+        },
+        TokenRules: {
+            **dict.fromkeys(("biased_token_ids", "stop_token_ids", "banned_token_ids", "banned_words"), ids),
+            "allowed_mask": lambda content: None if content is None else mask.allowed_mask(content),
+        },
+    }
