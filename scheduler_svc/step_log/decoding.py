@@ -21,6 +21,7 @@ from scheduler_svc.core.step.step_cost import StepCost, Sums
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from scheduler_svc.request.provenance import Numerics
 from shared.executor_info import MAX_MODEL_LEN, ExecutorInfo
+from shared.sampling_parameters import MAX_ALTERNATIVES
 from shared.wire import INT32, decode_sampling
 from shared.wire_rules import decode_rules
 
@@ -33,6 +34,7 @@ _BLOCKS_OF_A_SLOT = 64
 _MAX_LOOKAHEAD_TOKENS = 2**12
 _MAX_BLOCK_SIZE = 2**16
 MAX_OUTPUTS = 2**16
+_MAX_BEAM_WIDTH = 2**12
 
 
 def join(fleet: Fleet, message: pb.CoreJoined) -> ExecutorCore:
@@ -90,9 +92,9 @@ def _sums(values: Iterable[float]) -> Sums:
 def decode_group(message: pb.GroupAdded) -> SequenceGroup:
     """Return a new group. Raises ValueError: it is none that a scheduler takes."""
     search = message.beam_search
-    if not 1 <= message.num_sequences <= MAX_OUTPUTS:
+    if not 1 <= message.num_sequences <= MAX_OUTPUTS:  # before there are so many
         raise ValueError(f"a request of the log has {message.num_sequences} outputs; it has from 1 to {MAX_OUTPUTS}")
-    return SequenceGroup(
+    group = SequenceGroup(
         request_id=message.request_id,
         prompt_token_ids=np.frombuffer(message.prompt_token_ids, INT32).astype(np.int32),
         sampling=decode_sampling(message.sampling),
@@ -118,6 +120,16 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
         continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
         requires_same_numerics=message.requires_same_numerics,
     )
+    check_group(group)
+    return group
+
+
+def check_group(group: SequenceGroup) -> None:
+    """See that a group asks for no more numbers than a scheduler lets it. Raises ValueError."""
+    asked = max(group.num_prompt_logprobs, group.sampling.num_logprobs)
+    width = group.beam_search.beam_width if group.beam_search is not None else 1
+    if asked > MAX_ALTERNATIVES or width > _MAX_BEAM_WIDTH or not 1 <= group.num_sequences <= MAX_OUTPUTS:
+        raise ValueError(f"request {group.arrival} of the log asks for more than a scheduler gives")
 
 
 def _from_json(kind: type[Described], text: str) -> Described:

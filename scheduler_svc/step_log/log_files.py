@@ -18,11 +18,9 @@ from typing import NamedTuple
 from shared.wording import counted
 
 MAGIC = b"octavo step log\n"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 # Length and CRC-32 of what follows.
 FRAME = Struct("<II")
-# Far above any record: a length above it is garbage.
-MAX_RECORD_BYTES = 2**31
 
 _NAME = re.compile(r"scheduler-(\d{8}T\d{6}Z)-([0-9a-f]{8})-(\d{6,})\.steps")
 
@@ -84,14 +82,14 @@ def read_records(path: Path) -> Iterator[Framed]:
             raise BrokenFileError(f"{path.name} is empty")
         if magic != MAGIC:
             raise BrokenFileError(f"{path.name} is no step log, or was changed at its beginning")
-        offset, number = len(MAGIC), 0
+        offset, number, end = len(MAGIC), 0, path.stat().st_size
         while head := file.read(FRAME.size):
             where = f"{path.name} at record {number}, byte {offset}"
             if len(head) < FRAME.size:
                 left = counted(len(head), "byte")
                 raise BrokenFileError(f"{where}: the file was cut or changed here; {left} follow, too few for a record")
             length, checksum = FRAME.unpack(head)
-            content = file.read(length) if length <= MAX_RECORD_BYTES else b""
+            content = file.read(length) if offset + FRAME.size + length <= end else b""
             if len(content) < length or not length:  # bytes that were never written are zeros
                 raise BrokenFileError(f"{where}: the file was cut or changed here; no whole record follows")
             if zlib.crc32(content) != checksum:

@@ -19,9 +19,9 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
+from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
-from scheduler_svc.step_log import decoding, state_codec, state_fields
+from scheduler_svc.step_log import decoding
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.state_codec import SnapshotError as SnapshotError
 from scheduler_svc.step_log.state_codec import StateReader, StateWriter
@@ -64,7 +64,7 @@ def core_digest() -> str:
         *sorted(core.rglob("*.py")),
         *(request / f"{name}.py" for name in _REQUEST_SOURCES),
         *(common / f"{name}.py" for name in _SHARED_SOURCES),
-        *(Path(module.__file__) for module in (state_codec, state_fields)),
+        *(Path(__file__).with_name(f"{name}.py") for name in ("state_codec", "state_fields")),
     ]
     digest = hashlib.sha256()
     for path in paths:
@@ -82,7 +82,7 @@ def dump(snapshot: Snapshot, mask: TokenMask | None = None) -> bytes:
 
 def empty_fleet(header: pb.LogHeader) -> Fleet:
     """Return the fleet of a log before its first call. Raises SnapshotError: the header does not say which."""
-    policies = {"fcfs": FcfsPolicy(), "priority": PriorityPolicy()}
+    policies: dict[str, Policy] = {"fcfs": FcfsPolicy(), "priority": PriorityPolicy()}
     weights = {item.tenant: item.weight for item in header.tenant_weights}
     if header.policy not in policies or not all(1 / MAX_WEIGHT <= weight <= MAX_WEIGHT for weight in weights.values()):
         raise SnapshotError("the header has a policy or a weight of a tenant that no scheduler has")
@@ -101,7 +101,9 @@ def load(content: bytes, header: pb.LogHeader) -> Snapshot:
         for joined in header.cores:
             decoding.join(fleet, joined)
         surroundings = Surroundings((), {}, Counter())
-        StateReader(FORMS, message.rows, message.arrays).read([surroundings, *_parts(fleet)])
+        for value in StateReader(FORMS, message.rows, message.arrays).read([surroundings, *_parts(fleet)]):
+            if isinstance(value, SequenceGroup):
+                decoding.check_group(value)
         fleet._past_preemptions = surroundings.past_preemptions
         _check(fleet, surroundings)
         return Snapshot(fleet, surroundings.core_numbers, surroundings.outside)

@@ -175,16 +175,17 @@ class StateReader:
         self._objects: list[Any] = []
         self._content = check_list(json.loads(rows), 2)
 
-    def read(self, roots: list[Any]) -> None:
-        """Read all objects; the roots are those that the writer had, as they are before anything happens."""
+    def read(self, roots: list[Any]) -> list[Any]:
+        """Read all objects and return them; the roots are those that the writer had, before anything happened."""
         kinds, rows = map(check_list, self._content)
         forms = [self._forms[check_int(kind, 0, len(self._forms) - 1)] for kind in kinds]
         check_list(rows, len(roots) + len(forms))
-        self._objects = [*roots, *(form.kind.__new__(form.kind) for form in forms)]
+        self._objects = [*roots, *(object.__new__(form.kind) for form in forms)]
         forms = [*(self._by_kind[type(root)] for root in roots), *forms]
         for value, form, row in zip(self._objects, forms, rows, strict=True):
             codecs = [_codec(hint)[1] for hint in form.hints.values()]
             form.put(value, [take(self, item) for take, item in zip(codecs, check_list(row, len(codecs)), strict=True)])
+        return self._objects
 
     def object(self, number: Any, kind: type) -> Any:
         """Return an object, which must be of a class."""
@@ -265,8 +266,8 @@ def _codec(hint: Any) -> tuple[_Put | None, _Take]:
         return None, lambda reader, value: check_int(value)
     if hint in (float, Score):
         return None, functools.partial(_take_float, MAX_FLOAT if hint is float else math.inf)
-    if hint in (bool, str, types.NoneType):
-        return None, functools.partial(_take_plain, hint)
+    if hint in (bool, str, None):
+        return None, functools.partial(_take_plain, types.NoneType if hint is None else hint)
     if hint is bytes:
         return (lambda writer, value: writer.content(value)), (lambda reader, value: reader.content(value))
     if kind in (types.UnionType, typing.Union):

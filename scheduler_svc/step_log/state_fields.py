@@ -5,7 +5,6 @@ decides otherwise (`tests/property/test_step_log.py`).
 """
 
 import functools
-import types
 import typing
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
@@ -44,7 +43,8 @@ from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from scheduler_svc.request.provenance import Provenance, Span
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.state_codec import Form, Score, SnapshotError
-from shared.batch_table import BatchTable, IndexArray
+from shared.batch_table import BatchTable, IndexArray, StepLayout
+from shared.sampling_parameters import MAX_ALTERNATIVES
 from shared.sampling_row import SAMPLING_ROW
 from shared.step import Admission, BoolArray, Int32Array, Step, TableDelta
 from shared.token_rules import TokenRules
@@ -76,7 +76,7 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
     FairShare: {
         "_tenants": dict[str, _Tenant],
         "_levels": dict[int, _Level],
-        "_idle": OrderedDict[tuple[int, str], types.NoneType],
+        "_idle": OrderedDict[tuple[int, str], None],
     },
     Dispatcher: {"unplaceable": set[SequenceGroup], "_takers": list[Inbox], "_dispatched_to": set[ExecutorCore]},
     Inbox: {
@@ -135,6 +135,9 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
     Prefills: {"running": list[Prefill]},
     Preemption: {"num_preemptions": dict[PreemptionMode, int]},
 }
+# That one row of a step is answered with, and all that a step is answered with, at most.
+MAX_CANDIDATES = 2**16
+_MAX_ANSWERS = 2**24
 # Cores of one fleet, at most.
 MAX_CORES = 4096
 # Lists of a part with one entry for each slot.
@@ -181,6 +184,9 @@ def _put_table(table: BatchTable, items: list[Any]) -> None:
     _fill(tuple(_COLUMNS), table, columns)
     table.sampling[:] = np.frombuffer(sampling, SAMPLING_ROW, table.max_num_seqs)
     slots = table.live.nonzero()[0]
+    for counts in (table.num_prompt_logprobs, table.num_logprobs, table.num_candidates):
+        if counts.max() > MAX_CANDIDATES:
+            raise SnapshotError(f"a slot asks for more than {MAX_CANDIDATES} candidates")
     for counts, most in (
         (table.num_tokens, table.max_model_len),
         (table.num_scheduled_tokens, table.max_model_len),
@@ -266,6 +272,17 @@ def _put_groups(groups: GroupsByArrival, items: list[Any]) -> None:
     groups._begin = 0
 
 
+def _put_layout(form: Form, layout: StepLayout, items: list[Any]) -> None:
+    """Take a layout that asks for no more numbers than fit into a message."""
+    form.put(layout, items)
+    asked = layout.num_candidates, layout.num_alternatives, layout.num_prompt_logprobs, layout.num_prompt_alternatives
+    for counts in asked:
+        if counts is not None and counts.size and (counts.min() < 0 or counts.sum(dtype=np.int64) > _MAX_ANSWERS):
+            raise SnapshotError("a step asks for more numbers than an executor answers")
+    if layout.num_prompt_alternatives is not None and layout.num_prompt_alternatives.max(initial=0) > MAX_ALTERNATIVES:
+        raise SnapshotError(f"a step asks for more than {MAX_ALTERNATIVES} alternatives")
+
+
 def _put_checked(form: Form, value: Any, items: list[Any]) -> None:
     form.put(value, items)
     value.__post_init__()
@@ -300,6 +317,7 @@ def _all_forms() -> dict[type, Form]:
     for kind in (Step, BeamSearchParams):
         form = forms[kind]
         forms[kind] = replace(form, put=functools.partial(_put_checked, form))
+    forms[StepLayout] = replace(forms[StepLayout], put=functools.partial(_put_layout, forms[StepLayout]))
     return forms
 
 

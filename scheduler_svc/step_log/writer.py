@@ -71,6 +71,16 @@ class _FileStart:
     snapshot: bytes
 
 
+def _make_private(directory: Path) -> None:
+    """Make a folder that its owner alone can look into; one that is there becomes so if it is ours and no other's.
+
+    Raises: OSError: it cannot be made.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.stat().st_uid == os.geteuid() and all(map(FileName.of, directory.iterdir())):
+        directory.chmod(0o700)
+
+
 class StepLogWriter:
     """One log, from the start of a scheduler to its end.
 
@@ -98,7 +108,7 @@ class StepLogWriter:
         self._descriptor = -1
         self._is_closing = threading.Event()
         try:
-            settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(settings.directory)
             self._begin_file(self.header(monotonic_s()))
         except FileExistsError as error:
             raise StepLogError(f"--step-log {settings.directory} is a file; name a folder") from error

@@ -30,9 +30,9 @@ FAULTS = (
     ),
     Fault(
         "a snapshot turns the order of eviction around",
-        "scheduler_svc/core/blocks/eviction_order.py",
-        "(len(self._position_of),), self.block_ids",
-        "(len(self._position_of),), self.block_ids[::-1]",
+        f"{LOG}/state_fields.py",
+        "lambda order: [order.block_ids]",
+        "lambda order: [order.block_ids[::-1]]",
         REPLAYS,
     ),
     Fault(
@@ -50,11 +50,18 @@ FAULTS = (
         (f"{UNIT}/replay/test_bad_logs.py",),
     ),
     Fault(
-        "a snapshot may name any class",
-        f"{LOG}/snapshot.py",
-        'raise SnapshotError(f"the snapshot names {module}.{name}, which is no part of the core")',
-        "return super().find_class(module, name)",
-        (f"{UNIT}/replay/test_bad_logs.py",),
+        "an object of any class stands for another one",
+        f"{LOG}/state_codec.py",
+        '        if type(value) is not kind:\n            raise SnapshotError(f"object',
+        '        if False:\n            raise SnapshotError(f"object',
+        (f"{UNIT}/replay/test_hostile_logs.py",),
+    ),
+    Fault(
+        "bytes of a snapshot may be taken again and again",
+        f"{LOG}/state_codec.py",
+        "        self._num_bytes_left -= length\n",
+        "",
+        (f"{UNIT}/replay/test_hostile_logs.py",),
     ),
     Fault(
         "a cached prefix of a snapshot is not computed before it is found",

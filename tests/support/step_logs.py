@@ -82,3 +82,11 @@ def rewrite(path: Path, edit: Callable[[pb.LogRecord], None]) -> None:
         edit(record)
         contents.append(record.SerializeToString())
     path.write_bytes(MAGIC + b"".join(map(frame, contents)))
+
+
+def edit_header(path: Path, edit: Callable[[pb.LogHeader], None]) -> None:
+    """Write a file again with its header edited."""
+    framed = list(read_records(path))
+    header = pb.LogHeader.FromString(framed[0].content)
+    edit(header)
+    path.write_bytes(MAGIC + b"".join(map(frame, [header.SerializeToString(), *(one.content for one in framed[1:])])))

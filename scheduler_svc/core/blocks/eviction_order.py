@@ -29,13 +29,6 @@ class EvictionOrder:
         self._end = 0
         self._num_blocks = 0
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Reduce to the blocks in their order."""
-        return EvictionOrder, (len(self._position_of),), self.block_ids
-
-    def __setstate__(self, block_ids: IndexArray) -> None:
-        self.append(block_ids)
-
     def __len__(self) -> int:
         return self._num_blocks
 

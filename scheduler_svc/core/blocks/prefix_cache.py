@@ -22,7 +22,6 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
 from struct import Struct
-from typing import Any
 
 import numpy as np
 
@@ -52,10 +51,6 @@ class BlockHasher:
         self._renamed: Int32Array | None = None
         self._block = Struct(f"{TOKEN.itemsize * block_size}s")
         self._root = lru_cache(MAX_ROOTS)(self._make_root)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Reduce to what names are made of; whoever unpickles it has the tokens under their other names."""
-        return BlockHasher, (self._key, self._block_size)
 
     def rename_tokens(self, renamed: Int32Array) -> None:
         """Make names of `renamed[token id]` from now on: equal contents keep equal names. Before the first name."""
@@ -107,24 +102,6 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._block_of_hash)
-
-    def __getstate__(self) -> dict[str, object]:
-        """Return what cannot be made of the rest: one name for each registered block, one view less."""
-        made = ("_flags", "is_registered", "_block_of_hash", "_hash_of_block")
-        state = {name: value for name, value in self.__dict__.items() if name not in made}
-        registered = self.is_registered.nonzero()[0].tolist()
-        names = b"".join([self._hash_of_block[block_id] for block_id in registered])
-        return state | {"num_blocks": len(self._flags), "registered": registered, "names": names}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        num_blocks, block_ids, names = state.pop("num_blocks"), state.pop("registered"), state.pop("names")
-        self.__dict__.update(state)
-        unsent, self._unsent = self._unsent, None
-        self._flags = bytearray(num_blocks)
-        self.is_registered = np.frombuffer(self._flags, np.bool_)
-        self._block_of_hash, self._hash_of_block = {}, [b""] * num_blocks
-        self.register([names[i : i + HASH_BYTES] for i in range(0, len(names), HASH_BYTES)], block_ids)
-        self._unsent = unsent
 
     def hash_of(self, block_id: int) -> bytes | None:
         """Return what the block is registered under; None: it is not."""

@@ -31,13 +31,6 @@ class BlockHolders:
         self.holders_of: dict[bytes, int] = {}
         self._bits = 0
 
-    def __getstate__(self) -> int:
-        """Return the cores; each one's prefix cache tells its blocks again."""
-        return self._bits
-
-    def __setstate__(self, bits: int) -> None:
-        self.holders_of, self._bits = {}, bits
-
     def join(self) -> int:
         """Return the bit of a core that joins."""
         bit = ~self._bits & (self._bits + 1)  # the lowest that is free

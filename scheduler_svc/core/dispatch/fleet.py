@@ -12,7 +12,6 @@ Pure. Read next: `dispatcher.py`, `executor_core.py`.
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from scheduler_svc.core.dispatch.block_holders import ALL_CORES
 from scheduler_svc.core.dispatch.capacity import Demand, is_open_to
@@ -61,10 +60,6 @@ class Fleet:
         self._past_preemptions: Counter[PreemptionMode] = Counter()
         self._policy = policy
         self._prefix_key = prefix_key
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without `is_complete`, which belongs to whoever owns the fleet."""
-        return {name: value for name, value in self.__dict__.items() if name != "is_complete"}
 
     def expects_nobody(self) -> bool:
         """Return what `is_complete` says now."""

@@ -15,7 +15,7 @@ from scheduler_svc.replay.run import ReplayRun
 from scheduler_svc.step_log.log_files import FRAME, MAGIC, files_in, frame, read_records
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench
-from tests.support.step_logs import recording, replayed, rewrite
+from tests.support.step_logs import edit_header, recording, replayed, rewrite
 
 
 @pytest.fixture
@@ -28,13 +28,6 @@ def log(tmp_path: Path) -> Path:
         bench.run()
     assert len(files_in(tmp_path / "log")) >= 3
     return tmp_path / "log"
-
-
-def edit_header(path: Path, edit: Callable[[pb.LogHeader], None]) -> None:
-    framed = list(read_records(path))
-    header = pb.LogHeader.FromString(framed[0].content)
-    edit(header)
-    path.write_bytes(MAGIC + b"".join(map(frame, [header.SerializeToString(), *(one.content for one in framed[1:])])))
 
 
 def place_of(path: Path, number: int) -> int:
@@ -69,7 +62,7 @@ def flip_a_length(path: Path) -> str:
 
 def another_version(path: Path) -> str:
     edit_header(path, lambda header: setattr(header, "format_version", 7))
-    return rf"{path.name} has version 7 of the format, written by release \S+; this release reads version 1: use"
+    return rf"{path.name} has version 7 of the format, written by release \S+; this release reads version 2: use"
 
 
 def empty(path: Path) -> str:

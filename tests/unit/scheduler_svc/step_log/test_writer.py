@@ -24,14 +24,24 @@ def record_some(directory: Path, *, masks_tokens: bool = False, calls_per_file: 
         bench.run()
 
 
-def test_files_are_the_owners_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_there", [False, True])
+def test_files_are_the_owners_alone(tmp_path: Path, is_there: bool) -> None:
     old = os.umask(0)
     try:
+        if is_there:
+            (tmp_path / "log").mkdir()
         record_some(tmp_path / "log")
     finally:
         os.umask(old)
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in files_in(tmp_path / "log")} == {0o600}
+
+
+def test_a_folder_that_others_use_too_stays_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "of-another").touch()
+    record_some(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
 
 
 def test_the_oldest_files_go_and_the_rest_replays(tmp_path: Path) -> None:

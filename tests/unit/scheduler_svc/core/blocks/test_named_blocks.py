@@ -1,11 +1,10 @@
 """Names of cached blocks on their way to the executor, and back from it."""
 
-import pickle
-
 import numpy as np
 
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.prefix_cache import PrefixCache
+from scheduler_svc.step_log.state_fields import FORMS
 from shared.step import Int32Array
 
 NUM_BLOCKS = 8
@@ -72,7 +71,8 @@ def test_a_snapshot_has_the_names_that_are_still_to_be_sent() -> None:
     cache = cache_with(3, 5)
     taken(cache)
     cache.register([name(6)], [6])
-    restored = pickle.loads(pickle.dumps(cache))
+    restored, form = PrefixCache(NUM_BLOCKS, sends_names=True), FORMS[PrefixCache]
+    form.put(restored, list(form.get(cache)))
     assert taken(restored) == [6]
 
 

@@ -1,0 +1,1 @@
+"""Fuzzers: hostile bytes for whatever reads bytes of others."""
