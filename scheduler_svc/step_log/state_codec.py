@@ -1,9 +1,10 @@
 """Objects as rows of plain values and arrays, and back: data only, whose form is declared by type hints in code.
 
-A row has the values of the declared fields of one object, in their order. Another object is its number, an array its
-place in one string of bytes. A file says neither a class nor a field by name, and what it says is read with the checks
-of the declared type, so that the worst that it can hold is a wrong value of the right kind. Nothing here recurses with
-the content, and what is read takes memory in proportion to it.
+A row has the values of the declared fields of one object, in their order. Another object is the distance to its row. An
+array is its shape: arrays follow each other in one string of bytes as they do in the rows; one that was there before is
+its number. A file says neither a class nor a field by name, and what it says is read with the checks of the declared
+type, so that the worst that it can hold is a wrong value of the right kind. Nothing here recurses with the content, and
+what is read takes memory in proportion to it.
 """
 
 import collections
@@ -16,7 +17,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NewType, TypeAlias, cast
+from typing import Any, NewType, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -90,18 +91,19 @@ class StateWriter:
         self._classes = {kind: number for number, kind in enumerate(forms)}
         self._plans = {form.kind: _plan(form, masks.get(form.kind, {})) for form in forms.values()}
         self._numbers: dict[int, int] = {}
-        self._places: dict[int, list[int]] = {}
         self._objects: list[Any] = []
+        self._row = 0
+        self._arrays: dict[int, int] = {}
         self._kept: list[_Array] = []  # while its id stands for it
         self._parts: list[bytes] = []
-        self._num_bytes = 0
 
     def write(self, roots: list[Any]) -> tuple[str, bytes]:
         """Return the rows of objects, which a reader has already, and of all that they refer to, and the arrays."""
         for root in roots:
             self.number(root)
-        rows = []
-        for value in self._objects:  # grows meanwhile
+        rows: list[list[Any]] = []
+        for value in self._objects:  # they grow meanwhile
+            self._row = len(rows)
             get, steps = self._plans[type(value)]
             row = list(get(value))
             for index, put in steps:
@@ -119,20 +121,24 @@ class StateWriter:
             self._objects.append(value)
         return number
 
-    def array(self, value: _Array) -> list[int]:
-        """Return the place of an array: its first byte and its shape."""
-        place = self._places.get(id(value))
-        if place is None:
-            self._kept.append(value)
-            place = self._places[id(value)] = [self._num_bytes, *value.shape]
-            self.content(value.tobytes())
-        return place
+    def relative(self, value: Any) -> int:
+        """Return how many rows behind the present one an object has its own."""
+        return self.number(value) - self._row
 
-    def content(self, content: bytes) -> list[int]:
-        """Return the place of some bytes."""
+    def array(self, value: _Array) -> list[int] | int:
+        """Return the shape of an array, or its number if it was there before."""
+        number = self._arrays.get(id(value))
+        if number is not None:
+            return number
+        self._arrays[id(value)] = len(self._kept)
+        self._kept.append(value)
+        self._parts.append(value.tobytes())
+        return list(value.shape)
+
+    def content(self, content: bytes) -> int:
+        """Return the length of some bytes."""
         self._parts.append(content)
-        self._num_bytes += len(content)
-        return [self._num_bytes - len(content), len(content)]
+        return len(content)
 
 
 def _plan(form: Form, masks: Mapping[str, Callable[[Any], Any]]) -> tuple[Callable[[Any], Any], list[tuple[int, _Put]]]:
@@ -169,10 +175,10 @@ class StateReader:
             raise SnapshotError(f"its rows have {len(rows)} bytes, more than the {MAX_ROW_BYTES} that are read")
         self._forms = list(forms.values())
         self._by_kind = forms
-        self._arrays = memoryview(arrays)
-        self._num_bytes_left = len(arrays)
-        self._known: dict[tuple[int, ...], Any] = {}
+        self._bytes = memoryview(arrays)
+        self._arrays: list[_Array] = []
         self._objects: list[Any] = []
+        self._row = 0
         self._content = check_list(json.loads(rows), 2)
 
     def read(self, roots: list[Any]) -> list[Any]:
@@ -182,40 +188,39 @@ class StateReader:
         check_list(rows, len(roots) + len(forms))
         self._objects = [*roots, *(object.__new__(form.kind) for form in forms)]
         forms = [*(self._by_kind[type(root)] for root in roots), *forms]
-        for value, form, row in zip(self._objects, forms, rows, strict=True):
+        for number, (value, form, row) in enumerate(zip(self._objects, forms, rows, strict=True)):
+            self._row = number
             codecs = [_codec(hint)[1] for hint in form.hints.values()]
             form.put(value, [take(self, item) for take, item in zip(codecs, check_list(row, len(codecs)), strict=True)])
         return self._objects
 
-    def object(self, number: Any, kind: type) -> Any:
+    def object(self, distance: Any, kind: type) -> Any:
         """Return an object, which must be of a class."""
-        value = self._objects[check_int(number, 0, len(self._objects) - 1)]
+        number = check_int(distance, -self._row, len(self._objects) - 1 - self._row) + self._row
+        value = self._objects[number]
         if type(value) is not kind:
             raise SnapshotError(f"object {number} is a {type(value).__name__} where a {kind.__name__} should be")
         return value
 
-    def array(self, place: Any, dtype: np.dtype[Any]) -> _Array:
-        """Return an array that may be written to; of one place, each time the same."""
-        key = (*map(check_size, check_list(place)), dtype.num)
-        if (known := self._known.get(key)) is None:
-            start, *shape = key[:-1]
-            if not 1 <= len(shape) <= 2:
-                raise SnapshotError(f"an array has {len(shape)} dimensions")
-            known = np.frombuffer(bytearray(self._take(start, math.prod(shape) * dtype.itemsize)), dtype)
-            known = self._known[key] = known.reshape(shape)
-        return cast("_Array", known)
+    def array(self, shape: Any, dtype: np.dtype[Any]) -> _Array:
+        """Return an array that may be written to, or one that was there before."""
+        if type(shape) is int:
+            array = self._arrays[check_int(shape, 0, len(self._arrays) - 1)]
+            if array.dtype != dtype:
+                raise SnapshotError(f"an array is of {array.dtype} where one of {dtype} should be")
+            return array
+        if not 1 <= len(check_list(shape)) <= 2:
+            raise SnapshotError(f"an array has {len(shape)} dimensions")
+        length = math.prod(map(check_size, shape)) * dtype.itemsize
+        self._arrays.append(np.frombuffer(bytearray(self.content(length)), dtype).reshape(shape))
+        return self._arrays[-1]
 
-    def content(self, place: Any) -> bytes:
-        """Return some bytes."""
-        start, length = map(check_size, check_list(place, 2))
-        return bytes(self._take(start, length))
-
-    def _take(self, start: int, length: int) -> memoryview:
-        """Return some bytes; all that are taken are no more than there are, so that no file is large out of nothing."""
-        self._num_bytes_left -= length
-        if start + length > len(self._arrays) or self._num_bytes_left < 0:
+    def content(self, length: Any) -> bytes:
+        """Return the next bytes, which are then gone: no file is large out of nothing."""
+        if check_size(length) > len(self._bytes):
             raise SnapshotError("an array is longer than what is left of the bytes")
-        return self._arrays[start : start + length]
+        content, self._bytes = bytes(self._bytes[:length]), self._bytes[length:]
+        return content
 
 
 def check_list(value: Any, length: int | None = None) -> list[Any]:
@@ -234,7 +239,7 @@ def check_int(value: Any, least: int = -(2**63), most: int = 2**64 - 1) -> int:
 
 def check_size(value: Any) -> int:
     """Return how many of something there are. Raises SnapshotError."""
-    return check_int(value, 0, 2**40)
+    return check_int(value, 0, 2**32)
 
 
 def _shown(value: Any) -> str:
@@ -299,7 +304,7 @@ def _codec(hint: Any) -> tuple[_Put | None, _Take]:
             if put is None
             else (lambda writer, value: [put(writer, item) for item in value])
         ), (lambda reader, value: make([take(reader, item) for item in check_list(value)]))
-    return (lambda writer, value: writer.number(value)), (lambda reader, value: reader.object(value, kind))
+    return (lambda writer, value: writer.relative(value)), (lambda reader, value: reader.object(value, kind))
 
 
 def _optional(put: _Put | None, take: _Take) -> tuple[_Put | None, _Take]:
@@ -327,12 +332,12 @@ def _mapping(kind: type, key: Any, value: Any) -> tuple[_Put, _Take]:
     return (lambda writer, items: put(writer, items.items())), (lambda reader, items: kind(dict(take(reader, items))))
 
 
-def _put_names(writer: StateWriter, names: list[bytes]) -> list[int]:
+def _put_names(writer: StateWriter, names: list[bytes]) -> int:
     return writer.content(b"".join([name or _NO_NAME for name in names]))
 
 
-def _take_names(reader: StateReader, place: Any) -> list[bytes]:
-    content = reader.content(place)
+def _take_names(reader: StateReader, length: Any) -> list[bytes]:
+    content = reader.content(length)
     if len(content) % BLOCK_NAME_BYTES:
         raise SnapshotError(f"names of blocks have {len(content)} bytes")
     names = [content[start : start + BLOCK_NAME_BYTES] for start in range(0, len(content), BLOCK_NAME_BYTES)]

@@ -59,8 +59,8 @@ FAULTS = (
     Fault(
         "bytes of a snapshot may be taken again and again",
         f"{LOG}/state_codec.py",
-        "        self._num_bytes_left -= length\n",
-        "",
+        "content, self._bytes = bytes(self._bytes[:length]), self._bytes[length:]",
+        "content = bytes(self._bytes[:length])",
         (f"{UNIT}/replay/test_hostile_logs.py",),
     ),
     Fault(

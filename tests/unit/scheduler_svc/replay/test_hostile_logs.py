@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from octavo.steplog.v1 import step_log_pb2 as pb
+from scheduler_svc.core.blocks.prefix_cache import PrefixCache
 from scheduler_svc.core.waiting.policy import VirtualTokenCounter
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.step_log.log_files import files_in
@@ -81,9 +82,9 @@ def a_field_more(kinds: list[int], rows: list[list[Any]], snapshot: pb.Snapshot)
 
 
 def arrays_out_of_nothing(kinds: list[int], rows: list[list[Any]], snapshot: pb.Snapshot) -> None:
-    """Let a list of a billion names be each of a thousand lists."""
-    cache = next(row for row in rows if len(row) == 6 and isinstance(row[5], list) and row[3] == [])
-    cache[5] = [[slot, [0, 16 * (len(snapshot.arrays) // 16) - slot % 2 * 16]] for slot in range(1000)]
+    """Take nearly all bytes for the names of blocks of each of a thousand slots."""
+    cache = rows[len(rows) - len(kinds) - 1]
+    cache[place_of(PrefixCache, "written")] = [[slot, len(snapshot.arrays) // 32 * 16] for slot in range(1000)]
 
 
 def limits_of(**values: Any) -> Callable[[pb.LogHeader], None]:
@@ -103,8 +104,11 @@ def limits_of(**values: Any) -> Callable[[pb.LogHeader], None]:
             set_in(VirtualTokenCounter, "base", float("nan")),
             "float 'nan' stands where a number of at most 1e\\+100 should",
         ),
-        (set_in(VirtualTokenCounter, "tenant", 0), "object 0 is a Surroundings where a _Tenant should be"),
-        (set_in(VirtualTokenCounter, "tenant", -1), "int '-1' stands where an integer from 0 to \\d+ should"),
+        (set_in(VirtualTokenCounter, "tenant", 0), "object \\d+ is a VirtualTokenCounter where a _Tenant should be"),
+        (
+            set_in(VirtualTokenCounter, "tenant", 10**6),
+            "int '1000000' stands where an integer from -\\d+ to \\d+ should",
+        ),
         (edited(arrays_out_of_nothing), "an array is longer than what is left of the bytes"),
         (
             lambda header: setattr(header, "snapshot", zlib.compress(bytes(2**28 + 1), 1)),
