@@ -449,6 +449,7 @@ class RemoteCore:
         except _UNREADABLE as error:
             words = " ".join(f"{type(error).__name__} {error}".split())
             raise CoreFaultError(f"the core sent a message that no core sends: {words[:200]}") from error
+        self._grant()
 
     async def _take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         if message.HasField("welcome"):
@@ -487,7 +488,6 @@ class RemoteCore:
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer.was_live)
         self._has_news.set()
-        self._grant()
 
     def _keep_order(self, welcome: pb.CoreWelcome) -> None:
         """Join no core that is older than one of its scheduler that we have joined. Raises StaleCoreError: it is."""
