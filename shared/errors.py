@@ -132,7 +132,7 @@ class QueueFullError(WorldError):
     Args:
         num_waiting_requests: Length of the queue.
         retry_after_s: When to try again, in seconds.
-        tenant: Whose share of the queue is full; None: all of it is.
+        tenant: Whose share of the queue is full; None or empty: all of it is.
         queue: What the queue is called.
         num_waiting_tokens: Prompt tokens in it, if that is what it is full of; None: it is full of requests.
         gives_way: Whether the request had waited, and gives way to one of a tenant that has less than its share.
@@ -149,7 +149,7 @@ class QueueFullError(WorldError):
         gives_way: bool = False,
     ) -> None:
         self.retry_after_s = retry_after_s
-        whose = "" if tenant is None else f" of tenant {tenant!r}"
+        whose = f" of tenant {tenant!r}" if tenant else ""
         requests = "1 request" if num_waiting_requests == 1 else f"{num_waiting_requests} requests"
         tokens = "" if num_waiting_tokens is None else f" with {num_waiting_tokens} prompt tokens"
         what = "is full, and the request gave way to another tenant's" if gives_way else "is full"

@@ -358,9 +358,14 @@ BUGS = (
     Bug(
         "the last tokens of a message come behind the ends",
         f"{LINK}/remote_core.py",
-        "        self._has_news.set()\n        self._grant()\n",
         '        if message.HasField("tokens"):\n            self._take_tokens(message.tokens)\n'
-        "        self._has_news.set()\n        self._grant()\n",
+        "        for end in message.output_ends:\n"
+        "            if (request := self._requests.get(end.number)) is not None:\n"
+        "                request.end_output(end.output_index, end.num_tokens, decode_reason(end.reason))\n",
+        "        for end in message.output_ends:\n"
+        "            if (request := self._requests.get(end.number)) is not None:\n"
+        "                request.end_output(end.output_index, end.num_tokens, decode_reason(end.reason))\n"
+        '        if message.HasField("tokens"):\n            self._take_tokens(message.tokens)\n',
     ),
     Bug(
         "nobody goes on with the requests of a core that is gone",

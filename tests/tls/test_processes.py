@@ -70,6 +70,7 @@ async def test_both_hops_speak_tls_and_the_command_line_too(
 async def test_a_bad_file_ends_the_start_with_one_sentence(module: str, server_files: PairFiles) -> None:
     name = {"scheduler_svc": "scheduler", "executor_svc.fake": "fake"}[module]
     server_files.key.write_bytes(b"nothing")
+    server_files.key.chmod(0o600)
     files = ["--tls-cert", f"{server_files.cert}", "--tls-key", f"{server_files.key}"]
 
     wrong_file, half = await asyncio.gather(

@@ -31,7 +31,7 @@ def crowded() -> IdleEngine:
 
 
 def test_a_tenant_whose_share_of_the_queue_is_full_is_refused() -> None:
-    with pytest.raises(QueueFullError, match="of tenant ''"):
+    with pytest.raises(QueueFullError, match="the waiting queue is full"):
         crowded().engine.admitting_model("new", "")
 
 
