@@ -783,7 +783,7 @@ class QueuedRequest(_message.Message):
     num_prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     has_run: _builtins.bool
-    """Whether it ran before, and was preempted or lost its executor: such go before newcomers of their tenant."""
+    """Whether it ran before, and was preempted or lost its executor: such go before newcomers."""
     age_ms: _builtins.int
     """Time since it arrived, in milliseconds."""
     reason: _builtins.str

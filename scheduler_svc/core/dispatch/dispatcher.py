@@ -140,16 +140,12 @@ class Dispatcher:
 
     def place(self, group: SequenceGroup, level: int, now_s: float) -> ExecutorCore | None:
         """Return the core that a group would be dispatched to if it stood first in line; None: no core has capacity."""
-        offer = self._placement(now_s).choose(self._turn_of(group, level))
+        offer = self._placement(now_s).choose(_first_turn(group, level))
         return offer.capacity.core if isinstance(offer, Offer) else None
 
     def preferred(self, group: SequenceGroup, level: int, now_s: float) -> list[ExecutorCore]:
         """Return the cores that a group is kept for if it stands first in line; see `Placement.preferred`."""
-        return [capacity.core for capacity in self._placement(now_s).preferred(self._turn_of(group, level))]
-
-    def _turn_of(self, group: SequenceGroup, level: int) -> Turn:
-        """Return the turn of a group that stands first in line."""
-        return Turn(level, self.queue.counter_of(group), not group.has_run, group.arrival, group)
+        return [capacity.core for capacity in self._placement(now_s).preferred(_first_turn(group, level))]
 
     def _placement(self, now_s: float) -> Placement:
         return Placement(self.takers(), self.holders, None, self.judged_at_s(now_s))
@@ -185,11 +181,7 @@ class Dispatcher:
         for _ in range(MAX_DISPATCHED_GROUPS):
             turn = queue.first_turn()
             index = None if server is None else server.first_in_company
-            if (
-                server is not None
-                and index is not None
-                and (turn is None or server.assignments[index].turn.comes_before(turn))
-            ):
+            if server is not None and index is not None and (turn is None or server.assignments[index].turn < turn):
                 yield server.take(index).group
                 placement.look_at_server()
                 continue
@@ -224,9 +216,7 @@ class Dispatcher:
 
     def _make_way(self, placement: Placement, turn: Turn) -> bool:
         """Put the last group that was dispatched back into the line, if its turn is after this one."""
-        inboxes = [
-            inbox for inbox in self.inboxes if inbox.assignments and turn.comes_before(inbox.assignments[-1].turn)
-        ]
+        inboxes = [inbox for inbox in self.inboxes if inbox.assignments and inbox.assignments[-1].turn > turn]
         if not inboxes:
             return False
         last = max(inboxes, key=lambda inbox: inbox.assignments[-1].turn)
@@ -261,16 +251,12 @@ class Dispatcher:
         placement = Placement(staying, self.holders, None, self.judged_at_s(now_s))
         for emptied in (inbox.core for inbox in self.inboxes if inbox.core.is_draining):
             for group in emptied.preempted.groups:
-                self._keep_room(placement, emptied, group)
+                _keep_room(placement, emptied, group)
         first = self.queue.first_turn()
         for group in groups:
-            if first is not None and (first.level, first.is_newcomer, first.arrival) < (
-                group.order[0],
-                False,
-                group.order[1],
-            ):
+            if first is not None and first < _first_turn(group, group.order[0]):
                 return
-            wait = self._keep_room(placement, core, group)
+            wait = _keep_room(placement, core, group)
             if wait is None:
                 yield group
             elif wait is Wait.IN_LINE:
@@ -299,22 +285,11 @@ class Dispatcher:
                     continue
                 if group.order[0] > newcomer.level or num_passed == MAX_PASSED_GROUPS:
                     break
-                wait = self._keep_room(placement, core, group)
+                wait = _keep_room(placement, core, group)
                 if wait is Wait.IN_LINE:
                     return True
                 num_passed += wait is not None
         return False
-
-    def _keep_room(self, placement: Placement, core: ExecutorCore, group: SequenceGroup) -> Wait | None:
-        """Keep room elsewhere for a group of a core that is emptied; return how it waits for that; None: not."""
-        waiting = core.batch.as_waiting(group)
-        if not any(is_open_to(inbox.core, waiting) for inbox in placement.takers if not inbox.core.is_draining):
-            return Wait.NEVER
-        offer = placement.choose(self._turn_of(waiting, group.order[0]))
-        if isinstance(offer, Wait):
-            return offer
-        placement.keep(offer)
-        return None
 
     # Back into the line --------------------------------------------------------------------------
 
@@ -353,6 +328,22 @@ class Dispatcher:
                 self.queue.release(inbox.take(index).group)
 
 
+def _keep_room(placement: Placement, core: ExecutorCore, group: SequenceGroup) -> Wait | None:
+    """Keep room elsewhere for a group of a core that is emptied; return how it waits for that, None: there is some."""
+    waiting = core.batch.as_waiting(group)
+    if not any(is_open_to(inbox.core, waiting) for inbox in placement.takers if not inbox.core.is_draining):
+        return Wait.NEVER
+    offer = placement.choose(_first_turn(waiting, group.order[0]))
+    if isinstance(offer, Wait):
+        return offer
+    placement.keep(offer)
+    return None
+
+
+def _first_turn(group: SequenceGroup, level: int) -> Turn:
+    return Turn(level, not group.has_run, 0.0, group.arrival, group)
+
+
 class InboxQueue:
     """The queue as one core sees it (`AdmissionQueue`): what is dispatched to it stands first.
 
@@ -389,10 +380,6 @@ class InboxQueue:
     def remove(self, group: SequenceGroup) -> None:
         """Take out a group that is admitted here, or has ended."""
         self._dispatcher.queue.remove(group)
-
-    def counter_of(self, group: SequenceGroup) -> float:
-        """Return the virtual token counter of the tenant of a group on its level."""
-        return self._dispatcher.queue.counter_of(group)
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         """Count tokens that are computed for a tenant."""
