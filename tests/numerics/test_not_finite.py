@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from executor_svc.config import ExecutorConfig
-from executor_svc.native.build import NativeUnavailableError
 from executor_svc.sampler.sampler import Sampled, Sampler, flags_of_candidates
 from executor_svc.worker.loading import load_worker
 from shared.step import RowFlag, SamplingRow, StepResult, TableDelta, pairs
@@ -34,10 +33,7 @@ NEIGHBOURS = (SamplingRow(num_logprobs=1), SamplingRow(temperature=1.0, top_p=0.
 
 @pytest.fixture(params=[*LANES, "torch"])
 def sampler(request: pytest.FixtureRequest) -> Sampler:
-    try:
-        return Sampler(None if request.param == "torch" else native_sampling(request.param))
-    except NativeUnavailableError as error:
-        pytest.skip(str(error))
+    return Sampler(None if request.param == "torch" else native_sampling(request.param))
 
 
 def with_value(vocab_size: int, place: int, value: float) -> torch.Tensor:
