@@ -1,6 +1,6 @@
 """What is known of an answer that was cut: the request goes on behind it, and nothing of it is made again.
 
-An output is a function of its request and the tokens before ("The same bits", docs/reproducibility.md), so whoever
+An output is a function of its request and the tokens before ("The same bits", docs/determinism.md), so whoever
 holds the tokens so far can have the rest from any executor of the same kind.
 """
 
