@@ -124,7 +124,8 @@ def _has_room(core: ExecutorCore, group: SequenceGroup) -> bool:
     """Return whether nothing keeps the group from a core, even if it shares no block with anybody."""
     limits = core.limits
     level, _ = core.batch.order_of(group)
-    if any(core.batch.order_of(other)[0] <= level for other in [*core.swapped, *core.preempted.groups]):
+    turn = level, core.queue.counter_of(group)
+    if any(core.groups.turn_of(other) <= turn for other in [*core.swapped, *core.preempted.groups]):
         return False
     if core.blocks.prefix_cache is not None and core.in_flight:
         return False  # a step may compute its prefix

@@ -55,7 +55,7 @@ class Dispatcher:
         self.holders = BlockHolders()
         self.inboxes: list[Inbox] = []
         self.unplaceable: set[SequenceGroup] = set()
-        self._takers: list[Inbox] = []
+        self._takers: list[Inbox] | None = None  # at the last look; None: look anew
         self._dispatched_to: set[ExecutorCore] = set()
 
     # Cores come and go ---------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class Dispatcher:
         self._recall(inbox)
         if core.blocks.prefix_cache is not None:
             core.blocks.prefix_cache.leave()
-        self._takers = []
+        self._takers = None
         del inbox.core  # else they are a cycle, and megabytes wait for the garbage collector
 
     def takers(self) -> list[Inbox]:
@@ -140,12 +140,16 @@ class Dispatcher:
 
     def place(self, group: SequenceGroup, level: int, now_s: float) -> ExecutorCore | None:
         """Return the core that a group would be dispatched to if it stood first in line; None: no core has capacity."""
-        offer = self._placement(now_s).choose(_first_turn(group, level))
+        offer = self._placement(now_s).choose(self._turn_of(group, level))
         return offer.capacity.core if isinstance(offer, Offer) else None
 
     def preferred(self, group: SequenceGroup, level: int, now_s: float) -> list[ExecutorCore]:
         """Return the cores that a group is kept for if it stands first in line; see `Placement.preferred`."""
-        return [capacity.core for capacity in self._placement(now_s).preferred(_first_turn(group, level))]
+        return [capacity.core for capacity in self._placement(now_s).preferred(self._turn_of(group, level))]
+
+    def _turn_of(self, group: SequenceGroup, level: int) -> Turn:
+        """Return the turn of a group that stands first in line."""
+        return Turn(level, self.queue.counter_of(group), not group.has_run, group.arrival, group)
 
     def _placement(self, now_s: float) -> Placement:
         return Placement(self.takers(), self.holders, None, self.judged_at_s(now_s))
@@ -231,7 +235,8 @@ class Dispatcher:
             if not others:
                 return
             busiest = max(others, key=lambda inbox: (inbox.core.num_rows, inbox.core.load))
-            if busiest.assignments[0].group.runs_alone or not placement.claim(busiest):
+            group, level = busiest.assignments[0].group, busiest.assignments[0].turn.level
+            if group.runs_alone or not placement.claim(busiest, self._turn_of(group, level)):
                 return
             yield busiest.take(0).group
             placement.look_at_server()
@@ -251,12 +256,13 @@ class Dispatcher:
         placement = Placement(staying, self.holders, None, self.judged_at_s(now_s))
         for emptied in (inbox.core for inbox in self.inboxes if inbox.core.is_draining):
             for group in emptied.preempted.groups:
-                _keep_room(placement, emptied, group)
+                self._keep_room(placement, emptied, group)
         first = self.queue.first_turn()
+        ahead = None if first is None else (first.level, first.is_newcomer, first.arrival)
         for group in groups:
-            if first is not None and first < _first_turn(group, group.order[0]):
+            if ahead is not None and ahead < (group.order[0], False, group.arrival):
                 return
-            wait = _keep_room(placement, core, group)
+            wait = self._keep_room(placement, core, group)
             if wait is None:
                 yield group
             elif wait is Wait.IN_LINE:
@@ -285,11 +291,22 @@ class Dispatcher:
                     continue
                 if group.order[0] > newcomer.level or num_passed == MAX_PASSED_GROUPS:
                     break
-                wait = _keep_room(placement, core, group)
+                wait = self._keep_room(placement, core, group)
                 if wait is Wait.IN_LINE:
                     return True
                 num_passed += wait is not None
         return False
+
+    def _keep_room(self, placement: Placement, core: ExecutorCore, group: SequenceGroup) -> Wait | None:
+        """Keep room elsewhere for a group of a core that is emptied; return how it waits for that; None: not."""
+        waiting = core.batch.as_waiting(group)
+        if not any(is_open_to(inbox.core, waiting) for inbox in placement.takers if not inbox.core.is_draining):
+            return Wait.NEVER
+        offer = placement.choose(self._turn_of(waiting, group.order[0]))
+        if isinstance(offer, Wait):
+            return offer
+        placement.keep(offer)
+        return None
 
     # Back into the line --------------------------------------------------------------------------
 
@@ -328,22 +345,6 @@ class Dispatcher:
                 self.queue.release(inbox.take(index).group)
 
 
-def _keep_room(placement: Placement, core: ExecutorCore, group: SequenceGroup) -> Wait | None:
-    """Keep room elsewhere for a group of a core that is emptied; return how it waits for that, None: there is some."""
-    waiting = core.batch.as_waiting(group)
-    if not any(is_open_to(inbox.core, waiting) for inbox in placement.takers if not inbox.core.is_draining):
-        return Wait.NEVER
-    offer = placement.choose(_first_turn(waiting, group.order[0]))
-    if isinstance(offer, Wait):
-        return offer
-    placement.keep(offer)
-    return None
-
-
-def _first_turn(group: SequenceGroup, level: int) -> Turn:
-    return Turn(level, not group.has_run, 0.0, group.arrival, group)
-
-
 class InboxQueue:
     """The queue as one core sees it (`AdmissionQueue`): what is dispatched to it stands first.
 
@@ -380,6 +381,10 @@ class InboxQueue:
     def remove(self, group: SequenceGroup) -> None:
         """Take out a group that is admitted here, or has ended."""
         self._dispatcher.queue.remove(group)
+
+    def counter_of(self, group: SequenceGroup) -> float:
+        """Return the virtual token counter of the tenant of a group on its level."""
+        return self._dispatcher.queue.counter_of(group)
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         """Count tokens that are computed for a tenant."""
