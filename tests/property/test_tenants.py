@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.admission import Obstacle
 from tests.support.driving import Bench, group, max_tokens, small_limits
 from tests.support.fleet import Member
 from tests.support.fleet_driving import FleetBench
@@ -154,3 +155,38 @@ def test_what_was_preempted_is_passed_until_the_others_have_had_as_much_and_no_l
         raise AssertionError("red's requests do not end")
     num_red_tokens = 3 * (red[0] + red[1] * red[2])
     assert longest_wait_tokens <= 2 * num_red_tokens + 24 * 15
+
+
+@given(
+    work=st.lists(
+        st.tuples(st.sampled_from(["red", "blue"]), st.integers(1, 9), st.integers(1, 9), st.integers(1, 4)),
+        min_size=1,
+        max_size=12,
+    ),
+    cap=st.integers(1, 5),
+)
+def test_a_cap_of_tenants_holds_over_all_executors_and_stops_nobody_else(
+    work: list[tuple[str, int, int, int]], cap: int
+) -> None:
+    """`VirtualFleet` sees that no tenant runs more; who waits with room everywhere waits for its own tenant."""
+    limits = small_limits(max_num_seqs=40, budget=128, max_model_len=32, blocks=400)
+    bench = FleetBench(limits, limits, max_num_seqs_per_tenant=cap)
+    for arrival, (tenant, prompt, num_outputs, num_sequences) in enumerate(work):
+        bench.add(group(arrival, prompt, max_tokens(num_outputs), num_sequences=num_sequences, tenant=tenant))
+    while any(waiting.live_sequences for waiting in bench.groups.values()):
+        for member in bench.members:
+            bench.step(member)
+        for waiting in bench.queue:
+            num_running = sum(
+                running.num_slots
+                for member in bench.members
+                for running in member.core.batch.running
+                if running.tenant == waiting.tenant
+            )
+            if not any(other.tenant == waiting.tenant and other.arrival < waiting.arrival for other in bench.queue):
+                assert num_running + waiting.num_slots > cap, f"{waiting.request_id} waits, and may run"
+                assert isinstance(obstacle := bench.fleet.place(waiting, 0.0), Obstacle)
+                assert f"of at most {cap} sequences (--max-num-seqs-per-tenant)" in obstacle.reason
+        for member in bench.members:
+            while member.results:
+                bench.process(member)

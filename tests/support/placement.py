@@ -53,9 +53,13 @@ class PlacementCheck:
                 assert group.has_inflight_tokens or not _has_free(self._core, group), "a swapped group could come back"
         dispatcher = self._fleet.fleet.dispatcher
         dispatched = {assignment.group for inbox in dispatcher.inboxes for assignment in inbox.assignments}
+        capped: set[str] = set()
         for group in self._fleet.queue.in_order():
             if group in dispatched:
                 continue  # another core is to admit it in its next step
+            if dispatcher.why_capped(group) or group.tenant in capped:
+                capped.add(group.tenant)  # it waits for others of its tenant, and whoever is behind it in its line
+                continue
             verdicts = {core: self._verdict(core, group) for core in self._takers}
             able = [core for core, verdict in verdicts.items() if verdict is None]
             if able == [self._core] and self._may_wait_for_its_kind(group):

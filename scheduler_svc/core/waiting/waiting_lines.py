@@ -77,7 +77,7 @@ class Line:
     """The groups of a tenant on one level that stand in line, and the number and tokens of those held.
 
     `returned` ran before, and go before the `newcomers`; what is held of these does not count against them.
-    `serial` is that of its entry in the heap; -1: it has none.
+    While it is closed nobody in it has a turn. `serial` is that of its entry in the heap; -1: it has none.
     """
 
     counter: VirtualTokenCounter
@@ -86,6 +86,7 @@ class Line:
     num_held: int = 0
     num_held_tokens: int = 0
     num_held_returned_tokens: int = 0
+    is_closed: bool = False
     serial: int = -1
 
     def __len__(self) -> int:
@@ -126,12 +127,11 @@ class Level:
     lines: dict[str, Line] = field(default_factory=dict)
     heap: list[tuple[LineTurn, int, str]] = field(default_factory=list)
     num_in_line: int = 0
-    num_held: int = 0
     num_entries: int = 0
 
     def renew_entry(self, tenant: str, line: Line) -> None:
         """The turn of a line has changed."""
-        if not len(line):
+        if not len(line) or line.is_closed:
             line.serial = -1
             return
         if len(self.heap) > 4 * len(self.lines) + MAX_STALE_ENTRIES:

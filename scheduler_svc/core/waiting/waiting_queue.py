@@ -76,6 +76,8 @@ class WaitingQueue:
     Args:
         policy: Puts groups on levels.
         tenant_weights: Shares by tenant, finite and above 0; a tenant that is not named has weight 1.
+        max_num_seqs_per_tenant: Sequences of one tenant that run at most; None: any number. Kept for the dispatcher,
+            which knows what runs, and closes lines.
 
     Attributes:
         work: What there is to compute for those that wait.
@@ -83,8 +85,14 @@ class WaitingQueue:
     Raises: InvalidFieldError: a weight is not a finite number above 0.
     """
 
-    def __init__(self, policy: Policy, tenant_weights: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        tenant_weights: Mapping[str, float] | None = None,
+        max_num_seqs_per_tenant: int | None = None,
+    ) -> None:
         self._policy = policy
+        self.max_num_seqs_per_tenant = max_num_seqs_per_tenant
         self._fair_share = FairShare(tenant_weights)
         self._places: dict[int, _Place] = {}  # by arrival
         self._levels: dict[int, Level] = {}
@@ -157,7 +165,7 @@ class WaitingQueue:
         if not len(line := level.lines[group.tenant]) and not line.num_held:
             del level.lines[group.tenant]
             self._fair_share.leave(place.level, group.tenant)
-        if not level.num_in_line and not level.num_held:
+        if not level.lines:
             del self._levels[place.level]
             self._level_numbers.remove(place.level)
 
@@ -186,7 +194,6 @@ class WaitingQueue:
         assert not place.is_held, f"the group with arrival {group.arrival} is held already"
         place.is_held = True
         self._held[group.arrival] = group
-        level.num_held += 1
         level.lines[group.tenant].hold(group.num_prompt_tokens, is_newcomer=not place.is_returned)
         self._leave_line(place)
 
@@ -196,33 +203,53 @@ class WaitingQueue:
         self._let_go(place)
         self._enter_line(place)
 
+    def close_line(self, turn: Turn) -> None:
+        """Let nobody of a group's tenant have a turn on its level, until `open_line`."""
+        level, line = self._levels[turn.level], self._levels[turn.level].lines[turn.group.tenant]
+        line.is_closed = True
+        level.renew_entry(turn.group.tenant, line)
+        self._count_in_line(turn.level, -len(line))
+
+    def open_line(self, turn: Turn) -> None:
+        """Let those of a closed line have their turns again."""
+        level = self._levels.get(turn.level)
+        line = None if level is None else level.lines.get(turn.group.tenant)
+        if level is not None and line is not None and line.is_closed:
+            line.is_closed = False
+            level.renew_entry(turn.group.tenant, line)
+            self._count_in_line(turn.level, len(line))
+
     def _let_go(self, place: _Place) -> None:
         """A group is held no more."""
         assert place.is_held, f"the group with arrival {place.group.arrival} is not held"
-        level = self._levels[place.level]
         place.is_held = False
         del self._held[place.group.arrival]
-        level.num_held -= 1
-        line = level.lines[place.group.tenant]
+        line = self._levels[place.level].lines[place.group.tenant]
         line.hold(place.group.num_prompt_tokens, is_newcomer=not place.is_returned, sign=-1)
 
     def _enter_line(self, place: _Place) -> None:
         level, group = self._levels[place.level], place.group
-        level.num_in_line += 1
-        if level.num_in_line == 1:
-            bisect.insort(self._open_level_numbers, place.level)
         line = level.lines[group.tenant]
+        self._count_in_line(place.level, 0 if line.is_closed else 1)
         line.groups(is_newcomer=not place.is_returned).add(group)
         level.renew_entry(group.tenant, line)
 
     def _leave_line(self, place: _Place) -> None:
         level, group = self._levels[place.level], place.group
-        level.num_in_line -= 1
-        if not level.num_in_line:
-            self._open_level_numbers.remove(place.level)
         line = level.lines[group.tenant]
+        self._count_in_line(place.level, 0 if line.is_closed else -1)
         line.groups(is_newcomer=not place.is_returned).remove(group)
         level.renew_entry(group.tenant, line)
+
+    def _count_in_line(self, number: int, change: int) -> None:
+        """So many more can have a turn on a level."""
+        level = self._levels[number]
+        was_open = level.num_in_line > 0
+        level.num_in_line += change
+        if was_open and not level.num_in_line:
+            self._open_level_numbers.remove(number)
+        elif level.num_in_line and not was_open:
+            bisect.insort(self._open_level_numbers, number)
 
     # The order of admission ----------------------------------------------------------------------
 
