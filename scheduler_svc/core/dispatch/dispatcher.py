@@ -211,6 +211,9 @@ class Dispatcher:
                     return
                 if cap is not None:
                     cap.count(made_way, -1)
+                    for other in closed:
+                        if other.group.tenant == made_way.tenant:
+                            queue.open_line(other)
                 continue
             queue.hold(turn.group)
             if isinstance(offer, Offer):
