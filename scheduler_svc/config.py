@@ -128,6 +128,13 @@ class SchedulerConfig(ClientSideConfig):
         description="Most prompt tokens in the queue, over all requests. Further requests get RESOURCE_EXHAUSTED; "
         "where nothing waits, a prompt of any length may. By default only requests are counted.",
     )
+    max_num_seqs_per_tenant: int | None = Field(
+        None,
+        ge=1,
+        description="Most sequences of one tenant that run at a time, over all executors; its other requests wait, and "
+        "others pass them. A request of more sequences runs when nothing else of its tenant does. By default any "
+        "number.",
+    )
     policy: Literal["fcfs", "priority"] = Field(
         "fcfs",
         description="fcfs: first come, first served. priority: waiting requests with a smaller `priority` are "

@@ -325,6 +325,7 @@ def step_log_writer(config: SchedulerConfig, prefix_key: bytes) -> StepLogWriter
             masks_tokens=config.step_log_tokens == "masked",
             policy=config.policy,
             tenant_weights=config.weights_of_tenants,
+            max_num_seqs_per_tenant=config.max_num_seqs_per_tenant,
             prefix_key=prefix_key,
         )
     )
@@ -388,6 +389,7 @@ def engine_settings(config: SchedulerConfig, at_fault_point: AtFaultPoint = no_f
         max_waiting_requests=config.max_waiting_requests,
         max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant or config.max_waiting_requests,
         tenant_weights=config.weights_of_tenants,
+        max_num_seqs_per_tenant=config.max_num_seqs_per_tenant,
         max_waiting_tokens=config.max_waiting_tokens,
         orphan_timeout_s=config.orphan_timeout_s,
         served_model_name=config.served_model_name,

@@ -154,7 +154,7 @@ def _overtaking_texts(engine: Engine, group: SequenceGroup, num_ahead: int) -> l
     if num_ahead > MAX_JUDGED_AHEAD:
         return []
     later = [other for other in islice(engine.queue.in_order(), num_ahead) if other.arrival > group.arrival]
-    newcomers = [other for other in later if not other.has_run]
+    newcomers = [other for other in later if not (other.has_run and other.tenant == group.tenant)]
     num_urgent = sum(other.priority < group.priority for other in newcomers) if engine.settings.has_priorities else 0
     reasons = [
         (len(later) - len(newcomers), "ran before and comes back first", "ran before and come back first"),

@@ -87,7 +87,7 @@ class Engine:
         self.settings = settings
         self.started_at_s = monotonic_s()
         self.step_log = step_log
-        self.queue = WaitingQueue(settings.policy, settings.tenant_weights)
+        self.queue = WaitingQueue(settings.policy, settings.tenant_weights, settings.max_num_seqs_per_tenant)
         key = surroundings.prefix_key
         is_complete: Callable[[], bool] = lambda: self.drivers.is_complete  # noqa: E731
         self.fleet = (

@@ -24,6 +24,7 @@ class EngineSettings:
     max_waiting_requests: int
     max_waiting_requests_per_tenant: int
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    max_num_seqs_per_tenant: int | None = None
     has_priorities: bool = False
     max_waiting_tokens: int | None = None
     max_losses: int = 3

@@ -87,7 +87,8 @@ def empty_fleet(header: pb.LogHeader) -> Fleet:
     if header.policy not in policies or not all(1 / MAX_WEIGHT <= weight <= MAX_WEIGHT for weight in weights.values()):
         raise SnapshotError("the header has a policy or a weight of a tenant that no scheduler has")
     policy = policies[header.policy]
-    return Fleet(WaitingQueue(policy, weights), policy, header.prefix_key)
+    queue = WaitingQueue(policy, weights, header.max_num_seqs_per_tenant or None)
+    return Fleet(queue, policy, header.prefix_key)
 
 
 def load(content: bytes, header: pb.LogHeader) -> Snapshot:

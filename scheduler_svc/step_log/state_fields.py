@@ -78,7 +78,7 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
         "_levels": dict[int, _Level],
         "_idle": OrderedDict[tuple[int, str], None],
     },
-    Dispatcher: {"unplaceable": set[SequenceGroup], "_takers": list[Inbox], "_dispatched_to": set[ExecutorCore]},
+    Dispatcher: {"unplaceable": set[SequenceGroup], "_takers": list[Inbox] | None, "_dispatched_to": set[ExecutorCore]},
     Inbox: {
         "assignments": list[Assignment],
         "refused": set[SequenceGroup],

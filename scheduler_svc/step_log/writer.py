@@ -53,6 +53,7 @@ class StepLogSettings:
         policy: Name of the queue's policy.
         tenant_weights: Shares by tenant.
         prefix_key: Secret of the names of blocks.
+        max_num_seqs_per_tenant: Sequences of one tenant that run at most; None: any number.
     """
 
     directory: Path
@@ -61,6 +62,7 @@ class StepLogSettings:
     policy: str = "fcfs"
     tenant_weights: Mapping[str, float] | None = None
     prefix_key: bytes = field(default=b"", repr=False)
+    max_num_seqs_per_tenant: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ class StepLogWriter:
             core_digest=core_digest(),
             policy=self._settings.policy,
             prefix_key=self._settings.prefix_key,
+            max_num_seqs_per_tenant=self._settings.max_num_seqs_per_tenant or 0,
             tenant_weights=[pb.TenantWeight(tenant=name, weight=weight) for name, weight in weights.items()],
         )
 

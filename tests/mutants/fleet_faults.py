@@ -7,19 +7,21 @@ UNIT = "tests/unit/scheduler_svc/core"
 
 WEIGHTS = "tests/contract/test_fleet.py::test_an_executor_of_unknown_weights_joins_and_does_not_hide_those_of_the_fleet"
 
+TENANTS = "tests/property/test_tenants.py"
+
 FAULTS = (
     Fault(
         "a newcomer's tokens do not count in its tenant's turn while it is held",
         f"{CORE}/waiting/waiting_lines.py",
-        "self.counter.value_after(self.num_held_tokens), self.groups.first.arrival",
-        "self.counter.value_after(0), self.groups.first.arrival",
+        "        return self.num_held_tokens if is_newcomer else self.num_held_returned_tokens",
+        "        return 0 if is_newcomer else self.num_held_returned_tokens",
         (f"{UNIT}/waiting/test_waiting_queue.py",),
     ),
     Fault(
         "a held newcomer that is taken out leaves its tenant's turn as it was",
         f"{CORE}/waiting/waiting_queue.py",
-        "                level.renew_entry(group.tenant, level.lines[group.tenant])\n        else:",
-        "                pass\n        else:",
+        "            level.renew_entry(group.tenant, level.lines[group.tenant])\n        else:",
+        "            pass\n        else:",
         (f"{UNIT}/waiting/test_waiting_queue.py",),
     ),
     Fault(
@@ -161,6 +163,27 @@ FAULTS = (
         "            (holder or core).finish(sequence)\n",
         "            core.finish(sequence)\n",
         ("tests/unit/scheduler_svc/core/dispatch/test_fleet.py",),
+    ),
+    Fault(
+        "what was preempted goes before other tenants, whatever they have had",
+        f"{CORE}/waiting/waiting_lines.py",
+        "        return counter, is_newcomer, self.groups",
+        "        return counter * is_newcomer, is_newcomer, self.groups",
+        (TENANTS,),
+    ),
+    Fault(
+        "everybody waits for what is swapped out, whatever they have had",
+        f"{CORE}/step/admission.py",
+        "first_return <= (self._batch.order_of(group)[0], self._queue.counter_of(group))",
+        "first_return[0] <= self._batch.order_of(group)[0]",
+        (TENANTS,),
+    ),
+    Fault(
+        "swapped groups come back by arrival, whatever their tenants have had",
+        f"{CORE}/step/admission.py",
+        "sorted(self._swapped, key=self._groups.turn_of)",
+        "list(self._swapped)",
+        (f"{UNIT}/test_core_swap.py",),
     ),
     Fault(
         "newcomers take the room that a group of a draining executor waits for",

@@ -62,6 +62,7 @@ class FleetWorkload:
     drains: list[bool]
     policy: Policy
     tenant_weights: dict[str, float] = field(default_factory=dict)
+    max_num_seqs_per_tenant: int | None = None
     dispatches: bool = False
     """Whether the line is dispatched after every change, as the engine does."""
     num_numerics: int = 1
@@ -90,6 +91,7 @@ def fleet_workloads(draw: st.DrawFn) -> FleetWorkload:
         drains=draw(st.lists(st.booleans(), min_size=1, max_size=6)),
         policy=draw(st.sampled_from(POLICIES)),
         tenant_weights=draw(st.sampled_from([{}, {"x": 3.0}])),
+        max_num_seqs_per_tenant=draw(st.sampled_from([None, None, 1, 2, 3])),
         dispatches=draw(st.booleans()),
         num_numerics=draw(st.sampled_from([2, 1])),
     )
@@ -134,7 +136,12 @@ class Run:
     def __init__(self, workload: FleetWorkload, num_steps_in_flight: int, make_fleet: MakeFleet = Fleet) -> None:
         self.workload = workload
         self.num_steps_in_flight = num_steps_in_flight
-        self.fleet = VirtualFleet(workload.policy, workload.tenant_weights, make_fleet=make_fleet)
+        self.fleet = VirtualFleet(
+            workload.policy,
+            workload.tenant_weights,
+            max_num_seqs_per_tenant=workload.max_num_seqs_per_tenant,
+            make_fleet=make_fleet,
+        )
         self.refused: set[int] = set()
         self.num_joins = 0
         self.retired: set[ExecutorCore] = set()

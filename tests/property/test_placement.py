@@ -73,7 +73,7 @@ def test_a_group_is_offered_to_the_cheapest_executor_that_has_room(
     placement = Placement(dispatcher.takers(), dispatcher.holders, None, -math.inf)
     for arrival, (prompt, num_tokens) in enumerate(newcomers, len(bench.groups)):
         newcomer = group(arrival, prompt, max_tokens(num_tokens))
-        turn = Turn(0, not newcomer.has_run, 0.0, newcomer.arrival, newcomer)
+        turn = Turn(0, 0.0, not newcomer.has_run, newcomer.arrival, newcomer)
         costs = {}
         for number, inbox in enumerate(dispatcher.inboxes):
             capacity = Capacity.of(inbox, is_serving=False, number=number)

@@ -28,13 +28,13 @@ class SortedModel:
         self.last_left: dict[int, str] = {}
         self.held: list[SequenceGroup] = []
 
-    def newcomers(self, level: int) -> list[SequenceGroup]:
-        return [group for group in self.groups if group.priority == level and not group.has_run]
+    def tenants(self, level: int) -> set[str]:
+        return {group.tenant for group in self.groups if group.priority == level}
 
     def add(self, group: SequenceGroup) -> None:
         level, tenant = group.priority, group.tenant
-        waiting = {other.tenant for other in self.newcomers(level)}
-        if not group.has_run and tenant not in waiting:
+        waiting = self.tenants(level)
+        if tenant not in waiting:
             last = {self.last_left[level]} if level in self.last_left else set()
             floor = min((self.counters[level, other] for other in waiting or last), default=0.0)
             self.counters[level, tenant] = max(self.counters.get((level, tenant), 0.0), floor)
@@ -44,7 +44,7 @@ class SortedModel:
         self.groups.remove(group)
         if group in self.held:
             self.held.remove(group)
-        if not group.has_run and group.tenant not in {other.tenant for other in self.newcomers(group.priority)}:
+        if group.tenant not in self.tenants(group.priority):
             self.last_left[group.priority] = group.tenant
 
     def charge(self, tenant: str, num_tokens: int) -> None:
@@ -57,21 +57,21 @@ class SortedModel:
 
         used_up = [*passed, *self.held]
 
-        def turn(group: SequenceGroup) -> tuple[int, bool, float, int]:
-            if group.has_run:
-                return group.priority, False, 0.0, group.arrival
+        def comes_before(other: SequenceGroup, group: SequenceGroup) -> bool:
+            """Return whether the tokens of one count in the turn of another one of its line."""
+            if other in used_up:
+                return other in passed or other.has_run or not group.has_run
+            return (not other.has_run, other.arrival) < (not group.has_run, group.arrival)
+
+        def turn(group: SequenceGroup) -> tuple[int, float, bool, int]:
             num_tokens_before = sum(
                 other.num_prompt_tokens
-                for other in self.newcomers(group.priority)
-                if other.tenant == group.tenant and (other in used_up or other.arrival < group.arrival)
+                for other in self.groups
+                if (other.priority, other.tenant) == (group.priority, group.tenant) and comes_before(other, group)
             )
             counter = self.counters[group.priority, group.tenant]
-            return (
-                group.priority,
-                True,
-                counter + num_tokens_before / self.weights.get(group.tenant, 1.0),
-                group.arrival,
-            )
+            weight = self.weights.get(group.tenant, 1.0)
+            return group.priority, counter + num_tokens_before / weight, not group.has_run, group.arrival
 
         in_line = sorted((group for group in self.groups if group not in used_up), key=turn)
         return [*(group for group in self.held if group not in passed), *in_line]

@@ -150,6 +150,7 @@ class VirtualFleet:
     Args:
         policy: Of the queue and of the cores.
         tenant_weights: Of the queue.
+        max_num_seqs_per_tenant: Of the queue.
         checks_integrity: Whether the invariants are checked after every call; may be set later.
         make_fleet: The class of the fleet, or what makes one.
     """
@@ -159,11 +160,12 @@ class VirtualFleet:
         policy: Policy | None = None,
         tenant_weights: Mapping[str, float] | None = None,
         *,
+        max_num_seqs_per_tenant: int | None = None,
         checks_integrity: bool = True,
         make_fleet: MakeFleet = Fleet,
     ) -> None:
         policy = policy or FcfsPolicy()
-        self.queue = WaitingQueue(policy, tenant_weights)
+        self.queue = WaitingQueue(policy, tenant_weights, max_num_seqs_per_tenant)
         self.fleet = make_fleet(self.queue, policy, b"key", lambda: True)
         self.members: list[Member] = []
         self.checks_integrity = checks_integrity
@@ -260,6 +262,7 @@ class VirtualFleet:
             assert group.arrival not in self.failures, "a group failed twice"
             self.failures[group.arrival] = failure.message
         self.check_integrity(member)
+        self.check_cap_of_tenants()
         return decision.step
 
     def execute(self, member: Member, step: Step) -> None:
@@ -313,6 +316,15 @@ class VirtualFleet:
         for group in self.groups.values():
             places = [member for member in self.members if group in member.core.groups]
             assert len(places) + (group in self.queue) == self.is_live(group), f"{group.request_id} is in {places}"
+
+    def check_cap_of_tenants(self) -> None:
+        """Assert that no tenant runs more sequences than it may, unless they are those of one group."""
+        running: dict[str, list[int]] = defaultdict(list)
+        for member in self.members:
+            for group in (*member.core.batch.running, *member.core.groups.returning):
+                running[group.tenant].append(group.num_slots)
+        cap = self.queue.max_num_seqs_per_tenant
+        assert all(cap is None or len(nums) == 1 or sum(nums) <= cap for nums in running.values()), running
 
     def check_all_is_free(self) -> None:
         """Assert that nothing is left of the groups that have ended, on either side."""

@@ -18,6 +18,7 @@ class FleetBench(VirtualFleet):
         all_limits: Of the members that are there from the beginning.
         policy: Of the queue and of the cores.
         tenant_weights: Of the queue.
+        max_num_seqs_per_tenant: Of the queue.
         make_fleet: See `VirtualFleet`.
     """
 
@@ -26,9 +27,10 @@ class FleetBench(VirtualFleet):
         *all_limits: CoreLimits,
         policy: Policy | None = None,
         tenant_weights: Mapping[str, float] | None = None,
+        max_num_seqs_per_tenant: int | None = None,
         make_fleet: MakeFleet = Fleet,
     ) -> None:
-        super().__init__(policy, tenant_weights, make_fleet=make_fleet)
+        super().__init__(policy, tenant_weights, max_num_seqs_per_tenant=max_num_seqs_per_tenant, make_fleet=make_fleet)
         for limits in all_limits:
             self.attach(limits)
 

@@ -53,9 +53,13 @@ class PlacementCheck:
                 assert group.has_inflight_tokens or not _has_free(self._core, group), "a swapped group could come back"
         dispatcher = self._fleet.fleet.dispatcher
         dispatched = {assignment.group for inbox in dispatcher.inboxes for assignment in inbox.assignments}
+        capped: set[str] = set()
         for group in self._fleet.queue.in_order():
             if group in dispatched:
                 continue  # another core is to admit it in its next step
+            if dispatcher.why_capped(group) or group.tenant in capped:
+                capped.add(group.tenant)  # it waits for others of its tenant, and whoever is behind it in its line
+                continue
             verdicts = {core: self._verdict(core, group) for core in self._takers}
             able = [core for core, verdict in verdicts.items() if verdict is None]
             if able == [self._core] and self._may_wait_for_its_kind(group):
@@ -124,7 +128,8 @@ def _has_room(core: ExecutorCore, group: SequenceGroup) -> bool:
     """Return whether nothing keeps the group from a core, even if it shares no block with anybody."""
     limits = core.limits
     level, _ = core.batch.order_of(group)
-    if any(core.batch.order_of(other)[0] <= level for other in [*core.swapped, *core.preempted.groups]):
+    turn = level, core.queue.counter_of(group)
+    if any(core.groups.turn_of(other) <= turn for other in [*core.swapped, *core.preempted.groups]):
         return False
     if core.blocks.prefix_cache is not None and core.in_flight:
         return False  # a step may compute its prefix

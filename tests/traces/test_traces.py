@@ -8,6 +8,7 @@ A command stands on a line, its expected output after `----` up to an empty line
     add a prompt=5 n=2                              a group of two outputs, a.0 and a.1
     add a prompt=5 beams=2                          a beam search of this width
     add a prompt=5,6,7                              a prompt of these tokens
+    add a prompt=5 tenant=red                       of this tenant
     schedule                                        decide a step and run it; its result stays on its way
     process                                         take the oldest result
     step                                            schedule, then process
@@ -91,6 +92,7 @@ class Stage:
             ),
             num_sequences=int(options.get("n", 1)),
             beam_search=BeamSearchParams(int(options["beams"])) if "beams" in options else None,
+            tenant=options.get("tenant", ""),
         )
         if not self.core.admissions.can_ever_admit(added):
             return [f"refused  {self.core.admissions.why_never(added)}"]

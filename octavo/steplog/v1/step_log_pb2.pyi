@@ -48,6 +48,7 @@ class LogHeader(_message.Message):
     NUM_EARLIER_CORES_FIELD_NUMBER: _builtins.int
     CORES_FIELD_NUMBER: _builtins.int
     PREFIX_KEY_FIELD_NUMBER: _builtins.int
+    MAX_NUM_SEQS_PER_TENANT_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of this format. A reader refuses another one."""
     release: _builtins.str
@@ -76,6 +77,8 @@ class LogHeader(_message.Message):
     """Cores that joined before this file."""
     prefix_key: _builtins.bytes
     """Secret of the names of blocks."""
+    max_num_seqs_per_tenant: _builtins.int
+    """Sequences of one tenant that run at most; 0: any number."""
     @_builtins.property
     def tenant_weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantWeight]:
         """The shares of tenants; others have weight 1."""
@@ -102,10 +105,11 @@ class LogHeader(_message.Message):
         num_earlier_cores: _builtins.int = ...,
         cores: _abc.Iterable[Global___CoreJoined] | None = ...,
         prefix_key: _builtins.bytes = ...,
+        max_num_seqs_per_tenant: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "core_digest", b"core_digest", "cores", b"cores", "file_number", b"file_number", "format_version", b"format_version", "has_masked_tokens", b"has_masked_tokens", "log_id", b"log_id", "num_earlier_calls", b"num_earlier_calls", "num_earlier_cores", b"num_earlier_cores", "policy", b"policy", "prefix_key", b"prefix_key", "release", b"release", "snapshot", b"snapshot", "started_at_s", b"started_at_s", "started_at_unix_us", b"started_at_unix_us", "tenant_weights", b"tenant_weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "core_digest", b"core_digest", "cores", b"cores", "file_number", b"file_number", "format_version", b"format_version", "has_masked_tokens", b"has_masked_tokens", "log_id", b"log_id", "max_num_seqs_per_tenant", b"max_num_seqs_per_tenant", "num_earlier_calls", b"num_earlier_calls", "num_earlier_cores", b"num_earlier_cores", "policy", b"policy", "prefix_key", b"prefix_key", "release", b"release", "snapshot", b"snapshot", "started_at_s", b"started_at_s", "started_at_unix_us", b"started_at_unix_us", "tenant_weights", b"tenant_weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__snapshot: _TypeAlias = _typing.Literal["snapshot"]  # noqa: Y015
     _WhichOneofArgType__snapshot: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot"]  # noqa: Y015

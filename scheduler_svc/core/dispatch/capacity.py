@@ -82,7 +82,7 @@ class Capacity:
         num_free_blocks: Of the pool, less the watermark.
         num_tokens: Of the budget; at most 0: the step is full.
         num_long: Long prefills that it may start.
-        level_of_returning: Groups on this level and on less urgent ones wait for those that were preempted.
+        first_return: Level and counter of the first one that was preempted here; later turns wait for it.
         number: Tells it from other rooms.
     """
 
@@ -95,7 +95,7 @@ class Capacity:
     num_free_blocks: int
     num_tokens: int
     num_long: int
-    level_of_returning: int | None
+    first_return: tuple[int, float] | None
     _is_pool_used: bool
     number: int
 
@@ -114,7 +114,6 @@ class Capacity:
         is_pool_used = num_free_blocks < blocks.allocator.num_blocks
         if is_pool_used:
             num_free_blocks -= blocks.num_watermark_blocks
-        returning = core.groups.returning
         return cls(
             inbox,
             core,
@@ -125,7 +124,7 @@ class Capacity:
             num_free_blocks,
             _NO_LIMIT if is_serving else limits.max_num_batched_tokens - core.num_claimed_tokens - inbox.num_tokens,
             limits.max_long_prefills - core.prefills.num_long - inbox.num_long,
-            min(group.order for group in returning)[0] if returning else None,
+            core.groups.first_return,
             is_pool_used,
             number,
         )
@@ -153,7 +152,7 @@ class Capacity:
             return Wait.NEVER
         if core.is_probing and (core.groups or self.inbox.assignments):
             return Wait.IN_LINE
-        if self.level_of_returning is not None and self.level_of_returning <= turn.level:
+        if self.first_return is not None and self.first_return <= turn[:2]:
             return Wait.IN_LINE
         if demand.num_slots > self.num_free_slots:
             return Wait.IN_LINE

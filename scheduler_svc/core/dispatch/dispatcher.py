@@ -27,9 +27,10 @@ from scheduler_svc.core.dispatch.block_holders import BlockHolders
 from scheduler_svc.core.dispatch.capacity import is_open_to
 from scheduler_svc.core.dispatch.inbox import Assignment, Inbox
 from scheduler_svc.core.dispatch.placement import Offer, Placement
+from scheduler_svc.core.dispatch.tenant_cap import TenantCap
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Wait
+from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Obstacle, Wait
 from scheduler_svc.core.waiting.waiting_queue import Turn, WaitingQueue
 
 # Groups that one call dispatches: some 15 microseconds each (docs/benchmarks.md).
@@ -55,7 +56,7 @@ class Dispatcher:
         self.holders = BlockHolders()
         self.inboxes: list[Inbox] = []
         self.unplaceable: set[SequenceGroup] = set()
-        self._takers: list[Inbox] = []
+        self._takers: list[Inbox] | None = None  # at the last look; None: look anew
         self._dispatched_to: set[ExecutorCore] = set()
 
     # Cores come and go ---------------------------------------------------------------------------
@@ -73,7 +74,7 @@ class Dispatcher:
         self._recall(inbox)
         if core.blocks.prefix_cache is not None:
             core.blocks.prefix_cache.leave()
-        self._takers = []
+        self._takers = None
         del inbox.core  # else they are a cycle, and megabytes wait for the garbage collector
 
     def takers(self) -> list[Inbox]:
@@ -140,12 +141,25 @@ class Dispatcher:
 
     def place(self, group: SequenceGroup, level: int, now_s: float) -> ExecutorCore | None:
         """Return the core that a group would be dispatched to if it stood first in line; None: no core has capacity."""
-        offer = self._placement(now_s).choose(_first_turn(group, level))
+        offer = self._placement(now_s).choose(self._turn_of(group, level))
         return offer.capacity.core if isinstance(offer, Offer) else None
 
     def preferred(self, group: SequenceGroup, level: int, now_s: float) -> list[ExecutorCore]:
         """Return the cores that a group is kept for if it stands first in line; see `Placement.preferred`."""
-        return [capacity.core for capacity in self._placement(now_s).preferred(_first_turn(group, level))]
+        return [capacity.core for capacity in self._placement(now_s).preferred(self._turn_of(group, level))]
+
+    def why_capped(self, group: SequenceGroup) -> Obstacle | None:
+        """Return why a group waits until others of its tenant have ended; None: it does not."""
+        cap = self._tenant_cap()
+        return None if cap is None else cap.obstacle(group)
+
+    def _tenant_cap(self) -> TenantCap | None:
+        max_num_seqs = self.queue.max_num_seqs_per_tenant
+        return None if max_num_seqs is None else TenantCap(max_num_seqs, self.inboxes)
+
+    def _turn_of(self, group: SequenceGroup, level: int) -> Turn:
+        """Return the turn of a group that stands first in line."""
+        return Turn(level, self.queue.counter_of(group), not group.has_run, group.arrival, group)
 
     def _placement(self, now_s: float) -> Placement:
         return Placement(self.takers(), self.holders, None, self.judged_at_s(now_s))
@@ -166,20 +180,23 @@ class Dispatcher:
         self._recall_stalled(server, now_s)
         placement = Placement(takers, self.holders, server, now_s)
         skipped: list[SequenceGroup] = []
+        closed: list[Turn] = []
         try:
-            yield from self._groups_in_line(placement, skipped, now_s)
+            yield from self._groups_in_line(placement, skipped, closed, now_s)
             yield from self._groups_of_others(placement)
         finally:
+            for turn in closed:
+                self.queue.open_line(turn)
             for group in skipped:
                 self.queue.release(group)
 
     def _groups_in_line(
-        self, placement: Placement, skipped: list[SequenceGroup], now_s: float
+        self, placement: Placement, skipped: list[SequenceGroup], closed: list[Turn], now_s: float
     ) -> Iterator[SequenceGroup]:
-        queue, server = self.queue, placement.server
+        queue, server, cap = self.queue, placement.server, self._tenant_cap()
         kept = {inbox.core: -math.inf for inbox in self.inboxes if inbox.core.is_draining}
         for _ in range(MAX_DISPATCHED_GROUPS):
-            turn = queue.first_turn()
+            turn = self._first_turn(cap, closed)
             index = None if server is None else server.first_in_company
             if server is not None and index is not None and (turn is None or server.assignments[index].turn < turn):
                 yield server.take(index).group
@@ -189,12 +206,20 @@ class Dispatcher:
                 return
             offer = placement.choose(turn)
             if offer is Wait.IN_LINE:
-                if not self._make_way(placement, turn):
+                made_way = self._make_way(placement, turn)
+                if made_way is None:
                     return
+                if cap is not None:
+                    cap.count(made_way, -1)
+                    for other in closed:
+                        if other.group.tenant == made_way.tenant:
+                            queue.open_line(other)
                 continue
             queue.hold(turn.group)
             if isinstance(offer, Offer):
                 placement.give(offer)
+                if cap is not None:
+                    cap.count(turn.group)
                 if offer.capacity.inbox is server and not turn.group.runs_alone:
                     server.take_group(turn.group)
                     yield turn.group
@@ -214,14 +239,24 @@ class Dispatcher:
                 if len(skipped) == MAX_PASSED_GROUPS:
                     return
 
-    def _make_way(self, placement: Placement, turn: Turn) -> bool:
-        """Put the last group that was dispatched back into the line, if its turn is after this one."""
+    def _first_turn(self, cap: TenantCap | None, closed: list[Turn]) -> Turn | None:
+        """Return the first turn of a tenant that is not at its cap; the lines of those that are have been closed."""
+        while (
+            (turn := self.queue.first_turn()) is not None and cap is not None and cap.obstacle(turn.group) is not None
+        ):
+            self.queue.close_line(turn)
+            closed.append(turn)
+        return turn
+
+    def _make_way(self, placement: Placement, turn: Turn) -> SequenceGroup | None:
+        """Put the last group that was dispatched back into the line, and return it, if its turn is after this one."""
         inboxes = [inbox for inbox in self.inboxes if inbox.assignments and inbox.assignments[-1].turn > turn]
         if not inboxes:
-            return False
+            return None
         last = max(inboxes, key=lambda inbox: inbox.assignments[-1].turn)
-        self.queue.release(placement.take_back(last, -1).group)
-        return True
+        group = placement.take_back(last, -1).group
+        self.queue.release(group)
+        return group
 
     def _groups_of_others(self, placement: Placement) -> Iterator[SequenceGroup]:
         """Yield groups of other inboxes that cost less where nobody is left in line."""
@@ -231,7 +266,8 @@ class Dispatcher:
             if not others:
                 return
             busiest = max(others, key=lambda inbox: (inbox.core.num_rows, inbox.core.load))
-            if busiest.assignments[0].group.runs_alone or not placement.claim(busiest):
+            group, level = busiest.assignments[0].group, busiest.assignments[0].turn.level
+            if group.runs_alone or not placement.claim(busiest, self._turn_of(group, level)):
                 return
             yield busiest.take(0).group
             placement.look_at_server()
@@ -251,12 +287,16 @@ class Dispatcher:
         placement = Placement(staying, self.holders, None, self.judged_at_s(now_s))
         for emptied in (inbox.core for inbox in self.inboxes if inbox.core.is_draining):
             for group in emptied.preempted.groups:
-                _keep_room(placement, emptied, group)
-        first = self.queue.first_turn()
+                self._keep_room(placement, emptied, group)
+        closed: list[Turn] = []
+        first = self._first_turn(self._tenant_cap(), closed)
+        for turn in closed:
+            self.queue.open_line(turn)
+        ahead = None if first is None else (first.level, first.is_newcomer, first.arrival)
         for group in groups:
-            if first is not None and first < _first_turn(group, group.order[0]):
+            if ahead is not None and ahead < (group.order[0], False, group.arrival):
                 return
-            wait = _keep_room(placement, core, group)
+            wait = self._keep_room(placement, core, group)
             if wait is None:
                 yield group
             elif wait is Wait.IN_LINE:
@@ -285,11 +325,22 @@ class Dispatcher:
                     continue
                 if group.order[0] > newcomer.level or num_passed == MAX_PASSED_GROUPS:
                     break
-                wait = _keep_room(placement, core, group)
+                wait = self._keep_room(placement, core, group)
                 if wait is Wait.IN_LINE:
                     return True
                 num_passed += wait is not None
         return False
+
+    def _keep_room(self, placement: Placement, core: ExecutorCore, group: SequenceGroup) -> Wait | None:
+        """Keep room elsewhere for a group of a core that is emptied; return how it waits for that; None: not."""
+        waiting = core.batch.as_waiting(group)
+        if not any(is_open_to(inbox.core, waiting) for inbox in placement.takers if not inbox.core.is_draining):
+            return Wait.NEVER
+        offer = placement.choose(self._turn_of(waiting, group.order[0]))
+        if isinstance(offer, Wait):
+            return offer
+        placement.keep(offer)
+        return None
 
     # Back into the line --------------------------------------------------------------------------
 
@@ -328,22 +379,6 @@ class Dispatcher:
                 self.queue.release(inbox.take(index).group)
 
 
-def _keep_room(placement: Placement, core: ExecutorCore, group: SequenceGroup) -> Wait | None:
-    """Keep room elsewhere for a group of a core that is emptied; return how it waits for that, None: there is some."""
-    waiting = core.batch.as_waiting(group)
-    if not any(is_open_to(inbox.core, waiting) for inbox in placement.takers if not inbox.core.is_draining):
-        return Wait.NEVER
-    offer = placement.choose(_first_turn(waiting, group.order[0]))
-    if isinstance(offer, Wait):
-        return offer
-    placement.keep(offer)
-    return None
-
-
-def _first_turn(group: SequenceGroup, level: int) -> Turn:
-    return Turn(level, not group.has_run, 0.0, group.arrival, group)
-
-
 class InboxQueue:
     """The queue as one core sees it (`AdmissionQueue`): what is dispatched to it stands first.
 
@@ -380,6 +415,10 @@ class InboxQueue:
     def remove(self, group: SequenceGroup) -> None:
         """Take out a group that is admitted here, or has ended."""
         self._dispatcher.queue.remove(group)
+
+    def counter_of(self, group: SequenceGroup) -> float:
+        """Return the virtual token counter of the tenant of a group on its level."""
+        return self._dispatcher.queue.counter_of(group)
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         """Count tokens that are computed for a tenant."""

@@ -235,6 +235,8 @@ class Fleet:
 
         The obstacle is the most hopeful one: skipped before in line before never.
         """
+        if (capped := self.dispatcher.why_capped(group)) is not None:
+            return capped
         core = self.dispatcher.place(group, self._policy.level(group), now_s)
         if core is not None:
             return core
@@ -249,10 +251,10 @@ class Fleet:
     def obstacles(self, group: SequenceGroup, now_s: float) -> list[tuple[ExecutorCore, Obstacle | None]]:
         """Return what keeps a group from each core, for people; None: nothing but those ahead and the token budget."""
         leaving = Obstacle(Wait.IN_LINE, "the executor is leaving the fleet")
-        judged_at_s = self.dispatcher.judged_at_s(now_s)
+        judged_at_s, capped = self.dispatcher.judged_at_s(now_s), self.dispatcher.why_capped(group)
         takers, preferred = self._takers, self.dispatcher.preferred(group, self._policy.level(group), now_s)
         return [
-            (core, self._obstacle(core, group, judged_at_s, preferred) if core in takers else leaving)
+            (core, capped or (self._obstacle(core, group, judged_at_s, preferred) if core in takers else leaving))
             for core in self.cores
         ]
 

@@ -173,8 +173,11 @@ class Placement:
             self._rank_anew(former, capacity)
         return assignment
 
-    def claim(self, other: Inbox) -> bool:
-        """Let the core that asks have the first assignment of another inbox, if it has capacity, and it costs less."""
+    def claim(self, other: Inbox, turn: Turn) -> bool:
+        """Let the core that asks have the first assignment of another inbox, if it has capacity, and it costs less.
+
+        `turn` is that of its group at this moment.
+        """
         assert self.server is not None
         assignment, there = other.assignments[0], other.core
         capacity = self._capacities[self.server]
@@ -183,11 +186,11 @@ class Placement:
         demand = Demand.of(assignment.group, capacity.core)
         depths = self._holders.depths(demand.block_names, capacity.bit)
         num_cached_blocks = depths[0].num_blocks if depths else 0
-        own = demand.assignment(assignment.turn, capacity, num_cached_blocks)
+        own = demand.assignment(turn, capacity, num_cached_blocks)
         row_cost = self._row_cost(assignment.group)
         cost = capacity.cost(row_cost) + own.num_tokens
         cost_there = there.load + there.num_rows * row_cost + assignment.num_tokens
-        is_obstructed = self._obstacle(capacity, assignment.turn, demand, num_cached_blocks) is not None
+        is_obstructed = self._obstacle(capacity, turn, demand, num_cached_blocks) is not None
         if is_obstructed or cost >= cost_there:
             return False
         assignment.group.placed = _placed(cost, capacity, demand, own, (cost_there, there.name))

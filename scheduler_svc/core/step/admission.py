@@ -1,7 +1,8 @@
 """Who enters the batch: groups that come back from the host pool, and groups of the waiting queue.
 
-What ran before comes first: while a group is swapped out, or waits for tokens in flight, only groups of a
-more urgent level are admitted. The head of the queue waits for slots and blocks, and everybody behind
+What ran before comes first within a tenant: while a group is swapped out, or waits for tokens in flight, only
+groups of a more urgent level are admitted, and those of tenants that got less than its own did. Else one tenant
+that fills the pool would stop all others. The head of the queue waits for slots and blocks, and everybody behind
 it waits too, or a large request would starve. Two kinds of groups are passed over instead, because
 what they wait for is sure to end: those whose prefix a step in flight computes, and long prefills while
 `max_long_prefills` of them run.
@@ -108,8 +109,8 @@ class Admissions:
     # From the host pool --------------------------------------------------------------------------
 
     def swap_in(self, plan: StepPlan) -> None:
-        """Bring swapped groups back, in order, while slots, blocks and budget last."""
-        for group in list(self._swapped):
+        """Bring swapped groups back while slots, blocks and budget last: in the order of the queue, by fair shares."""
+        for group in sorted(self._swapped, key=self._groups.turn_of):
             if group.has_inflight_tokens or not plan.token_budget:
                 return
             needs = self.needs_to_swap_in(group)
@@ -214,9 +215,9 @@ class Admissions:
         """Return the blocks with which the group could be admitted now, or why it cannot be."""
         if not self.can_ever_admit(group):
             return Obstacle(Wait.NEVER, self.why_never(group))
-        returning = self._groups.returning
-        if returning and min(other.order for other in returning)[0] <= self._batch.order_of(group)[0]:
-            return Obstacle(Wait.IN_LINE, f"preempted requests come back first: {len(returning)}")
+        first_return = self._groups.first_return
+        if first_return is not None and first_return <= (self._batch.order_of(group)[0], self._queue.counter_of(group)):
+            return Obstacle(Wait.IN_LINE, f"preempted requests come back first: {len(self._groups.returning)}")
         if group.num_slots > (num_free_slots := self._batch.num_free_slots):
             return lack_of_slots(group.num_slots, num_free_slots)
         allocation = self._blocks.plan_admission(group)

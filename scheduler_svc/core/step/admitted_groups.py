@@ -38,6 +38,9 @@ class AdmissionQueue(Protocol):
     def remove(self, group: SequenceGroup) -> None:
         """Take out a group that is admitted."""
 
+    def counter_of(self, group: SequenceGroup) -> float:
+        """Return the virtual token counter of the tenant of a group on its level: the smaller one goes first."""
+
     def charge(self, tenant: str, num_tokens: int) -> None:
         """Count tokens that are computed for a tenant."""
 
@@ -70,8 +73,17 @@ class AdmittedGroups:
 
     @property
     def returning(self) -> list[SequenceGroup]:
-        """Those that were preempted and are to come back here: before them only more urgent ones are admitted."""
+        """Those that were preempted and are to come back here."""
         return [*self._swapped.groups, *self._preempted.groups]
+
+    def turn_of(self, group: SequenceGroup) -> tuple[int, float]:
+        """Return the level and the counter of a group: where it stands among those of other tenants."""
+        return group.order[0], self._queue.counter_of(group)
+
+    @property
+    def first_return(self) -> tuple[int, float] | None:
+        """The first turn of those that are to come back: who has no earlier one waits for them. None: nobody is."""
+        return min(map(self.turn_of, returning)) if (returning := self.returning) else None
 
     # Ends ----------------------------------------------------------------------------------------
 

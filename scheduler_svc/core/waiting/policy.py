@@ -174,6 +174,14 @@ class FairShare:
         if len(self._idle) > MAX_IDLE_COUNTERS:
             self._forget(*self._idle.popitem(last=False)[0])
 
+    def value_of(self, level: int, tenant: str) -> float:
+        """Return the counter of a tenant on a level, waiting or not; of one that is not known, as if it were new."""
+        known = self._levels.get(level)
+        if known is None:
+            return 0.0
+        counter = known.counters.get(tenant)
+        return known.floor if counter is None else counter.value
+
     def charge(self, tenant: str, num_tokens: int) -> None:
         """Count tokens that are computed for a tenant. Those of a tenant that is not known are nobody's."""
         assert num_tokens >= 0

@@ -1,4 +1,4 @@
-"""The lines in which groups of one level wait: those that ran before, and one for the newcomers of each tenant.
+"""The lines in which groups of one level wait: one for each tenant, those that ran before in front.
 
 Pure. Used by `waiting_queue.py`, whose docstring has the order.
 """
@@ -8,11 +8,15 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import TypeAlias
 
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.policy import MAX_STALE_ENTRIES, VirtualTokenCounter
 
 _BY_ARRIVAL = attrgetter("arrival")
+
+# Counter of the tenant, whether the group is a newcomer, its arrival: the smaller turn comes first.
+LineTurn: TypeAlias = tuple[float, bool, int]
 
 # Room in front of a line is given back when it is so large, and half of the list.
 _MAX_ROOM_IN_FRONT = 1024
@@ -70,42 +74,64 @@ class GroupsByArrival:
 
 @dataclass(slots=True)
 class Line:
-    """The newcomers of a tenant on one level: those that stand in line, and the number and tokens of those held.
+    """The groups of a tenant on one level that stand in line, and the number and tokens of those held.
 
-    `serial` is that of its entry in the heap; -1: it has none.
+    `returned` ran before, and go before the `newcomers`; what is held of these does not count against them.
+    While it is closed nobody in it has a turn. `serial` is that of its entry in the heap; -1: it has none.
     """
 
     counter: VirtualTokenCounter
-    groups: GroupsByArrival = field(default_factory=GroupsByArrival)
+    returned: GroupsByArrival = field(default_factory=GroupsByArrival)
+    newcomers: GroupsByArrival = field(default_factory=GroupsByArrival)
     num_held: int = 0
     num_held_tokens: int = 0
+    num_held_returned_tokens: int = 0
+    is_closed: bool = False
     serial: int = -1
 
+    def __len__(self) -> int:
+        return len(self.returned) + len(self.newcomers)
+
+    def groups(self, *, is_newcomer: bool) -> GroupsByArrival:
+        """Return one of the two parts."""
+        return self.newcomers if is_newcomer else self.returned
+
+    def hold(self, num_tokens: int, *, is_newcomer: bool, sign: int = 1) -> None:
+        """A group of so many tokens is held, or with `sign` -1 no more."""
+        self.num_held += sign
+        self.num_held_tokens += sign * num_tokens
+        if not is_newcomer:
+            self.num_held_returned_tokens += sign * num_tokens
+
+    def num_tokens_before(self, *, is_newcomer: bool) -> int:
+        """Return the tokens of those held that count in the turn of a group."""
+        return self.num_held_tokens if is_newcomer else self.num_held_returned_tokens
+
     @property
-    def turn(self) -> tuple[float, int]:
-        """The counter with which the first group has its turn, and its arrival."""
-        return self.counter.value_after(self.num_held_tokens), self.groups.first.arrival
+    def turn(self) -> LineTurn:
+        """That of its first group; there is one."""
+        is_newcomer = not len(self.returned)
+        counter = self.counter.value_after(self.num_tokens_before(is_newcomer=is_newcomer))
+        return counter, is_newcomer, self.groups(is_newcomer=is_newcomer).first.arrival
 
 
 @dataclass(slots=True)
 class Level:
-    """The groups of one level: those that have run before, and the lines of the newcomers.
+    """The lines of the tenants on one level.
 
-    A line stays while it holds somebody. `heap` has an entry (counter, arrival, serial, tenant) for each line
-    in which somebody stands, and stale ones. A counter that was charged is greater than its entry says;
-    whatever else changes a turn makes a new entry.
+    A line stays while it holds somebody. `heap` has an entry (turn, serial, tenant) for each line in which
+    somebody stands, and stale ones. A counter that was charged is greater than its entry says; whatever else
+    changes a turn makes a new entry.
     """
 
-    returned: GroupsByArrival = field(default_factory=GroupsByArrival)
     lines: dict[str, Line] = field(default_factory=dict)
-    heap: list[tuple[float, int, int, str]] = field(default_factory=list)
+    heap: list[tuple[LineTurn, int, str]] = field(default_factory=list)
     num_in_line: int = 0
-    num_held: int = 0
     num_entries: int = 0
 
     def renew_entry(self, tenant: str, line: Line) -> None:
         """The turn of a line has changed."""
-        if not len(line.groups):
+        if not len(line) or line.is_closed:
             line.serial = -1
             return
         if len(self.heap) > 4 * len(self.lines) + MAX_STALE_ENTRIES:
@@ -113,20 +139,20 @@ class Level:
             heapq.heapify(self.heap)
         self.num_entries += 1
         line.serial = self.num_entries
-        heapq.heappush(self.heap, (*line.turn, line.serial, tenant))
+        heapq.heappush(self.heap, (line.turn, line.serial, tenant))
 
-    def first_newcomer(self) -> tuple[float, SequenceGroup]:
-        """Return the newcomer whose turn it is, and the counter that says so; somebody stands in line."""
+    def first_turn(self) -> tuple[LineTurn, SequenceGroup]:
+        """Return the group whose turn it is, and its turn; somebody stands in line."""
         while True:
-            counter, arrival, serial, tenant = entry = self.heap[0]
+            turn, serial, tenant = entry = self.heap[0]
             if not self._is_of_line(entry):
                 heapq.heappop(self.heap)
                 continue
             line = self.lines[tenant]
-            if line.turn == (counter, arrival):
-                return counter, line.groups.first
-            heapq.heapreplace(self.heap, (*line.turn, serial, tenant))
+            if line.turn == turn:
+                return turn, line.groups(is_newcomer=turn[1]).first
+            heapq.heapreplace(self.heap, (line.turn, serial, tenant))
 
-    def _is_of_line(self, entry: tuple[float, int, int, str]) -> bool:
-        line = self.lines.get(entry[3])
-        return line is not None and line.serial == entry[2]
+    def _is_of_line(self, entry: tuple[LineTurn, int, str]) -> bool:
+        line = self.lines.get(entry[2])
+        return line is not None and line.serial == entry[1]

@@ -1,8 +1,11 @@
 """The groups that wait to be admitted, and the order in which they will be.
 
-The order: by the level of the policy; on a level, groups that have run before come first, by arrival;
-then the newcomers, tenant against tenant by their virtual token counters (`FairShare`), within a tenant
-by arrival. Equal counters: by arrival. With one tenant that is plain first come, first served.
+The order: by the level of the policy; on a level, tenant against tenant by their virtual token counters
+(`FairShare`); within a tenant, groups that have run before come first, then by arrival. Equal counters:
+those that have run before, then by arrival. With one tenant that is plain first come, first served.
+
+So what was preempted waits for its tenant's turn like everything else: a tenant that got more than its share
+holds nobody up, and nobody who got less passes what others were preempted of for longer than it takes to catch up.
 
 The one who dispatches them asks for the first group, and takes it out of the line:
 
@@ -11,7 +14,7 @@ The one who dispatches them asks for the first group, and takes it out of the li
     queue.remove(turn.group)                       it was admitted, or nobody wants it any more
     queue.release(turn.group)                      or: it stands in line again, where it stood before
 
-The tokens of a held newcomer count in its tenant's turn, as if its prompt had been computed. `charge` is told of
+The tokens of a held group count in its tenant's turn, as if its prompt had been computed. `charge` is told of
 what is really computed. Each of these calls costs O(log tenants), however many groups wait.
 
 Whether a tenant has groups running is nobody's business here: nothing is called when a group ends,
@@ -25,23 +28,35 @@ import heapq
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.policy import FairShare, Policy
-from scheduler_svc.core.waiting.waiting_lines import Level, Line
+from scheduler_svc.core.waiting.waiting_lines import Level, Line, LineTurn
 from scheduler_svc.core.waiting.waiting_work import WaitingWork, Work
 
 
 class Turn(NamedTuple):
-    """Where a group stands in line; the smaller turn comes first. No two are equal, by arrival."""
+    """Where a group stands in line; the smaller turn comes first. No two are equal, by arrival.
+
+    Turns of one tenant may be of different moments: their counters tell nothing, who came first does.
+    """
 
     level: int
-    is_newcomer: bool
     counter: float
+    is_newcomer: bool
     arrival: int
     group: SequenceGroup
+
+    def __lt__(self, other: tuple[object, ...]) -> bool:
+        assert isinstance(other, Turn)
+        begin = 2 if (self.level, self.group.tenant) == (other.level, other.group.tenant) else 0
+        return self[begin:4] < other[begin:4]
+
+    def __gt__(self, other: tuple[object, ...]) -> bool:
+        assert isinstance(other, Turn)
+        return other < self
 
 
 @dataclass(slots=True)
@@ -61,6 +76,8 @@ class WaitingQueue:
     Args:
         policy: Puts groups on levels.
         tenant_weights: Shares by tenant, finite and above 0; a tenant that is not named has weight 1.
+        max_num_seqs_per_tenant: Sequences of one tenant that run at most; None: any number. Kept for the dispatcher,
+            which knows what runs, and closes lines.
 
     Attributes:
         work: What there is to compute for those that wait.
@@ -68,8 +85,14 @@ class WaitingQueue:
     Raises: InvalidFieldError: a weight is not a finite number above 0.
     """
 
-    def __init__(self, policy: Policy, tenant_weights: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        tenant_weights: Mapping[str, float] | None = None,
+        max_num_seqs_per_tenant: int | None = None,
+    ) -> None:
         self._policy = policy
+        self.max_num_seqs_per_tenant = max_num_seqs_per_tenant
         self._fair_share = FairShare(tenant_weights)
         self._places: dict[int, _Place] = {}  # by arrival
         self._levels: dict[int, Level] = {}
@@ -98,6 +121,10 @@ class WaitingQueue:
         """Yield all groups in the order in which they were added, which is not that of admission."""
         return (place.group for place in self._places.values())
 
+    def __reversed__(self) -> Iterator[SequenceGroup]:
+        """Yield all groups, those first that were added last."""
+        return (place.group for place in reversed(self._places.values()))
+
     @property
     def num_in_line(self) -> int:
         """Groups that wait and are not held."""
@@ -116,7 +143,7 @@ class WaitingQueue:
         if level is None:
             level = self._levels[number] = Level()
             bisect.insort(self._level_numbers, number)
-        if not place.is_returned and group.tenant not in level.lines:
+        if group.tenant not in level.lines:
             level.lines[group.tenant] = Line(self._fair_share.enter(number, group.tenant))
         self._enter_line(place)
 
@@ -127,8 +154,7 @@ class WaitingQueue:
         level = self._levels[place.level]
         if place.is_held:
             self._let_go(place)
-            if not place.is_returned:
-                level.renew_entry(group.tenant, level.lines[group.tenant])
+            level.renew_entry(group.tenant, level.lines[group.tenant])
         else:
             self._leave_line(place)
         del self._places[group.arrival]
@@ -136,10 +162,10 @@ class WaitingQueue:
         self.work.remove(place.level, group.tenant, place.work)
         if not self._num_waiting_of[group.tenant]:
             del self._num_waiting_of[group.tenant]
-        if not place.is_returned and not len((line := level.lines[group.tenant]).groups) and not line.num_held:
+        if not len(line := level.lines[group.tenant]) and not line.num_held:
             del level.lines[group.tenant]
             self._fair_share.leave(place.level, group.tenant)
-        if not level.num_in_line and not level.num_held:
+        if not level.lines:
             del self._levels[place.level]
             self._level_numbers.remove(place.level)
 
@@ -157,12 +183,8 @@ class WaitingQueue:
         if not self._open_level_numbers:
             return None
         number = self._open_level_numbers[0]
-        level = self._levels[number]
-        if len(level.returned):
-            group = level.returned.first
-            return Turn(number, False, 0.0, group.arrival, group)
-        counter, group = level.first_newcomer()
-        return Turn(number, True, counter, group.arrival, group)
+        turn, group = self._levels[number].first_turn()
+        return Turn(number, *turn, group)
 
     def hold(self, group: SequenceGroup) -> None:
         """Take a waiting group out of the line; it still waits, and keeps its place for `release`."""
@@ -172,11 +194,7 @@ class WaitingQueue:
         assert not place.is_held, f"the group with arrival {group.arrival} is held already"
         place.is_held = True
         self._held[group.arrival] = group
-        level.num_held += 1
-        if not place.is_returned:
-            line = level.lines[group.tenant]
-            line.num_held += 1
-            line.num_held_tokens += group.num_prompt_tokens
+        level.lines[group.tenant].hold(group.num_prompt_tokens, is_newcomer=not place.is_returned)
         self._leave_line(place)
 
     def release(self, group: SequenceGroup) -> None:
@@ -185,41 +203,53 @@ class WaitingQueue:
         self._let_go(place)
         self._enter_line(place)
 
+    def close_line(self, turn: Turn) -> None:
+        """Let nobody of a group's tenant have a turn on its level, until `open_line`."""
+        level, line = self._levels[turn.level], self._levels[turn.level].lines[turn.group.tenant]
+        line.is_closed = True
+        level.renew_entry(turn.group.tenant, line)
+        self._count_in_line(turn.level, -len(line))
+
+    def open_line(self, turn: Turn) -> None:
+        """Let those of a closed line have their turns again."""
+        level = self._levels.get(turn.level)
+        line = None if level is None else level.lines.get(turn.group.tenant)
+        if level is not None and line is not None and line.is_closed:
+            line.is_closed = False
+            level.renew_entry(turn.group.tenant, line)
+            self._count_in_line(turn.level, len(line))
+
     def _let_go(self, place: _Place) -> None:
         """A group is held no more."""
         assert place.is_held, f"the group with arrival {place.group.arrival} is not held"
-        level = self._levels[place.level]
         place.is_held = False
         del self._held[place.group.arrival]
-        level.num_held -= 1
-        if not place.is_returned:
-            line = level.lines[place.group.tenant]
-            line.num_held -= 1
-            line.num_held_tokens -= place.group.num_prompt_tokens
+        line = self._levels[place.level].lines[place.group.tenant]
+        line.hold(place.group.num_prompt_tokens, is_newcomer=not place.is_returned, sign=-1)
 
     def _enter_line(self, place: _Place) -> None:
         level, group = self._levels[place.level], place.group
-        level.num_in_line += 1
-        if level.num_in_line == 1:
-            bisect.insort(self._open_level_numbers, place.level)
-        if place.is_returned:
-            level.returned.add(group)
-            return
         line = level.lines[group.tenant]
-        line.groups.add(group)
+        self._count_in_line(place.level, 0 if line.is_closed else 1)
+        line.groups(is_newcomer=not place.is_returned).add(group)
         level.renew_entry(group.tenant, line)
 
     def _leave_line(self, place: _Place) -> None:
         level, group = self._levels[place.level], place.group
-        level.num_in_line -= 1
-        if not level.num_in_line:
-            self._open_level_numbers.remove(place.level)
-        if place.is_returned:
-            level.returned.remove(group)
-            return
         line = level.lines[group.tenant]
-        line.groups.remove(group)
+        self._count_in_line(place.level, 0 if line.is_closed else -1)
+        line.groups(is_newcomer=not place.is_returned).remove(group)
         level.renew_entry(group.tenant, line)
+
+    def _count_in_line(self, number: int, change: int) -> None:
+        """So many more can have a turn on a level."""
+        level = self._levels[number]
+        was_open = level.num_in_line > 0
+        level.num_in_line += change
+        if was_open and not level.num_in_line:
+            self._open_level_numbers.remove(number)
+        elif level.num_in_line and not was_open:
+            bisect.insort(self._open_level_numbers, number)
 
     # The order of admission ----------------------------------------------------------------------
 
@@ -238,8 +268,7 @@ class WaitingQueue:
         index = 0
         while index < len(self._level_numbers):
             number = self._level_numbers[index]
-            yield from self._returned_in_order(number)
-            yield from self._newcomers_in_order(number)
+            yield from self._level_in_order(number)
             index = bisect.bisect_right(self._level_numbers, number)
 
     @property
@@ -264,16 +293,17 @@ class WaitingQueue:
         num_ahead = len(self._held)
         num_ahead += sum(level.num_in_line for number, level in self._levels.items() if number < place.level)
         level = self._levels[place.level]
-        if place.is_returned:
-            return num_ahead + level.returned.position(group)
-        own_line = level.lines[group.tenant]
-        num_passed_tokens, position = own_line.num_held_tokens, own_line.groups.position(group)
-        num_passed_tokens += sum(earlier.num_prompt_tokens for earlier in islice(own_line.groups, position))
-        own_turn = own_line.counter.value_after(num_passed_tokens), group.arrival
-        num_ahead += len(level.returned) + position
+        own_line, is_newcomer = level.lines[group.tenant], not place.is_returned
+        position = own_line.groups(is_newcomer=is_newcomer).position(group) + len(own_line.returned) * is_newcomer
+        own_turn = next(islice(_turns_of(own_line), position, None))
         return num_ahead + sum(
-            _num_turns_before(own_turn, line) for line in level.lines.values() if line is not own_line
+            position if line is own_line else sum(1 for _ in takewhile(own_turn.__gt__, _turns_of(line)))
+            for line in level.lines.values()
         )
+
+    def counter_of(self, group: SequenceGroup) -> float:
+        """Return the virtual token counter of the tenant of a group on its level, whether it waits there or not."""
+        return self._fair_share.value_of(self._policy.level(group), group.tenant)
 
     def work_ahead_of(self, group: SequenceGroup) -> Work:
         """Return what surely is computed before a newcomer that does not wait yet: others may be, too.
@@ -286,26 +316,21 @@ class WaitingQueue:
         """Return how many groups of a tenant wait."""
         return self._num_waiting_of[tenant]
 
-    def _returned_in_order(self, number: int) -> Iterator[SequenceGroup]:
-        last: SequenceGroup | None = None
-        while (level := self._levels.get(number)) is not None:
-            last = level.returned.first_after(last)
-            if last is None:
-                return
-            yield last
-
-    def _newcomers_in_order(self, number: int) -> Iterator[SequenceGroup]:
-        last_of: dict[str, SequenceGroup] = {}
+    def _level_in_order(self, number: int) -> Iterator[SequenceGroup]:
+        last_of: dict[tuple[str, bool], SequenceGroup] = {}
         num_passed_tokens_of: Counter[str] = Counter()
 
-        def next_turn(tenant: str) -> tuple[float, int, str] | None:
+        def next_turn(tenant: str) -> tuple[float, bool, int, str] | None:
             level = self._levels.get(number)
             line = None if level is None else level.lines.get(tenant)
-            group = None if line is None else line.groups.first_after(last_of.get(tenant))
-            if line is None or group is None:
+            if line is None:
                 return None
-            num_passed_tokens = line.num_held_tokens + num_passed_tokens_of[tenant]
-            return line.counter.value_after(num_passed_tokens), group.arrival, tenant
+            for is_newcomer in (True,) if (tenant, True) in last_of else (False, True):  # nobody twice, who comes back
+                group = line.groups(is_newcomer=is_newcomer).first_after(last_of.get((tenant, is_newcomer)))
+                if group is not None:
+                    num_passed_tokens = line.num_tokens_before(is_newcomer=is_newcomer) + num_passed_tokens_of[tenant]
+                    return line.counter.value_after(num_passed_tokens), is_newcomer, group.arrival, tenant
+            return None
 
         level = self._levels.get(number)
         turns = [turn for tenant in (level.lines if level is not None else ()) if (turn := next_turn(tenant))]
@@ -319,20 +344,20 @@ class WaitingQueue:
             if turn > noted:  # its tenant was charged meanwhile
                 heapq.heappush(turns, turn)
                 continue
-            group = self._places[turn[1]].group
+            group = self._places[turn[2]].group
             yield group
-            last_of[tenant] = group
+            last_of[tenant, turn[1]] = group
             if group in self:
                 num_passed_tokens_of[tenant] += group.num_prompt_tokens
             if (following := next_turn(tenant)) is not None:
                 heapq.heappush(turns, following)
 
 
-def _num_turns_before(turn: tuple[float, int], line: Line) -> int:
-    """Return how many groups of a line have their turn before this value of a counter and this arrival."""
-    num_passed_tokens = line.num_held_tokens
-    for position, group in enumerate(line.groups):
-        if (line.counter.value_after(num_passed_tokens), group.arrival) > turn:
-            return position
-        num_passed_tokens += group.num_prompt_tokens
-    return len(line.groups)
+def _turns_of(line: Line) -> Iterator[LineTurn]:
+    """Yield the turns of those that stand in a line if nobody is charged meanwhile but for the prompts before them."""
+    num_passed_tokens = 0
+    for is_newcomer in (False, True):
+        num_tokens_before = line.num_tokens_before(is_newcomer=is_newcomer)
+        for group in line.groups(is_newcomer=is_newcomer):
+            yield line.counter.value_after(num_tokens_before + num_passed_tokens), is_newcomer, group.arrival
+            num_passed_tokens += group.num_prompt_tokens

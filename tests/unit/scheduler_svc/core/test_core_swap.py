@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceStatus
-from tests.support.driving import Bench, admitted, chunks, max_tokens, only_admission, small_limits
+from tests.support.driving import Bench, admitted, chunks, max_tokens, names, only_admission, small_limits
 
 SWAP, RECOMPUTE = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
 
@@ -266,3 +266,19 @@ def test_evacuate_takes_swapped_groups_along() -> None:
     assert b.sequences[0].status is SequenceStatus.WAITING
     assert b.sequences[0].token_ids.tolist() == [*range(200, 212), 212]
     assert (a.request_id, b.request_id) == ("a", "b")
+
+
+def test_the_swapped_group_of_a_tenant_that_had_less_does_not_wait_for_a_larger_one() -> None:
+    """In step 2 the forks of a need two blocks, and b and c give up their five; b needs all of them again, c two."""
+    bench = Bench(small_limits(blocks=7, budget=32, host_blocks=20, preemption_mode=SWAP))
+    bench.add(0, 8, max_tokens(6), num_sequences=2, tenant="red")
+    bench.add(1, 16, max_tokens(4), tenant="red")
+    bench.add(2, 4, max_tokens(3), tenant="blue")
+    bench.step()
+    bench.step()
+    assert (bench.running, names(bench.core.swapped)) == ("a", "bc")
+
+    bench.step()
+
+    assert (bench.running, names(bench.core.swapped)) == ("ac", "b")
+    bench.run()

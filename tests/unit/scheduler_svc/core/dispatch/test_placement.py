@@ -17,7 +17,7 @@ from tests.support.toy_executor import ToyExecutor, count_up
 
 
 def turn_of(waiting: SequenceGroup) -> Turn:
-    return Turn(0, not waiting.has_run, 0.0, waiting.arrival, waiting)
+    return Turn(0, 0.0, not waiting.has_run, waiting.arrival, waiting)
 
 
 def placement_of(bench: FleetBench, server: Inbox | None = None) -> Placement:
