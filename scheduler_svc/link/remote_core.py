@@ -187,7 +187,10 @@ class RemoteCore:
 
     @contextmanager
     def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
-        """See `EngineClient`: from what the core has told; the share of a tenant is for the core to say."""
+        """See `EngineClient`: from what the core has told; the share of a tenant is for the core to say.
+
+        So a full queue refuses only those here who fill half of it, before their prompts become tokens.
+        """
         state = self._state
         self._require_core()
         if self._is_leaving and not state.is_draining:
@@ -197,16 +200,21 @@ class RemoteCore:
         if not state.has_executor or self._model is None or self._tokenizer_trouble:
             raise NoExecutorError("no executor is attached", self.last_trouble)
         num_waiting = state.num_waiting + self._num_checked
-        if num_waiting >= state.max_waiting:
+        if num_waiting >= state.max_waiting and self._fills_queue(tenant):
             raise QueueFullError(num_waiting, state.retry_after_s)
         num_tokens, most = state.load.num_waiting_prompt_tokens, state.max_waiting_tokens
-        if most is not None and num_tokens >= most:
+        if most is not None and num_tokens >= most and self._fills_queue(tenant):
             raise QueueFullError(num_waiting, state.retry_after_s, num_waiting_tokens=num_tokens)
         self._num_checked += 1
         try:
             yield self._model
         finally:
             self._num_checked -= 1
+
+    def _fills_queue(self, tenant: str) -> bool:
+        """Return whether a tenant has half of the waiting queue, or more, from here alone."""
+        waiting = (remote for remote in self._requests.values() if not remote.has_begun)
+        return 2 * sum(remote.request.tenant == tenant for remote in waiting) >= self._state.max_waiting
 
     async def submit(self, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel) -> None:
         """See `EngineClient`."""

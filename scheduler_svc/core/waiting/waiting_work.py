@@ -51,6 +51,13 @@ class WaitingWork:
         if not left.num_groups:
             del self._of[level, tenant]
 
+    def by_tenant(self) -> dict[str, Work]:
+        """Return that of each tenant."""
+        works: dict[str, Work] = {}
+        for (_, tenant), work in self._of.items():
+            works[tenant] = works.get(tenant, Work()).and_(work)
+        return works
+
     def ahead_of(self, level: int, tenant: str) -> Work:
         """Return that of the groups on earlier levels, and of the tenant's on this level."""
         ahead = Work()

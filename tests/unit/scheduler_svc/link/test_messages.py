@@ -93,6 +93,7 @@ def test_a_submission_has_the_rules_on_tokens() -> None:
 ERRORS = [
     InvalidFieldError("sampling_params.top_p", 2.0, "at most 1"),
     QueueFullError(4, 1.5, "red"),
+    QueueFullError(4, 1.5, "red", gives_way=True),
     DeadlineTooShortError("take", 20.0, 1.0),
     RequestExistsError("mine"),
     LostTooOftenError(4),

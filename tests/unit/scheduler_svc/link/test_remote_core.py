@@ -17,7 +17,7 @@ from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
 from shared.certificates import TlsFileError
-from shared.errors import RequestAbortedError
+from shared.errors import QueueFullError, RequestAbortedError
 from shared.step import SamplingRow
 
 
@@ -132,3 +132,22 @@ async def test_what_is_aborted_while_the_core_is_away_ends_at_once() -> None:
     handle.abort(RequestAbortedError("its client left"))
     assert (core.num_requests, str(sink.end.call_args.args[1])) == (0, "its client left")
     assert not core._outgoing.aborts
+
+
+async def test_a_full_queue_refuses_here_who_fills_it_and_asks_the_core_for_others() -> None:
+    """The core knows the shares; whoever has half of the queue from here has its own, before anything is tokenized."""
+    model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
+    core = RemoteCore(Mock(), "0", nothing, nothing)
+    core._model = model
+    core._state = replace(UNREACHABLE, why_not_ready="", has_executor=True, num_waiting=4, max_waiting=4)
+    requests = [
+        EngineRequest(f"r{n}", np.zeros(3, np.int32), SamplingRow(), StopConditions(), tenant="red") for n in range(2)
+    ]
+    tasks = [asyncio.create_task(core.submit(request, Mock(), model)) for request in requests]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFullError), core.checking("new", "red"):
+        pass
+    with core.checking("new", "blue") as found:
+        assert found is model
+    for task in tasks:
+        task.cancel()
