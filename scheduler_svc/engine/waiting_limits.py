@@ -1,13 +1,16 @@
 """How many requests may wait: over all, and of one tenant; and how many tokens. Those being checked count.
 
 A full queue still takes what is within the fair share of its tenant: the limit, divided by weight among the tenants
-that wait. For it the newest requests of the tenants furthest above their own shares are displaced, as far as they
-have not begun to run and continue nothing that was cut.
+that wait. The only request of a tenant always is. To make room the newest requests are displaced of the tenant that is
+furthest above its own share: but none that has begun to run, goes on with an answer that was cut, or waits longest of
+its tenant.
 """
 
+import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.policy import DEFAULT_WEIGHT
@@ -15,6 +18,29 @@ from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.suspects import Suspects
 from shared.errors import QueueFullError
+
+
+class _Limit(NamedTuple):
+    """A limit of the queue, in requests or in tokens, and what is had of it.
+
+    Attributes:
+        most: What all may have.
+        num_of: What each tenant has, with what is being checked.
+        num_checked_of: The latter.
+        size_of: Says what a group takes.
+    """
+
+    most: int
+    num_of: Mapping[str, int]
+    num_checked_of: Mapping[str, int]
+    size_of: Callable[[SequenceGroup], int]
+
+    def without(self, groups: Iterable[SequenceGroup]) -> "_Limit":
+        """Return the same once these groups are gone."""
+        num_of = dict(self.num_of)
+        for group in groups:
+            num_of[group.tenant] -= self.size_of(group)
+        return self._replace(num_of=num_of)
 
 
 class WaitingLimits:
@@ -50,6 +76,21 @@ class WaitingLimits:
         """Requests of a tenant that may wait if no others do."""
         return min(self.settings.max_waiting_requests, self.settings.max_waiting_requests_per_tenant)
 
+    @property
+    def tenants_at_share(self) -> frozenset[str]:
+        """Tenants whose next request is refused because the queue is full; empty: it is not."""
+        settings, limits = self.settings, list[_Limit]()
+        if self.num_waiting >= settings.max_waiting_requests:
+            limits.append(self._requests())
+        if settings.max_waiting_tokens is not None and self._queue.num_prompt_tokens >= settings.max_waiting_tokens:
+            limits.append(self._tokens())
+        return frozenset(
+            tenant
+            for limit in limits
+            for tenant, share in self._shares(limit.most, limit.num_of).items()
+            if limit.num_of[tenant] + 1 > share
+        )
+
     def require_room(self, tenant: str, num_tokens: int = 1) -> list[tuple[SequenceGroup, QueueFullError]]:
         """Return the groups that another request of a tenant, with so many tokens, displaces, and with which error.
 
@@ -62,68 +103,81 @@ class WaitingLimits:
             self.num_refused += 1
             raise QueueFullError(num_of_tenant, self._retry_after_s(), tenant)
         displaced: list[SequenceGroup] = []
-        if self.num_waiting >= settings.max_waiting_requests:
-            nums = self._num_checked_of + Counter(parked.group.tenant for parked in self._suspects.parked)
-            nums.update({name: work.num_groups for name, work in self._queue.work.by_tenant().items()})
-            displaced = self._displaced(tenant, 1, nums, settings.max_waiting_requests, _one)
-            if not displaced:
-                self.num_refused += 1
-                raise QueueFullError(self.num_waiting, self._retry_after_s())
-        limit, num_waiting_tokens = settings.max_waiting_tokens, self._queue.num_prompt_tokens
-        num_left = num_waiting_tokens - sum(group.num_prompt_tokens for group in displaced)
-        if limit is not None and num_left and num_left + num_tokens > limit:
-            nums = Counter({name: work.num_prompt_tokens for name, work in self._queue.work.by_tenant().items()})
-            others = self._displaced(tenant, num_tokens, nums, limit, _num_tokens)
-            if not others:
-                self.num_refused += 1
-                raise QueueFullError(self.num_waiting, self._retry_after_s(), num_waiting_tokens=num_waiting_tokens)
-            displaced = list(dict.fromkeys([*displaced, *others]))
+        is_full = self.num_waiting >= settings.max_waiting_requests
+        if is_full and not self._make_room(self._requests(), tenant, 1, displaced):
+            self.num_refused += 1
+            raise QueueFullError(self.num_waiting, self._retry_after_s())
+        most, num_waiting_tokens = settings.max_waiting_tokens, self._queue.num_prompt_tokens
+        num_left = num_waiting_tokens - sum(map(_num_tokens, displaced))
+        is_full = most is not None and num_left > 0 and num_left + num_tokens > most
+        if is_full and not self._make_room(self._tokens(), tenant, num_tokens, displaced):
+            self.num_refused += 1
+            raise QueueFullError(self.num_waiting, self._retry_after_s(), num_waiting_tokens=num_waiting_tokens)
         retry_after_s = self._retry_after_s() if displaced else 0.0
+        num_waiting_of = self._queue.num_waiting_of
         return [
-            (
-                group,
-                QueueFullError(self._queue.num_waiting_of(group.tenant), retry_after_s, group.tenant, gives_way=True),
-            )
+            (group, QueueFullError(num_waiting_of(group.tenant), retry_after_s, group.tenant, gives_way=True))
             for group in displaced
         ]
 
-    def _displaced(
-        self, tenant: str, num_wanted: int, nums: Mapping[str, int], limit: int, num_of: Callable[[SequenceGroup], int]
-    ) -> list[SequenceGroup]:
-        """Return who makes room for a tenant in a full queue; empty: it is not within its share, or nobody can.
+    def _make_room(self, limit: _Limit, tenant: str, num_wanted: int, displaced: list[SequenceGroup]) -> bool:
+        """Add to `displaced` who makes room for so much of a tenant; False: it has its share, or too few can go.
 
-        Args:
-            tenant: Whose request is to wait.
-            num_wanted: What it takes of the limit.
-            nums: What each tenant has of it.
-            limit: What all may have.
-            num_of: Says what a group takes.
+        A request displaces no more than it takes, nor more than its tenant's share, however long the prompt is. What is
+        being checked keeps a place within its tenant's share only: beyond it, it is refused when it comes.
         """
-        weights = {name: self.settings.tenant_weights.get(name, DEFAULT_WEIGHT) for name in {*nums, tenant}}
-        unit = limit / sum(weights.values())
-        if nums.get(tenant, 0) + num_wanted > unit * weights[tenant]:
-            return []
-        excess = {name: num - unit * weights[name] for name, num in nums.items()}
-        newest = {name: self._newest_of(name) for name, num in excess.items() if num > 0}
-        num_lacking, displaced = sum(nums.values()) + num_wanted - limit, list[SequenceGroup]()
-        while num_lacking > 0:
-            name = max(newest, key=lambda name: excess[name], default=None)
-            if name is None or excess[name] <= 0:
-                return []
-            group = next(newest[name], None)
-            if group is None:
-                del newest[name]
-                continue
-            displaced.append(group)
-            num_lacking -= num_of(group)
-            excess[name] -= num_of(group)
-        return displaced
+        limit = limit.without(displaced)
+        shares = self._shares(limit.most, {*limit.num_of, tenant})
+        num_own = limit.num_of.get(tenant, 0)
+        if num_own and num_own + num_wanted > shares[tenant]:
+            return False
+        num_wanted_of_share = min(num_wanted, shares[tenant] - num_own)
+        kept = {
+            name: max(num - limit.num_checked_of.get(name, 0), min(num, max(1.0, shares[name])))
+            for name, num in limit.num_of.items()
+        }
+        num_lacking = num_wanted_of_share - max(0.0, limit.most - sum(kept.values()))
+        candidates = self._candidates(displaced)
+        furthest = [(shares[name] - kept[name], name) for name in candidates]
+        heapq.heapify(furthest)
+        while num_lacking > 0 and furthest:
+            distance, name = heapq.heappop(furthest)  # below 0: it has more than its share
+            if distance < 0 and candidates[name]:
+                group = candidates[name].pop()
+                displaced.append(group)
+                num_lacking -= limit.size_of(group)
+                heapq.heappush(furthest, (distance + limit.size_of(group), name))
+        return num_lacking <= 0
 
-    def _newest_of(self, tenant: str) -> Iterator[SequenceGroup]:
-        """Yield the requests of a tenant that can be displaced, newest first."""
-        for group in reversed(self._queue):
-            if group.tenant == tenant and not group.has_run and group.continuation is None:
-                yield group
+    def _candidates(self, displaced: list[SequenceGroup]) -> dict[str, list[SequenceGroup]]:
+        """Return the groups that can be displaced yet, by tenant; the newest ones stand last."""
+        candidates: dict[str, list[SequenceGroup]] = {}
+        for group in self._queue:
+            of_tenant = candidates.get(group.tenant)
+            if of_tenant is None:
+                candidates[group.tenant] = []
+            elif not group.has_run and group.continuation is None and group not in displaced:
+                of_tenant.append(group)
+        return candidates
+
+    def _shares(self, most: int, tenants: Iterable[str]) -> dict[str, float]:
+        """Return the fair share of each of the tenants among which a limit is divided."""
+        weights = {name: self.settings.tenant_weights.get(name, DEFAULT_WEIGHT) for name in tenants}
+        unit = most / sum(weights.values())
+        return {name: unit * weight for name, weight in weights.items()}
+
+    def _requests(self) -> _Limit:
+        """Return the limit of requests."""
+        num_of = self._num_checked_of + Counter(parked.group.tenant for parked in self._suspects.parked)
+        num_of.update({name: work.num_groups for name, work in self._queue.work.by_tenant().items()})
+        return _Limit(self.settings.max_waiting_requests, num_of, self._num_checked_of, lambda _: 1)
+
+    def _tokens(self) -> _Limit:
+        """Return the limit of tokens, where there is one."""
+        most = self.settings.max_waiting_tokens
+        assert most is not None, "any number of tokens may wait"
+        num_of = {name: work.num_prompt_tokens for name, work in self._queue.work.by_tenant().items()}
+        return _Limit(most, num_of, {}, _num_tokens)
 
     @contextmanager
     def counting(self, tenant: str) -> Iterator[None]:
@@ -134,10 +188,6 @@ class WaitingLimits:
         finally:
             self._num_checked_of[tenant] -= 1
             self._num_checked_of += Counter()  # forgets tenants with none
-
-
-def _one(_: SequenceGroup) -> int:
-    return 1
 
 
 def _num_tokens(group: SequenceGroup) -> int:

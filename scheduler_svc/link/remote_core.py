@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
@@ -137,7 +137,7 @@ class RemoteCore:
         self._numbers = itertools.count(1)
         self._calls = itertools.count(1)
         self._requests: dict[int, RemoteRequest] = {}
-        self._num_checked = 0
+        self._num_checked_of: Counter[str] = Counter()  # by tenant
         self._abort_calls: dict[int, tuple[pb.AbortCall, asyncio.Future[bool]]] = {}
         self._absence = Absence(self._give_up)
         self._scheduler_id = ""  # of the core that we joined last
@@ -189,7 +189,7 @@ class RemoteCore:
     def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
         """See `EngineClient`: from what the core has told; the share of a tenant is for the core to say.
 
-        So a full queue refuses only those here who fill half of it, before their prompts become tokens.
+        So others than those it names are refused only when their prompts that are being checked here fill the queue.
         """
         state = self._state
         self._require_core()
@@ -199,22 +199,17 @@ class RemoteCore:
             raise UnavailableError(f"{state.why_not_ready}; send the request to another scheduler")
         if not state.has_executor or self._model is None or self._tokenizer_trouble:
             raise NoExecutorError("no executor is attached", self.last_trouble)
-        num_waiting = state.num_waiting + self._num_checked
-        if num_waiting >= state.max_waiting and self._fills_queue(tenant):
-            raise QueueFullError(num_waiting, state.retry_after_s)
-        num_tokens, most = state.load.num_waiting_prompt_tokens, state.max_waiting_tokens
-        if most is not None and num_tokens >= most and self._fills_queue(tenant):
+        if tenant in state.tenants_at_share or self._num_checked_of[tenant] >= state.max_waiting:
+            num_waiting, num_tokens = state.num_waiting + self._num_checked_of.total(), None
+            if num_waiting < state.max_waiting:
+                num_tokens = state.load.num_waiting_prompt_tokens
             raise QueueFullError(num_waiting, state.retry_after_s, num_waiting_tokens=num_tokens)
-        self._num_checked += 1
+        self._num_checked_of[tenant] += 1
         try:
             yield self._model
         finally:
-            self._num_checked -= 1
-
-    def _fills_queue(self, tenant: str) -> bool:
-        """Return whether a tenant has half of the waiting queue, or more, from here alone."""
-        waiting = (remote for remote in self._requests.values() if not remote.has_begun)
-        return 2 * sum(remote.request.tenant == tenant for remote in waiting) >= self._state.max_waiting
+            self._num_checked_of[tenant] -= 1
+            self._num_checked_of += Counter()  # forgets tenants with none
 
     async def submit(self, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel) -> None:
         """See `EngineClient`."""

@@ -58,11 +58,6 @@ class RemoteRequest:
         self._number = number
         self._num_tokens_of = request.num_known_tokens
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether some of its answer is here."""
-        return any(self._num_tokens_of)
-
     def submission(self) -> pb.Submission:
         """Return the message that submits it the first time."""
         model = self._checked_for

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 
 import grpc
@@ -46,13 +47,13 @@ class Queue:
 
     def fill(self, tenant: str, num: int, *, num_prompt_tokens: int = 1, has_run: bool = False) -> list[LiveRequest]:
         """Let requests wait, whatever the limits say."""
-        arrivals = range(len(self.requests), len(self.requests) + num)
+        arrivals = range(self.engine._num_arrivals + 1, self.engine._num_arrivals + 1 + num)
         added = [
             self.idle.add(waiting_group(arrival, tenant, num_prompt_tokens=num_prompt_tokens, has_run=has_run))
             for arrival in arrivals
         ]
         self.requests += added
-        self.engine._num_arrivals = len(self.requests)
+        self.engine._num_arrivals += num
         return added
 
     async def submit(self, tenant: str, num_prompt_tokens: int = 1) -> None:
@@ -127,6 +128,40 @@ async def test_a_queue_full_of_tokens_gives_way_as_well_by_as_many_requests_as_i
         await queue.submit("blue", 3)
 
 
+async def test_one_request_is_within_any_share_and_the_only_one_of_a_tenant_stays() -> None:
+    queue = Queue(4, most_tokens=20, weights={"gold": 9.0})
+    queue.fill("gold", 4, num_prompt_tokens=5)
+    await queue.submit("blue", 7)  # its share is 0.4 requests and 2 tokens
+    assert queue.tenants == {"gold": 3, "blue": 1}
+    with pytest.raises(QueueFullError):
+        await queue.submit("blue", 1)
+    with pytest.raises(QueueFullError):
+        await queue.submit("red", 1)  # gold has no more than its share now, 3.3 requests
+
+
+async def test_what_is_being_checked_keeps_nobody_out_beyond_the_share_of_its_tenant() -> None:
+    queue = Queue(4)
+    with ExitStack() as red, ExitStack() as blue:
+        for number in range(4):
+            red.enter_context(queue.engine.checking(f"red{number}", "red"))
+        for number in range(2):
+            blue.enter_context(queue.engine.checking(f"blue{number}", "blue"))
+        for name in ("red", "blue"):
+            with pytest.raises(QueueFullError, match=r"full \(6 requests\)"):
+                await queue.submit(name)
+        blue.close()
+        await queue.submit("blue")
+        assert queue.engine.waiting.tenants_at_share == {"red"}
+
+
+async def test_one_comes_and_one_goes_however_many_are_being_checked() -> None:
+    queue = Queue(10)
+    queue.fill("red", 10)
+    with queue.engine.checking("blue1", "blue"), queue.engine.checking("blue2", "blue"):
+        await queue.submit("blue")
+    assert queue.tenants == {"red": 9, "blue": 1}
+
+
 async def test_the_bound_of_a_tenant_stays_hard() -> None:
     queue = Queue(10, of_a_tenant=2)
     queue.fill("red", 10)
@@ -150,14 +185,17 @@ def test_who_gives_way_had_more_than_its_share_and_who_comes_has_no_more_than_it
         queue.fill(tenant, num)
     unit = most / sum(weights.get(tenant, 1.0) for tenant in {*held, asking})
     shares = {tenant: unit * weights.get(tenant, 1.0) for tenant in {*held, asking}}
-    is_within = held.get(asking, 0) + 1 <= shares[asking]
+    excess = {tenant: num - shares[tenant] for tenant, num in held.items() if num > 1}
+    is_within = asking not in held or held[asking] + 1 <= shares[asking]
     try:
         displaced = [group for group, _ in queue.engine.waiting.require_room(asking)]
     except QueueFullError:
-        assert not is_within
+        assert not is_within or max(excess.values(), default=0) <= 0
         return
+    finally:
+        at_share = queue.engine.waiting.tenants_at_share
     assert is_within
+    assert asking not in at_share
     [group] = displaced
-    excess = {tenant: num - shares[tenant] for tenant, num in held.items()}
     assert excess[group.tenant] == max(excess.values()) > 0
     assert group.arrival == max(other.arrival for other in queue.engine.queue if other.tenant == group.tenant)

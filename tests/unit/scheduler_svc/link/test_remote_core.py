@@ -13,6 +13,7 @@ from octavo.core.v1 import core_service_pb2 as pb
 from scheduler_svc.link import remote_core
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.state import UNREACHABLE
+from scheduler_svc.request.engine_client import EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
@@ -134,20 +135,24 @@ async def test_what_is_aborted_while_the_core_is_away_ends_at_once() -> None:
     assert not core._outgoing.aborts
 
 
-async def test_a_full_queue_refuses_here_who_fills_it_and_asks_the_core_for_others() -> None:
-    """The core knows the shares; whoever has half of the queue from here has its own, before anything is tokenized."""
+def test_a_full_queue_refuses_here_whom_the_core_names_and_who_fills_it_with_what_is_checked() -> None:
+    """All others are asked for at the core, which knows the shares."""
     model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
     core = RemoteCore(Mock(), "0", nothing, nothing)
     core._model = model
-    core._state = replace(UNREACHABLE, why_not_ready="", has_executor=True, num_waiting=4, max_waiting=4)
-    requests = [
-        EngineRequest(f"r{n}", np.zeros(3, np.int32), SamplingRow(), StopConditions(), tenant="red") for n in range(2)
-    ]
-    tasks = [asyncio.create_task(core.submit(request, Mock(), model)) for request in requests]
-    await asyncio.sleep(0)
-    with pytest.raises(QueueFullError), core.checking("new", "red"):
+    full = replace(UNREACHABLE, why_not_ready="", has_executor=True, num_waiting=2, max_waiting=2)
+    core._state = replace(full, tenants_at_share=frozenset({"red"}))
+    with pytest.raises(QueueFullError, match=r"is full \(2 requests\)"), core.checking("new", "red"):
         pass
-    with core.checking("new", "blue") as found:
+    with core.checking("new", "blue"), core.checking("newer", "blue") as found:
         assert found is model
-    for task in tasks:
-        task.cancel()
+        with pytest.raises(QueueFullError, match=r"is full \(4 requests\)"), core.checking("newest", "blue"):
+            pass
+    with core.checking("newest", "blue"):
+        pass
+    core._state = replace(core._state, num_waiting=1, max_waiting_tokens=9, load=EngineLoad(1, 0, 9, 0, 0, 0, 0))
+    with (
+        pytest.raises(QueueFullError, match=r"is full \(1 request with 9 prompt tokens\)"),
+        core.checking("new", "red"),
+    ):
+        pass
