@@ -120,8 +120,8 @@ class SchedulerConfig(ClientSideConfig):
         1024,
         ge=1,
         description="Most requests in the queue. Further ones get RESOURCE_EXHAUSTED. A full queue still takes "
-        "requests within the fair share of their tenant (--tenant-weights): the newest waiting requests of the "
-        "tenant furthest above its own share give way, with RESOURCE_EXHAUSTED.",
+        "requests within the fair share of their tenant (--tenant-weights), which is one request at least: the newest "
+        "waiting requests of the tenant furthest above its own share end, with RESOURCE_EXHAUSTED.",
     )
     max_waiting_requests_per_tenant: int | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""One tenant has filled the waiting queue, and another one comes: over gRPC and OpenAI's API, with and without fronts."""
+"""One tenant has filled the waiting queue, and another one comes: over gRPC and HTTP, with fronts and without."""
 
 import asyncio
 from pathlib import Path

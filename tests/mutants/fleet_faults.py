@@ -7,6 +7,9 @@ UNIT = "tests/unit/scheduler_svc/core"
 
 WEIGHTS = "tests/contract/test_fleet.py::test_an_executor_of_unknown_weights_joins_and_does_not_hide_those_of_the_fleet"
 
+LIMITS = "scheduler_svc/engine/waiting_limits.py"
+SHARED_QUEUE = "tests/unit/scheduler_svc/engine/test_waiting_limits.py"
+
 FAULTS = (
     Fault(
         "a newcomer's tokens do not count in its tenant's turn while it is held",
@@ -161,6 +164,27 @@ FAULTS = (
         "            (holder or core).finish(sequence)\n",
         "            core.finish(sequence)\n",
         ("tests/unit/scheduler_svc/core/dispatch/test_fleet.py",),
+    ),
+    Fault(
+        "a request that has begun to run gives way to one that waits",
+        LIMITS,
+        "elif not group.has_run and",
+        "elif",
+        (SHARED_QUEUE,),
+    ),
+    Fault(
+        "a tenant's only request gives way",
+        LIMITS,
+        "                candidates[group.tenant] = []\n",
+        "                candidates[group.tenant] = [group]\n",
+        (SHARED_QUEUE,),
+    ),
+    Fault(
+        "what is being checked takes the places of others beyond its tenant's share",
+        LIMITS,
+        "min(num, max(1.0, shares[name])))",
+        "num)",
+        (SHARED_QUEUE,),
     ),
     Fault(
         "newcomers take the room that a group of a draining executor waits for",
