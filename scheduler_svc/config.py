@@ -117,16 +117,23 @@ class SchedulerConfig(ClientSideConfig):
         "more gives more tokens a second. By default the executor's own limit.",
     )
     max_waiting_requests: int = Field(
-        1024, ge=1, description="Most requests in the queue. Further ones get RESOURCE_EXHAUSTED."
+        1024,
+        ge=1,
+        description="Most requests in the queue. Further ones get RESOURCE_EXHAUSTED. A full queue still takes "
+        "requests within the fair share of their tenant (--tenant-weights), which is one request at least: the newest "
+        "waiting requests of the tenant furthest above its own share end, with RESOURCE_EXHAUSTED.",
     )
     max_waiting_requests_per_tenant: int | None = Field(
-        None, ge=1, description="Most requests of one tenant in the queue. By default one tenant may fill it."
+        None,
+        ge=1,
+        description="Most requests of one tenant in the queue. By default one tenant may fill it, until others come.",
     )
     max_waiting_tokens: int | None = Field(
         None,
         ge=1,
-        description="Most prompt tokens in the queue, over all requests. Further requests get RESOURCE_EXHAUSTED; "
-        "where nothing waits, a prompt of any length may. By default only requests are counted.",
+        description="Most prompt tokens in the queue, over all requests. Further requests get RESOURCE_EXHAUSTED, "
+        "with the same fair shares; where nothing waits, a prompt of any length may. By default only requests "
+        "are counted.",
     )
     max_num_seqs_per_tenant: int | None = Field(
         None,

@@ -135,6 +135,7 @@ class QueueFullError(WorldError):
         tenant: Whose share of the queue is full; None or empty: all of it is.
         queue: What the queue is called.
         num_waiting_tokens: Prompt tokens in it, if that is what it is full of; None: it is full of requests.
+        gives_way: Whether the request had waited, and gives way to one of a tenant that has less than its share.
     """
 
     def __init__(
@@ -145,12 +146,14 @@ class QueueFullError(WorldError):
         *,
         queue: str = "the waiting queue",
         num_waiting_tokens: int | None = None,
+        gives_way: bool = False,
     ) -> None:
         self.retry_after_s = retry_after_s
         whose = f" of tenant {tenant!r}" if tenant else ""
         requests = "1 request" if num_waiting_requests == 1 else f"{num_waiting_requests} requests"
         tokens = "" if num_waiting_tokens is None else f" with {num_waiting_tokens} prompt tokens"
-        super().__init__(f"{queue}{whose} is full ({requests}{tokens}); retry in {retry_after_s:g} s")
+        what = "is full, and the request gave way to another tenant's" if gives_way else "is full"
+        super().__init__(f"{queue}{whose} {what} ({requests}{tokens}); retry in {retry_after_s:g} s")
 
 
 class DeadlineTooShortError(WorldError):

@@ -185,8 +185,7 @@ class Engine:
         """
         self._supersede(request)
         model = self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
-        if not was_queued:
-            self.waiting.require_room(request.tenant, len(request.prompt_token_ids))
+        displaced = [] if was_queued else self.waiting.require_room(request.tenant, len(request.prompt_token_ids))
         if model.info.model_hash != model_hash:
             raise UnavailableError(
                 "the executor came back with another model, number format or quantization; send the request again"
@@ -203,6 +202,8 @@ class Engine:
                 raise CacheTooSmallError(self.fleet.why_never(group))
         if request.deadline_s is not None and not was_queued and request.continuation is None:
             self.estimate.require_time(request, group, request.deadline_s - monotonic_s())
+        for other, error in displaced:
+            self.requests.abort(self.requests.of(other), error)
         self._num_arrivals += 1
         self.requests.add(live)
         if not is_taken:

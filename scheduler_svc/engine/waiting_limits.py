@@ -1,13 +1,46 @@
-"""How many requests may wait: over all, and of one tenant; and how many tokens. Those being checked count."""
+"""How many requests may wait: over all, and of one tenant; and how many tokens. Those being checked count.
 
+A full queue still takes what is within the fair share of its tenant: the limit, divided by weight among the tenants
+that wait. The only request of a tenant always is. To make room the newest requests are displaced of the tenant that is
+furthest above its own share: but none that has begun to run, goes on with an answer that was cut, or waits longest of
+its tenant.
+"""
+
+import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting.policy import DEFAULT_WEIGHT
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.suspects import Suspects
 from shared.errors import QueueFullError
+
+
+class _Limit(NamedTuple):
+    """A limit of the queue, in requests or in tokens, and what is had of it.
+
+    Attributes:
+        most: What all may have.
+        num_of: What each tenant has, with what is being checked.
+        num_checked_of: The latter.
+        size_of: Says what a group takes.
+    """
+
+    most: int
+    num_of: Mapping[str, int]
+    num_checked_of: Mapping[str, int]
+    size_of: Callable[[SequenceGroup], int]
+
+    def without(self, groups: Iterable[SequenceGroup]) -> "_Limit":
+        """Return the same once these groups are gone."""
+        num_of = dict(self.num_of)
+        for group in groups:
+            num_of[group.tenant] -= self.size_of(group)
+        return self._replace(num_of=num_of)
 
 
 class WaitingLimits:
@@ -43,22 +76,108 @@ class WaitingLimits:
         """Requests of a tenant that may wait if no others do."""
         return min(self.settings.max_waiting_requests, self.settings.max_waiting_requests_per_tenant)
 
-    def require_room(self, tenant: str, num_tokens: int = 1) -> None:
-        """Raise QueueFullError if no other request of a tenant, with so many tokens, may wait.
+    @property
+    def tenants_at_share(self) -> frozenset[str]:
+        """Tenants whose next request is refused because the queue is full; empty: it is not."""
+        settings, limits = self.settings, list[_Limit]()
+        if self.num_waiting >= settings.max_waiting_requests:
+            limits.append(self._requests())
+        if settings.max_waiting_tokens is not None and self._queue.num_prompt_tokens >= settings.max_waiting_tokens:
+            limits.append(self._tokens())
+        return frozenset(
+            tenant
+            for limit in limits
+            for tenant, share in self._shares(limit.most, limit.num_of).items()
+            if limit.num_of[tenant] + 1 > share
+        )
+
+    def require_room(self, tenant: str, num_tokens: int = 1) -> list[tuple[SequenceGroup, QueueFullError]]:
+        """Return the groups that another request of a tenant, with so many tokens, displaces, and with which error.
 
         Where nothing waits, a prompt of any length may.
+
+        Raises: QueueFullError: it may not wait.
         """
         settings, num_of_tenant = self.settings, self._queue.num_waiting_of(tenant) + self._num_checked_of[tenant]
-        if self.num_waiting >= settings.max_waiting_requests:
-            self.num_refused += 1
-            raise QueueFullError(self.num_waiting, self._retry_after_s())
         if num_of_tenant >= settings.max_waiting_requests_per_tenant:
             self.num_refused += 1
             raise QueueFullError(num_of_tenant, self._retry_after_s(), tenant)
-        limit, num_waiting_tokens = settings.max_waiting_tokens, self._queue.num_prompt_tokens
-        if limit is not None and num_waiting_tokens and num_waiting_tokens + num_tokens > limit:
+        displaced: list[SequenceGroup] = []
+        is_full = self.num_waiting >= settings.max_waiting_requests
+        if is_full and not self._make_room(self._requests(), tenant, 1, displaced):
+            self.num_refused += 1
+            raise QueueFullError(self.num_waiting, self._retry_after_s())
+        most, num_waiting_tokens = settings.max_waiting_tokens, self._queue.num_prompt_tokens
+        num_left = num_waiting_tokens - sum(map(_num_tokens, displaced))
+        is_full = most is not None and num_left > 0 and num_left + num_tokens > most
+        if is_full and not self._make_room(self._tokens(), tenant, num_tokens, displaced):
             self.num_refused += 1
             raise QueueFullError(self.num_waiting, self._retry_after_s(), num_waiting_tokens=num_waiting_tokens)
+        retry_after_s = self._retry_after_s() if displaced else 0.0
+        num_waiting_of = self._queue.num_waiting_of
+        return [
+            (group, QueueFullError(num_waiting_of(group.tenant), retry_after_s, group.tenant, gives_way=True))
+            for group in displaced
+        ]
+
+    def _make_room(self, limit: _Limit, tenant: str, num_wanted: int, displaced: list[SequenceGroup]) -> bool:
+        """Add to `displaced` who makes room for so much of a tenant; False: it has its share, or too few can go.
+
+        A request displaces no more than it takes, nor more than its tenant's share, however long the prompt is. What is
+        being checked keeps a place within its tenant's share only: beyond it, it is refused when it comes.
+        """
+        limit = limit.without(displaced)
+        shares = self._shares(limit.most, {*limit.num_of, tenant})
+        num_own = limit.num_of.get(tenant, 0)
+        if num_own and num_own + num_wanted > shares[tenant]:
+            return False
+        num_wanted_of_share = min(num_wanted, shares[tenant] - num_own)
+        kept = {
+            name: max(num - limit.num_checked_of.get(name, 0), min(num, max(1.0, shares[name])))
+            for name, num in limit.num_of.items()
+        }
+        num_lacking = num_wanted_of_share - max(0.0, limit.most - sum(kept.values()))
+        candidates = self._candidates(displaced)
+        furthest = [(shares[name] - kept[name], name) for name in candidates]
+        heapq.heapify(furthest)
+        while num_lacking > 0 and furthest:
+            distance, name = heapq.heappop(furthest)  # below 0: it has more than its share
+            if distance < 0 and candidates[name]:
+                group = candidates[name].pop()
+                displaced.append(group)
+                num_lacking -= limit.size_of(group)
+                heapq.heappush(furthest, (distance + limit.size_of(group), name))
+        return num_lacking <= 0
+
+    def _candidates(self, displaced: list[SequenceGroup]) -> dict[str, list[SequenceGroup]]:
+        """Return the groups that can be displaced yet, by tenant; the newest ones stand last."""
+        candidates: dict[str, list[SequenceGroup]] = {}
+        for group in self._queue:
+            of_tenant = candidates.get(group.tenant)
+            if of_tenant is None:
+                candidates[group.tenant] = []
+            elif not group.has_run and group.continuation is None and group not in displaced:
+                of_tenant.append(group)
+        return candidates
+
+    def _shares(self, most: int, tenants: Iterable[str]) -> dict[str, float]:
+        """Return the fair share of each of the tenants among which a limit is divided."""
+        weights = {name: self.settings.tenant_weights.get(name, DEFAULT_WEIGHT) for name in tenants}
+        unit = most / sum(weights.values())
+        return {name: unit * weight for name, weight in weights.items()}
+
+    def _requests(self) -> _Limit:
+        """Return the limit of requests."""
+        num_of = self._num_checked_of + Counter(parked.group.tenant for parked in self._suspects.parked)
+        num_of.update({name: work.num_groups for name, work in self._queue.work.by_tenant().items()})
+        return _Limit(self.settings.max_waiting_requests, num_of, self._num_checked_of, lambda _: 1)
+
+    def _tokens(self) -> _Limit:
+        """Return the limit of tokens, where there is one."""
+        most = self.settings.max_waiting_tokens
+        assert most is not None, "any number of tokens may wait"
+        num_of = {name: work.num_prompt_tokens for name, work in self._queue.work.by_tenant().items()}
+        return _Limit(most, num_of, {}, _num_tokens)
 
     @contextmanager
     def counting(self, tenant: str) -> Iterator[None]:
@@ -69,3 +188,7 @@ class WaitingLimits:
         finally:
             self._num_checked_of[tenant] -= 1
             self._num_checked_of += Counter()  # forgets tenants with none
+
+
+def _num_tokens(group: SequenceGroup) -> int:
+    return group.num_prompt_tokens

@@ -273,4 +273,5 @@ def core_state(engine: Engine) -> CoreState:
         max_requests=engine.max_requests,
         max_waiting_tokens=engine.settings.max_waiting_tokens,
         orphan_timeout_s=engine.settings.orphan_timeout_s,
+        tenants_at_share=engine.waiting.tenants_at_share,
     )

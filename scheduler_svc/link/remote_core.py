@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
@@ -137,7 +137,7 @@ class RemoteCore:
         self._numbers = itertools.count(1)
         self._calls = itertools.count(1)
         self._requests: dict[int, RemoteRequest] = {}
-        self._num_checked = 0
+        self._num_checked_of: Counter[str] = Counter()  # by tenant
         self._abort_calls: dict[int, tuple[pb.AbortCall, asyncio.Future[bool]]] = {}
         self._absence = Absence(self._give_up)
         self._scheduler_id = ""  # of the core that we joined last
@@ -187,7 +187,10 @@ class RemoteCore:
 
     @contextmanager
     def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
-        """See `EngineClient`: from what the core has told; the share of a tenant is for the core to say."""
+        """See `EngineClient`: from what the core has told; the share of a tenant is for the core to say.
+
+        So others than those it names are refused only when their prompts that are being checked here fill the queue.
+        """
         state = self._state
         self._require_core()
         if self._is_leaving and not state.is_draining:
@@ -196,17 +199,17 @@ class RemoteCore:
             raise UnavailableError(f"{state.why_not_ready}; send the request to another scheduler")
         if not state.has_executor or self._model is None or self._tokenizer_trouble:
             raise NoExecutorError("no executor is attached", self.last_trouble)
-        num_waiting = state.num_waiting + self._num_checked
-        if num_waiting >= state.max_waiting:
-            raise QueueFullError(num_waiting, state.retry_after_s)
-        num_tokens, most = state.load.num_waiting_prompt_tokens, state.max_waiting_tokens
-        if most is not None and num_tokens >= most:
+        if tenant in state.tenants_at_share or self._num_checked_of[tenant] >= state.max_waiting:
+            num_waiting, num_tokens = state.num_waiting + self._num_checked_of.total(), None
+            if num_waiting < state.max_waiting:
+                num_tokens = state.load.num_waiting_prompt_tokens
             raise QueueFullError(num_waiting, state.retry_after_s, num_waiting_tokens=num_tokens)
-        self._num_checked += 1
+        self._num_checked_of[tenant] += 1
         try:
             yield self._model
         finally:
-            self._num_checked -= 1
+            self._num_checked_of[tenant] -= 1
+            self._num_checked_of += Counter()  # forgets tenants with none
 
     async def submit(self, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel) -> None:
         """See `EngineClient`."""

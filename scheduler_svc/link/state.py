@@ -24,6 +24,7 @@ class CoreState:
     max_requests: int | None
     max_waiting_tokens: int | None = None
     orphan_timeout_s: float = 0.0
+    tenants_at_share: frozenset[str] = frozenset()
 
 
 UNREACHABLE = CoreState(
@@ -55,6 +56,7 @@ def encode_state(state: CoreState) -> pb.CoreState:
         max_requests=state.max_requests,
         max_waiting_tokens=state.max_waiting_tokens,
         orphan_timeout_s=state.orphan_timeout_s,
+        tenants_at_share=sorted(state.tenants_at_share),
     )
 
 
@@ -73,6 +75,7 @@ def decode_state(message: pb.CoreState) -> CoreState:
         max_requests=message.max_requests if message.HasField("max_requests") else None,
         max_waiting_tokens=message.max_waiting_tokens if message.HasField("max_waiting_tokens") else None,
         orphan_timeout_s=message.orphan_timeout_s,
+        tenants_at_share=frozenset(message.tenants_at_share),
     )
 
 

@@ -54,6 +54,11 @@ class PromiseBrokenError(Exception):
     """Something happened that must never happen."""
 
 
+# What a queued request is told that makes room for one of a tenant which has less than its share. Else what was queued
+# once stays so, at whichever core.
+GAVE_WAY = "gave way to another tenant's"
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """What the client of one request saw.
@@ -208,7 +213,7 @@ class Checks:
             DeadlineError: plan.timeout_s is not None,
             RequestAbortedError: record.was_aborted or has_namesakes,
             RequestExistsError: has_namesakes,
-            OverloadedError: record.events == 0  # what was queued once stays so, at whichever core
+            OverloadedError: (record.events == 0 or (GAVE_WAY in str(error) and not any(record.token_ids.values())))
             and (not self.is_quiet or self.is_poisoned)
             and self.plan.settings["max_waiting_requests"] < len(self.records),
             ResourceExhaustedError: "shrink_executor" in kinds or len(answer_outputs(record.shape)) > 1,

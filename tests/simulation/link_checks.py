@@ -63,7 +63,7 @@ def _left_at(link: CoreServicer, core: RemoteCore) -> Iterator[str]:
     outgoing = core._outgoing
     left = {
         "requests": core.num_requests,
-        "requests that are checked": core._num_checked,
+        "requests that are checked": core._num_checked_of.total(),
         "calls of Abort": len(core._abort_calls),
         "messages to the core": len(core._full),
         "submissions": len(outgoing.submissions),

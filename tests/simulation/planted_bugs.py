@@ -418,7 +418,7 @@ BUGS = (
     Bug(
         "a request that a front has checked counts as waiting for ever",
         f"{LINK}/remote_core.py",
-        "        finally:\n            self._num_checked -= 1\n",
+        "        finally:\n            self._num_checked_of[tenant] -= 1\n",
         "        finally:\n            pass\n",
     ),
     Bug(

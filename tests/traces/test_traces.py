@@ -4,6 +4,7 @@ A command stands on a line, its expected output after `----` up to an empty line
 
     limits max_num_seqs=2 budget=8 block_size=4 blocks=6 max_model_len=24   start a core; it also takes
                                                     host_blocks=8 window=8 long=8 prefix_cache=on vocab=13
+                                                    waiting=4, as --max-waiting-requests
     add a prompt=5 max_tokens=4 stop=107,108        queue a request; a's prompt is 101 102 ..., b's 201 202 ...
     add a prompt=5 n=2                              a group of two outputs, a.0 and a.1
     add a prompt=5 beams=2                          a beam search of this width
@@ -32,7 +33,14 @@ from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting.policy import FcfsPolicy
+from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.engine.suspects import Suspects
+from scheduler_svc.engine.waiting_limits import WaitingLimits
+from scheduler_svc.executors.driver_interface import DriverSettings
+from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
+from shared.errors import QueueFullError
 from tests.support.driving import Bench, group, small_limits
 from tests.support.step_words import decision_lines, state_lines, token_lines
 from tests.support.toy_executor import count_up, hashed_next_token
@@ -45,6 +53,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.bench = Bench(small_limits())
+        self.max_waiting_requests = 1000
         self.groups: dict[str, SequenceGroup] = {}
 
     @property
@@ -60,6 +69,7 @@ class Stage:
         match verb:
             case "limits":
                 self.bench = new_bench(options)
+                self.max_waiting_requests = int(options.get("waiting", 1000))
             case "add":
                 lines = self.add(names[0], options)
             case "schedule":
@@ -96,8 +106,20 @@ class Stage:
         )
         if not self.core.admissions.can_ever_admit(added):
             return [f"refused  {self.core.admissions.why_never(added)}"]
+        try:
+            displaced = self.waiting_limits().require_room(added.tenant, added.num_prompt_tokens)
+        except QueueFullError as error:
+            return [f"refused  {error}"]
+        for other, _ in displaced:
+            self.core.abort(other)
         self.bench.queue.add(added)
-        return []
+        return [f"ended    {other.request_id}: {error}" for other, error in displaced]
+
+    def waiting_limits(self) -> WaitingLimits:
+        settings = EngineSettings(
+            CoreSettings(), DriverSettings(), FcfsPolicy(), self.max_waiting_requests, self.max_waiting_requests
+        )
+        return WaitingLimits(self.bench.queue, Suspects(), settings, lambda: 1.0)
 
     def evacuate(self) -> None:
         groups = self.core.evacuate()

@@ -574,6 +574,7 @@ class CoreState(_message.Message):
     MAX_REQUESTS_FIELD_NUMBER: _builtins.int
     MAX_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     ORPHAN_TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    TENANTS_AT_SHARE_FIELD_NUMBER: _builtins.int
     why_not_ready: _builtins.str
     """Why new requests find no executor. Empty: they find one."""
     is_draining: _builtins.bool
@@ -602,6 +603,10 @@ class CoreState(_message.Message):
     def load(self) -> Global___Load:
         """How much there is to do."""
 
+    @_builtins.property
+    def tenants_at_share(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tenants that have their fair share of a full queue: their next requests are refused. Empty: it is not full."""
+
     def __init__(
         self,
         *,
@@ -617,10 +622,11 @@ class CoreState(_message.Message):
         max_requests: _builtins.int | None = ...,
         max_waiting_tokens: _builtins.int | None = ...,
         orphan_timeout_s: _builtins.float = ...,
+        tenants_at_share: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_requests", b"_max_requests", "_max_waiting_tokens", b"_max_waiting_tokens", "_model", b"_model", "load", b"load", "max_requests", b"max_requests", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_requests", b"_max_requests", "_max_waiting_tokens", b"_max_waiting_tokens", "_model", b"_model", "has_executor", b"has_executor", "is_draining", b"is_draining", "last_trouble", b"last_trouble", "load", b"load", "max_requests", b"max_requests", "max_waiting", b"max_waiting", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "num_waiting", b"num_waiting", "orphan_timeout_s", b"orphan_timeout_s", "retry_after_s", b"retry_after_s", "why_not_ready", b"why_not_ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_requests", b"_max_requests", "_max_waiting_tokens", b"_max_waiting_tokens", "_model", b"_model", "has_executor", b"has_executor", "is_draining", b"is_draining", "last_trouble", b"last_trouble", "load", b"load", "max_requests", b"max_requests", "max_waiting", b"max_waiting", "max_waiting_tokens", b"max_waiting_tokens", "model", b"model", "num_waiting", b"num_waiting", "orphan_timeout_s", b"orphan_timeout_s", "retry_after_s", b"retry_after_s", "tenants_at_share", b"tenants_at_share", "why_not_ready", b"why_not_ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_requests: _TypeAlias = _typing.Literal["max_requests"]  # noqa: Y015
     _WhichOneofArgType__max_requests: _TypeAlias = _typing.Literal["_max_requests", b"_max_requests"]  # noqa: Y015

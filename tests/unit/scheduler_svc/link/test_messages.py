@@ -93,6 +93,7 @@ def test_a_submission_has_the_rules_on_tokens() -> None:
 ERRORS = [
     InvalidFieldError("sampling_params.top_p", 2.0, "at most 1"),
     QueueFullError(4, 1.5, "red"),
+    QueueFullError(4, 1.5, "red", gives_way=True),
     DeadlineTooShortError("take", 20.0, 1.0),
     RequestExistsError("mine"),
     LostTooOftenError(4),
@@ -167,5 +168,6 @@ def test_the_state_of_a_core() -> None:
     info = FakeWorker().info
     model = ServedModel(info, 99, 8, "mine", Reproducibility(("id",), "digest", "why"))
     load = EngineLoad(1, 2, 3, 4, 5, 6, 7)
-    for state in (CoreState(model, "", False, "trouble", True, 3, 9, 1.5, load, 12), UNREACHABLE):
+    told = CoreState(model, "", False, "trouble", True, 3, 9, 1.5, load, 12, tenants_at_share=frozenset({"", "red"}))
+    for state in (told, UNREACHABLE):
         assert decode_state(pb.CoreState.FromString(encode_state(state).SerializeToString())) == state

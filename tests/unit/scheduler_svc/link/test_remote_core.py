@@ -13,11 +13,12 @@ from octavo.core.v1 import core_service_pb2 as pb
 from scheduler_svc.link import remote_core
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.state import UNREACHABLE
+from scheduler_svc.request.engine_client import EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
 from shared.certificates import TlsFileError
-from shared.errors import RequestAbortedError
+from shared.errors import QueueFullError, RequestAbortedError
 from shared.step import SamplingRow
 
 
@@ -132,3 +133,26 @@ async def test_what_is_aborted_while_the_core_is_away_ends_at_once() -> None:
     handle.abort(RequestAbortedError("its client left"))
     assert (core.num_requests, str(sink.end.call_args.args[1])) == (0, "its client left")
     assert not core._outgoing.aborts
+
+
+def test_a_full_queue_refuses_here_whom_the_core_names_and_who_fills_it_with_what_is_checked() -> None:
+    """All others are asked for at the core, which knows the shares."""
+    model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
+    core = RemoteCore(Mock(), "0", nothing, nothing)
+    core._model = model
+    full = replace(UNREACHABLE, why_not_ready="", has_executor=True, num_waiting=2, max_waiting=2)
+    core._state = replace(full, tenants_at_share=frozenset({"red"}))
+    with pytest.raises(QueueFullError, match=r"is full \(2 requests\)"), core.checking("new", "red"):
+        pass
+    with core.checking("new", "blue"), core.checking("newer", "blue") as found:
+        assert found is model
+        with pytest.raises(QueueFullError, match=r"is full \(4 requests\)"), core.checking("newest", "blue"):
+            pass
+    with core.checking("newest", "blue"):
+        pass
+    core._state = replace(core._state, num_waiting=1, max_waiting_tokens=9, load=EngineLoad(1, 0, 9, 0, 0, 0, 0))
+    with (
+        pytest.raises(QueueFullError, match=r"is full \(1 request with 9 prompt tokens\)"),
+        core.checking("new", "red"),
+    ):
+        pass
