@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo      a real model answers, and an executor is killed in the middle of it"
-	@echo "make dev       install everything: what make test needs, grpcurl, the gateway of OpenAI's API"
+	@echo "make dev       install everything: what make test needs, grpcurl"
 	@echo "make test      the quick suite (5 minutes on 2 cores)"
 	@echo "make test-all  every test"
 	@echo "make check     format, lint, types, import contracts, protos (under a minute)"

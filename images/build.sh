@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the images: images/build.sh [scheduler] [executor] [gateway], by default all three.
+# Build the images: images/build.sh [scheduler] [executor], by default both.
 #
 # BUILD        the command that builds, default "buildah bud"; "podman build" does as well
 # BUILD_FLAGS  what else it is told, e.g. --build-arg TORCH_OPTIONS="..." (see the head of executor.Containerfile)
@@ -9,16 +9,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' octavo/__init__.py)
-smg_version=$(sed -n 's/^ARG SMG=smg==//p' images/gateway.Containerfile)
 base=${BASE:-$(sed -n 's/^ARG BASE=//p' images/scheduler.Containerfile)}
 images/check_base.sh "$version" "$base"
 read -r -a build <<<"${BUILD:-buildah bud}"
 eval "flags=(${BUILD_FLAGS:-})" # may hold quoted words
-[ $# -gt 0 ] || set -- scheduler executor gateway
+[ $# -gt 0 ] || set -- scheduler executor
 
 for image in "$@"; do
-  tag=$version
-  [ "$image" != gateway ] || tag=$smg_version
-  "${build[@]}" "${flags[@]}" --build-arg VERSION="$tag" --build-arg BASE="$base" --file "images/$image.Containerfile" \
-    --tag "${REPOSITORY:-octavo}/$image:$tag" .
+  "${build[@]}" "${flags[@]}" --build-arg VERSION="$version" --build-arg BASE="$base" --file "images/$image.Containerfile" \
+    --tag "${REPOSITORY:-octavo}/$image:$version" .
 done

@@ -11,7 +11,6 @@ cd "$(dirname "$0")/.."
 base=${BASE:-docker.io/library/python:3.11-slim-bookworm}
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' octavo/__init__.py)
 images/check_base.sh "$version" "$base"
-smg_version=$(sed -n 's/^ARG SMG=smg==//p' images/gateway.Containerfile)
 export BUILDAH_ISOLATION=chroot
 
 work=$(mktemp -d)
@@ -41,7 +40,7 @@ if [ -d "$wheels" ]; then
   flags+=" --volume $wheels:$wheels:ro --build-arg TORCH_OPTIONS='--find-links $wheels'"
 fi
 
-for image in scheduler executor gateway; do
+for image in scheduler executor; do
   started=$SECONDS
   BUILD_FLAGS=$flags images/build.sh "$image" >"$work/build.log" 2>&1 || { cat "$work/build.log" && exit 1; }
   echo "$image: built in $((SECONDS - started)) s"
@@ -50,7 +49,7 @@ done
 # entrypoint CONTAINER: what Kubernetes starts in it.
 entrypoint() { buildah inspect --format '{{range .OCIv1.Config.Entrypoint}}{{.}} {{end}}' "$1"; }
 
-for image in "scheduler:$version" "executor:$version" "gateway:$smg_version"; do
+for image in "scheduler:$version" "executor:$version"; do
   container=$(buildah from --pull-never "localhost/octavo/$image")
   containers+=("$container")
   root=$(buildah mount "$container")

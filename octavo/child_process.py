@@ -19,7 +19,7 @@ from types import MappingProxyType
 from octavo.errors import LocalServiceError
 
 # The lines that a service prints on stdout: one for each port with a purpose of its own, then that the main one
-# listens, and in the end that it serves: what it needs for that is there. A gateway says only the last.
+# listens, and in the end that it serves: what it needs for that is there.
 _PORT_LINE = re.compile(rb"^octavo \w+ (?P<state>listening|serving)(?: (?P<purpose>\w+))? on (?P<address>[^\s,]+)")
 
 # What an executor prints when it has chosen what computes.
@@ -39,7 +39,7 @@ class ChildProcess:
     """Owns one child process, from `start` to `stop`; one that has ended may be started again.
 
     Args:
-        service: "executor", "scheduler" or "gateway".
+        service: "executor" or "scheduler".
         command: Program and arguments.
         log_path: Where its output goes; None: to this process' stderr.
         number: From 1, where there are several of the service; None: there is one.

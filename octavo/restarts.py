@@ -57,7 +57,7 @@ class Restarts:
         self._draw = draw
 
     async def run(self) -> LocalServiceError:
-        """Keep them running; return the error once the scheduler, the gateway or the last executor is given up."""
+        """Keep them running; return the error once the scheduler or the last executor is given up."""
         children = {asyncio.create_task(self._keep(child)): child for child in self._children}
         try:
             while True:

@@ -16,7 +16,7 @@ from executor_svc.config import ExecutorConfig
 from octavo.errors import SettingsError
 from octavo.wording import did_you_mean, kind_of
 from scheduler_svc.config import SchedulerConfig
-from shared.config import ConfigError, Setting, load_config
+from shared.config import ConfigError, Setting, load_config, removed_hint
 from shared.service_config import ServiceConfig
 
 _ConfigT = TypeVar("_ConfigT", bound=ServiceConfig)
@@ -72,7 +72,7 @@ def unknown_name(name: str) -> str | None:
         return None
     if all(name in settable_names(config_class) for config_class in CONFIG_CLASSES):
         return f"{name} belongs to one service: say executor={{'{name}': ...}} or scheduler={{'{name}': ...}}"
-    return f"{name} is not a setting{did_you_mean(name, plain_names())}"
+    return f"{name} is not a setting{removed_hint(SchedulerConfig, name) or did_you_mean(name, plain_names())}"
 
 
 def settings_by_service(
@@ -147,7 +147,8 @@ def _why_not(service: str, name: str, known: list[str]) -> str:
     others = [other for other in CONFIG_CLASSES if other.service != service and name in settable_names(other)]
     if others:
         return f"is not a setting of the {service}; it is {others[0].service}.{name}"
-    return f"is not a setting{did_you_mean(name, known, prefix=f'{service}.')}"
+    gone = next(removed_hint(each, name) for each in CONFIG_CLASSES if each.service == service)
+    return f"is not a setting{gone or did_you_mean(name, known, prefix=f'{service}.')}"
 
 
 def _to_arguments(name: str, value: object) -> list[str]:

@@ -1,6 +1,8 @@
 """The settings of what clients meet, which a scheduler has, and a front of its own beside its way to the core."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -16,6 +18,13 @@ OFF = "off"
 
 class ClientSideConfig(ServiceConfig):
     """What clients meet: ports, tokens, texts."""
+
+    removed: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "vllm_engine": "clients of OpenAI's API use the port of --openai-listen",
+            "gateway_tenant": "the token of a client says its tenant, see --tokens-file",
+        }
+    )
 
     listen: str = Field(
         "127.0.0.1:50051",
@@ -65,16 +74,6 @@ class ClientSideConfig(ServiceConfig):
         "refuse",
         description="What becomes of a field that OpenAI's API here does not know. refuse: the request is refused, and "
         "the field is named. ignore: the header x-octavo-ignored-fields of the answer names it.",
-    )
-    vllm_engine: bool = Field(
-        False,
-        description="Serve vllm.grpc.engine.VllmEngine at --listen too: the SMG gateway needs it for OpenAI's API. "
-        "Needs octavo[openai].",
-    )
-    gateway_tenant: str = Field(
-        "",
-        max_length=256,
-        description="Tenant of the requests that come through --vllm-engine. By default the one without a name.",
     )
     tool_call_parser: Literal[
         "auto",

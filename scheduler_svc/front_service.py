@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.client_services import client_services
+from scheduler_svc.client_services import GENERATION_SERVICE
 from scheduler_svc.client_side_config import ClientSideConfig
 from scheduler_svc.front.front import Front
 from scheduler_svc.front.text.text_model import ModelTokenizer
@@ -63,7 +63,7 @@ class FrontService:
         self._grace_s = config.shutdown_grace_s
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
-        self._health = Health(client_services(config))
+        self._health = Health([GENERATION_SERVICE])
         self.is_ready = asyncio.Event()
         tokenizer = ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
         self.core = RemoteCore(

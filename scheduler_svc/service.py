@@ -13,7 +13,7 @@ from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
 from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
 from scheduler_svc.admin.listener.admin_port import AdminPort
 from scheduler_svc.admin.servicer import AdminServicer
-from scheduler_svc.client_services import client_services
+from scheduler_svc.client_services import GENERATION_SERVICE
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
@@ -79,8 +79,8 @@ class SchedulerService:
         on_drained: Called at the end when no request is live any more: the fronts are to leave.
         at_fault_point: Called at each fault point of each step (`FaultPoint`); tests kill processes there.
 
-    Raises: OctavoServiceError: --tokenizer names a broken directory, or --vllm-engine or --tracing lacks
-        what it needs, or a file of TLS or of tokens, or the folder of --step-log, cannot be used.
+    Raises: OctavoServiceError: --tokenizer names a broken directory, or --tracing lacks what it needs,
+        or a file of TLS or of tokens, or the folder of --step-log, cannot be used.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SchedulerService:
         self._step_log = step_log_writer(config, key)
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
-        health = self._health = Health([*client_services(config), ADMIN_SERVICE])
+        health = self._health = Health([GENERATION_SERVICE, ADMIN_SERVICE])
         tokenizer = model_tokenizer(config) if front_link is None else None
         files = TokenizerFiles(None if tokenizer is None else tokenizer.load)
         is_joined = front_link is not None or config.core_listen is not None

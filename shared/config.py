@@ -118,7 +118,10 @@ def _read_flags(
     config_path = values.pop("config", None)
     all_flags = [flag for action in parser._actions for flag in action.option_strings]
     wrong_flags = [argument.split("=")[0] for argument in unknown if argument.startswith("-")]
-    mistakes += [f"{flag} is not a flag{_hint(flag, all_flags, prefix='--')}" for flag in wrong_flags]
+    mistakes += [
+        f"{flag} is not a flag{removed_flag_hint(config_class, flag) or _hint(flag, all_flags, prefix='--')}"
+        for flag in wrong_flags
+    ]
     if not wrong_flags:  # what follows a wrong flag is probably its value
         mistakes += [f"unexpected argument {argument!r}" for argument in unknown]
     return {
@@ -170,7 +173,8 @@ def _read_environment(
             name = names[variable]
             settings[name] = Setting(_split(config_class, name, environ[variable]), variable)
         elif variable.startswith(prefix) and not _SERVICE_LINK.fullmatch(variable.removeprefix(prefix)):
-            mistakes.append(f"{variable} is not a setting{_hint(variable, names, prefix=prefix)}")
+            gone = removed_hint(config_class, variable.removeprefix(prefix).lower())
+            mistakes.append(f"{variable} is not a setting{gone or _hint(variable, names, prefix=prefix)}")
         elif meant := _setting_without_service(config_class, variable):
             mistakes.append(f"{variable} is not a setting; did you mean {_variable(config_class, meant)}?")
     return settings
@@ -205,7 +209,7 @@ def _read_file(config_class: type[ServiceConfig], path: str | None, mistakes: li
         if key in config_class.model_fields:
             settings[key] = Setting(value, f"{config_class.service}.{key} in {path}")
         else:
-            hint = _hint(key, config_class.model_fields)
+            hint = removed_hint(config_class, key) or _hint(key, config_class.model_fields)
             mistakes.append(f"{config_class.service}.{key} in {path} is not a setting{hint}")
     return settings
 
@@ -291,6 +295,17 @@ def _flag(name: str) -> str:
 
 def _variable(config_class: type[ServiceConfig], name: str) -> str:
     return f"OCTAVO_{config_class.service}_{name}".upper()
+
+
+def removed_flag_hint(config_class: type[ServiceConfig], flag: str) -> str:
+    """Return what `removed_hint` says of the setting of a flag."""
+    return removed_hint(config_class, flag.removeprefix("--").removeprefix("no-").replace("-", "_"))
+
+
+def removed_hint(config_class: type[ServiceConfig], name: str) -> str:
+    """Return " any more: SENTENCE" of a setting that an earlier release had; "" of another name."""
+    sentence = config_class.removed.get(name)
+    return f" any more: {sentence}" if sentence else ""
 
 
 def _hint(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:

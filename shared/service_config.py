@@ -1,6 +1,8 @@
 """The settings that every service has; `shared/config.py` reads them from flags, environment and file."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -10,12 +12,17 @@ ADDRESS_PATTERN = rf"^.+:{_PORT}$"
 
 
 class ServiceConfig(BaseModel):
-    """What every service has. `service` names the table and the variables, `program` is what people type."""
+    """What every service has.
+
+    `service` names the table and the variables, `program` is what people type. `removed` has the settings of earlier
+    releases, with what to use.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     service: ClassVar[str]
     program: ClassVar[str]
+    removed: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     listen: str = Field(
         pattern=ADDRESS_PATTERN, description="Address for gRPC, host:port. Each service has its own default."

@@ -60,10 +60,12 @@ class ServiceCommand(click.Command):
     _has_settings = False
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the flags; of one that both services have, and each for itself, say how it is set here."""
+        """Read the flags; of one that both services have for themselves, or that was removed, say what to use."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            if gone := _removed_hint(error.option_name):
+                raise click.UsageError(f"{error.option_name} is not a flag{gone}", ctx) from error
             name = error.option_name.removeprefix("--").replace("-", "_")
             if name not in _names_of_one_service():
                 raise
@@ -164,6 +166,16 @@ def _names_of_one_service() -> list[str]:
     from octavo.service_settings import CONFIG_CLASSES, services_of, settable_names
 
     return [name for name in settable_names(CONFIG_CLASSES[0]) if not services_of(name)]
+
+
+def _removed_hint(flag: str) -> str:
+    """Return what there is to say of a flag that an earlier release had; "": nothing."""
+    if importlib.util.find_spec("pydantic") is None:
+        return ""
+    from scheduler_svc.config import SchedulerConfig
+    from shared.config import removed_flag_hint
+
+    return removed_flag_hint(SchedulerConfig, flag)
 
 
 def _setting_option(name: str) -> _SettingOption:

@@ -5,14 +5,14 @@ for operators.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
-from scheduler_svc.client_services import GENERATION_SERVICE, VLLM_ENGINE_SERVICE, client_services
+from scheduler_svc.client_services import GENERATION_SERVICE
 from scheduler_svc.client_side_config import ClientSideConfig
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
@@ -20,7 +20,6 @@ from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.request_limits import FrontSettings
 from scheduler_svc.front.api.servicer import GenerationServicer
-from scheduler_svc.front.api.vllm_engine import add_vllm_engine, generate_request_class
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.request.engine_client import EngineClient
 from shared.grpc_metrics import CallMetrics
@@ -33,6 +32,14 @@ from shared.tracing import Tracing, start_tracing
 if TYPE_CHECKING:  # these import aiohttp and opentelemetry
     from scheduler_svc.front.openai.server import OpenAIServer
     from scheduler_svc.telemetry.request_tracing import RequestTracer
+
+# The methods whose requests may be large, with the class of the request.
+PROMPT_METHODS: Mapping[str, type[Message]] = {
+    f"/{GENERATION_SERVICE}/Generate": generation_service_pb2.GenerateRequest,
+    f"/{GENERATION_SERVICE}/StreamRequests": generation_service_pb2.StreamRequestsRequest,
+    f"/{GENERATION_SERVICE}/Tokenize": generation_service_pb2.TokenizeRequest,
+    f"/{GENERATION_SERVICE}/Detokenize": generation_service_pb2.DetokenizeRequest,
+}
 
 
 class Front:
@@ -53,8 +60,7 @@ class Front:
         pace: Of the streams; whoever runs the front runs its `watch`.
         openai: The port of OpenAI's API; None: there is none.
 
-    Raises: OctavoServiceError: --vllm-engine or --tracing lacks what it needs, or a file of TLS or of tokens cannot be
-        used.
+    Raises: OctavoServiceError: --tracing lacks what it needs, or a file of TLS or of tokens cannot be used.
     """
 
     def __init__(
@@ -79,23 +85,19 @@ class Front:
             from scheduler_svc.front.openai.set_up import openai_server
 
             self.openai = openai_server(config, config.openai_listen, generation, access, collect, is_shared=is_shared)
-        # Whoever calls it sees and runs requests of all tenants.
-        interceptors = [] if access is None else [AccessInterceptor(access, (VLLM_ENGINE_SERVICE,))]
         self.main = GrpcServer(
             listen=config.listen,
             max_message_bytes=config.max_message_bytes,
             max_request_bytes=config.max_request_bytes,
-            service_names=client_services(config),
+            service_names=[GENERATION_SERVICE],
             health=health,
             credentials=None if tls is None else tls.credentials(),
-            interceptors=interceptors,
-            readers=[KeepBodies(prompt_methods(config))],
+            interceptors=[] if access is None else [AccessInterceptor(access)],
+            readers=[KeepBodies(PROMPT_METHODS)],
             call_metrics=call_metrics,
             is_shared=is_shared,
         )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, self.main.server)
-        if config.vllm_engine:
-            add_vllm_engine(self.main.server, self.generation, config.gateway_tenant)
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics of what clients meet beside gRPC."""
@@ -116,19 +118,6 @@ def request_tracer(tracing: Tracing | None) -> "RequestTracer | None":
     from scheduler_svc.telemetry.request_tracing import RequestTracer
 
     return RequestTracer(tracing.tracer)
-
-
-def prompt_methods(config: ClientSideConfig) -> dict[str, type[Message]]:
-    """Return the methods whose requests may be large, with the class of the request."""
-    methods: dict[str, type[Message]] = {
-        f"/{GENERATION_SERVICE}/Generate": generation_service_pb2.GenerateRequest,
-        f"/{GENERATION_SERVICE}/StreamRequests": generation_service_pb2.StreamRequestsRequest,
-        f"/{GENERATION_SERVICE}/Tokenize": generation_service_pb2.TokenizeRequest,
-        f"/{GENERATION_SERVICE}/Detokenize": generation_service_pb2.DetokenizeRequest,
-    }
-    if config.vllm_engine:
-        methods[f"/{VLLM_ENGINE_SERVICE}/Generate"] = generate_request_class()
-    return methods
 
 
 def front_settings(config: ClientSideConfig) -> FrontSettings:

@@ -281,7 +281,7 @@ def test_the_check_for_torch_can_fail() -> None:
 
 
 def test_a_front_process_loads_nothing_of_the_core() -> None:
-    """Nor when it has imported what it imports only if it is configured: the SMG gateway's service, and tracing."""
+    """Nor when it has imported what it imports only if it is configured: tracing."""
     modules = ["scheduler_svc.front_process", *modules_below("scheduler_svc.front")]
     modules.append("scheduler_svc.telemetry.request_tracing")
 

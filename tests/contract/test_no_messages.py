@@ -17,7 +17,7 @@ from octavo.admin.v1 import admin_service_pb2
 from octavo.core.v1 import core_service_pb2
 from octavo.execution.v1 import execution_service_pb2
 from octavo.generation.v1 import generation_service_pb2
-from scheduler_svc.client_services import VLLM_ENGINE_SERVICE
+from scheduler_svc.client_services import GENERATION_SERVICE
 from scheduler_svc.link import joined_fronts
 from shared.grpc_server import GrpcServer
 from shared.interceptor import Handler, HandlerInterceptor, handler_parts
@@ -69,7 +69,7 @@ def ports_of(stack: Stack) -> dict[str, list[str]]:
     executor, admin = stack.executor.address, stack.service.other_addresses["admin"]
     both = [SERVICE, REFLECTED]
     ports = {
-        stack.address: ["octavo.generation.v1.GenerationService", VLLM_ENGINE_SERVICE, *both],
+        stack.address: [GENERATION_SERVICE, *both],
         admin: ["octavo.admin.v1.AdminService", *both],
         executor: ["octavo.execution.v1.ExecutionService", *both],
     }
@@ -80,7 +80,7 @@ def ports_of(stack: Stack) -> dict[str, list[str]]:
 
 async def test_bytes_that_are_no_request_are_the_callers_fault(caplog: pytest.LogCaptureFixture) -> None:
     wrong, num_methods = {}, 0
-    async with running_stack(vllm_engine=True, fronts=NUM_FRONTS or 1) as stack:
+    async with running_stack(fronts=NUM_FRONTS or 1) as stack:
         for address, services in ports_of(stack).items():
             async with grpc.aio.insecure_channel(address) as channel:
                 for method in (method for service in services for method in methods_of(service)):

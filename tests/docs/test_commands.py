@@ -84,8 +84,6 @@ EXCUSES = (
         "needs the hub; tests/e2e/test_hub_model.py and tests/unit/octavo/models/test_hub_transfer.py have one",
     ),
     Excuse("docs/openai.md", r"lm_eval run .*", "needs lm-eval; tests/e2e/test_lm_eval.py sends what it sends"),
-    Excuse("docs/openai.md", r"python -m octavo.gateway .*", "tests/e2e/test_openai_gateway.py runs it"),
-    Excuse("docs/openai.md", r"HF_ENDPOINT=.* smg launch .*", "the flags are those of `python -m octavo.gateway`"),
     Excuse(
         "docs/kubernetes.md", r"kubectl .*|for key in .*", "needs a cluster; what it applies is checked in tests/k8s"
     ),

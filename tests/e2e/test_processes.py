@@ -102,7 +102,6 @@ def run_here(module: str, *flags: str) -> object:
 
 PROGRAMS = [
     "octavo.cli",
-    "octavo.gateway",
     "scheduler_svc.__main__",
     "executor_svc.__main__",
     "executor_svc.fake.__main__",

@@ -19,7 +19,6 @@ from tests.k8s.manifests import OVERLAYS, REPOSITORY, Object, components, overla
 SKIPPED = {
     "CKV_K8S_11": "no CPU limits: throttling a scheduler or a host thread costs every stream, and requests are shares",
     "CKV_K8S_15": "images have versions, which are not published twice",
-    "CKV_K8S_35": "the gateway takes its keys as arguments, so they come as variables",
     "CKV_K8S_43": "digests are of a registry; the overlay of an installation sets them",
     "CKV_DOCKER_2": "Kubernetes probes; OCI images have no HEALTHCHECK",
 }
@@ -43,7 +42,7 @@ def main() -> int:
         planted = work / "planted.yaml"
         planted.write_text(yaml.safe_dump_all(_privileged(overlay("cpu-demo").objects)), encoding="utf-8")
         failed |= not _expect(checkov, "a privileged container", "kubernetes", planted, {"CKV_K8S_16"})
-        text = (REPOSITORY / "images/gateway.Containerfile").read_text().replace("USER 65532:65532", "USER root")
+        text = (REPOSITORY / "images/scheduler.Containerfile").read_text().replace("USER 65532:65532", "USER root")
         failed |= not _expect(checkov, "an image of root", "dockerfile", _as_dockerfile(work, text), {"CKV_DOCKER_8"})
     return int(failed)
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from tests.k8s.manifests import Manifests
 from tests.k8s.policies_autoscaling import check_autoscaling
-from tests.k8s.policies_gateway import check_gateway
 from tests.k8s.policies_network import check_network
 from tests.k8s.policies_pods import check_drain, check_gpus, check_images, check_pod_security, check_probes
 from tests.k8s.policies_settings import check_settings
@@ -26,7 +25,6 @@ CHECKS: dict[str, Callable[[Manifests], list[str]]] = {
     "references": check_references,
     "names": check_names,
     "encryption": check_encryption,
-    "gateway": check_gateway,
     "labels": check_labels,
     "autoscaling": check_autoscaling,
     "updates": check_updates,

@@ -33,8 +33,6 @@ COMBINATIONS = [
     ("mtls", "client-tokens"),
     ("monitoring",),
     ("monitoring", "keda"),
-    ("openai-gateway",),
-    ("openai-gateway", "mtls", "openai-gateway-mtls"),
     ("tracing",),
 ]
 
@@ -68,14 +66,9 @@ class PodTemplate:
         """Init containers too."""
         return [*self.spec.get("initContainers", []), *self.spec["containers"]]
 
-    @property
-    def sidecars(self) -> list[Object]:
-        """The init containers that stay beside the others."""
-        return [item for item in self.spec.get("initContainers", []) if item.get("restartPolicy") == "Always"]
-
     def port(self, name: str) -> int | None:
         """Return the number of the container port `name`."""
-        for container in [*self.containers, *self.sidecars]:
+        for container in self.containers:
             for port in container.get("ports", []):
                 if port.get("name") == name:
                     return int(port["containerPort"])

@@ -48,14 +48,8 @@ _INGRESS: dict[str, set[Path]] = {
     "executor-rank": {
         (one, other, RANKS) for one in ("executor", "executor-rank") for other in ("executor", "executor-rank")
     },
-    "gateway": {
-        (CLIENTS, "gateway", "8080"),
-        (CLIENT_NAMESPACES, "gateway", "8080"),
-        (ANY, "gateway", "8081"),
-        ("gateway", "scheduler", "50051"),
-    },
 }
-_METRICS = {"scheduler": "9090", "front": "9090", "executor": "9090", "gateway": "29000"}
+_METRICS = {"scheduler": "9090", "front": "9090", "executor": "9090"}
 _DOWNLOADS = {"cpu-demo", "one-gpu"}
 
 
@@ -70,9 +64,6 @@ def check_network(manifests: Manifests) -> list[str]:
     expected_out |= {(tier, DNS, f"{protocol} 53") for tier in tiers for protocol in ("TCP", "UDP")}
     if manifests.of_kind("PodMonitor"):
         expected_in |= {(PROMETHEUS, tier, port) for tier, port in _METRICS.items() if tier in tiers}
-    expected_in |= {
-        (ANY, pod.component, str(pod.port("tls-health"))) for pod in manifests.pod_templates() if pod.port("tls-health")
-    }
     expected_out |= {(tier, COLLECTOR, "4317") for tier in _traced_tiers(manifests)}
     if manifests.name in _DOWNLOADS:
         expected_out.add(("executor", INTERNET, "443"))

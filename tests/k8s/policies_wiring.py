@@ -1,6 +1,5 @@
 """What refers to something refers to what is there: selectors, ports, mounts, certificates, targets of autoscalers."""
 
-import re
 from collections.abc import Iterator
 
 from tests.k8s.manifests import IDENTITY, Manifests, Object, PodTemplate, environment, title
@@ -10,10 +9,8 @@ from tests.k8s.policies_settings import load_settings
 MADE_BY_HAND = {
     ("PersistentVolumeClaim", "octavo-models"),
     ("Secret", "octavo-client-tokens"),
-    ("Secret", "octavo-gateway-keys"),
 }
 WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
-LOOPBACK = "127.0.0.1"
 
 
 def check_selectors(manifests: Manifests) -> list[str]:
@@ -21,8 +18,7 @@ def check_selectors(manifests: Manifests) -> list[str]:
     findings = []
     for item in manifests.objects:
         if item["kind"] == "PodMonitor" and not manifests.selected(item["spec"]["selector"]):
-            if not _is_of_absent_tier(manifests, item):
-                findings.append(f"{title(item)}: selects no pod")
+            findings.append(f"{title(item)}: selects no pod")
             continue
         selector = _selector(item)
         if selector is None:
@@ -47,12 +43,6 @@ def check_selectors(manifests: Manifests) -> list[str]:
     return findings
 
 
-def _is_of_absent_tier(manifests: Manifests, item: Object) -> bool:
-    """The component monitoring looks for a gateway too, which is another component."""
-    name = item["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]
-    return bool(name == "gateway") and not any(pod.component == name for pod in manifests.pod_templates())
-
-
 def _selector(item: Object) -> Object | None:
     if item["kind"] == "Service":
         return {"matchLabels": item["spec"]["selector"]}
@@ -68,11 +58,12 @@ _PLAINTEXT = {"grpc": "kubernetes.io/h2c", "openai": "http"}
 
 
 def check_services(manifests: Manifests) -> list[str]:
-    """Ports lead to named ports of every selected container; gRPC is headless and says what it speaks."""
+    """Ports lead to named ports of every selected container; gRPC is headless; certificates have the names."""
     findings = []
     for item in manifests.of_kind("Service"):
         labels = item["spec"]["selector"]
         pod_name = f"{labels['app.kubernetes.io/instance']}-{labels['app.kubernetes.io/component']}"
+        certificate = manifests.find("Certificate", f"{pod_name}-tls")
         for port in item["spec"]["ports"]:
             for pod in manifests.selected({"matchLabels": item["spec"]["selector"]}):
                 number = pod.port(str(port.get("targetPort")))
@@ -82,10 +73,13 @@ def check_services(manifests: Manifests) -> list[str]:
                     findings.append(f"{title(item)}: headless, so its port must be {number}, not {port['port']}")
             if port["name"] == "grpc" and item["spec"].get("clusterIP") != "None":
                 findings.append(f"{title(item)}: gRPC behind one address is not balanced")
-            encrypted = manifests.find("Certificate", f"{pod_name}-tls") is not None
-            expected = None if encrypted else _PLAINTEXT.get(port["name"])
-            if port["name"] in _PLAINTEXT and port.get("appProtocol") != expected:
+            if port["name"] not in _PLAINTEXT:
+                continue
+            expected = None if certificate else _PLAINTEXT[port["name"]]
+            if port.get("appProtocol") != expected:
                 findings.append(f"{title(item)}: appProtocol is {port.get('appProtocol')}, not {expected}")
+            if certificate and item["metadata"]["name"] not in certificate["spec"]["dnsNames"]:
+                findings.append(f"{title(item)}: {title(certificate)} lacks its name")
     for item in manifests.of_kind("PodMonitor"):
         for pod in manifests.selected(item["spec"]["selector"]):
             findings += [
@@ -131,10 +125,6 @@ def _references(pod: PodTemplate) -> Iterator[tuple[str, str]]:
             yield "Secret", volume["secret"]["secretName"]
         if "persistentVolumeClaim" in volume:
             yield "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]
-    for container in pod.all_containers:
-        for variable in container.get("env", []):
-            if "secretKeyRef" in variable.get("valueFrom", {}):
-                yield "Secret", variable["valueFrom"]["secretKeyRef"]["name"]
 
 
 def check_names(manifests: Manifests) -> list[str]:
@@ -156,13 +146,6 @@ def check_names(manifests: Manifests) -> list[str]:
                 name = environment(container).get(variable)
                 findings += _certificate_mistakes(manifests, pod.owner, name) if name else []
             findings += _front_mistakes(manifests, pod, container)
-    for item in manifests.of_kind("ConfigMap"):
-        proxy = item["data"].get("haproxy.cfg", "")
-        for name in re.findall(r"verifyhost (\S+)", proxy):
-            findings += _certificate_mistakes(manifests, title(item), name)
-        for host in re.findall(r"server-template \S+ \d+ (\S+):", proxy):
-            if host not in {f"{name}.octavo.svc.cluster.local" for name in services}:
-                findings.append(f"{title(item)}: dials {host}, which is no Service")
     return findings
 
 
@@ -196,14 +179,7 @@ def _dialled(manifests: Manifests, pod: PodTemplate, container: Object) -> list[
     if container["name"] == "front":
         config, _ = load_settings(manifests, pod, container)
         return [getattr(config, "core", "").rpartition(":")[0]]
-    hosts = [url.rpartition(":")[0].rpartition("/")[2] for url in worker_urls(container)]
-    return [host for host in hosts if host != LOOPBACK]  # that is a proxy in the same pod
-
-
-def worker_urls(container: Object) -> list[str]:
-    """Return the addresses that a gateway is given."""
-    name, urls = "--worker-urls=", container.get("args", [])
-    return [url.removeprefix(name) for url in urls if url.startswith(name)]
+    return []
 
 
 def check_encryption(manifests: Manifests) -> list[str]:
@@ -213,12 +189,11 @@ def check_encryption(manifests: Manifests) -> list[str]:
     findings = []
     for pod in manifests.pod_templates():
         for container in pod.containers:
-            config, _ = load_settings(manifests, pod, container) if container["name"] != "gateway" else (None, ())
+            config, _ = load_settings(manifests, pod, container)
             if config is not None and pod.leader and not (config.tls_cert and config.tls_client_ca):
                 findings.append(f"{pod.owner}: serves without mutual TLS")
             if getattr(config, "core_listen", None) and not getattr(config, "front_tls_ca", None):
                 findings.append(f"{pod.owner}: fronts join without mutual TLS")
-            findings += [f"{pod.owner}: {url} is plaintext" for url in worker_urls(container) if LOOPBACK not in url]
     return findings
 
 

@@ -45,9 +45,7 @@ def check_containerfile(name: str, text: str) -> list[str]:
         for label in ("title", "description", "version", "licenses")
         if f"org.opencontainers.image.{label}=" not in final
     ]
-    module = MODULES.get(name)
-    entry = f'ENTRYPOINT ["python", "-P", "-m", "{module}"]' if module else 'ENTRYPOINT ["smg", "launch"]'
-    if entry not in final:
+    if f'ENTRYPOINT ["python", "-P", "-m", "{MODULES[name]}"]' not in final:
         findings.append("starts something else")
     for imported in re.findall(r'python -c "import ([\w.]+)', text):
         if not (REPOSITORY / imported.replace(".", "/")).with_suffix(".py").exists():
@@ -81,7 +79,7 @@ def test_an_image_is_as_it_should_be(path: Path) -> None:
         ("import scheduler_svc.service", "import scheduler_svc.gone", "imports a module that does not exist"),
         ("EXTRAS=scheduler", "EXTRAS=executor", "has torch"),
         ("--constraint constraints.txt", "", "installs versions that nothing pins"),
-        ("smg setuptools pip", "smg setuptools", "has pip"),
+        ("setuptools pip", "setuptools", "has pip"),
         ("/usr/local/bin/pip* ", "", "has pip"),
         ("RUN /opt/octavo/bin/python", "# RUN", "has no bill of materials"),
     ],
@@ -93,15 +91,8 @@ def test_a_planted_mistake_in_an_image_is_found(old: str, new: str, finding: str
     assert finding in check_containerfile("scheduler", text.replace(old, new))
 
 
-def test_the_three_images_are_there() -> None:
-    assert [path.stem for path in CONTAINERFILES] == ["executor", "gateway", "scheduler"]
-
-
-def test_the_gateway_is_the_one_that_the_tests_run() -> None:
-    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    pinned = [requirement for requirement in extras["openai"] if requirement.startswith("smg==")]
-
-    assert f"ARG SMG={pinned[0]}\n" in (REPOSITORY / "images/gateway.Containerfile").read_text()
+def test_both_images_are_there() -> None:
+    assert [path.stem for path in CONTAINERFILES] == ["executor", "scheduler"]
 
 
 def installed_with(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> Iterator[str]:
@@ -132,8 +123,7 @@ def test_whatever_an_image_installs_is_pinned(name: str) -> None:
     assert {each for each in installed - pinned() if not each.startswith("nvidia-")} == set()
 
 
-def test_the_build_of_the_gateway_and_of_octavo_itself_are_pinned() -> None:
-    assert set(installed_with("smg", frozenset(), set())) <= pinned()
+def test_the_build_of_octavo_itself_is_pinned() -> None:
     build = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["build-system"]["requires"]
     assert {Requirement(each).name for each in build} <= pinned()
     for name in MODULES:

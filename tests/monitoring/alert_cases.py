@@ -80,22 +80,7 @@ def _steps(running: int, values: str) -> Series:
     }
 
 
-def _responses(**codes: int) -> Series:
-    name = 'smg_http_responses_total{namespace="ml",pod="s-0",path="/v1/completions",status_code="%s",error_code=""}'
-    return {name % code.removeprefix("s"): f"0+{num}{_HOUR}" for code, num in codes.items()}
-
-
-def _gateway(**health: str) -> Series:
-    """Return a gateway that answers scrapes, and what it says of each of its schedulers."""
-    name = 'smg_worker_health{namespace="ml",pod="s-0",worker="grpc://%s:50051"}'
-    return {
-        'smg_http_connections_active{namespace="ml",pod="s-0"}': f"0{_HOUR}",
-        **{name % worker: f"{values}{_HOUR}" for worker, values in health.items()},
-    }
-
-
 _POD = ("namespace", "pod")
-_UP = 'up{namespace="ml",pod="%s",container="%s"}'
 _UNATTACHED = {'octavo_executor_attached{namespace="ml",pod="s-0"}': f"0{_HOUR}"}
 _LOADED = {'octavo_executor_info{namespace="ml",pod="s-0",model_id="m"}': f"1{_HOUR}"}
 _ATTACHED = 'octavo_executors{namespace="ml",state="attached",pod="%s"}'
@@ -133,14 +118,6 @@ CASES = [
         {'octavo_tls_certificate_expiry_seconds{namespace="ml",pod="s-0"}': f"{6 * 86400}{_HOUR}"},
         {'octavo_tls_certificate_expiry_seconds{namespace="ml",pod="s-0"}': f"{8 * 86400}{_HOUR}"},
         _POD,
-    ),
-    Case("OctavoGatewayErrors", "20m", _responses(s200=90, s503=10), _responses(s200=90, s503=1, s429=50)),
-    Case("OctavoGatewayWithoutScheduler", "10m", _gateway(a="0", b="0"), _gateway(a="0", b="1"), _POD),
-    Case(
-        "OctavoGatewayDown",
-        "10m",
-        {_UP % ("octavo-gateway-1", "gateway"): f"0{_HOUR}"},
-        {_UP % ("octavo-gateway-1", "gateway"): f"1{_HOUR}", _UP % ("octavo-scheduler-1", "scheduler"): f"0{_HOUR}"},
     ),
 ]
 

@@ -1,7 +1,6 @@
 """Both tiers as processes, with their metrics: what they answer after some work."""
 
 import asyncio
-import socket
 import urllib.request
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -23,16 +22,11 @@ _METRICS = ("--metrics-listen", "127.0.0.1:0")
 
 @dataclass(frozen=True, slots=True)
 class Scrapes:
-    """What /metrics answered.
-
-    The scheduler, its fake executor, another one that speaks TLS and is idle, and an SMG gateway with a scheduler of
-    its own.
-    """
+    """What /metrics answered: the scheduler, its fake executor, and another one that speaks TLS and is idle."""
 
     scheduler: str
     executor: str
     tls_executor: str
-    gateway: str
 
 
 async def scrape_all(directory: Path) -> Scrapes:
@@ -51,7 +45,6 @@ async def scrape_all(directory: Path) -> Scrapes:
         await asyncio.gather(*(_generate(channel, number) for number in range(NUM_REQUESTS)))
         await _last_step_answered(scheduler.other_addresses["admin"])
         pages = [await scrape(service.other_addresses["metrics"]) for service in (scheduler, executor, tls_executor)]
-        pages.append(await _scrape_gateway(services))
     return Scrapes(*pages)
 
 
@@ -63,20 +56,6 @@ async def _last_step_answered(admin_address: str) -> None:
             state = await stub.GetSchedulerState(admin_service_pb2.GetSchedulerStateRequest())
             if not any(executor.num_steps_in_flight for executor in state.executors):
                 return
-
-
-async def _scrape_gateway(services: AsyncExitStack) -> str:
-    executor = await services.enter_async_context(running_service("executor_svc.fake"))
-    scheduler = await services.enter_async_context(
-        running_service("scheduler_svc", "--executor", executor.address, "--vllm-engine")
-    )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    # It serves once it has asked itself for its models, so there are answers to count.
-    await services.enter_async_context(
-        running_service("octavo.gateway", "--scheduler", scheduler.address, "--prometheus-port", port)
-    )
-    return await scrape(f"127.0.0.1:{port}")
 
 
 async def scrape(address: str) -> str:

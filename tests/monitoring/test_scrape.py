@@ -98,7 +98,7 @@ def test_no_label_holds_what_a_client_sent(scrapes: Scrapes) -> None:
 
 
 def known_names(scrapes: Scrapes) -> set[str]:
-    pages = (scrapes.scheduler, scrapes.executor, scrapes.tls_executor, scrapes.gateway)
+    pages = (scrapes.scheduler, scrapes.executor, scrapes.tls_executor)
     return set().union(*map(sample_names, pages)) | set(rules_with("record")) | OF_PROMETHEUS
 
 

@@ -26,7 +26,7 @@ from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.servicer import GenerationServicer
-from scheduler_svc.front.front import front_settings, prompt_methods
+from scheduler_svc.front.front import PROMPT_METHODS, front_settings
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.incarnation import Incarnation
 from scheduler_svc.link.core_servicer import CoreServicer
@@ -137,9 +137,7 @@ class SimulatedScheduler:
             surroundings=self.surroundings,
         )
         self.on_engine(self.engine)
-        server: Any = SimulatedServer(
-            self.process, self.address, [StatusInterceptor(), KeepBodies(prompt_methods(config))]
-        )
+        server: Any = SimulatedServer(self.process, self.address, [StatusInterceptor(), KeepBodies(PROMPT_METHODS)])
         if isinstance(tokenizer, TokenizerFiles):
             self.link = CoreServicer(self.engine, tokenizer, self.incarnation, STATE_INTERVAL_S)
             self.on_link(self.link, self.engine)
@@ -234,9 +232,7 @@ class SimulatedFront:
         )
         self.on_core(self.core)
         self.generation = GenerationServicer(Generation(self.core, tokenizer, front_settings(self.config)))
-        self.server = SimulatedServer(
-            self.process, self.address, [StatusInterceptor(), KeepBodies(prompt_methods(self.config))]
-        )
+        self.server = SimulatedServer(self.process, self.address, [StatusInterceptor(), KeepBodies(PROMPT_METHODS)])
         added_to: Any = self.server
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, added_to)
         async with asyncio.TaskGroup() as group:

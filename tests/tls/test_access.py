@@ -264,19 +264,6 @@ async def test_operators_alone_see_the_admin_service(scheduler: Scheduler) -> No
     assert len(state.executors) == 1
 
 
-async def test_a_gateway_acts_for_all_its_users_and_so_does_its_token(tokens_file: Path) -> None:
-    async with (
-        running_pair(tokens_file=tokens_file, vllm_engine=True) as scheduler,
-        grpc.aio.insecure_channel(scheduler.address) as channel,
-    ):
-        abort: Any = channel.unary_unary("/vllm.grpc.engine.VllmEngine/Abort")
-        assert await failure(abort(b"", metadata=bearer(BLUE))) == (
-            grpc.StatusCode.PERMISSION_DENIED,
-            "the token is of tenant 'blue'; vllm.grpc.engine.VllmEngine needs a token of tenant * in --tokens-file",
-        )
-        assert await abort(b"", metadata=bearer(OPERATOR)) == b""
-
-
 async def test_probes_have_a_port_without_tls_and_tokens(server_files: PairFiles, ca: Path, tokens_file: Path) -> None:
     settings = tls_settings(server_files, client_ca=ca) | {"tokens_file": tokens_file, "health_listen": "127.0.0.1:0"}
     async with running_pair(**settings) as scheduler:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 
 import aiohttp
-import grpc
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
@@ -203,22 +202,6 @@ async def test_no_span_has_a_word_of_prompt_or_output(recorder: Recorder, traced
     for span in (trace.request, *trace.phases, *trace.executions):
         for secret in ("walrus", "noon", "zz", output.text, str(output.token_ids)):
             assert secret not in span.all_text
-
-
-async def test_requests_of_a_gateway_are_traced_too(recorder: Recorder, traced_stack: TracedStack) -> None:
-    from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
-
-    request = vllm_engine_pb2.GenerateRequest(
-        request_id="r",
-        tokenized=vllm_engine_pb2.TokenizedInput(input_ids=[65, 66, 67]),
-        sampling_params=vllm_engine_pb2.SamplingParams(max_tokens=4),
-    )
-    async with traced_stack(vllm_engine=True) as stack, grpc.aio.insecure_channel(stack.address) as channel:
-        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)  # type: ignore[no-untyped-call]
-        async for _ in stub.Generate(request, metadata=(("traceparent", SAMPLED),)):
-            pass
-
-    assert recorder.trace("r").request.parent_id == CALLER_SPAN_ID
 
 
 @pytest.mark.parametrize("traceparent", [SAMPLED, NOT_SAMPLED])

@@ -72,7 +72,7 @@ class AccessInterceptor(HandlerInterceptor):
         operator_services: Full names of services that need an identity for all tenants.
     """
 
-    def __init__(self, control: AccessControl, operator_services: Collection[str]) -> None:
+    def __init__(self, control: AccessControl, operator_services: Collection[str] = ()) -> None:
         self._control = control
         self._operator_services = frozenset(operator_services)
 

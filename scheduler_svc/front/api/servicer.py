@@ -17,7 +17,6 @@ from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_counts import generate_request_limits
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.request_stream import RequestStream, slow_caller_deadline_s, slow_caller_limit
-from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.request.engine_client import EngineClient
 from shared.errors import InvalidFieldError, OctavoServiceError
 
@@ -53,11 +52,6 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     @settings.setter
     def settings(self, settings: FrontSettings) -> None:
         self._generation.settings = settings
-
-    @property
-    def model(self) -> TextModel | None:
-        """What is served, or was last; None: no executor has been attached yet."""
-        return self._generation.model
 
     async def Generate(  # noqa: N802 (named by the proto)
         self,

@@ -95,6 +95,10 @@ def test_flags_and_keywords_reach_the_services_alike(started: list[LocalOptions]
         ({"tp": 1.5, "max_beam_width": 1}, "tp is 1.5; it must be a whole number; max_beam_width is 1; it must be at"),
         ({"executor": {"tp": 0}}, "executor.tp is 0; it must be at least 1"),
         ({"executor": {"block_size": 3}}, "executor.block_size is not a setting; did you mean executor.block_size_tok"),
+        (
+            {"scheduler": {"vllm_engine": True}},
+            "scheduler.vllm_engine is not a setting any more: clients of OpenAI's API",
+        ),
         ({"executor": {"policy": "fcfs"}}, "executor.policy is not a setting of the executor; it is scheduler.policy"),
         ({"scheduler": {"executor": "a:1"}}, "scheduler.executor cannot be set: Octavo sets it itself"),
         ({"executor": "127.0.0.1:1"}, "executor is a str; it must be a dict of settings, such as {'log_level':"),
@@ -112,6 +116,7 @@ def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], sentence: str
     [
         (("m", {"block_size": 32}), "LLM: block_size is not a setting; did you mean block_size_tokens?"),
         (("m", {"colour": "red"}), "LLM: colour is not a setting"),
+        (("m", {"gateway_tenant": "web"}), "LLM: gateway_tenant is not a setting any more: the token of a client says"),
         (
             ("m", {"metrics_listen": "a:1"}),
             "LLM: metrics_listen belongs to one service: say executor={'metrics_listen': ...} or scheduler={'metrics",
@@ -145,6 +150,15 @@ def test_the_command_line_says_what_the_service_itself_would(
     [mistake] = caught.value.mistakes
     assert run(["up", "--model", "some/model", *flags.split()]) == 2
     assert capsys.readouterr().err == f'octavo: {mistake}; see "octavo up --help"\n'
+
+
+@pytest.mark.parametrize("flag", ["--vllm-engine", "--no-vllm-engine"])
+def test_a_flag_of_a_setting_that_was_removed_says_what_to_use(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["up", "--model", "some/model", flag]) == 2
+    assert (
+        f"{flag} is not a flag any more: clients of OpenAI's API use the port of --openai-listen"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("assignment", ["policy=fcfs", "executor.tp", "gateway.tp=1"])

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 import octavo
 from executor_svc.config import ExecutorConfig, FakeConfig
+from scheduler_svc.client_side_config import FrontConfig
 from scheduler_svc.config import SchedulerConfig
 from shared.config import ConfigError, load_config, load_config_or_exit
 from shared.service_config import ServiceConfig
@@ -118,6 +119,29 @@ def test_a_flag_that_no_service_has_is_met_with_the_nearest_one(flag: str, hint:
     with pytest.raises(ConfigError) as caught:
         load_config(SchedulerConfig, ["--executor", "a:1", flag, "x"], {})
     assert caught.value.mistakes == (f"{flag} is not a flag; {hint}",)
+
+
+@pytest.mark.parametrize("config_class", [SchedulerConfig, FrontConfig])
+def test_a_setting_that_was_removed_says_what_to_use(config_class: type[ServiceConfig], tmp_path: Path) -> None:
+    service = config_class.service
+    path = write_toml(tmp_path, f"[{service}]\ngateway_tenant = 'web'\nvllm_engine = true\n")
+    prefix = f"OCTAVO_{service.upper()}_"
+    variables = {f"{prefix}GATEWAY_TENANT": "web", f"{prefix}VLLM_ENGINE": "1"}
+    with pytest.raises(ConfigError) as caught:
+        load_config(
+            config_class, ["--vllm-engine", "--no-vllm-engine", "--gateway-tenant", "web", "--config", path], variables
+        )
+    engine = "any more: clients of OpenAI's API use the port of --openai-listen"
+    tenant = "any more: the token of a client says its tenant, see --tokens-file"
+    assert caught.value.mistakes[:7] == (
+        f"--vllm-engine is not a flag {engine}",
+        f"--no-vllm-engine is not a flag {engine}",
+        f"--gateway-tenant is not a flag {tenant}",
+        f"{prefix}GATEWAY_TENANT is not a setting {tenant}",
+        f"{prefix}VLLM_ENGINE is not a setting {engine}",
+        f"{service}.gateway_tenant in {path} is not a setting {tenant}",
+        f"{service}.vllm_engine in {path} is not a setting {engine}",
+    )
 
 
 @pytest.mark.parametrize("config_class", [SchedulerConfig, ExecutorConfig, FakeConfig])
