@@ -15,10 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from tests.mutants.core_mutants import CORE_MUTANTS
 from tests.mutants.fault import TreeCopy, try_in_copies
-from tests.mutants.kernel_mutants import KERNEL_MUTANTS
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Mutant, read_mutants
 from tests.mutants.run import Outcome, Verdict, failing_without_mutants, try_mutant
 
 STYLES = {Verdict.CAUGHT: "green", Verdict.SURVIVED: "bold red", Verdict.STALE: "bold yellow"}
@@ -29,7 +27,7 @@ def main() -> int:
     """Return the exit code."""
     arguments = _parse()
     console = Console(highlight=False, soft_wrap=True)
-    mutants = [mutant for mutant in (*CORE_MUTANTS, *KERNEL_MUTANTS) if _is_wanted(mutant, arguments.only)]
+    mutants = [mutant for mutant in read_mutants() if _is_wanted(mutant, arguments.only)]
     if not mutants:
         console.print(f"no mutant is named like {', '.join(arguments.only)}; --list shows all")
         return 2
@@ -59,7 +57,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="part of a name, or a pattern")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="mutants that are tried at once (default 1)")
-    parser.add_argument("--list", action="store_true", help="show the tables and end")
+    parser.add_argument("--list", action="store_true", help="show the table and end")
     parser.add_argument("--timeout-s", type=float, default=120.0, help="of one suite with a mutant (default 120)")
     return parser.parse_args()
 
