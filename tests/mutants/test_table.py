@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from executor_svc.native.build import COMPILERS, SOURCE_DIRECTORY
+from executor_svc.native.build import (
+    COMPILERS,
+    SOURCE_DIRECTORY,
+    NativeUnavailableError,
+    build_library,
+    cache_directory,
+)
 from tests.mutants.fault import REPOSITORY, StaleError, TreeCopy
 from tests.mutants.mutant import Mutant, read_mutants
 from tests.mutants.run import Verdict, try_mutant
@@ -37,9 +43,11 @@ def test_a_row_fits_the_code_and_names_tests_that_exist(mutant: Mutant) -> None:
 
 
 def test_c_compiles_with_all_mutants_at_once(tmp_path: Path) -> None:
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        pytest.skip("no C compiler")
+    try:
+        build_library(cache_directory())
+    except NativeUnavailableError as error:
+        pytest.skip(str(error))
+    compiler = next(filter(None, map(shutil.which, COMPILERS)))
     sources = shutil.copytree(SOURCE_DIRECTORY, tmp_path / "csrc")
     for mutant in MUTANTS:
         if mutant.is_c:
