@@ -4,7 +4,7 @@ It drops tokens whose probability is below it, of what the filters before it lef
 as texts that stand in the files and what replaces them.
 """
 
-from tests.mutants.fault import Fault
+from tests.mutants.fault import Change
 
 NAME = "epsilon_cutoff"
 
@@ -13,16 +13,16 @@ _C = "executor_svc/native/csrc/sampling.c"
 _TRITON = "executor_svc/triton_kernels/sampling.py"
 
 
-def _before(path: str, text: str, added: str) -> Fault:
-    return Fault(f"before {text.strip()}", path, text, added + text, ())
+def _before(path: str, text: str, added: str) -> Change:
+    return Change(f"before {text.strip()}", path, text, added + text)
 
 
-def _after(path: str, text: str, added: str) -> Fault:
-    return Fault(f"after {text.strip()}", path, text, text + added, ())
+def _after(path: str, text: str, added: str) -> Change:
+    return Change(f"after {text.strip()}", path, text, text + added)
 
 
-def _instead(path: str, text: str, new: str) -> Fault:
-    return Fault(f"in place of {text.strip()}", path, text, new, ())
+def _instead(path: str, text: str, new: str) -> Change:
+    return Change(f"in place of {text.strip()}", path, text, new)
 
 
 EDITS = (

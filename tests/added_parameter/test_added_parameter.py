@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.added_parameter.edits import EDITED_FILES, EDITS
-from tests.mutants.fault import REPOSITORY, Fault, TreeCopy
+from tests.mutants.fault import REPOSITORY, Change, TreeCopy
 
 MOST_FILES = 5
 
@@ -29,7 +29,7 @@ def test_contributing_names_the_edited_files() -> None:
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=[f"{edit.path}: {edit.name}" for edit in EDITS])
-def test_an_edit_fits_its_file(edit: Fault) -> None:
+def test_an_edit_fits_its_file(edit: Change) -> None:
     edit.plant((REPOSITORY / edit.path).read_text(encoding="utf-8"))
 
 

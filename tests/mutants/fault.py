@@ -1,4 +1,4 @@
-"""What a planted fault is, and the copy of the tree that it is planted in."""
+"""A text of a file and what replaces it, and the copy of the tree that faults are planted in."""
 
 import contextlib
 import itertools
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-C = TypeVar("C", bound="Change")
+P = TypeVar("P", bound="Plantable")
 R = TypeVar("R")
 
 REPOSITORY = Path(__file__).parents[2]
@@ -22,6 +22,20 @@ REPOSITORY = Path(__file__).parents[2]
 
 class StaleError(Exception):
     """A row of the table does not fit the code any more; says which and why."""
+
+
+class Plantable(Protocol):
+    """What can be planted: a `Change` or a `Mutant`."""
+
+    @property
+    def path(self) -> str:
+        """The file, from the root of the repository."""
+
+    def plant(self, text: str) -> str:
+        """Return the text of the file with the fault.
+
+        Raises: StaleError: it does not fit the text.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +65,6 @@ class Change:
         return text.replace(self.old, self.new)
 
 
-@dataclass(frozen=True, slots=True)
-class Fault(Change):
-    """One row of the table; `tests` is the suite that must fail, as pytest takes it. Seconds, not minutes."""
-
-    tests: tuple[str, ...]
-
-
 class TreeCopy:
     """A copy of the files that git tracks or would track. Faults are planted here, never in the tree itself.
 
@@ -78,7 +85,7 @@ class TreeCopy:
                 shutil.copy2(REPOSITORY / name, root / name)
 
     @contextlib.contextmanager
-    def with_fault(self, fault: Change) -> Iterator[None]:
+    def with_fault(self, fault: Plantable) -> Iterator[None]:
         """Have the fault in the copy for a while.
 
         Raises: StaleError: the row does not fit the file.
@@ -119,13 +126,13 @@ class TreeCopy:
         os.utime(path, (second, second))
 
 
-def try_in_copies(copies: Sequence[TreeCopy], faults: Sequence[C], try_one: Callable[[TreeCopy, C], R]) -> Iterator[R]:
+def try_in_copies(copies: Sequence[TreeCopy], faults: Sequence[P], try_one: Callable[[TreeCopy, P], R]) -> Iterator[R]:
     """Try faults, as many at once as there are copies; yield each outcome when it is known."""
     free: queue.SimpleQueue[TreeCopy] = queue.SimpleQueue()
     for copy in copies:
         free.put(copy)
 
-    def try_somewhere(fault: C) -> R:
+    def try_somewhere(fault: P) -> R:
         copy = free.get()
         try:
             return try_one(copy, fault)

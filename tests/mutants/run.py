@@ -1,7 +1,6 @@
-"""One run of a suite in a copy, and what it says of a fault."""
+"""One run of a suite in a copy, and what it says of a mutant."""
 
 import enum
-import math
 import re
 import subprocess
 import sys
@@ -9,7 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.mutants.fault import Fault, StaleError, TreeCopy
+from executor_svc.native.build import NativeUnavailableError, build_library, cache_directory
+from tests.mutants.fault import StaleError, TreeCopy
+from tests.mutants.mutant import Mutant
 
 PYTEST = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
 QUICK = ["-m", "not slow and not gpu"]  # `make test`, with all cases of its large tables
@@ -18,7 +19,7 @@ LAST_LINES = 15
 
 
 class Verdict(enum.Enum):
-    """What became of a fault."""
+    """What became of a mutant."""
 
     CAUGHT = "caught"
     SURVIVED = "survived"
@@ -28,81 +29,69 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The verdict on one fault, with a remark for people: the test that failed, or what is wrong."""
+    """The verdict on one mutant, with a remark for people: the test that failed, or what is wrong."""
 
-    fault: Fault
+    mutant: Mutant
     verdict: Verdict
-    duration_s: float
     remark: str
+    duration_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SuiteRun:
-    """How a run of pytest ended; `exit_code` None: it was still running at the time limit, and was killed."""
-
-    exit_code: int | None
-    output: str
-    duration_s: float
-
-    @property
-    def failed_tests(self) -> list[str]:
-        """The tests that failed, as pytest names them."""
-        found = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", self.output, re.MULTILINE)
-        return list(map(str, found))
-
-    @property
-    def last_lines(self) -> str:
-        """The end of what pytest wrote."""
-        return "\n".join(self.output.splitlines()[-LAST_LINES:])
-
-
-def run_suite(copy: TreeCopy, tests: Sequence[str], timeout_s: float, *options: str) -> SuiteRun:
-    """Run tests in the copy, with all processes that they start; after `timeout_s` all of them are killed."""
-    begin_s = time.monotonic()
-    process = copy.start([*PYTEST, *QUICK, *options, *tests])
-    try:
-        output, _ = process.communicate(timeout=None if math.isinf(timeout_s) else timeout_s)
-        exit_code: int | None = process.returncode
-    except subprocess.TimeoutExpired:
-        copy.stop()
-        output, _ = process.communicate()
-        exit_code = None
-    return SuiteRun(exit_code, output, time.monotonic() - begin_s)
-
-
-def failing_without_faults(copy: TreeCopy, tests: Sequence[str]) -> list[str]:
+def failing_without_mutants(copy: TreeCopy, suites: Sequence[str]) -> list[str]:
     """Run all suites together in a sound copy; return the tests that fail all the same.
 
     Raises: RuntimeError: pytest could not run them, with its last words.
     """
-    run = run_suite(copy, tests, timeout_s=math.inf)
-    if run.exit_code not in (ALL_PASSED, SOME_FAILED):
-        raise RuntimeError(f"pytest ended with code {run.exit_code}\n{run.last_lines}")
-    return run.failed_tests
+    exit_code, output = _run_suites(copy, suites, None)
+    if exit_code not in (ALL_PASSED, SOME_FAILED):
+        raise RuntimeError(f"pytest ended with code {exit_code}\n{_last_lines(output)}")
+    return _failed_tests(output)
 
 
-def try_fault(copy: TreeCopy, fault: Fault, failing: Sequence[str], timeout_s: float) -> Outcome:
-    """Plant a fault, run its suite, and take it out again; `failing` are the tests that fail without a fault."""
-    useless = [test for test in failing if test.startswith(fault.tests)]
-    if useless:
-        return Outcome(fault, Verdict.STALE, 0.0, f"{_short(useless[0])} fails without the fault")
+def try_mutant(copy: TreeCopy, mutant: Mutant, failing: Sequence[str], timeout_s: float) -> Outcome:
+    """Plant a mutant, run its suite, and take it out again; `failing` are the tests that fail without it."""
+    if useless := [test for test in failing if test.startswith(mutant.suite)]:
+        return Outcome(mutant, Verdict.STALE, f"{useless[0]} fails without it")
+    begin_s = time.monotonic()
     try:
-        with copy.with_fault(fault):
-            run = run_suite(copy, fault.tests, timeout_s, "--exitfirst")
-    except StaleError as error:
-        return Outcome(fault, Verdict.STALE, 0.0, str(error))
-    if run.exit_code is None:
-        return Outcome(fault, Verdict.CAUGHT, run.duration_s, f"hung, killed after {timeout_s:.0f} s")
-    if run.exit_code == ALL_PASSED:
-        return Outcome(fault, Verdict.SURVIVED, run.duration_s, " ".join(map(_short, fault.tests)))
-    if run.exit_code == SOME_FAILED:
-        return Outcome(fault, Verdict.CAUGHT, run.duration_s, " ".join(map(_short, run.failed_tests[:1])))
-    # No test ran: the fault is no valid Python, or the suite is not there.
-    remark = f"pytest ended with code {run.exit_code}\n{run.last_lines}"
-    return Outcome(fault, Verdict.STALE, run.duration_s, remark)
+        with copy.with_fault(mutant):
+            if mutant.is_c:  # else a compiler's error would pass for a catch
+                build_library(cache_directory(), sources=(copy.root / mutant.path).parent)
+            exit_code, output = _run_suites(copy, [mutant.suite], timeout_s)
+    except (StaleError, NativeUnavailableError) as error:
+        return Outcome(mutant, Verdict.STALE, str(error))
+    verdict, remark = _judge(exit_code, output)
+    return Outcome(mutant, verdict, remark, time.monotonic() - begin_s)
 
 
-def _short(test: str) -> str:
-    """Return the name of a test without its folders."""
-    path, *names = test.split("::", 1)
-    return "::".join([path.rpartition("/")[2], *names])
+def _judge(exit_code: int | None, output: str) -> tuple[Verdict, str]:
+    if exit_code is None:
+        return Verdict.CAUGHT, "hung, and was killed"
+    if exit_code == SOME_FAILED:
+        return Verdict.CAUGHT, "".join(_failed_tests(output)[:1])
+    if exit_code == ALL_PASSED:
+        return Verdict.SURVIVED, ""
+    # No test ran: the code cannot be imported, or the suite is not there.
+    return Verdict.STALE, f"pytest ended with code {exit_code}\n{_last_lines(output)}"
+
+
+def _run_suites(copy: TreeCopy, suites: Sequence[str], timeout_s: float | None) -> tuple[int | None, str]:
+    """Return the exit code and the output; None: still running after `timeout_s`, and killed with all its processes.
+
+    With a time limit the run ends with the first test that fails.
+    """
+    process = copy.start([*PYTEST, *QUICK, *(["--exitfirst"] if timeout_s else []), *suites])
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        copy.stop()
+        return None, process.communicate()[0]
+    return process.returncode, output
+
+
+def _failed_tests(output: str) -> list[str]:
+    return [str(test) for test in re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)]
+
+
+def _last_lines(output: str) -> str:
+    return "\n".join(output.splitlines()[-LAST_LINES:])
