@@ -32,7 +32,7 @@ from tests.fuzz.messages import changed
 from tests.fuzz.target import Case, LoopTarget
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench
-from tests.support.stack import ExecutorProcess, running_stack
+from tests.support.stack import ExecutorProcess, collect, running_stack, token_request
 
 # Whoever sends nonsense is told what is wrong with it: these say that we do not know.
 OURS = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
@@ -46,9 +46,14 @@ def method_of(path: bytes) -> MethodDescriptor:
 
 
 class Calls(LoopTarget):
-    """A service that is called. A case is the method and what is sent."""
+    """A service that is called. A case is the method and what is sent.
+
+    Attributes:
+        said: With which error the last call ended.
+    """
 
     channel: grpc.aio.Channel
+    said = ""
 
     def change(self, case: Case, chance: random.Random) -> Case:
         """Return a call of which one message is spoiled."""
@@ -61,7 +66,7 @@ class Calls(LoopTarget):
         method = method_of(case[0])
         kinds = ["stream" if streams else "unary" for streams in (method.client_streaming, method.server_streaming)]
         calling: Any = getattr(self.channel, "_".join(kinds))(case[0].decode())
-        contents = list(case[1:])
+        contents, self.said = list(case[1:]), ""
         try:
             if method.client_streaming:
                 await self.talk(calling(), contents)
@@ -72,6 +77,7 @@ class Calls(LoopTarget):
                     await calling(content)
         except grpc.aio.AioRpcError as error:
             text = f"{error.code().name}: {error.details()}"
+            self.said = text
             assert error.code() not in OURS, text
             assert "internal error" not in text, text
 
@@ -92,6 +98,11 @@ async def _take(call: Any) -> None:
     call.cancel()
 
 
+async def _take_all(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
 def called(path: str, *messages: Message) -> Case:
     """Return the case of a call."""
     return (path.encode(), *(message.SerializeToString() for message in messages))
@@ -107,6 +118,7 @@ class ClientCalls(Calls):
         stack = await running.enter_async_context(running_stack(FakeWorker(max_model_len=300)))
         ports = (stack.address, stack.service.other_addresses["admin"])
         opened = [await running.enter_async_context(grpc.aio.insecure_channel(port)) for port in ports]
+        await collect(stack, token_request(3, 4, request_id="known"))
         self._channels = dict(zip((b"generation", b"admin"), opened, strict=True))
         return [*generation_cases(), *admin_cases(stack.executor.address)]
 
@@ -138,11 +150,11 @@ def generation_cases() -> list[Case]:
     messages = [
         generation.ChatMessage(role="system", content="short"),
         generation.ChatMessage(role="user", content="hello", name="u"),
-        generation.ChatMessage(role="assistant", tool_calls_json='[{"function": {"name": "f", "arguments": "{}"}}]'),
-        generation.ChatMessage(role="tool", content="1", tool_call_id="c"),
+        generation.ChatMessage(role="assistant", content="ok"),
+        generation.ChatMessage(role="user", content="more"),
     ]
     chat = generation.GenerateRequest(
-        messages=generation.ChatMessages(messages=messages, tools_json='[{"type": "function"}]', template_kwargs_json="{}"),
+        messages=generation.ChatMessages(messages=messages, template_kwargs_json="{}"),
         sampling_params=nouns.SamplingParams(max_tokens=4),
     )
     cut = generation.GenerateRequest(
@@ -187,9 +199,9 @@ def admin_cases(executor: str) -> list[Case]:
         called(f"{service}/GetSchedulerState", admin.GetSchedulerStateRequest()),
         called(f"{service}/ListRequests", admin.ListRequestsRequest(page_size=3, page_token="1")),
         called(f"{service}/ListEndedRequests", admin.ListEndedRequestsRequest(num_requests=3)),
-        called(f"{service}/GetRequest", admin.GetRequestRequest(request_id="r", tenant="")),
+        called(f"{service}/GetRequest", admin.GetRequestRequest(request_id="known", tenant="")),
         called(f"{service}/ListQueue", admin.ListQueueRequest(page_size=3)),
-        called(f"{service}/ExplainRequest", admin.ExplainRequestRequest(request_id="r", tenant="")),
+        called(f"{service}/ExplainRequest", admin.ExplainRequestRequest(request_id="known", tenant="")),
         called(f"{service}/GetStep", admin.GetStepRequest(executor=executor, step_id=1)),
         called(f"{service}/ListSteps", admin.ListStepsRequest(executor=executor, num_steps=3)),
         called(f"{service}/GetBlockMap", admin.GetBlockMapRequest(executor=executor)),
@@ -200,16 +212,16 @@ def admin_cases(executor: str) -> list[Case]:
 
 def submissions(model_hash: str, max_model_len: int) -> list[core.Submission]:
     """Return requests of several kinds, as fronts submit them, numbered from 1 on."""
-    return [encode_submission(number, each, model_hash, max_model_len) for number, each in enumerate(requests(), 1)]
+    return [encode_submission(number, each, model_hash, max_model_len) for number, each in enumerate(requests(250), 1)]
 
 
-def requests() -> list[EngineRequest]:
-    """Return requests of several kinds."""
+def requests(num_tokens: int = 6) -> list[EngineRequest]:
+    """Return requests of several kinds; one has outputs of so many tokens."""
     prompt, ends = np.array([40, 41, 42, 43], np.int32), StopConditions(6, frozenset([5]))
     rules = TokenRules(banned_token_ids=np.array([7], np.int32))
     return [
         EngineRequest("r1", prompt, SamplingRow(num_logprobs=2), ends, num_prompt_logprobs=2, token_rules=rules),
-        EngineRequest("r2", prompt + 10, SamplingRow(temperature=0.5), ends, num_sequences=2, has_stop_strings=True),
+        EngineRequest("r2", prompt + 10, SamplingRow(temperature=0.5), StopConditions(num_tokens), num_sequences=2, has_stop_strings=True),
         EngineRequest("r3", prompt + 20, SamplingRow(), ends, beam_search=BeamSearchParams(3)),
     ]
 
@@ -244,6 +256,7 @@ class FrontMessages(Calls):
         """Join as a new session, and wait a moment for what is computed."""
         self._num_sessions += 1
         for content in contents:
+            await asyncio.sleep(self.waits_s / 3 if content is contents[-1] else 0)  # until it is true what it says
             with contextlib.suppress(DecodeError):
                 message = core.JoinRequest.FromString(content)
                 if message.hello.session == 1:
@@ -251,14 +264,11 @@ class FrontMessages(Calls):
                     content = message.SerializeToString()
             with contextlib.suppress(asyncio.InvalidStateError):
                 await call.write(content)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.waits_s):
-                while await call.read() is not grpc.aio.EOF:
-                    pass
+        taking = asyncio.create_task(_take_all(call))
+        await asyncio.wait([taking], timeout=self.waits_s)
         with contextlib.suppress(asyncio.InvalidStateError):
             await call.done_writing()
-        while await call.read() is not grpc.aio.EOF:
-            pass
+        await taking
 
 
 class SchedulerMessages(Calls):
@@ -289,8 +299,8 @@ class SchedulerMessages(Calls):
             *[called(f"{service}/Attach", self._attach)] * 3,
             called(f"{service}/Heartbeat", execution.HeartbeatRequest(epoch=1)),
             called(f"{service}/Detach", execution.DetachRequest(epoch=1)),
-            called(f"{service}/GetBatchTable", execution.GetBatchTableRequest(slot=0, include_token_ids=True)),
-            called(f"{service}/ListRegisteredBlocks", execution.ListRegisteredBlocksRequest(epoch=1, page_token=1)),
+            called(f"{service}/GetBatchTable", execution.GetBatchTableRequest(include_token_ids=True)),
+            called(f"{service}/ListRegisteredBlocks", execution.ListRegisteredBlocksRequest(epoch=1)),
         ]
 
     async def run(self, case: Case) -> None:
@@ -328,7 +338,7 @@ def recorded_steps() -> list[Any]:
         )
     steps, [member] = [], bench.members
     while (step := bench.schedule(member, 0.0)) is not None:
-        steps.append(encode_step(step))
+        steps.append(encode_step(step, feature_bits=0))
         bench.execute(member, step)
         bench.process(member)
     return steps

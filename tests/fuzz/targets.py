@@ -1,7 +1,16 @@
 """All targets."""
 
+from tests.fuzz.answers import CoreAnswers, ExecutorAnswers, SchedulerAnswers
 from tests.fuzz.calls import ClientCalls, FrontMessages, SchedulerMessages
 from tests.fuzz.step_logs import StepLogs
 from tests.fuzz.target import Target
 
-TARGETS: tuple[type[Target], ...] = (ClientCalls, FrontMessages, SchedulerMessages, StepLogs)
+TARGETS: tuple[type[Target], ...] = (
+    ClientCalls,
+    SchedulerAnswers,
+    FrontMessages,
+    CoreAnswers,
+    SchedulerMessages,
+    ExecutorAnswers,
+    StepLogs,
+)
