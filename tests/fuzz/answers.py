@@ -320,7 +320,7 @@ class SchedulerAnswers(Answers):
 
                 async def state() -> None:
                     nonlocal executor
-                    executor = (await operator.get_state()).executors[0].address
+                    executor = next((each.address for each in (await operator.get_state()).executors), "")
 
                 for call in (
                     client.get_model, lambda: client.tokenize("hello"), lambda: client.detokenize([40]),

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import grpc
 import grpc.aio
@@ -22,6 +23,7 @@ from octavo.execution.v1 import execution_service_pb2 as execution
 from octavo.execution.v1 import execution_service_pb2_grpc as execution_grpc
 from octavo.generation.v1 import generation_pb2 as nouns
 from octavo.generation.v1 import generation_service_pb2 as generation
+from scheduler_svc.link import front_session
 from scheduler_svc.link.submissions import encode_submission
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
@@ -234,6 +236,7 @@ class FrontMessages(Calls):
 
     async def open(self, running: AsyncExitStack) -> Sequence[Case]:
         """Start a scheduler with a front of its own, to join beside it."""
+        running.enter_context(patch.object(front_session, "SLOW_FRONT_S", 0.5))  # for a front that takes nothing
         stack = await running.enter_async_context(running_stack(FakeWorker(max_model_len=300), fronts=1))
         assert stack.service.fronts is not None
         self.channel = await running.enter_async_context(grpc.aio.insecure_channel(stack.service.fronts.link))

@@ -104,7 +104,8 @@ class _Complaints(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if record.exc_info or record.levelno >= logging.ERROR or any(name in message for name in self._names):
+        is_ours = not record.name.startswith("grpc") or message.startswith("Unexpected")
+        if (record.exc_info and is_ours) or any(name in message for name in self._names):
             self.told.append(self._formatter.format(record))
 
 
