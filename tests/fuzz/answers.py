@@ -22,9 +22,8 @@ from octavo.admin_client import AdminClient
 from octavo.client import Client
 from octavo.core.v1 import core_service_pb2 as core
 from octavo.errors import OctavoError
-from octavo.execution.v1 import execution_service_pb2 as execution
-from octavo.sampling_params import SamplingParams
 from octavo.generation.v1 import generation_service_pb2 as generation
+from octavo.sampling_params import SamplingParams
 from octavo.scheduler_channel import SchedulerChannel
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.engine.engine import Engine

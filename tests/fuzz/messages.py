@@ -99,7 +99,9 @@ def _numbers(value: bytes, chance: random.Random) -> bytes:
     """Return an array of 4-byte numbers of which one is another."""
     if len(value) < 4:
         return b"\xff" * 4
-    number = chance.choice([struct.pack("<i", chance.choice([-1, 2**31 - 1, -(2**31), 0])), struct.pack("<f", 1e39 * 0)])
+    number = chance.choice(
+        [struct.pack("<i", chance.choice([-1, 2**31 - 1, -(2**31), 0])), struct.pack("<f", 1e39 * 0)]
+    )
     nan = chance.choice([number, struct.pack("<f", float("nan")), struct.pack("<f", float("inf"))])
     place = 4 * chance.randrange(len(value) // 4)
     return value[:place] + nan + value[place + 4 :]

@@ -2,6 +2,7 @@
 
 from tests.fuzz.answers import CoreAnswers, ExecutorAnswers, SchedulerAnswers
 from tests.fuzz.calls import ClientCalls, FrontMessages, SchedulerMessages
+from tests.fuzz.files import HttpBodies, ModelDirectories, Tokenizers
 from tests.fuzz.step_logs import StepLogs
 from tests.fuzz.target import Target
 
@@ -12,5 +13,8 @@ TARGETS: tuple[type[Target], ...] = (
     CoreAnswers,
     SchedulerMessages,
     ExecutorAnswers,
+    HttpBodies,
+    Tokenizers,
+    ModelDirectories,
     StepLogs,
 )
