@@ -147,8 +147,10 @@ def _fuzz_here(make: type[Target], seeds: range, seconds: float, pipe: Connectio
 
 def main(arguments: Sequence[str] | None = None, targets: Sequence[type[Target]] = ()) -> int:
     """Fuzz; return the exit status. `targets`: empty: all."""
-    if not targets:
-        from tests.fuzz.targets import TARGETS as targets  # only here: a process has one of them, and need not have all
+    if not targets:  # not before: a process of a planted target needs none of them
+        from tests.fuzz.targets import TARGETS
+
+        targets = TARGETS
     names = [target.name for target in targets]
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Fuzz what reads bytes of others.")
     parser.add_argument("--minutes", type=float, default=10.0, help="for all targets (default: %(default)s)")

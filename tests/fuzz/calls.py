@@ -303,8 +303,8 @@ class SchedulerMessages(Calls):
         stream = [execution.StreamStepsRequest(step=step) for step in steps]
         opened = execution.StreamStepsRequest(start=start)
         return [
-            *[called(f"{service}/ExecuteModel", *steps[:length]) for length in range(1, len(steps))],
-            *[called(f"{service}/StreamSteps", opened, *stream[:length]) for length in range(1, len(steps), 4)],
+            *[called(f"{service}/ExecuteModel", *steps[:length]) for length in range(1, len(steps), 3)],
+            *[called(f"{service}/StreamSteps", opened, *stream[:length]) for length in range(1, len(steps), 6)],
             *[called(f"{service}/Attach", self._attach)] * 3,
             called(f"{service}/Heartbeat", execution.HeartbeatRequest(epoch=1)),
             called(f"{service}/Detach", execution.DetachRequest(epoch=1)),

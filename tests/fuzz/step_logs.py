@@ -21,7 +21,7 @@ from scheduler_svc.replay.run import ReplayRun
 from scheduler_svc.request.parameters import BeamSearchParams
 from scheduler_svc.step_log.log_files import MAGIC, files_in, frame, read_records
 from tests.fuzz.target import Case, Target, flipped
-from tests.fuzz.values import HOSTILE, change_a_value
+from tests.fuzz.values import HOSTILE, change_a_value, hostile
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench
 from tests.support.step_logs import recording
@@ -134,7 +134,7 @@ class Mutator:
             limits = json.loads(core.limits_json)
             limits[
                 self._chance.choice([*limits, "prefix_caching", "sliding_window", "num_host_blocks", "__init__"])
-            ] = self._chance.choice(HOSTILE)
+            ] = hostile(self._chance)
             core.limits_json = json.dumps(limits)
         elif choice < 0.7:
             header.snapshot = zlib.compress(bytes(2**29), 1)
@@ -160,7 +160,7 @@ class Mutator:
         hostile = [value for value in HOSTILE if isinstance(value, int | float)]
         if field.name == "limits_json":
             limits = json.loads(inner.limits_json)
-            limits[self._chance.choice(list(limits))] = self._chance.choice(HOSTILE)
+            limits[self._chance.choice(list(limits))] = hostile(self._chance)
             inner.limits_json = json.dumps(limits)
         else:
             try:

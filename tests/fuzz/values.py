@@ -1,5 +1,6 @@
 """Spoils JSON: one value somewhere in it becomes another one."""
 
+import copy
 import json
 import random
 from typing import Any
@@ -11,6 +12,11 @@ HOSTILE: list[Any] = [
 ]
 
 
+def hostile(chance: random.Random) -> Any:
+    """Return a value that somebody may choose to do harm."""
+    return copy.deepcopy(chance.choice(HOSTILE))
+
+
 def change_a_value(value: list[Any] | dict[str, Any], chance: random.Random) -> None:
     """Change one value somewhere in lists and objects."""
     while value:
@@ -20,17 +26,17 @@ def change_a_value(value: list[Any] | dict[str, Any], chance: random.Random) -> 
         value = value[place]
     else:
         if isinstance(value, dict):
-            value["x"] = chance.choice(HOSTILE)
+            value["x"] = hostile(chance)
         else:
-            value.append(chance.choice(HOSTILE))
+            value.append(hostile(chance))
         return
     action = chance.random()
     if action < 0.5:
-        value[place] = chance.choice(HOSTILE)
+        value[place] = hostile(chance)
     elif action < 0.8 and isinstance(value[place], int):
         value[place] += chance.choice([-2, -1, 1, 2, 100])
     elif action < 0.9:
-        value[place] = chance.choice([*value.values()] if isinstance(value, dict) else value)
+        value[place] = copy.deepcopy(chance.choice([*value.values()] if isinstance(value, dict) else value))
     else:
         del value[place]
 
