@@ -4,7 +4,7 @@ import pytest
 
 from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.generation.v1 import generation_service_pb2 as generation
-from tests.fuzz.__main__ import fuzz, main
+from tests.fuzz.driver import fuzz, main
 from tests.fuzz.answers import SchedulerAnswers
 from tests.fuzz.calls import Calls
 from tests.fuzz.planted import Crashing, Hanging, Planted
@@ -44,8 +44,8 @@ def test_cases_are_calls_that_a_service_takes_until_they_are_spoiled(make: type[
 def test_a_planted_fault_is_told_with_its_seed(
     make: type[Target], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.fuzz.__main__.GRACE_S", 0.1)
-    monkeypatch.setattr("tests.fuzz.__main__.SHRINK_S", 0.1)
+    monkeypatch.setattr("tests.fuzz.driver.GRACE_S", 0.1)
+    monkeypatch.setattr("tests.fuzz.driver.SHRINK_S", 0.1)
     assert main(["--cases", "4", "--seed", "3"], [make]) == 1
     assert told in (printed := capsys.readouterr().out)
     assert "seed 3" in printed
