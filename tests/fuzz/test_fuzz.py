@@ -4,9 +4,9 @@ import pytest
 
 from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.generation.v1 import generation_service_pb2 as generation
-from tests.fuzz.driver import fuzz, main
 from tests.fuzz.answers import SchedulerAnswers
 from tests.fuzz.calls import Calls
+from tests.fuzz.driver import fuzz, main
 from tests.fuzz.planted import Crashing, Hanging, Planted
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
