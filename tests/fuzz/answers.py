@@ -281,8 +281,8 @@ class CoreAnswers(Answers):
                 for each in (task, *submitted):
                     each.cancel()
                 ended = await asyncio.gather(task, *submitted, return_exceptions=True)
-        for each in ended:
-            assert each is None or isinstance(each, OctavoServiceError | asyncio.CancelledError), repr(each)
+        wrong = [each for each in ended if each and not isinstance(each, OctavoServiceError | asyncio.CancelledError)]
+        assert not wrong, repr(wrong)
 
     @property
     def _num_joins(self) -> int:

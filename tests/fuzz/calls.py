@@ -27,6 +27,7 @@ from scheduler_svc.link import front_session
 from scheduler_svc.link.submissions import encode_submission
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
+from shared.capability import Capability
 from shared.sampling_row import SamplingRow
 from shared.token_rules import TokenRules
 from shared.wire import encode_step
@@ -238,11 +239,11 @@ class FrontMessages(Calls):
     """What fronts send to their core. A case is the method and the messages of a session."""
 
     name = "front-messages"
-    waits_s: ClassVar[float] = 0.05
+    waits_s: ClassVar[float] = 0.03
 
     async def open(self, running: AsyncExitStack) -> Sequence[Case]:
         """Start a scheduler with a front of its own, to join beside it."""
-        running.enter_context(patch.object(front_session, "SLOW_FRONT_S", 0.5))  # for a front that takes nothing
+        running.enter_context(patch.object(front_session, "SLOW_FRONT_S", 0.2))  # for a front that takes nothing
         stack = await running.enter_async_context(running_stack(FakeWorker(max_model_len=300), fronts=1))
         assert stack.service.fronts is not None
         self.channel = await running.enter_async_context(grpc.aio.insecure_channel(stack.service.fronts.link))
@@ -296,7 +297,7 @@ class SchedulerMessages(Calls):
         self.channel = await running.enter_async_context(grpc.aio.insecure_channel(executor.address))
         self._stub = execution_grpc.ExecutionServiceStub(self.channel)
         self._attach = execution.AttachRequest(
-            scheduler_id="a", lease_ms=10_000, min_wire_version=1, max_wire_version=2, capabilities=[1, 2, 3]
+            scheduler_id="a", lease_ms=10_000, min_wire_version=1, max_wire_version=2, capabilities=list(Capability)
         )
         service, steps = "/octavo.execution.v1.ExecutionService", recorded_steps()
         start = execution.StreamStart(epoch=1, instance_id=worker.info.instance_id)
@@ -329,7 +330,8 @@ def _with_epoch(kind: type[Message], content: bytes, epoch: int) -> bytes:
     inner = getattr(message, message.WhichOneof("message")) if has_kind else message
     if getattr(inner, "epoch", 0) == 1:
         inner.epoch = epoch
-    return message.SerializeToString()
+    changed_content: bytes = message.SerializeToString()
+    return changed_content
 
 
 def recorded_steps() -> list[Any]:

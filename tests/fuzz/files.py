@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
@@ -14,6 +15,7 @@ from executor_svc.checkpoint.model_directory import SINGLE_FILE, ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
 from executor_svc.fake.tokenizer import fake_tokenizer_files
+from executor_svc.fake.worker import FakeWorker
 from executor_svc.models.selection import read_model_config
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.tokenizer import Tokenizer
@@ -96,13 +98,18 @@ class ModelDirectories(Target):
         self._folder = tempfile.TemporaryDirectory()
         self._path = Path(self._folder.name)
         weights = save({"lm_head.weight": np.zeros((7, 32), np.float32), "model.norm.weight": np.ones(32, np.float32)})
-        common = {"vocab_size": 7, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+        common: dict[str, Any] = {"vocab_size": 7, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
         common |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
         common |= {"tie_word_embeddings": False, "rope_theta": 1e4, "rms_norm_eps": 1e-5, "hidden_act": "silu"}
         scaled = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "torch_dtype": "float32", "eos_token_id": 2}
         mixture = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "norm_topk_prob": True}
         sliding = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8}
-        families = {"Llama": scaled, "Mistral": {"sliding_window": 8}, "Qwen3Moe": mixture, "Gemma3": sliding}
+        families: dict[str, dict[str, Any]] = {
+            "Llama": scaled,
+            "Mistral": {"sliding_window": 8},
+            "Qwen3Moe": mixture,
+            "Gemma3": sliding,
+        }
         families |= {"Qwen3": {"head_dim": 8}, "GPT2": {"n_head": 4, "n_layer": 2, "n_embd": 32}}
         settings = json.dumps({"eos_token_id": [1, 2], "temperature": 0.5, "top_k": 5, "do_sample": True}).encode()
         return [
@@ -147,7 +154,7 @@ class HttpBodies(LoopTarget):
 
     async def open(self, running: AsyncExitStack) -> Sequence[Case]:
         """Start a scheduler with the API."""
-        self._api = await running.enter_async_context(running_api())
+        self._api = await running.enter_async_context(running_api(FakeWorker(max_model_len=100)))
         common = {"model": "fake", "max_tokens": 3, "n": 2, "stop": ["x"], "seed": 1, "temperature": 0.5, "top_p": 0.9}
         common |= {"logit_bias": {"40": 1.5}, "user": "u", "presence_penalty": 0.1, "stream_options": None}
         tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

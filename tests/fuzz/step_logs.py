@@ -157,14 +157,14 @@ class Mutator:
             records[place] = flipped(records[place], self._chance)
             return
         field = self._chance.choice(names)
-        hostile = [value for value in HOSTILE if isinstance(value, int | float)]
+        numbers = [value for value in HOSTILE if isinstance(value, int | float)]
         if field.name == "limits_json":
             limits = json.loads(inner.limits_json)
             limits[self._chance.choice(list(limits))] = hostile(self._chance)
             inner.limits_json = json.dumps(limits)
         else:
             try:
-                setattr(inner, field.name, self._chance.choice(hostile))
+                setattr(inner, field.name, self._chance.choice(numbers))
             except (TypeError, ValueError, OverflowError, AttributeError):
                 records[place] = flipped(records[place], self._chance)
                 return
