@@ -25,6 +25,11 @@ from octavo.errors import OctavoError
 from octavo.generation.v1 import generation_service_pb2 as generation
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler_channel import SchedulerChannel
+from octavo.top.polling import Poller
+from octavo.top.rates import RateMeter
+from octavo.top.report import ask_report
+from octavo.top.report_text import report_lines
+from octavo.top.snapshot import snapshot_json, snapshot_text
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.settings import EngineSettings
@@ -44,7 +49,7 @@ from shared.executor_info import ExecutorInfo
 from tests.fuzz.calls import method_of, requests
 from tests.fuzz.messages import changed
 from tests.fuzz.target import Case, LoopTarget
-from tests.support.stack import ExecutorProcess, running_stack
+from tests.support.stack import ExecutorProcess, collect, running_stack, token_request
 
 Dial = Callable[[str], Any]
 """Opens a channel to an address."""
@@ -302,31 +307,37 @@ class SchedulerAnswers(Answers):
     name = "scheduler-answers"
 
     async def record(self, real: AsyncExitStack, dial: Dial, told: list[bytes]) -> None:
-        """Ask a scheduler."""
+        """Ask a scheduler, which has a request that ended."""
         stack = await real.enter_async_context(running_stack())
+        await collect(stack, token_request(3, 4, request_id="known"))
+        self._executor = stack.executor.address
         await self.play(stack.address, dial, stack.service.other_addresses["admin"])
 
     async def play(self, address: str, dial: Dial, admin_address: str = "") -> None:
-        """Make every call, each whatever became of the others."""
+        """Make every call, each whatever became of the others, and show what operators see."""
         params = SamplingParams(max_tokens=3, n=2, logprobs=2, prompt_logprobs=1, temperature=0.5, seed=1)
         with patch.object(SchedulerChannel, "_dial", lambda _, target: dial(target)):
             async with Client(address, resume_timeout_s=0) as client, AdminClient(admin_address or address) as operator:
-                executor = ""
 
                 async def many() -> None:
                     async for _ in client.stream_many(["one", [40, 41]], params):
                         pass
 
-                async def state() -> None:
-                    nonlocal executor
-                    executor = next((each.address for each in (await operator.get_state()).executors), "")
+                async def picture() -> None:
+                    poller, meter = Poller(operator), RateMeter()
+                    meter.add(await poller.take(wants_ended=True))
+                    found = meter.add(await poller.take(wants_ended=True))
+                    snapshot_text(found, address, 100)
+                    snapshot_json(found, address)
+
+                async def report() -> None:
+                    report_lines(await ask_report(operator, "known"))
 
                 for call in (
                     client.get_model, lambda: client.tokenize("hello"), lambda: client.detokenize([40]),
-                    lambda: client.generate("hello", params, include_provenance=True), many, state,
-                    lambda: operator.list_requests(9), lambda: operator.list_ended_requests(9),
-                    lambda: operator.list_queue(9), lambda: operator.get_block_map(executor),
-                    lambda: operator.get_block(executor, 1),
+                    lambda: client.generate("hello", params, include_provenance=True), many, picture, report,
+                    lambda: operator.list_requests(9), lambda: operator.get_block_map(self._executor),
+                    lambda: operator.get_block(self._executor, 1),
                 ):  # fmt: skip
                     with contextlib.suppress(OctavoError):
                         await call()
