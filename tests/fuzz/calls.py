@@ -253,7 +253,7 @@ class FrontMessages(Calls):
         hello = core.FrontHello(min_version=1, max_version=1, front_id="fuzz", session=1, pid=1)
         submitted = submissions(model.info.model_hash, model.max_model_len)
         later = core.JoinRequest(
-            output_ends=[core.OutputEnd(number=2, output_index=1, num_tokens=1, reason=core.END_REASON_STOP)],
+            output_ends=[core.OutputEnd(number=2, output_index=1, num_tokens=0, reason=core.END_REASON_STOP)],
             aborts=[core.RequestAbort(number=3, failure=core.Failure(kind="RequestAbortedError", message="m"))],
             abort_calls=[core.AbortCall(call=1, request_id="r1", tenant="")],
             credits=5,
@@ -266,7 +266,7 @@ class FrontMessages(Calls):
         """Join as a new session, and wait a moment for what is computed."""
         self._num_sessions += 1
         for content in contents:
-            await asyncio.sleep(self.waits_s / 3 if content is contents[-1] else 0)  # until it is true what it says
+            await asyncio.sleep(self.waits_s / 3 if content is contents[-1] else 0)  # for requests to run
             with contextlib.suppress(DecodeError):
                 message = core.JoinRequest.FromString(content)
                 if message.hello.session == 1:

@@ -12,7 +12,13 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 
 # One of these takes as long as ten of the others.
-FEW = {"front-messages": 10, "core-answers": 30, "executor-answers": 30, "scheduler-answers": 30}
+FEW = {
+    "front-messages": 10,
+    "core-answers": 30,
+    "executor-answers": 30,
+    "scheduler-answers": 20,
+    "scheduler-messages": 30,
+}
 
 
 @pytest.mark.parametrize("make", TARGETS[:-1], ids=lambda make: make.name)  # the last one: test_hostile_logs.py
