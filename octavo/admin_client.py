@@ -12,6 +12,7 @@ import grpc.aio
 
 from octavo.admin.v1 import admin_pb2, admin_service_pb2_grpc
 from octavo.admin.v1 import admin_service_pb2 as pb
+from octavo.answer_reading import message_of
 from octavo.client import DEFAULT_ADMIN_ADDRESS
 from octavo.errors import OctavoError, UnavailableError
 from octavo.scheduler_channel import Endpoint, SchedulerChannel
@@ -91,7 +92,7 @@ class AdminClient(SchedulerChannel):
             )
             requests += page.requests
             page_token = page.next_page_token
-            if not page_token:
+            if not (page.requests and page_token):
                 break
         return requests
 
@@ -148,7 +149,7 @@ class AdminClient(SchedulerChannel):
         endpoint = self._endpoint()
         stub: _Stub = admin_service_pb2_grpc.AdminServiceStub(endpoint.channel)
         try:
-            return await method(stub)(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
+            return message_of(await method(stub)(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
             raise self._to_octavo_error(error, endpoint) from error
 

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from octavo.answer_reading import reading_answers
 from octavo.errors import (
     DeadlineError,
     InternalError,
@@ -294,9 +295,9 @@ class Client(GenerationCalls):
         Raises:
             UnavailableError: no executor is attached yet.
         """
-        return model_from_proto(
-            await self._answer(lambda stub: stub.GetModel, generation_service_pb2.GetModelRequest())
-        )
+        answer = await self._answer(lambda stub: stub.GetModel, generation_service_pb2.GetModelRequest())
+        with reading_answers():
+            return model_from_proto(answer)
 
     async def tokenize(
         self, prompt: str | Sequence[Mapping[str, object]], *, add_special_tokens: bool | None = None

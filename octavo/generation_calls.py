@@ -15,6 +15,7 @@ import grpc.aio
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from octavo.answer_reading import message_of, reading_answers
 from octavo.errors import (
     TIME_LIMIT_PASSED,
     ConnectionOptionsError,
@@ -133,17 +134,19 @@ class GenerationCalls(SchedulerChannel):
             while (response := await _next_within(patience_s, responses)) is not None:
                 if event is None:
                     self._answering.add(endpoint)
-                event = event_from_proto(response)
-                waits = response.accepted.waits_for_larger_executor and len(self.addresses) > 1
-                if not waits:
-                    patience_s = None
-                if isinstance(event, Accepted):
-                    event = answer.accept(response.accepted)
-                else:
-                    event = answer.take(event, is_lean=message.lean_finished)
+                with reading_answers():
+                    event = event_from_proto(response)
+                    waits = response.accepted.waits_for_larger_executor and len(self.addresses) > 1
+                    if not waits:
+                        patience_s = None
+                    if isinstance(event, Accepted):
+                        event = answer.accept(response.accepted)
+                    else:
+                        event = answer.take(event, is_lean=message.lean_finished)
+                    new = None if isinstance(event, Finished) else request.told(event)
                 if isinstance(event, Finished):
                     break
-                if (new := request.told(event)) is not None:
+                if new is not None:
                     yield new
             if isinstance(event, Finished):
                 # Let the call end by itself: one that is cancelled counts as failed there.
@@ -161,7 +164,9 @@ class GenerationCalls(SchedulerChannel):
             call.cancel()  # does nothing to a call that has ended
         if not isinstance(event, Finished):
             raise InternalError("the scheduler ended the stream without a last event")
-        if (last := request.told(event)) is not None:
+        with reading_answers():
+            last = request.told(event)
+        if last is not None:
             yield last
 
     def _resume_window(self) -> ResumeWindow:
@@ -236,7 +241,7 @@ class GenerationCalls(SchedulerChannel):
     ) -> _Response:
         """Return the answer of one address."""
         try:
-            return await method(self._stub(endpoint))(request, metadata=self._metadata)
+            return message_of(await method(self._stub(endpoint))(request, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
             raise self._failed(error, endpoint) from error
 

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeAlias
 import grpc
 import grpc.aio
 
+from octavo.answer_reading import reading_answers
 from octavo.errors import ClosedError, InternalError, OctavoError, UnavailableError, from_status
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.outputs import (
@@ -186,8 +187,9 @@ class RequestStream:
         """
         self._check_is_open()
         while (response := await self._untaken.get()) is not None:
-            for event in self._events(response):
-                yield event
+            with reading_answers():
+                for event in self._events(response):
+                    yield event
             self._half_close_if_over()
             self._grant()
         self._untaken.put_nowait(None)  # for whoever asks again

@@ -38,9 +38,17 @@ def _enum_word(field: FieldDescriptor, number: int) -> str:
     return enum.values_by_number[number].name.removeprefix(prefix).lower()
 
 
+def _time_value(time: Timestamp) -> str | None:
+    """Return a time in RFC 3339; None: no calendar has it."""
+    try:
+        return time.ToJsonString()
+    except (ValueError, OverflowError):
+        return None
+
+
 def _to_value(field: FieldDescriptor, value: object) -> Value:
     if isinstance(value, Timestamp):
-        return value.ToJsonString()
+        return _time_value(value)
     if isinstance(value, Message):
         return to_values(value)
     if field.type == FieldDescriptor.TYPE_ENUM:

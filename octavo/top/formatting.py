@@ -1,7 +1,9 @@
 """Numbers, spans of time, bars and names as a terminal shows them: short, and of a width that is known."""
 
 from collections.abc import Sequence
+from datetime import UTC
 
+from google.protobuf.timestamp_pb2 import Timestamp
 from rich.cells import cell_len, set_cell_size
 
 NONE = "–"
@@ -31,6 +33,14 @@ def rate_text(rate: float | None) -> str:
 def share_text(part: int, whole: int) -> str:
     """Return a share in percent, such as "43 %"; a dash if there is no whole."""
     return f"{100 * part / whole:.0f} %" if whole else NONE
+
+
+def time_text(time: Timestamp) -> str:
+    """Return a time as people write it; one that no calendar has in seconds since 1970."""
+    try:
+        return f"{time.ToDatetime(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError):
+        return f"{time.seconds} s after 1970"
 
 
 def span_text(milliseconds: int | None) -> str:

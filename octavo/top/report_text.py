@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Sequence
-from datetime import UTC
 
 from rich.text import Text
 
 from octavo.admin.v1 import admin_pb2
-from octavo.top.formatting import counted, span_text
+from octavo.top.formatting import counted, span_text, time_text
 from octavo.top.report import Report, Sharing
 from octavo.top.rows import STATUS_STYLES, STATUS_WORDS
 from octavo.wording import printable
@@ -120,7 +119,7 @@ def _number_lines(report: Report) -> list[Text]:
     if request.HasField("last_token_age_ms"):
         times.append(f"last token {span_text(request.last_token_age_ms)} ago")
     if request.HasField("ended_at"):  # how long ago that was, the explanation says
-        times.append(f"ended at {request.ended_at.ToDatetime(UTC):%Y-%m-%d %H:%M:%S} UTC")
+        times.append(f"ended at {time_text(request.ended_at)}")
     lines = [_labelled("tokens", ", ".join(tokens)), _labelled("times", ", ".join(times))]
     if request.HasField("beam_search"):
         search = request.beam_search

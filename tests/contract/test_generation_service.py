@@ -1,6 +1,7 @@
 """What a client of the scheduler meets: every event, every refusal, every way to end."""
 
 import asyncio
+import logging
 import math
 import time
 from typing import Any
@@ -554,3 +555,15 @@ async def test_an_interval_that_is_too_long_is_refused() -> None:
         request.min_delta_interval_ms = 10_001
         error = await refusal(stack, request)
         assert error.details() == "min_delta_interval_ms is 10001; it must be at most 10000"
+
+
+async def test_no_prompt_and_no_answer_is_in_the_log_or_in_the_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "scheduler_svc")
+    async with running_stack() as stack:
+        params = generation_pb2.SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+        answer = await collect(stack, pb.GenerateRequest(text="xylophone", sampling_params=params))
+        told = caplog.text + repr(stack.service._metrics())
+    assert len(answer.text) > 10
+    assert "request_ended" in told
+    assert "octavo_" in told
+    assert [text for text in ("xylophone", answer.text) if text in told or repr(text)[1:-1] in told] == []

@@ -10,7 +10,7 @@ from tests.docs.pages import REPOSITORY, pages, snippets, tokens
 
 TREES = ("benchmarks", "docs", "executor_svc", "images", "k8s", "octavo", "protos", "scheduler_svc", "shared", "tests")
 TOLD = [page for page in pages() if page != "CHANGELOG.md"]  # what was is in the past
-FILE = re.compile(r"(?P<path>[\w./*-]+\.(?:py|c|h|js|proto|toml))(?:::\w+)?")
+FILE = re.compile(r"(?P<path>[\w./*-]+\.(?:py|c|h|js|proto|toml))(?:::(?P<name>\w+))?")
 METHOD = re.compile(r"(?P<owner>[A-Z]+[a-z]\w*)\.(?P<method>_?[a-z]\w*)(?:\(\))?")
 
 
@@ -27,15 +27,41 @@ def code() -> str:
     return "\n".join((REPOSITORY / name).read_text(encoding="utf-8") for name in sources)
 
 
+def paths_of(path: str) -> list[str]:
+    """Return the files that have this path, or one that ends with it."""
+    return [name for name in files() if fnmatch(name, path) or fnmatch(name, f"*/{path}")]
+
+
 def is_there(path: str) -> bool:
-    """Return whether a file has this path, or one that ends with it."""
-    return any(fnmatch(name, path) or fnmatch(name, f"*/{path}") for name in files())
+    """Return whether there is such a file."""
+    return bool(paths_of(path))
+
+
+def defines(path: str, name: str) -> bool:
+    """Return whether a file has a function or a class of a name."""
+    source = (REPOSITORY / path).read_text(encoding="utf-8")
+    return re.search(rf"^ *(?:async )?(?:def|class) {name}\b", source, re.MULTILINE) is not None
 
 
 @pytest.mark.parametrize("page", TOLD)
 def test_every_file_that_a_page_names_is_there(page: str) -> None:
     paths = [match["path"] for snippet in snippets(page) if (match := FILE.fullmatch(snippet))]
     assert [path for path in paths if not is_there(path)] == []
+
+
+@pytest.mark.parametrize("page", TOLD)
+def test_every_test_that_a_page_names_is_there(page: str) -> None:
+    named = [match for snippet in snippets(page) if (match := FILE.fullmatch(snippet)) and match["name"]]
+    missing = [match[0] for match in named if not any(defines(path, match["name"]) for path in paths_of(match["path"]))]
+    assert missing == []
+
+
+def test_each_line_of_the_threat_model_names_a_test() -> None:
+    page = (REPOSITORY / "docs/security.md").read_text(encoding="utf-8")
+    model = page[page.index("### Who is not trusted") : page.index("What is not protected:")]
+    lines = [line for line in model.splitlines() if line.startswith("| ") and not line.startswith("| who | w")]
+    assert len(lines) > 30
+    assert [line for line in lines if "::test_" not in line] == []
 
 
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/executor.md"])

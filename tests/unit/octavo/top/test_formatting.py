@@ -3,10 +3,13 @@
 import json
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from octavo.admin.v1 import admin_pb2
+from octavo.top.as_json import to_values
 from octavo.top.formatting import (
     bar_lengths,
     count_text,
@@ -17,6 +20,7 @@ from octavo.top.formatting import (
     share_text,
     span_text,
     sparkline,
+    time_text,
 )
 from octavo.wording import json_line, printable
 
@@ -121,3 +125,10 @@ def test_json_for_a_terminal_is_read_by_people_and_programs_and_by_no_terminal()
     assert json.loads(line) == value
     assert line.isprintable()
     assert "übung 你好" in line
+
+
+@pytest.mark.parametrize("time", [Timestamp(nanos=2**31 - 1), Timestamp(seconds=2**62), Timestamp(seconds=-(2**62))])
+def test_a_time_that_no_calendar_has_is_told_all_the_same(time: Timestamp) -> None:
+    assert time_text(time) == f"{time.seconds} s after 1970"
+    assert to_values(admin_pb2.RequestState(ended_at=time))["ended_at"] is None
+    assert time_text(Timestamp(seconds=86400)) == "1970-01-02 00:00:00 UTC"

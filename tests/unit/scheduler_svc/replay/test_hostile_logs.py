@@ -132,7 +132,7 @@ def test_what_is_hostile_is_refused(header_of: HeaderOf, edit: Callable[[pb.LogH
 
 def fuzz(*options: str) -> None:
     """Fuzz in a process of its own, which says how much memory it has used."""
-    command = [sys.executable, "-m", "tests.fuzz.step_logs", *options]
+    command = [sys.executable, "-m", "tests.fuzz", "--only", "step-logs", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,0 +1,20 @@
+"""All targets."""
+
+from tests.fuzz.answers import CoreAnswers, ExecutorAnswers, SchedulerAnswers
+from tests.fuzz.calls import ClientCalls, FrontMessages, SchedulerMessages
+from tests.fuzz.files import HttpBodies, ModelDirectories, Tokenizers
+from tests.fuzz.step_logs import StepLogs
+from tests.fuzz.target import Target
+
+TARGETS: tuple[type[Target], ...] = (
+    ClientCalls,
+    SchedulerAnswers,
+    FrontMessages,
+    CoreAnswers,
+    SchedulerMessages,
+    ExecutorAnswers,
+    HttpBodies,
+    Tokenizers,
+    ModelDirectories,
+    StepLogs,
+)
