@@ -125,8 +125,12 @@ class Dispatcher:
             self._recall(inbox, keeps_solo=True)
 
     def serve_solo(self, inbox: Inbox) -> Generator[SequenceGroup]:
-        """Yield the group in the inbox of a core that is to have the next step for itself."""
-        assignment = inbox.take(next(i for i, given in enumerate(inbox.assignments) if given.group.runs_alone))
+        """Yield the group in the inbox of a core that is to have the next step for itself; none, if it just left."""
+        self._follow_takers()
+        index = next((i for i, given in enumerate(inbox.assignments) if given.group.runs_alone), None)
+        if index is None:
+            return
+        assignment = inbox.take(index)
         try:
             yield assignment.group
         finally:

@@ -137,10 +137,14 @@ def test_what_no_other_core_may_take_comes_back_to_the_core_that_is_emptied() ->
     assert other.core.last_processed_step_id
 
 
-def test_what_was_dispatched_to_a_core_before_the_other_was_lost_and_it_is_emptied_stays_in_line() -> None:
+@pytest.mark.parametrize("runs_alone", [False, True])
+def test_what_was_dispatched_to_a_core_before_the_other_was_lost_and_it_is_emptied_stays_in_line(
+    runs_alone: bool,
+) -> None:
     bench, first, second = two(first_slots=1)
     fill(bench, first, group(0, 3, max_tokens(9)))
     newcomer = bench.add(group(1, 3, max_tokens(2)))
+    bench.fleet.set_runs_alone(newcomer, runs_alone)
     assert bench.dispatch(0.0) == {second.core}
     bench.lose(first)
     drain(bench, second)
