@@ -4,8 +4,7 @@ from tests.mutants.fault import Fault
 
 FOLDER = "benchmarks/end_to_end"
 UNIT = "tests/unit/benchmarks/end_to_end"
-STACK_COST = "benchmarks/stack_cost.py"
-COST = "tests/unit/benchmarks/test_stack_cost.py"
+COSTS = "tests/unit/benchmarks/test_costs.py"
 
 FAULTS = (
     Fault(
@@ -81,35 +80,21 @@ FAULTS = (
         (f"{UNIT}/test_adapters.py::test_the_first_token_of_llama_cpp_comes_before_the_time_of_the_others",),
     ),
     Fault(
-        "stack_cost: disturbed pairs count like the others",
-        STACK_COST,
-        "if not pair.is_disturbed] or self.pairs",
-        "] or self.pairs",
-        (f"{COST}::test_the_stack_costs_the_share_of_the_loop_that_it_loses_in_the_median_of_undisturbed_pairs",),
+        "costs: one way begins in every pair",
+        "benchmarks/costs/harness.py",
+        "ways if number % 2 == 0 else reversed(ways)",
+        "ways",
+        (f"{COSTS}::test_ways_take_turns_and_the_other_one_begins_next",),
     ),
     Fault(
-        "stack_cost: the loop begins in every pair",
-        STACK_COST,
-        "bare_begins=number % 2 == 1",
-        "bare_begins=True",
-        (f"{COST}::test_both_ways_take_turns_with_the_same_prompts_and_the_other_one_begins_next",),
+        "costs: the stack may give other tokens than the bare loop",
+        "benchmarks/costs/model.py",
+        "if self._outputs.setdefault(seed, made.token_ids) != made.token_ids:",
+        "if False:",
+        (f"{COSTS}::test_a_stack_that_gives_other_tokens_is_not_compared",),
     ),
     Fault(
-        "stack_cost: tokens that a way does not tell count as equal",
-        STACK_COST,
-        "return num_requests - sum(",
-        "return len(outputs) - sum(",
-        (f"{COST}::test_the_tokens_of_both_ways_are_compared",),
-    ),
-    Fault(
-        "stack_cost: a disturbed run counts if the other one of its pair was quiet",
-        STACK_COST,
-        "round(max(foreign_shares), 4)",
-        "round(min(foreign_shares), 4)",
-        (f"{COST}::test_a_disturbed_pair_is_repeated_and_the_least_disturbed_one_counts",),
-    ),
-    Fault(
-        "stack_cost: the bare loop stops at the end of a sequence",
+        "costs: the bare loop stops at the end of a sequence",
         f"{FOLDER}/adapters/octavo_core.py",
         "StopConditions(request.output_tokens, ignore_eos=True)",
         "StopConditions(request.output_tokens)",
