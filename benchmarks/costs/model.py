@@ -253,15 +253,16 @@ SAMPLER_ROWS, SAMPLER_CONTEXT = 32, 256
 @scenario("sampler", "sampling 32 rows, greedily and with all that a request can ask for, beside a step", pairs=30)
 async def sampler(size: Size) -> Groups:
     """On the logits that the model has after some ordinary tokens."""
-    context, directory = size.of(SAMPLER_CONTEXT, 16), size.directory()
-    worker = new_worker(directory, "none", torch.get_num_threads(), context + 200, SAMPLER_ROWS)
+    context, most_steps, directory = size.of(SAMPLER_CONTEXT, 16), size.of(200, 3), size.directory()
+    num_tokens = decode_tokens(SAMPLER_ROWS, context, most_steps)
+    worker = new_worker(directory, "none", torch.get_num_threads(), num_tokens, SAMPLER_ROWS)
     vocab_size = worker.info.vocab_size
     prompts = torch.from_numpy(np.stack(random_prompts(worker, SAMPLER_ROWS, context)).astype(np.int64))
     with torch.inference_mode():
         reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         logits = reference(prompts, logits_to_keep=1).logits[:, 0].contiguous()
     sampler, all_rows = Sampler(load_sampling(torch.get_num_threads())), np.arange(SAMPLER_ROWS, dtype=np.int32)
-    decoding = Decoding(worker, SAMPLER_ROWS, context, 100)
+    decoding = Decoding(worker, SAMPLER_ROWS, context, most_steps)
 
     @torch.inference_mode()
     def sampled(rows: SampleRows) -> Figures:

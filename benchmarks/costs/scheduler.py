@@ -35,7 +35,7 @@ async def metrics_turn(num_sequences: int, num_tokens: int) -> Figures:
     return {
         "a step, µs": step_us / num_steps,
         "the end of a request, µs": end_us / calls["log_end"],
-        "both, a step, µs": (step_us + end_us) / num_steps,
+        "added to a step, both, µs": (step_us + end_us) / num_steps,
         "the service, a step, µs": service_us / num_steps,
         "share, %": 100 * (step_us + end_us) / service_us,
     }

@@ -1,8 +1,8 @@
 """A recorded run of real processes, decided and computed again to the last step.
 
-Two executors, so small that requests preempt each other and swap; streams that are greedy, sampled by a seed, several for
-a prompt, beams, with log-probabilities and stop strings. After a third of the time one executor is killed, and comes
-back. Then `octavo replay` decides all steps again, and with `--executor` runs them on a fresh executor.
+Two executors, so small that requests preempt each other and swap; streams that are greedy, sampled by a seed, several
+for a prompt, beams, with log-probabilities and stop strings. After a third of the time one executor is killed, and
+comes back. Then `octavo replay` decides all steps again, and with `--executor` runs them on a fresh executor.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ async def until_ready(address: str) -> None:
     async with grpc.aio.insecure_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
         request = health_pb2.HealthCheckRequest(service="readiness")
-        while (await health.Check(request)).status != health_pb2.HealthCheckResponse.SERVING:  # noqa: ASYNC110
+        while (await health.Check(request)).status != health_pb2.HealthCheckResponse.SERVING:
             await asyncio.sleep(0.2)
 
 
