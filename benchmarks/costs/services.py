@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,12 @@ import octavo
 from benchmarks.costs.clock import cpu_us
 from benchmarks.costs.harness import Figures, Groups, Size, Way, scenario
 from benchmarks.costs.sleeping_executor import open_record
+from octavo.bench.load import Load
 from octavo.bench.octavo_target import OctavoTarget
 from octavo.bench.one_stream_target import OneStreamTarget
 from octavo.bench.openai_target import OpenAIApi, OpenAITarget
+from octavo.bench.plan import plan_load
 from octavo.bench.record import Outcome
-from octavo.bench.session import run_session
 from octavo.outputs import Delta
 from scheduler_svc.kept_process import LONGEST_PAUSE_S
 from tests.support.processes import Service, children_of, running_service, start_service
@@ -98,9 +99,9 @@ async def load(scheduler: Service, asking: Asking, num_requests: int, num_tokens
         opened = kind(octavo.Client(scheduler.address), account={}, **common)
     before_us = cpu_us(scheduler.process.pid)
     async with opened as target:
-        session = await run_session(config, target, asyncio.Event(), lambda *_: nullcontext())
+        result = await Load(target, plan_load(config, await target.describe(), ()), asyncio.Event()).run()
     spent_us = cpu_us(scheduler.process.pid) - before_us
-    records = session.load.records
+    records = result.records
     assert all(record.outcome is Outcome.COMPLETED for record in records), "a request failed: nothing can be compared"
     num_messages = sum(len(record.event_times_s) for record in records)
     return spent_us, num_messages, sum(record.num_output_tokens for record in records)
