@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
@@ -51,7 +51,7 @@ class Clock:
 
 
 @contextmanager
-def timed_functions(clock: Clock, functions: Iterator[tuple[object, str]]) -> Iterator[None]:
+def timed_functions(clock: Clock, functions: Iterable[tuple[object, str]]) -> Iterator[None]:
     """Time functions, each given by its owner and its name there."""
     with ExitStack() as stack:
         for owner, name in functions:

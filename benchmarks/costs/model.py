@@ -300,8 +300,8 @@ def everything(vocab_size: int, context: int) -> tuple[SamplingRow, TokenRules]:
         banned_words=pad_words([some(4).tolist() for _ in range(64)]),
         allowed_mask=pack_mask(some(vocab_size // 2), vocab_size),
     )
-    penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5}
-    filters = {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.95}
+    penalties: dict[str, Any] = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+    filters: dict[str, Any] = {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.95}
     return SamplingRow(num_logprobs=20, min_tokens=context, **penalties, **filters), rules
 
 

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +90,7 @@ async def load(scheduler: Service, asking: Asking, num_requests: int, num_tokens
     config = bench_config(
         concurrency=asking.concurrency, num_requests=num_requests, input_len="4", output_len=str(num_tokens)
     )
-    common = {"temperature": 0.0, "ignore_eos": True, "timeout_s": PATIENCE_S}
+    common: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "timeout_s": PATIENCE_S}
     opened: OctavoTarget | OneStreamTarget | OpenAITarget
     if asking.way in ("completions", "chat"):
         url = f"http://{scheduler.other_addresses['openai']}/v1"
