@@ -6,8 +6,6 @@ Burst: prompts that arrive at once are dispatched, and each core decides one ste
 taken by sequences that decode, and the rest of the burst waits; one `schedule` of one core, one step ahead as in
 service. Then the same on 16 cores with ever more waiting, with ever more tenants that wait, and on one core with
 requests of four outputs. These figures are CPU time of the calling thread, so other load shows little, but not nothing.
-
-At last how requests with one prefix spread (`benchmarks/shared_prefix.py`), in virtual time.
 """
 
 import argparse
@@ -24,7 +22,6 @@ from rich.table import Table
 
 from benchmarks.machine import describe_machine
 from benchmarks.scheduler_core import BLOCK_SIZE, EOS_TOKEN_ID, FIRST_ORDINARY_ID, VOCAB_SIZE, Spread, timed
-from benchmarks.shared_prefix import LOOPS, spread, spread_table
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import CoreLimits
@@ -224,15 +221,12 @@ def main() -> None:
     full += [measure_full(f"outputs, {NUM_WIDE_SLOTS} slots", n, lambda n=n: wide_core(n)) for n in (1, 4)]  # type: ignore[misc]
     console.print(burst_table(bursts))
     console.print(full_table(full))
-    spreadings = [spread(loop) for loop in LOOPS]
-    console.print(spread_table(spreadings))
     console.print(describe_machine())
     if arguments.json is not None:
         figures = {
             "machine": describe_machine(),
             "burst": [dataclasses.asdict(cost) for cost in bursts],
             "full": [dataclasses.asdict(cost) for cost in full],
-            "shared_prefix": [dataclasses.asdict(found) for found in spreadings],
         }
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 

@@ -1,7 +1,7 @@
 """How requests with one prefix spread over a fleet: an open loop on a virtual clock, so each run is the same.
 
 Requests come in even intervals, whatever runs. Each has the prefix and an end of its own. Real cores decide; a step
-takes so much time, and so much for each of its tokens. Read next: `benchmarks/fleet.py`, which prints it.
+takes so much time, and so much for each of its tokens. Read next: `benchmarks/costs/scheduler.py`, which prints it.
 """
 
 import heapq
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
-from rich.table import Table
 
 from benchmarks.scheduler_core import BLOCK_SIZE, EOS_TOKEN_ID, FIRST_ORDINARY_ID, VOCAB_SIZE
 from scheduler_svc.core.dispatch.fleet import Fleet
@@ -144,15 +143,3 @@ def spread(loop: OpenLoop) -> Spreading:
 
 def _arrivals_us(loop: OpenLoop, begin_us: int) -> Iterator[int]:
     return (begin_us + round(number * 1e6 / loop.requests_per_s) for number in range(loop.num_requests))
-
-
-def spread_table(spreadings: list[Spreading]) -> Table:
-    table = Table(title="Open loop, one prefix, N executors: largest over mean running")
-    for heading in ("executors", "prefix", "a second", "requests", "placed", "largest over mean", "prompt tokens"):
-        table.add_column(heading, justify="right")
-    for found in spreadings:
-        loop = found.loop
-        sizes = loop.num_cores, loop.prefix_tokens, f"{loop.requests_per_s:g}", loop.num_requests
-        placed = f"{min(found.num_placed)} to {max(found.num_placed)}"
-        table.add_row(*map(str, sizes), placed, f"{found.largest_over_mean:.2f}", str(found.num_computed))
-    return table

@@ -2,27 +2,20 @@
 
     python -m benchmarks.end_to_end.pages
 
-README.md gets a short table, docs/benchmarks.md all of it, a picture, the profile of a step, and what the stack costs.
+README.md gets a short table, docs/benchmarks.md all of it and a picture.
 A test compares the pages with the results.
 """
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.end_to_end.engines import ROOT
 from benchmarks.end_to_end.plot import save_plot
-from benchmarks.end_to_end.result import RESULTS, Result, last_result, read_result
+from benchmarks.end_to_end.result import Result, last_result, read_result
 from benchmarks.end_to_end.tables import comparison, limits_line, machine_line, runs_table
-from benchmarks.stack_cost import Result as StackCost
-from benchmarks.stack_cost import comparison as stack_comparison
 
 PICTURE = Path("docs/figures/benchmark.svg")
-STEP_PROFILE = RESULTS / "step_profile.json"  # python -m benchmarks.step_profile --json
-STACK_COST = RESULTS / "stack_cost.json"  # python -m benchmarks.stack_cost --json
-_LEAST_US = 20.0
-_PYTHON = "all of Python"  # as benchmarks.step_profile calls it
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,53 +70,9 @@ def whole_part(result: Result) -> str:
     return "\n\n".join([*parts, "Every engine, with the range of its runs:", runs_table(result)])
 
 
-def step_part(path: Path) -> str:
-    """Return the profile of a step as a table for each number format; parts that take little are one line."""
-    if not path.exists():
-        return "No profile is recorded yet: `make bench-core` measures yours."
-    profile = json.loads(path.read_text(encoding="utf-8"))
-    threads = f"{profile['threads']} thread" + "s" * (profile["threads"] > 1)
-    tables = [_step_table(name, by_rows) for name, by_rows in profile["microseconds"].items()]
-    return "\n\n".join([*tables, f"{threads}, {profile['machine']}."])
-
-
-def _step_table(name: str, by_rows: dict[str, dict[str, float]]) -> str:
-    wholes = {_PYTHON: [column[_PYTHON] for column in by_rows.values()]}  # timed without clocks around the parts
-    columns = [{part: us for part, us in column.items() if part != _PYTHON} for column in by_rows.values()]
-    wholes["all of C"] = [sum(us for part, us in column.items() if part.startswith("C: ")) for column in columns]
-    lines = [
-        "| " + " | ".join([f"{name}, CPU µs", *(f"{rows} row" + "s" * (rows != "1") for rows in by_rows)]) + " |",
-        "|---|" + "---:|" * len(columns),
-    ]
-    for is_c, title in ((True, "C"), (False, "Python")):
-        parts = [part for part in columns[0] if part.startswith("C: ") == is_c]
-        large = [part for part in parts if max(column.get(part, 0.0) for column in columns) >= _LEAST_US]
-        rows = {f"{title}: {part.removeprefix('C: ')}": [part] for part in large}
-        if len(large) < len(parts):
-            rows[f"{title}: what takes less"] = sorted(set(parts) - set(large))
-        for label, summed in rows.items():
-            lines.append(_step_row(label, [sum(column.get(part, 0.0) for part in summed) for column in columns]))
-        lines.append(_step_row(f"all of {title}", wholes[f"all of {title}"]))
-    lines.append(_step_row("step", [sum(whole) for whole in zip(*wholes.values(), strict=True)]))
-    return "\n".join(lines)
-
-
-def _step_row(label: str, microseconds: Sequence[float]) -> str:
-    return f"| {label} | " + " | ".join(f"{us:,.0f}" for us in microseconds) + " |"
-
-
-def stack_part(path: Path) -> str:
-    """Return what the stack costs."""
-    if not path.exists():
-        return "No run is recorded yet: `python -m benchmarks.stack_cost` measures yours."
-    return stack_comparison(StackCost.model_validate_json(path.read_text(encoding="utf-8")))
-
-
 SECTIONS = (
     Section("README.md", "results", lambda: of_last_result(front_part, last_result())),
     Section("docs/benchmarks.md", "results", lambda: of_last_result(whole_part, last_result())),
-    Section("docs/benchmarks.md", "one step", lambda: step_part(STEP_PROFILE)),
-    Section("docs/benchmarks.md", "what the stack costs", lambda: stack_part(STACK_COST)),
 )
 
 

@@ -9,7 +9,7 @@ writes the answer, and the next step waits for that. To put something into a que
 get the interpreter as soon as the next step computes outside of Python.
 
 A fake executor with steps of 3 and 10 ms lost 0.15 and 0.35 ms between two steps without this, and loses 0.06 and
-0.13 ms (2 cores of an AMD EPYC, `python -m benchmarks.step_gap`, 2026-11-22).
+0.13 ms (2 cores of an AMD EPYC, `python -m benchmarks.costs gap`, 2026-11-22).
 """
 
 import asyncio

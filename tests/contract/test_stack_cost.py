@@ -1,4 +1,4 @@
-"""The bare loop of `benchmarks.stack_cost` does the work that the whole stack does."""
+"""The bare loop of `benchmarks.costs stack` does the work that the whole stack does."""
 
 from pathlib import Path
 

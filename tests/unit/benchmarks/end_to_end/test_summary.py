@@ -1,6 +1,5 @@
 """From runs to figures, tables and pages."""
 
-import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from pydantic import ValidationError
 
 from benchmarks.end_to_end.engines import ROOT
 from benchmarks.end_to_end.model_costs import workload_flops
-from benchmarks.end_to_end.pages import SECTIONS, Section, step_part
+from benchmarks.end_to_end.pages import SECTIONS, Section
 from benchmarks.end_to_end.plot import save_plot
 from benchmarks.end_to_end.result import RESULTS, Limits, last_result, read_result, result_name, write_result
 from benchmarks.end_to_end.summary import figure_of, rate, rows
@@ -116,26 +115,6 @@ def test_only_what_is_between_the_markers_of_a_page_changes() -> None:
     assert section.insert_into(page) == page.replace("old", "new")
     with pytest.raises(ValueError, match="the page has no <!-- begin: some"):
         section.insert_into(end + begin)
-
-
-def test_a_profile_of_a_step_becomes_a_table_in_which_small_parts_are_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "step.json"
-    parts = {"C: layers": 1000.0, "C: few": 5.0, "C: tiny": 1.0, "apply": 30.0, "launch": 70.0, "all of Python": 90.0}
-    by_rows = {"1": parts, "8": {**parts, "C: layers": 2000.0}}
-    path.write_text(json.dumps({"machine": "A CPU", "threads": 2, "microseconds": {"int8": by_rows}}), encoding="utf-8")
-    assert step_part(path).splitlines() == [
-        "| int8, CPU µs | 1 row | 8 rows |",
-        "|---|---:|---:|",
-        "| C: layers | 1,000 | 2,000 |",
-        "| C: what takes less | 6 | 6 |",
-        "| all of C | 1,006 | 2,006 |",
-        "| Python: apply | 30 | 30 |",
-        "| Python: launch | 70 | 70 |",
-        "| all of Python | 90 | 90 |",
-        "| step | 1,096 | 2,096 |",
-        "",
-        "2 threads, A CPU.",
-    ]
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: f"{section.page} {section.name}")

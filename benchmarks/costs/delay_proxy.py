@@ -1,6 +1,6 @@
 """A TCP proxy that holds back what it forwards: each direction by half of a round trip.
 
-    python -m benchmarks.step_gap.delay_proxy --target HOST:PORT --round-trip-ms 5
+    python -m benchmarks.costs.delay_proxy --target HOST:PORT --round-trip-ms 5
 
 It adds latency and limits no rate: what was received while earlier bytes are held back is held back from its own
 arrival on. Two threads for each direction: one receives, one sleeps until bytes are due. An event loop would round

@@ -1,0 +1,182 @@
+"""Scenarios and how they are measured: the ways of a scenario take turns, and the table has medians over the turns.
+
+A pair is one turn of each way, in the other order than the pair before, so that a slow spell of the machine hits all.
+"""
+
+import asyncio
+import math
+import os
+import shlex
+import statistics
+import subprocess
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from benchmarks.machine import describe_machine
+from octavo.models.store import prepare_model
+
+T = TypeVar("T")
+
+Figures: TypeAlias = Mapping[str, float]  # by name, the unit behind a comma
+
+# With fewer pairs the interval of 95 % is wider than all that was seen.
+MIN_PAIRS_OF_INTERVAL = 6
+_DOUBT = 0.05
+_DIGITS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of doing what a scenario measures.
+
+    Attributes:
+        name: In the table.
+        measure: Takes one turn.
+        beside: Name of the way that it is compared with; empty: none.
+    """
+
+    name: str
+    measure: Callable[[], Awaitable[Figures]]
+    beside: str = ""
+
+
+Groups: TypeAlias = AsyncGenerator[Sequence[Way], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a scenario is; `model` None: the demo model."""
+
+    is_smallest: bool = False
+    model: Path | None = None
+
+    def of(self, full: T, smallest: T) -> T:
+        """Return a value for this size."""
+        return smallest if self.is_smallest else full
+
+    def directory(self) -> Path:
+        """Return the model's directory."""
+        return self.model or prepare_model("smollm2")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What is measured, in a sentence.
+
+    Attributes:
+        name: On the command line and in the table.
+        what: The sentence.
+        groups: Yields ways that take turns, while what they need runs; the next group comes after all their pairs.
+        num_pairs: How many pairs it takes.
+    """
+
+    name: str
+    what: str
+    groups: Callable[[Size], Groups]
+    num_pairs: int
+
+
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(name: str, what: str, pairs: int) -> Callable[[Callable[[Size], Groups]], None]:
+    """Add a scenario."""
+
+    def add(groups: Callable[[Size], Groups]) -> None:
+        SCENARIOS[name] = Scenario(name, what, groups, pairs)
+
+    return add
+
+
+def in_turn(measure: Callable[..., Figures], *arguments: object) -> Callable[[], Awaitable[Figures]]:
+    """Return how a turn is taken that computes in this process."""
+
+    async def take() -> Figures:
+        return await asyncio.to_thread(measure, *arguments)
+
+    return take
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The values of one figure of one way, pair by pair, and those that they are compared with."""
+
+    scenario: str
+    way: str
+    figure: str
+    values: list[float]
+    beside: str
+    others: list[float]
+
+    def markdown(self) -> str:
+        """Return the line of the table."""
+        ratio = ""
+        if self.others:
+            ratios = [value / other for value, other in zip(self.values, self.others, strict=True) if other]
+            ratio = _with_interval(ratios) + f" of {self.beside}" if ratios else ""
+        return f"| {self.scenario} | {self.way} | {self.figure} | {_with_interval(self.values)} | {ratio} |"
+
+
+async def run_scenario(
+    chosen: Scenario, size: Size, num_pairs: int, only: str = "", say: Callable[[str], None] = lambda _: None
+) -> list[Line]:
+    """Let the ways whose names have `only` in them take turns."""
+    lines: dict[tuple[str, str], Line] = {}
+    async with aclosing(chosen.groups(size)) as groups:
+        async for group in groups:
+            ways = [way for way in group if only in way.name]
+            found: dict[Way, list[Figures]] = {way: [] for way in ways}
+            for number in range(num_pairs):
+                for way in ways if number % 2 == 0 else reversed(ways):
+                    say(f"{chosen.name}, pair {number + 1} of {num_pairs}: {way.name}")
+                    found[way].append(await way.measure())
+            for way, turns in found.items():
+                for name in turns[0]:
+                    values = [turn[name] for turn in turns]
+                    other = lines.get((way.beside, name))
+                    others = other.values if other is not None else []
+                    lines[way.name, name] = Line(chosen.name, way.name, name, values, way.beside, others)
+    return list(lines.values())
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median, and the ends of its 95 % interval by the order of the values (binomial)."""
+    ordered, number = sorted(values), len(values)
+    below = 0
+    while sum(math.comb(number, count) for count in range(below + 1)) / 2**number <= _DOUBT / 2:
+        below += 1
+    first = max(0, below - 1)
+    return statistics.median(ordered), ordered[first], ordered[number - 1 - first]
+
+
+def _with_interval(values: Sequence[float]) -> str:
+    median, low, high = map(_shown, median_interval(values))
+    return median if low == high else f"{median} ({low} to {high})"
+
+
+def _shown(value: float) -> str:
+    digits = _DIGITS - 1 - math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+    return f"{value:,.{max(0, digits)}f}"
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Return the table as Markdown."""
+    heading = ["| scenario | way | figure | median (interval) | ratio (interval) |", "|---|---|---|---:|---:|"]
+    return "\n".join([*heading, *(line.markdown() for line in lines)])
+
+
+def provenance(arguments: Sequence[str]) -> str:
+    """Return what figures need beside them: command, commit, machine, load."""
+    command = shlex.join(["python", "-m", "benchmarks.costs", *arguments])
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"
+    return (
+        f"`{command}`, commit {commit}; {describe_machine()}; load {os.getloadavg()[0]:.1f}. Intervals hold the true "
+        f"median with 95 %; with fewer than {MIN_PAIRS_OF_INTERVAL} pairs they are all that was seen."
+    )

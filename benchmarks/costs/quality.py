@@ -1,0 +1,93 @@
+"""A scenario of what number formats of weights change in the outputs, beside float32.
+
+The text is a part of Python's language reference, which `help()` shows: it is on every machine, and differs a little
+between releases of Python. Every model computes it as an executor does, with the kernels in C, in windows that begin as
+prompts do.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import get_args
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenario
+from executor_svc.attention.interface import AttentionMetadata, LayerCache
+from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.weights import Checkpoint
+from executor_svc.models.config import ModelConfig
+from executor_svc.models.families import parse_config
+from executor_svc.models.kernels import make_model
+from executor_svc.models.weight_format import Quantization
+
+WINDOW_TOKENS = 512
+LOGIT_ROWS = 64  # at a time: a vocabulary of 262,144 tokens makes 1 MiB of logits each
+EVERY_CHAPTER = 6
+FORMATS: tuple[Quantization, ...] = get_args(Quantization)[1:]
+
+
+@scenario("quality", "perplexity, likeliest tokens and distributions of each number format beside float32", pairs=1)
+async def quality(size: Size) -> Groups:
+    """Each run is the same."""
+    directory, num_tokens = size.directory(), size.of(8192, 40)
+    yield [Way(name, in_turn(quality_of, directory, name, num_tokens)) for name in size.of(FORMATS, FORMATS[1:2])]
+
+
+@torch.inference_mode()
+def quality_of(directory: Path, number_format: Quantization, num_tokens: int) -> Figures:
+    """Run a model in float32 and in a format over the text."""
+    config = parse_config(ModelDirectory(directory).config(), directory / "config.json")
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    begin = tokenizer.encode("").ids  # what prompts of this model begin with
+    text = "\n\n".join(topics[name] for name in sorted(topics)[::EVERY_CHAPTER])
+    token_ids = tokenizer.encode(text, add_special_tokens=False).ids[:num_tokens]
+    exact_model, model = (WindowModel(directory, config, name) for name in ("none", number_format))
+    size = min(WINDOW_TOKENS, config.max_position_embeddings) - len(begin)
+    losses, exact_losses, is_same, divergences = (list[torch.Tensor]() for _ in range(4))
+    for place in range(0, len(token_ids), size):
+        window = torch.tensor(begin + token_ids[place : place + size])
+        rows = zip(torch.split(window[1:], LOGIT_ROWS), exact_model.logits(window), model.logits(window), strict=True)
+        for tokens, exact_logits, logits in rows:
+            exact, found = exact_logits.log_softmax(-1), logits.log_softmax(-1)
+            exact_losses.append(-exact.gather(1, tokens[:, None])[:, 0].double())
+            losses.append(-found.gather(1, tokens[:, None])[:, 0].double())
+            is_same.append((logits.argmax(-1) == exact.argmax(-1)).double())
+            divergences.append((exact.exp() * (exact - found)).sum(-1).double())
+    changes = torch.cat(losses) - torch.cat(exact_losses)
+    return {
+        "perplexity of float32": float(torch.cat(exact_losses).mean().exp()),
+        "perplexity": float(torch.cat(losses).mean().exp()),
+        "change, %": 100 * float(changes.mean().expm1()),
+        "its standard error, %": 100 * float(changes.std()) / len(changes) ** 0.5,
+        "same likeliest token, %": 100 * float(torch.cat(is_same).mean()),
+        "KL divergence, nats": float(torch.cat(divergences).mean()),
+        "that of 1 % of the tokens, nats": float(torch.cat(divergences).quantile(0.99)),
+    }
+
+
+class WindowModel:
+    """A model that computes one window at a time."""
+
+    def __init__(self, directory: Path, config: ModelConfig, quantization: Quantization) -> None:
+        self._made = make_model(
+            config, torch.float32, torch.device("cpu"), cpu_kernels="native", quantization=quantization
+        )
+        self._made.model.load(Checkpoint(directory))
+        shape = (1, WINDOW_TOKENS, config.num_key_value_heads, config.head_dim)
+        self._caches = [LayerCache(torch.empty(shape), torch.empty(shape)) for _ in range(config.num_hidden_layers)]
+
+    def logits(self, window: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the logits that foretell the tokens of a window but the first, some rows at a time."""
+        positions = torch.arange(len(window))
+        metadata = AttentionMetadata(
+            np.zeros(1, np.int32), np.array([len(window)], np.int32), np.zeros((1, 1), np.int32), positions
+        )
+        model = self._made.model
+        plan = self._made.attention.plan(metadata, self._caches[0])
+        for hidden in torch.split(model.forward(window, positions, self._caches, plan, positions[:-1]), LOGIT_ROWS):
+            logits = model.logits(hidden.clone())
+            assert logits is not None, "there is one rank"
+            yield logits
