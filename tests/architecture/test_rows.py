@@ -1,0 +1,46 @@
+"""What `tests.support.rows` makes of a test."""
+
+import pytest
+
+from tests.support.rows import rows
+
+
+@rows((1, 1), (2, 3), (4, 5), (6, 6))
+def two_of_four(one: int, other: int) -> None:
+    assert one == other
+
+
+@rows("a", ("b", "c"), "d")
+async def one_of_three(value: object) -> None:
+    if value != ("b", "c"):
+        return
+    with pytest.raises(ValueError, match="never"):
+        pass
+
+
+def test_every_row_that_fails_is_told() -> None:
+    with pytest.raises(BaseExceptionGroup, match="2 of 4 rows fail") as told:
+        two_of_four()
+    assert [failure.__notes__ for failure in told.value.exceptions] == [["in the row (2, 3)"], ["in the row (4, 5)"]]
+
+
+async def test_one_that_fails_is_told_as_it_is() -> None:
+    with pytest.raises(pytest.fail.Exception) as told:
+        await one_of_three()
+    assert told.value.__notes__ == ["in the row (('b', 'c'),)"]
+
+
+def test_a_row_has_all_parameters() -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        rows((1,))(lambda one, other: None)()
+
+
+def test_a_table_without_rows_is_refused() -> None:
+    with pytest.raises(AssertionError, match="tests nothing"):
+        rows()(print)
+
+
+@rows(*range(3))
+def test_fixtures_are_the_same_for_every_row(number: int, *, capsys: pytest.CaptureFixture[str]) -> None:
+    print(number)
+    assert capsys.readouterr().out == f"{number}\n"

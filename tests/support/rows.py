@@ -1,0 +1,60 @@
+"""A table of cases in one test: every row is tried, and all that fail are told together."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import pytest
+
+
+class _Failures(list[BaseException]):
+    @contextmanager
+    def of(self, row: object) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, pytest.fail.Exception) as failure:
+            failure.add_note(f"in the row {repr(row)[:500]}")
+            self.append(failure)
+
+    def tell(self, num_rows: int) -> None:
+        if len(self) > 1:
+            raise BaseExceptionGroup(f"{len(self)} of {num_rows} rows fail", self)
+        for failure in self:
+            raise failure
+
+
+def rows(*table: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Run a test with each row: the value of its positional parameter, or the tuple of their values.
+
+    Fixtures are its keyword-only parameters; all rows have the same. It is for rows that cost little and leave nothing.
+    """
+
+    def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
+        assert table, "a table without rows tests nothing"
+        parameters = inspect.signature(test).parameters.values()
+        fixtures = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        values: Any = table if len(parameters) - len(fixtures) > 1 else [(row,) for row in table]
+
+        @wraps(test)
+        async def run_async(**given: object) -> None:
+            failures = _Failures()
+            for row in values:
+                with failures.of(row):
+                    await test(*row, **given)
+            failures.tell(len(table))
+
+        @wraps(test)
+        def run(**given: object) -> None:
+            failures = _Failures()
+            for row in values:
+                with failures.of(row):
+                    test(*row, **given)
+            failures.tell(len(table))
+
+        chosen = run_async if inspect.iscoroutinefunction(test) else run
+        chosen.__signature__ = inspect.Signature(fixtures)  # type: ignore[attr-defined]  # what pytest gives
+        return chosen
+
+    return decorate
