@@ -1,16 +1,16 @@
-"""What `tests.support.rows` makes of a test."""
+"""What `tests.support.each_row` makes of a test."""
 
 import pytest
 
-from tests.support.rows import rows
+from tests.support.each_row import each_row
 
 
-@rows((1, 1), (2, 3), (4, 5), (6, 6))
+@each_row((1, 1), (2, 3), (4, 5), (6, 6))
 def two_of_four(one: int, other: int) -> None:
     assert one == other
 
 
-@rows("a", ("b", "c"), "d")
+@each_row("a", ("b", "c"), "d")
 async def one_of_three(value: object) -> None:
     if value != ("b", "c"):
         return
@@ -32,15 +32,15 @@ async def test_one_that_fails_is_told_as_it_is() -> None:
 
 def test_a_row_has_all_parameters() -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
-        rows((1,))(lambda one, other: None)()
+        each_row((1,))(lambda one, other: None)()
 
 
 def test_a_table_without_rows_is_refused() -> None:
     with pytest.raises(AssertionError, match="tests nothing"):
-        rows()(print)
+        each_row()(print)
 
 
-@rows(*range(3))
+@each_row(*range(3))
 def test_fixtures_are_the_same_for_every_row(number: int, *, capsys: pytest.CaptureFixture[str]) -> None:
     print(number)
     assert capsys.readouterr().out == f"{number}\n"

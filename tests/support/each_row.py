@@ -25,7 +25,7 @@ class _Failures(list[BaseException]):
             raise failure
 
 
-def rows(*table: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def each_row(*table: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Run a test with each row: the value of its positional parameter, or the tuple of their values.
 
     Fixtures are its keyword-only parameters; all rows have the same. It is for rows that cost little and leave nothing.
