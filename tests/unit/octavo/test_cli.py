@@ -16,6 +16,7 @@ import octavo
 from octavo.cli import main
 from octavo.command_line import run as run_here
 from octavo.generation.v1 import generation_pb2
+from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import StandIn
 
 
@@ -220,24 +221,23 @@ async def test_a_reader_that_leaves_ends_the_program_quietly(stand_in: StandIn) 
     await stand_in.call_ended.wait()
 
 
-@pytest.mark.parametrize(
-    ("args", "sentence"),
-    [
-        (["generate", "Why?", "--tempreature", "1"], "No such option"),
-        (["generate"], "Missing argument 'PROMPT'"),
-        (["generate", "Why?", "--max-tokens", "many"], "'many' is not a valid integer"),
-        (["generate", "Why?", "--logprobs", "0"], "--logprobs needs --json"),
-        (["generate", "Why?", "--early-stopping", "always"], "'always' is not one of 'true', 'false', 'never'"),
-        (["chat", "--n", "2"], "No such option"),
-        (["generate", "Why?", "--address", "localhost"], "'localhost' is not HOST:PORT"),
-        (["generate", "Why?", "--address", "localhost:65536"], "'localhost:65536' is not HOST:PORT"),
-        (["generate", "Why?", "--timeout", "0"], "--timeout"),
-        (["generate", "Why?", "--timeout", "nan"], "'nan' is not a number"),
-        (["top", "--interval", "nan"], "'nan' is not a number"),
-        (["zzz"], "No such command 'zzz'"),
-    ],
+@each_row(
+    (["generate", "Why?", "--tempreature", "1"], "No such option"),
+    (["generate"], "Missing argument 'PROMPT'"),
+    (["generate", "Why?", "--max-tokens", "many"], "'many' is not a valid integer"),
+    (["generate", "Why?", "--logprobs", "0"], "--logprobs needs --json"),
+    (["generate", "Why?", "--early-stopping", "always"], "'always' is not one of 'true', 'false', 'never'"),
+    (["chat", "--n", "2"], "No such option"),
+    (["generate", "Why?", "--address", "localhost"], "'localhost' is not HOST:PORT"),
+    (["generate", "Why?", "--address", "localhost:65536"], "'localhost:65536' is not HOST:PORT"),
+    (["generate", "Why?", "--timeout", "0"], "--timeout"),
+    (["generate", "Why?", "--timeout", "nan"], "'nan' is not a number"),
+    (["top", "--interval", "nan"], "'nan' is not a number"),
+    (["zzz"], "No such command 'zzz'"),
 )
-def test_a_wrong_command_line_is_one_line(args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_one_line(
+    args: list[str], sentence: str, *, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main(args)
     captured = capsys.readouterr()

@@ -31,6 +31,7 @@ from octavo.outputs import (
     TokenizedPrompt,
     Usage,
 )
+from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import WORDS, StandIn
 
 
@@ -146,12 +147,9 @@ async def test_sampling_parameters_are_keywords_too(stand_in: StandIn) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("address", "sentence"),
-    [
-        ("localhost", "the address 'localhost' is not HOST:PORT with a port from 1 to 65535"),
-        ("http://localhost:50051", "the address 'http://localhost:50051' is not HOST:PORT; leave out http://"),
-    ],
+@each_row(
+    ("localhost", "the address 'localhost' is not HOST:PORT with a port from 1 to 65535"),
+    ("http://localhost:50051", "the address 'http://localhost:50051' is not HOST:PORT; leave out http://"),
 )
 def test_what_is_no_address_is_refused_at_once(address: str, sentence: str) -> None:
     with pytest.raises(ConnectionOptionsError) as caught:

@@ -18,6 +18,7 @@ from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.outputs import Accepted, Delta, FailedRequest, Finished
 from octavo.request_stream import MAX_MESSAGES_ON_THEIR_WAY, MAX_UNWRITTEN_REQUESTS, RequestStream
+from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import StandIn
 
 Requests: TypeAlias = AsyncIterator[pb.StreamRequestsRequest]
@@ -85,7 +86,7 @@ async def test_a_stream_that_breaks_in_the_middle_says_why_to_whoever_iterates_a
                 await further
 
 
-@pytest.mark.parametrize("submits_first", [True, False])
+@each_row(True, False)
 async def test_a_scheduler_without_the_call_is_told_apart_in_one_sentence(submits_first: bool) -> None:
     sentence = r"^the server at 127.0.0.1:\d+ does not know this call; .* or update that scheduler$"
     async with client_of(None) as client:

@@ -3,6 +3,7 @@ import itertools
 import pytest
 
 from octavo.bench.sse import SseParser
+from tests.support.each_row import each_row
 
 STREAM = (
     b"\xef\xbb\xbf: a comment\r\n\r\n"
@@ -28,7 +29,7 @@ def test_a_stream_in_one_piece() -> None:
     assert parse(STREAM) == EVENTS
 
 
-@pytest.mark.parametrize("cut", range(len(STREAM) + 1))
+@each_row(*range(len(STREAM) + 1))
 def test_a_stream_cut_at_any_byte(cut: int) -> None:
     assert parse(STREAM[:cut], STREAM[cut:]) == EVENTS
 

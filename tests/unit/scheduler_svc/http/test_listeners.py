@@ -8,6 +8,7 @@ import pytest
 
 from scheduler_svc.http.listeners import open_listeners, reserve
 from shared.errors import AddressError
+from tests.support.each_row import each_row
 
 TAKEN = "it is taken, or not an address of this machine; set --admin-listen to another one"
 
@@ -74,7 +75,7 @@ def test_an_address_in_use_is_refused(opened: list[socket.socket], host: str) ->
     assert str(caught.value) == f"cannot listen on {taken}: {TAKEN}"
 
 
-@pytest.mark.parametrize("address", ["192.0.2.1:0", "nobody.invalid:0"])
+@each_row("192.0.2.1:0", "nobody.invalid:0")
 def test_an_address_that_is_not_ours_is_refused(address: str) -> None:
     with pytest.raises(AddressError) as caught:
         open_listeners(address, "--admin-listen")
@@ -105,7 +106,7 @@ def test_a_name_is_reserved_with_all_its_addresses_on_one_port(
     assert len(set(map(port_of, opened))) == 1
 
 
-@pytest.mark.parametrize("listen", ["192.0.2.1:0", "nowhere.invalid:0"])
+@each_row("192.0.2.1:0", "nowhere.invalid:0")
 def test_what_is_not_ours_is_not_reserved(listen: str) -> None:
     with pytest.raises(AddressError, match=f"cannot listen on {re.escape(listen)}"):
         reserve(listen, "--listen")
