@@ -4,9 +4,8 @@ import re
 from fnmatch import fnmatch
 from functools import cache
 
-import pytest
-
 from tests.docs.pages import REPOSITORY, pages, snippets, tokens
+from tests.support.each_row import each_row
 
 TREES = ("benchmarks", "docs", "executor_svc", "images", "k8s", "octavo", "protos", "scheduler_svc", "shared", "tests")
 TOLD = [page for page in pages() if page != "CHANGELOG.md"]  # what was is in the past
@@ -32,13 +31,13 @@ def is_there(path: str) -> bool:
     return any(fnmatch(name, path) or fnmatch(name, f"*/{path}") for name in files())
 
 
-@pytest.mark.parametrize("page", TOLD)
+@each_row(*TOLD)
 def test_every_file_that_a_page_names_is_there(page: str) -> None:
     paths = [match["path"] for snippet in snippets(page) if (match := FILE.fullmatch(snippet))]
     assert [path for path in paths if not is_there(path)] == []
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/executor.md"])
+@each_row("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/executor.md")
 def test_every_method_that_a_page_names_is_there(page: str) -> None:
     named = [match for snippet in snippets(page) if (match := METHOD.fullmatch(snippet))]
     assert [

@@ -10,13 +10,9 @@ import pytest
 from docs.tools.metrics import PAGE, with_tables
 from tests.monitoring import promtool as tool
 from tests.monitoring.alert_cases import CASES, SILENT, Case
-from tests.monitoring.expressions import (
-    dashboard_expressions,
-    names_in,
-    rule_groups,
-    rules_with,
-)
+from tests.monitoring.expressions import dashboard_expressions, names_in, rule_groups, rules_with
 from tests.monitoring.promtool import RefusedError, check_expressions, check_rules, play
+from tests.support.each_row import each_row
 
 
 def silent_groups() -> list[dict[str, Any]]:
@@ -116,14 +112,11 @@ def test_an_expression_that_does_not_parse_is_noticed(tmp_path: Path) -> None:
         check_expressions(broken, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("expression", "names"),
-    [
-        ('sum by (pod, le) (rate(a_bucket{x="b_c",y=~"d|e"}[5m])) > 5', {"a_bucket"}),
-        ("namespace:a:sum > 3 and on (namespace) deriv(b[10m]) > 0.5", {"namespace:a:sum", "b"}),
-        ("(a - time()) / 86400", {"a"}),
-        ("sum(a) without (pod) or b unless c offset 5m", {"a", "b", "c"}),
-    ],
+@each_row(
+    ('sum by (pod, le) (rate(a_bucket{x="b_c",y=~"d|e"}[5m])) > 5', {"a_bucket"}),
+    ("namespace:a:sum > 3 and on (namespace) deriv(b[10m]) > 0.5", {"namespace:a:sum", "b"}),
+    ("(a - time()) / 86400", {"a"}),
+    ("sum(a) without (pod) or b unless c offset 5m", {"a", "b", "c"}),
 )
 def test_names_are_found_in_expressions(expression: str, names: set[str]) -> None:
     assert names_in(expression) - {"5m"} == names

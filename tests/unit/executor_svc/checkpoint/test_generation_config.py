@@ -11,6 +11,7 @@ import pytest
 from executor_svc.checkpoint.generation_config import sampling_defaults
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from shared.errors import ModelLoadError
+from tests.support.each_row import each_row
 
 SETTINGS = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.1}
 
@@ -25,7 +26,7 @@ def test_what_the_model_sets_is_read_and_the_rest_is_not() -> None:
     assert read(**SETTINGS, **others, do_sample=True) == SETTINGS
 
 
-@pytest.mark.parametrize(("do_sample", "temperature"), [(False, 0), (True, 0.6), (None, 0.6)])
+@each_row((False, 0), (True, 0.6), (None, 0.6))
 def test_a_model_that_does_not_sample_is_greedy(do_sample: bool | None, temperature: float) -> None:
     assert read(temperature=0.6, do_sample=do_sample) == {"temperature": temperature}
 
