@@ -8,6 +8,7 @@ from executor_svc.attention.key_value_write import write_in_torch
 from executor_svc.triton_kernels.key_value_write import write_in_triton
 from tests.kernels.device import DEVICE
 from tests.numerics.attention import LayerInput, Step
+from tests.support.each_row import each_row
 
 # One rounding of a number near 1, which torch makes twice.
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -44,7 +45,7 @@ def test_every_number_of_heads(heads: tuple[int, int], dtype: torch.dtype) -> No
     check(LayerInput(step, heads, 80, dtype=dtype), TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("head_dim", [17, 33])
+@each_row(17, 33)
 def test_without_rotation_the_number_of_dimensions_may_be_odd(head_dim: int) -> None:
     check(LayerInput(Step([(3, 1), (14, 3)], 16, device=DEVICE), (4, 2), head_dim, is_rotated=False), 0)
 

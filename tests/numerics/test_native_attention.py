@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from executor_svc.native.library import NativeLibrary
 from executor_svc.native.model_structs import StepStruct
 from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
 from tests.numerics.native import LANES, library_path, native_library
+from tests.support.each_row import each_row
 
 ALL = [*DECODES, *CHUNKS]
 
@@ -75,9 +77,8 @@ def test_a_window_begins_anywhere_in_a_block(block_size: int, lanes: str) -> Non
         check(LayerInput(Step(rows, block_size, window), (2, 1), 8), lanes, AttentionLayer(0.25, window))
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("head_dim", [1, 5, 33])
-def test_without_rotation_the_number_of_dimensions_may_be_odd(head_dim: int, lanes: str) -> None:
+@each_row(*product(LANES, [1, 5, 33]))
+def test_without_rotation_the_number_of_dimensions_may_be_odd(lanes: str, head_dim: int) -> None:
     check(LayerInput(Step(ALL, 16), (4, 2), head_dim, is_rotated=False), lanes, AttentionLayer(0.25))
 
 
@@ -109,9 +110,8 @@ def test_layers_of_one_plan_attend_each_in_its_own_way(
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-6)
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("soft_cap", [None, 50.0])
-def test_large_scores_do_not_overflow(soft_cap: float | None, lanes: str) -> None:
+@each_row(*product(LANES, [None, 50.0]))
+def test_large_scores_do_not_overflow(lanes: str, soft_cap: float | None) -> None:
     inputs = LayerInput(Step(ALL, 16), (4, 2), 16)
     inputs.qkv.mul_(100)
 
@@ -172,10 +172,7 @@ def test_keys_are_split_where_one_tile_is_most_of_the_work() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "head_dim", "heads_of_tasks"),
-    [(12, 64, [0]), (11, 64, [0, 1, 2]), (8, 128, [0, 2]), (7, 128, [0, 1, 2]), (100, 257, [0, 1, 2])],
-)
+@each_row((12, 64, [0]), (11, 64, [0, 1, 2]), (8, 128, [0, 2]), (7, 128, [0, 1, 2]), (100, 257, [0, 1, 2]))
 def test_keys_of_several_heads_are_read_side_by_side_where_there_are_tasks_enough(
     num_rows: int, head_dim: int, heads_of_tasks: list[int]
 ) -> None:

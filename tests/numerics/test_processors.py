@@ -26,6 +26,7 @@ from executor_svc.sampler.processors import process
 from executor_svc.sampler.sampler import Sampled, Sampler
 from shared.step import SamplingRow
 from shared.token_rules import NO_TOKEN, TokenRules, pack_mask, pad_words
+from tests.support.each_row import each_row
 from tests.support.sample_rows import Row, sample_rows
 
 VOCAB_SIZE = 150
@@ -294,7 +295,7 @@ CANDIDATE_ROWS: dict[str, Callable[[], Row]] = {
 }
 
 
-@pytest.mark.parametrize("name", CANDIDATE_ROWS)
+@each_row(*CANDIDATE_ROWS)
 def test_candidates_are_processed_log_probabilities_as_in_transformers(name: str) -> None:
     row, logits = CANDIDATE_ROWS[name](), logits_of(2, seed=5)
 

@@ -18,6 +18,7 @@ from octavo.core.v1 import core_service_pb2, core_service_pb2_grpc
 from octavo.errors import InvalidRequestError, UnavailableError
 from octavo.outputs import Delta, Finished
 from tests.support.certificates import Authority, PairFiles, replace
+from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import Service, running_service, start_service
 from tests.tls.test_processes import run
@@ -329,7 +330,7 @@ WRONG_FLAGS = {
 }
 
 
-@pytest.mark.parametrize(("command", "sentence"), WRONG_FLAGS.items(), ids=WRONG_FLAGS)
+@each_row(*WRONG_FLAGS.items())
 async def test_wrong_flags_are_refused_in_a_sentence(command: str, sentence: str) -> None:
     assert await run(*command.split()) == (2, "", sentence + "\n")
 

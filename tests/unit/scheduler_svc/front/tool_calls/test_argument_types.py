@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from scheduler_svc.front.tool_calls.argument_types import types_of
 from scheduler_svc.front.tool_calls.tool_choice import check_tools
+from tests.support.each_row import each_row
 from tests.unit.scheduler_svc.front.tool_calls.parsing import parse
 
 
@@ -68,20 +69,14 @@ def test_types_are_found_in_the_schemas_of_pydantic() -> None:
     assert check_tools([tool]) is not None
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {},
-        {"properties": []},
-        {"properties": {"a": {"$ref": "#/properties/a"}}},  # without an end
-        {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 2000}}},
-        {
-            "properties": {"a": {"$ref": "#/$defs/0"}},
-            "$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(2000)},
-        },
-        {"properties": {"a": {"$ref": "https://example.com/x"}}},
-        {"properties": {"a": {"$ref": 5, "type": 5, "anyOf": 5}}},
-    ],
+@each_row(
+    {},
+    {"properties": []},
+    {"properties": {"a": {"$ref": "#/properties/a"}}},  # without an end
+    {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 2000}}},
+    {"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(2000)}},
+    {"properties": {"a": {"$ref": "https://example.com/x"}}},
+    {"properties": {"a": {"$ref": 5, "type": 5, "anyOf": 5}}},
 )
 def test_schemas_that_say_nothing_of_an_argument(schema: dict[str, object]) -> None:
     assert types_of(schema, "a") == frozenset()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scheduler_svc.front.tool_calls.events import ContentDelta, ToolCallArguments, ToolCallBegin
 from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS
 from scheduler_svc.front.tool_calls.parser import MAX_GAP_CHARS, ToolCallParser
+from tests.support.each_row import each_row
 from tests.unit.scheduler_svc.front.tool_calls.parsing import TOOLS, format_named, parse
 
 PARIS = '{"city": "Paris"}'
@@ -135,10 +136,7 @@ CALLS = [
         "[get_weather(city='it\\'s, \"(1)\"', days = -3, places=[{'a': (1, 2)}, None], exact=true), now( )]",
         "",
         [
-            (
-                "get_weather",
-                '{"city": "it\'s, \\"(1)\\"", "days": -3, "places": [{"a": [1, 2]}, null], "exact": true}',
-            ),
+            ("get_weather", '{"city": "it\'s, \\"(1)\\"", "days": -3, "places": [{"a": [1, 2]}, null], "exact": true}'),
             ("now", "{}"),
         ],
     ),
@@ -305,16 +303,13 @@ def test_ids_that_the_model_writes_are_kept_unless_it_writes_one_twice() -> None
     assert (parsed.ids, parsed.calls, parsed.content) == (["functions.now:7", "call0"], [("now", "{}")] * 2, "")
 
 
-@pytest.mark.parametrize(
-    ("call_format", "text", "last"),
-    [
-        ("mistral", "[TOOL_CALLS]no", "t"),
-        ("qwen3_coder", "<tool_call>\n<function=no", "t"),
-        ("hermes", '<tool_call>{"name": "not', '"'),
-        ("hermes", '<tool_call>{"name": "now", "arguments": ', "["),
-        ("hermes", '<tool_call>{"name": ', "5"),
-        ("json", '{"type": "x", "summary', '"'),
-    ],
+@each_row(
+    ("mistral", "[TOOL_CALLS]no", "t"),
+    ("qwen3_coder", "<tool_call>\n<function=no", "t"),
+    ("hermes", '<tool_call>{"name": "not', '"'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": ', "["),
+    ("hermes", '<tool_call>{"name": ', "5"),
+    ("json", '{"type": "x", "summary', '"'),
 )
 def test_what_cannot_become_a_call_does_not_wait(call_format: str, text: str, last: str) -> None:
     parser = ToolCallParser(format_named(call_format), TOOLS)

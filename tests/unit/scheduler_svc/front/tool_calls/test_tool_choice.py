@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from scheduler_svc.front.tool_calls.tool_choice import MAX_TOOLS, check_tools
 from shared.errors import InvalidFieldError
+from tests.support.each_row import each_row
 
 
 def tool(name: Any = "now", **function: Any) -> dict[str, Any]:
@@ -21,7 +22,7 @@ class Now(BaseModel):
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 
-@pytest.mark.parametrize("choice", [None, "auto"])
+@each_row(None, "auto")
 def test_tools_are_taken_as_they_were_sent(choice: str | None) -> None:
     tools = [tool("get-weather_2", parameters=SCHEMA, description="d", strict=False), tool("now", description=None)]
 
@@ -32,7 +33,7 @@ def test_tools_are_taken_as_they_were_sent(choice: str | None) -> None:
     assert checked.schemas == {"get-weather_2": SCHEMA, "now": {}}
 
 
-@pytest.mark.parametrize(("tools", "choice"), [(None, None), (None, "none"), ([tool()], "none")])
+@each_row((None, None), (None, "none"), ([tool()], "none"))
 def test_there_are_no_tools_without_tools_or_with_choice_none(tools: list[Any] | None, choice: str | None) -> None:
     assert check_tools(tools, choice) is None
 
@@ -79,7 +80,7 @@ def test_what_is_wrong_or_cannot_be_done_is_refused_by_name(
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("tools", [None, [tool()]])
+@each_row(None, [tool()])
 def test_parallel_calls_cannot_be_switched_off(tools: list[Any] | None) -> None:
     with pytest.raises(InvalidFieldError, match="parallel_tool_calls"):
         check_tools(tools, parallel_tool_calls=False)
