@@ -159,9 +159,9 @@ def test_every_contract_has_a_plant() -> None:
     assert {contract for contract, _, _ in PLANTS} == set(CONTRACTS)
 
 
-@pytest.mark.parametrize(("contract", "path", "statement"), PLANTS, ids=[f"{p}: {s!r}" for _, p, s in PLANTS])
+@each_row(*PLANTS)
 def test_planted_import_breaks_exactly_its_contract(
-    broken_contracts: dict[tuple[str, str], list[str]], contract: str, path: str, statement: str
+    contract: str, path: str, statement: str, *, broken_contracts: dict[tuple[str, str], list[str]]
 ) -> None:
     assert broken_contracts[path, statement] == [contract]
 

@@ -64,27 +64,27 @@ def test_every_alert_is_played() -> None:
     assert [case.alert for case in CASES] == list(rules_with("alert"))
 
 
-NUMBERED = [pytest.param(number, case, id=case.alert) for number, case in enumerate([*CASES, *SILENT])]
+NUMBERED = list(enumerate([*CASES, *SILENT]))
 FIRING = NUMBERED[: len(CASES)]
 
 
-@pytest.mark.parametrize(("number", "case"), FIRING)
-def test_an_alert_fires(number: int, case: Case, played: dict[str, str]) -> None:
+@each_row(*FIRING)
+def test_an_alert_fires(number: int, case: Case, *, played: dict[str, str]) -> None:
     assert played[f"fires {number}"] == "", case
 
 
-@pytest.mark.parametrize(("number", "case"), NUMBERED)
-def test_an_alert_is_silent(number: int, case: Case, played: dict[str, str]) -> None:
+@each_row(*NUMBERED)
+def test_an_alert_is_silent(number: int, case: Case, *, played: dict[str, str]) -> None:
     assert played[f"silent {number}"] == "", case
 
 
-@pytest.mark.parametrize(("number", "case"), FIRING)
-def test_an_alert_that_can_never_fire_is_noticed(number: int, case: Case, played: dict[str, str]) -> None:
+@each_row(*FIRING)
+def test_an_alert_that_can_never_fire_is_noticed(number: int, case: Case, *, played: dict[str, str]) -> None:
     assert f"alertname: {case.alert}," in played[f"never fires {number}"]
 
 
-@pytest.mark.parametrize(("number", "case"), FIRING)
-def test_an_alert_that_always_fires_is_noticed(number: int, case: Case, played: dict[str, str]) -> None:
+@each_row(*FIRING)
+def test_an_alert_that_always_fires_is_noticed(number: int, case: Case, *, played: dict[str, str]) -> None:
     assert f"alertname: {case.alert}," in played[f"always fires {number}"]
 
 

@@ -123,8 +123,8 @@ async def test_nothing_is_submitted_behind_the_last_one_or_outside_the_stream(st
             assert isinstance((await all_of(stream))[-1][1], Finished)
 
 
-@pytest.mark.parametrize("closes", ["the stream", "the client"])
-async def test_closing_early_ends_the_call_and_the_iteration_of_others(stand_in: StandIn, closes: str) -> None:
+@each_row("the stream", "the client")
+async def test_closing_early_ends_the_call_and_the_iteration_of_others(closes: str, *, stand_in: StandIn) -> None:
     async with Client(stand_in.address) as client:
         stream = client.request_stream()
         await stream.__aenter__()
@@ -263,15 +263,12 @@ async def test_leaving_many_early_cancels_the_call(stand_in: StandIn) -> None:
         await asyncio.wait_for(stand_in.call_ended.wait(), 10)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"max_in_flight": 0}, "max_in_flight is 0; it must be at least 1"),
-        ({"sampling_params": [None, None]}, "the list sampling_params has 2 for 1 prompts"),
-    ],
+@each_row(
+    ({"max_in_flight": 0}, "max_in_flight is 0; it must be at least 1"),
+    ({"sampling_params": [None, None]}, "the list sampling_params has 2 for 1 prompts"),
 )
 async def test_wrong_arguments_are_refused_before_anything_is_sent(
-    stand_in: StandIn, arguments: dict[str, Any], sentence: str
+    arguments: dict[str, Any], sentence: str, *, stand_in: StandIn
 ) -> None:
     async with Client(stand_in.address) as client:
         with pytest.raises(InvalidRequestError, match=sentence):

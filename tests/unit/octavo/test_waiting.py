@@ -152,20 +152,17 @@ async def test_generate_shows_it_on_stderr_of_a_terminal_and_keeps_stdout_clean(
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (
-            ["--max-tokens", "9"],
-            "octavo: only 4 of --max-tokens 9 fit: prompt and answer together have at most 11 tokens here",
-        ),
-        (["--max-tokens", "9", "--no-stream"], "octavo: only 4 of --max-tokens 9 fit: "),
-        (["--max-tokens", "9", "--json"], "octavo: only 4 of --max-tokens 9 fit: "),
-        (["--max-tokens", "4"], "octavo: stopped at 4 tokens; --max-tokens N allows more\n"),
-        ([], "octavo: stopped at 4 tokens: prompt and answer together have at most 11 tokens here"),
-    ],
+@each_row(
+    (
+        ["--max-tokens", "9"],
+        "octavo: only 4 of --max-tokens 9 fit: prompt and answer together have at most 11 tokens here",
+    ),
+    (["--max-tokens", "9", "--no-stream"], "octavo: only 4 of --max-tokens 9 fit: "),
+    (["--max-tokens", "9", "--json"], "octavo: only 4 of --max-tokens 9 fit: "),
+    (["--max-tokens", "4"], "octavo: stopped at 4 tokens; --max-tokens N allows more\n"),
+    ([], "octavo: stopped at 4 tokens: prompt and answer together have at most 11 tokens here"),
 )
-async def test_max_tokens_that_do_not_fit_are_named_once(flags: list[str], said: str, stand_in: StandIn) -> None:
+async def test_max_tokens_that_do_not_fit_are_named_once(flags: list[str], said: str, *, stand_in: StandIn) -> None:
     ended = await run("generate", "long", *flags, "--address", stand_in.address)
     assert ended.status == 0
     assert ended.stderr.startswith(said)

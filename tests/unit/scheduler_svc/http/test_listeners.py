@@ -42,8 +42,8 @@ def test_one_address_is_one_socket(opened: list[socket.socket]) -> None:
     assert not listener.getblocking()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "::"])
-def test_a_wildcard_of_either_family_is_both(opened: list[socket.socket], host: str) -> None:
+@each_row("0.0.0.0", "[::]", "::")
+def test_a_wildcard_of_either_family_is_both(host: str, *, opened: list[socket.socket]) -> None:
     opened += open_listeners(f"{host}:0", "--admin-listen")
     assert answers("127.0.0.1", port_of(opened[0]))
     assert answers("::1", port_of(opened[0])) == socket.has_dualstack_ipv6()
@@ -66,8 +66,8 @@ def test_the_brackets_of_ipv6_are_taken_off(opened: list[socket.socket]) -> None
     assert opened[0].getsockname()[0] == "::1"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "[::]", "localhost"])
-def test_an_address_in_use_is_refused(opened: list[socket.socket], host: str) -> None:
+@each_row("127.0.0.1", "0.0.0.0", "[::]", "localhost")
+def test_an_address_in_use_is_refused(host: str, *, opened: list[socket.socket]) -> None:
     opened += open_listeners("127.0.0.1:0", "--admin-listen")
     taken = f"{host}:{port_of(opened[0])}"
     with pytest.raises(AddressError) as caught:
