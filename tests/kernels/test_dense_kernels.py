@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
 import pytest
@@ -48,10 +49,8 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
     torch.testing.assert_close(actual.double(), expected.double(), rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
 
 
-@pytest.mark.parametrize("has_addend", [True, False])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_add_and_rms_norm(dtype: torch.dtype, size: int, has_addend: bool) -> None:
+@each_row(*product([True, False], SIZES, DTYPES))
+def test_add_and_rms_norm(has_addend: bool, size: int, dtype: torch.dtype) -> None:
     residual, addend = random(5, size, dtype=dtype), random(5, size, dtype=dtype, seed=1)
     weight, former = random(size, dtype=dtype, seed=2), residual.clone()
 
@@ -61,10 +60,8 @@ def test_add_and_rms_norm(dtype: torch.dtype, size: int, has_addend: bool) -> No
     assert_near(normed, F.rms_norm(residual.double(), (size,), weight.double(), 1e-5), dtype)
 
 
-@pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_add_and_layer_norm(dtype: torch.dtype, size: int, has_bias: bool) -> None:
+@each_row(*product([True, False], SIZES, DTYPES))
+def test_add_and_layer_norm(has_bias: bool, size: int, dtype: torch.dtype) -> None:
     residual, addend = random(5, size, dtype=dtype), random(5, size, dtype=dtype, seed=1)
     residual += 3.0
     weight, former = random(size, dtype=dtype, seed=2), residual.clone()
@@ -104,9 +101,8 @@ def test_rows_of_any_layout_are_added(norm: Callable[..., torch.Tensor]) -> None
     assert torch.equal(normed, norm(total, None, weight, epsilon=1e-5))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_activations(dtype: torch.dtype, activation: Activation) -> None:
+@each_row(*product(ACTIVATIONS, DTYPES))
+def test_activations(activation: Activation, dtype: torch.dtype) -> None:
     gate, up = 3 * random(3, 1500, dtype=dtype), random(3, 1500, dtype=dtype, seed=1)  # two tiles
     exact = ACTIVATIONS[activation](gate.double())
 

@@ -1,5 +1,7 @@
 """What the Triton backend plans on the host, and decodes that depend on nothing there."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -141,9 +143,8 @@ def test_programs_of_a_multiprocessor(head_dim: int, itemsize: int, capability: 
     assert resident_programs(head_dim, itemsize, capability) == expected <= MAX_RESIDENT_PROGRAMS
 
 
-@pytest.mark.parametrize("num_kv_heads", [1, 4, 8, 32])
-@pytest.mark.parametrize("places", [2, 92, 216, H200_PLACES])
-def test_splits_keep_a_device_busy_and_no_more(places: int, num_kv_heads: int) -> None:
+@each_row(*product([1, 4, 8, 32], [2, 92, 216, H200_PLACES]))
+def test_splits_keep_a_device_busy_and_no_more(num_kv_heads: int, places: int) -> None:
     for num_rows in range(1, 600):
         splits = number_of_splits(num_rows, num_kv_heads, places)
         num_programs = num_rows * num_kv_heads * splits

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
@@ -150,20 +151,20 @@ def test_filtered_scores_equal_transformers(rows: list[SamplingRow], seed: int) 
         torch.testing.assert_close(scores[index : index + 1], expected)
 
 
-@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
-@pytest.mark.parametrize(
-    "row",
-    [
-        SamplingRow(temperature=1.0, typical_p=0.2),
-        SamplingRow(temperature=0.7, typical_p=0.95),
-        SamplingRow(temperature=1.0, top_p=0.97, typical_p=0.5),
-        SamplingRow(temperature=1.0, min_p=0.001, typical_p=0.9),
-        SamplingRow(temperature=1.0, top_k=900, top_p=0.9),
-        SamplingRow(temperature=1.0, top_k=4000, typical_p=0.9),
-    ],
-    ids=repr,
+@each_row(
+    *product(
+        [0.01, 1.0, 8.0],
+        [
+            SamplingRow(temperature=1.0, typical_p=0.2),
+            SamplingRow(temperature=0.7, typical_p=0.95),
+            SamplingRow(temperature=1.0, top_p=0.97, typical_p=0.5),
+            SamplingRow(temperature=1.0, min_p=0.001, typical_p=0.9),
+            SamplingRow(temperature=1.0, top_k=900, top_p=0.9),
+            SamplingRow(temperature=1.0, top_k=4000, typical_p=0.9),
+        ],
+    )
 )
-def test_filters_on_a_large_vocabulary_equal_transformers(row: SamplingRow, spread: float) -> None:
+def test_filters_on_a_large_vocabulary_equal_transformers(spread: float, row: SamplingRow) -> None:
     """From one token to nearly all of them: every number of likeliest tokens that is looked at decides some."""
     logits = logits_of(4, seed=1, vocab_size=5003) * spread
 

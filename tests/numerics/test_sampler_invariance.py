@@ -160,11 +160,8 @@ def bits_alone(lanes: str, vocab_size: int) -> list[tuple[bytes, ...]]:
     ]
 
 
-@pytest.mark.parametrize("num_threads", THREADS)
-@pytest.mark.parametrize("num_rows", BATCHES)
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-@pytest.mark.parametrize("lanes", LANES)
-def test_a_row_alone_is_the_row_in_any_batch(lanes: str, vocab_size: int, num_rows: int, num_threads: int) -> None:
+@each_row(*product(THREADS, BATCHES, VOCAB_SIZES, LANES))
+def test_a_row_alone_is_the_row_in_any_batch(num_threads: int, num_rows: int, vocab_size: int, lanes: str) -> None:
     """Neighbours are drawn; rows share logits, as the outputs of one prompt do."""
     cases, alone = all_cases(vocab_size), bits_alone(lanes, vocab_size)
     order = np.random.default_rng(num_rows).permutation(len(cases))
@@ -214,9 +211,8 @@ def _widened(rules: TokenRules | None, vocab_size: int) -> TokenRules | None:
     return replace(rules, allowed_mask=rules.allowed_mask.ljust(-(-vocab_size // 8), b"\0"))
 
 
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-@pytest.mark.parametrize("lanes", [*LANES, "torch"])
-def test_a_token_has_one_log_probability_whoever_asks(lanes: str, vocab_size: int) -> None:
+@each_row(*product(VOCAB_SIZES, [*LANES, "torch"]))
+def test_a_token_has_one_log_probability_whoever_asks(vocab_size: int, lanes: str) -> None:
     """As the sampled token, as an alternative, in a prompt, and as a beam's candidate."""
     with_all = Sampler() if lanes == "torch" else sampler(lanes, 1)
     logits, count = logits_of(vocab_size), min(vocab_size, 40)

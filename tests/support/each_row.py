@@ -4,9 +4,15 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.large_tables import SMALL, is_thinned, step_of
+
+POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+further_case = pytest.mark.further_case
 
 
 class _Failures(list[BaseException]):
@@ -29,6 +35,7 @@ def each_row(*table: object) -> Callable[[Callable[..., Any]], Callable[..., Any
     """Run a test with each row: the value of its positional parameter, or the tuple of their values.
 
     Fixtures are its keyword-only parameters; all rows have the same. It is for rows that cost little and leave nothing.
+    Of a large table in an area that is thinned `make test` has a step through it, and a second test the other rows.
     """
 
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,23 +45,29 @@ def each_row(*table: object) -> Callable[[Callable[..., Any]], Callable[..., Any
         values: Any = table if len(parameters) - len(fixtures) > 1 else [(row,) for row in table]
 
         @wraps(test)
-        async def run_async(**given: object) -> None:
+        async def run_async(part: Any = values, **given: object) -> None:
             failures = _Failures()
-            for row in values:
+            for row in part:
                 with failures.of(row):
                     await test(*row, **given)
-            failures.tell(len(table))
+            failures.tell(len(part))
 
         @wraps(test)
-        def run(**given: object) -> None:
+        def run(part: Any = values, **given: object) -> None:
             failures = _Failures()
-            for row in values:
+            for row in part:
                 with failures.of(row):
                     test(*row, **given)
-            failures.tell(len(table))
+            failures.tell(len(part))
 
-        chosen = run_async if inspect.iscoroutinefunction(test) else run
-        chosen.__signature__ = inspect.Signature(fixtures)  # type: ignore[attr-defined]  # what pytest gives
-        return chosen
+        chosen: Any = run_async if inspect.iscoroutinefunction(test) else run
+        chosen.__signature__ = inspect.Signature(fixtures)  # what pytest gives
+        if len(table) <= SMALL or not is_thinned(Path(test.__globals__["__file__"])):
+            return chosen
+        step = step_of(len(table))
+        further = [row for index, row in enumerate(values) if index % step]
+        chosen.__signature__ = inspect.Signature([inspect.Parameter("part", POSITIONAL), *fixtures])
+        parts = [pytest.param(values[::step], id="quick"), pytest.param(further, id="further", marks=further_case)]
+        return pytest.mark.parametrize("part", parts)(chosen)
 
     return decorate

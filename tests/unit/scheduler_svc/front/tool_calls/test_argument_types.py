@@ -4,7 +4,6 @@ import json
 from typing import Any, Literal
 
 import openai
-import pytest
 from pydantic import BaseModel
 
 from scheduler_svc.front.tool_calls.argument_types import types_of
@@ -13,29 +12,26 @@ from tests.support.each_row import each_row
 from tests.unit.scheduler_svc.front.tool_calls.parsing import parse
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("city", "\n 12 \n", " 12 "),
-        ("days", "\n12\n", 12),
-        ("days", "12.5", "12.5"),
-        ("days", "true", "true"),
-        ("share", "1", 1),
-        ("share", "null", None),
-        ("share", "NaN", "NaN"),
-        ("exact", "True", True),
-        ("exact", "0", "0"),
-        ("places", '["a"]', ["a"]),
-        ("places", "[a", "[a"),
-        ("places", "12", "12"),
-        ("unknown", "12", "12"),
-        ("city", "True", "True"),
-        ("city", "a <", "a <"),
-        ("city", '"<a> </param" \\n', '"<a> </param" \\n'),
-        ("share", "None", None),
-        ("places", "('a', 1)", ["a", 1]),
-        ("places", "{'a'}", "{'a'}"),
-    ],
+@each_row(
+    ("city", "\n 12 \n", " 12 "),
+    ("days", "\n12\n", 12),
+    ("days", "12.5", "12.5"),
+    ("days", "true", "true"),
+    ("share", "1", 1),
+    ("share", "null", None),
+    ("share", "NaN", "NaN"),
+    ("exact", "True", True),
+    ("exact", "0", "0"),
+    ("places", '["a"]', ["a"]),
+    ("places", "[a", "[a"),
+    ("places", "12", "12"),
+    ("unknown", "12", "12"),
+    ("city", "True", "True"),
+    ("city", "a <", "a <"),
+    ("city", '"<a> </param" \\n', '"<a> </param" \\n'),
+    ("share", "None", None),
+    ("places", "('a', 1)", ["a", 1]),
+    ("places", "{'a'}", "{'a'}"),
 )
 def test_schema_says_which_arguments_of_xml_are_strings(key: str, text: str, value: object) -> None:
     call = f"<tool_call><function=get_weather><parameter={key}>{text}</parameter></function></tool_call>"

@@ -48,7 +48,7 @@ TEMPLATES: Mapping[str, tuple[str, str | None, str | None]] = {
 }
 
 
-@pytest.mark.parametrize(("template", "tool_calls", "reasoning"), TEMPLATES.values(), ids=TEMPLATES)
+@each_row(*TEMPLATES.values())
 def test_template_says_how_the_model_writes(template: str, tool_calls: str | None, reasoning: str | None) -> None:
     found_calls, found_reasoning = tool_call_format("auto", template), reasoning_format("auto", template)
 
@@ -76,7 +76,7 @@ def test_settings_have_a_name_for_each_format(
     assert sorted(names) == sorted(["auto", "none", *(row.name for row in rows)])
 
 
-@pytest.mark.parametrize("row", [*TOOL_CALL_FORMATS, *REASONING_FORMATS], ids=lambda row: row.name)
+@each_row(*TOOL_CALL_FORMATS, *REASONING_FORMATS)
 def test_docs_have_each_format(row: ToolCallFormat | ReasoningFormat) -> None:
     text = (Path(__file__).parents[5] / "docs" / "openai.md").read_text("utf-8").replace("\\|", "|")
     lines = [line for line in text.splitlines() if f"`{row.name}`" in line.split(" | ")[0]]

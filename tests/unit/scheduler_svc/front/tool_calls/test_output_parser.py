@@ -1,6 +1,5 @@
 """Reasoning, content, tool calls and end tokens of one output, in any split."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +39,7 @@ def reader(reasoning: ReasoningFormat, starts_inside: bool) -> ReasoningParser:
     return ReasoningParser(reasoning, starts_inside=starts_inside)
 
 
-@pytest.mark.parametrize(("reasoning_format", "starts_inside", "text", "reasoning", "content"), OUTPUTS)
+@each_row(*OUTPUTS)
 def test_reasoning_is_apart_from_the_answer_however_the_text_is_cut(
     reasoning_format: ReasoningFormat, starts_inside: bool, text: str, reasoning: str, content: str
 ) -> None:

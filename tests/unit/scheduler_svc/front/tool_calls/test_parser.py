@@ -3,7 +3,6 @@
 import json
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -207,7 +206,7 @@ NO_CALLS = [
 TEXTS = [(row[0], row[1]) for row in CALLS] + NO_CALLS
 
 
-@pytest.mark.parametrize(("call_format", "text", "content", "calls"), CALLS)
+@each_row(*CALLS)
 def test_calls_are_found_and_all_else_is_content(
     call_format: str, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
@@ -217,14 +216,14 @@ def test_calls_are_found_and_all_else_is_content(
     assert parsed.ids == [f"call{number}" for number in range(len(calls))]
 
 
-@pytest.mark.parametrize(("call_format", "text"), NO_CALLS)
+@each_row(*NO_CALLS)
 def test_what_is_no_call_is_content_to_the_last_character(call_format: str, text: str) -> None:
     parsed = parse(call_format, [text])
 
     assert (parsed.content, parsed.calls) == (text, [])
 
 
-@pytest.mark.parametrize(("call_format", "text"), TEXTS)
+@each_row(*TEXTS)
 def test_any_cut_gives_the_same_result(call_format: str, text: str) -> None:
     whole = parse(call_format, [text])
 

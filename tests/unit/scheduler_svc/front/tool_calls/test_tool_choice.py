@@ -41,35 +41,27 @@ def test_there_are_no_tools_without_tools_or_with_choice_none(tools: list[Any] |
 NAMED = {"type": "function", "function": {"name": "now"}}
 
 
-@pytest.mark.parametrize(
-    ("tools", "choice", "field", "says"),
-    [
-        ([tool()], "required", "tool_choice", "cannot force"),
-        ([tool()], NAMED, "tool_choice", 'an object of type "function"; it must be "auto" or "none"'),
-        ([tool()], {"type": "allowed_tools"}, "tool_choice", '"allowed_tools"'),
-        ([tool()], "any", "tool_choice", 'is "any"; it must be "auto" or "none"$'),
-        ([tool()], ["none"], "tool_choice", '"auto" or "none"'),
-        (None, "auto", "tool_choice", "without tools"),
-        (None, NAMED, "tool_choice", "without tools"),
-        ([], None, "tools", "tools is empty; it must be 1 to 128 tools long"),
-        ([tool(f"f{n}") for n in range(MAX_TOOLS + 1)], None, "tools", "129 tools long"),
-        ([openai.pydantic_function_tool(Now)], None, "tools[0].function.strict", r'\["strict"\] = False behind it'),
-        (["now"], None, "tools[0]", "an object"),
-        (
-            [tool(), {"type": "custom", "custom": {"name": "x"}}],
-            None,
-            "tools[1].type",
-            '"custom"; it must be "function"',
-        ),
-        ([{"type": "function", "name": "now"}], None, "tools[0].function", "unset; it must be an object"),
-        ([tool("get weather")], None, "tools[0].function.name", '"get weather"'),
-        ([tool("f" * 65)], None, "tools[0].function.name", "1 to 64"),
-        ([tool(None)], "none", "tools[0].function.name", "unset"),
-        ([tool(), tool()], None, "tools[1].function.name", '"now"; it must be another name'),
-        ([tool(description=1)], None, "tools[0].function.description", "a text"),
-        ([tool(parameters=[])], None, "tools[0].function.parameters", "a JSON schema"),
-        ([tool(strict=True)], None, "tools[0].function.strict", "true"),
-    ],
+@each_row(
+    ([tool()], "required", "tool_choice", "cannot force"),
+    ([tool()], NAMED, "tool_choice", 'an object of type "function"; it must be "auto" or "none"'),
+    ([tool()], {"type": "allowed_tools"}, "tool_choice", '"allowed_tools"'),
+    ([tool()], "any", "tool_choice", 'is "any"; it must be "auto" or "none"$'),
+    ([tool()], ["none"], "tool_choice", '"auto" or "none"'),
+    (None, "auto", "tool_choice", "without tools"),
+    (None, NAMED, "tool_choice", "without tools"),
+    ([], None, "tools", "tools is empty; it must be 1 to 128 tools long"),
+    ([tool(f"f{n}") for n in range(MAX_TOOLS + 1)], None, "tools", "129 tools long"),
+    ([openai.pydantic_function_tool(Now)], None, "tools[0].function.strict", r'\["strict"\] = False behind it'),
+    (["now"], None, "tools[0]", "an object"),
+    ([tool(), {"type": "custom", "custom": {"name": "x"}}], None, "tools[1].type", '"custom"; it must be "function"'),
+    ([{"type": "function", "name": "now"}], None, "tools[0].function", "unset; it must be an object"),
+    ([tool("get weather")], None, "tools[0].function.name", '"get weather"'),
+    ([tool("f" * 65)], None, "tools[0].function.name", "1 to 64"),
+    ([tool(None)], "none", "tools[0].function.name", "unset"),
+    ([tool(), tool()], None, "tools[1].function.name", '"now"; it must be another name'),
+    ([tool(description=1)], None, "tools[0].function.description", "a text"),
+    ([tool(parameters=[])], None, "tools[0].function.parameters", "a JSON schema"),
+    ([tool(strict=True)], None, "tools[0].function.strict", "true"),
 )
 def test_what_is_wrong_or_cannot_be_done_is_refused_by_name(
     tools: list[Any] | None, choice: Any, field: str, says: str
