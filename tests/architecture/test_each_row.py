@@ -1,6 +1,7 @@
 """What `tests.support.each_row` makes of a test."""
 
 from types import FunctionType
+from typing import Any
 
 import pytest
 
@@ -50,8 +51,11 @@ def test_fixtures_are_the_same_for_every_row(number: int, *, capsys: pytest.Capt
 
 
 def test_of_a_large_table_in_an_area_a_step_is_quick_and_the_other_rows_are_further() -> None:
-    place = {"__file__": str(TESTS / "numerics/test_tables.py")}
-    marked = each_row(*range(SMALL + 1))(FunctionType((lambda number: None).__code__, place))
+    def test_of_numbers(number: int) -> None:
+        pass
+
+    elsewhere = {"__file__": str(TESTS / "numerics/test_tables.py")}
+    marked: Any = each_row(*range(SMALL + 1))(FunctionType(test_of_numbers.__code__, elsewhere))
     [parts] = [mark.args[1] for mark in marked.pytestmark]
     quick, further = ([number for (number,) in part.values[0]] for part in parts)
     assert quick == list(range(0, SMALL + 1, step_of(SMALL + 1)))
