@@ -220,9 +220,9 @@ def test_without_a_request_it_says_where_ids_come_from(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == expected
 
 
-@pytest.mark.parametrize("command", [["explain", "a"], ["top", "--once"], ["top", "--json"], ["top"]])
+@each_row(["explain", "a"], ["top", "--once"], ["top", "--json"], ["top"])
 def test_nobody_at_the_address_is_one_line_with_the_remedy(
-    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: list[str], *, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OCTAVO_ADMIN_ADDRESS", "127.0.0.1:1")
     assert run(command) == 1

