@@ -6,7 +6,8 @@ from octavo.bench.sse import SseParser
 from tests.support.each_row import each_row
 
 STREAM = (
-    b"\xef\xbb\xbf: a comment\r\n\r\n"
+    b"\xef\xbb\xbfdata: zero\n\n"
+    b": a comment\r\n\r\n"
     b"data: one\n\n"
     b"event: message\r\nid: 7\r\ndata:two\r\n\r\n"
     b"data: left\r\ndata: right\r\n\r\n"
@@ -17,7 +18,7 @@ STREAM = (
     b"data: [DONE]\n\n"
     b"data: not complete\n"
 )
-EVENTS = ["one", "two", "left\nright", "first\nsecond", "", " café 🐙", "[DONE]"]
+EVENTS = ["zero", "one", "two", "left\nright", "first\nsecond", "", " café 🐙", "[DONE]"]
 
 
 def parse(*chunks: bytes) -> list[str]:
