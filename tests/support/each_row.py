@@ -38,7 +38,7 @@ def each_row(*table: object) -> Callable[[Callable[..., Any]], Callable[..., Any
     Of a large table in an area that is thinned `make test` has a step through it, and a second test the other rows.
     """
 
-    def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(test: Callable[..., Any]) -> Any:
         assert table, "a table without rows tests nothing"
         parameters = inspect.signature(test).parameters.values()
         fixtures = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
