@@ -9,6 +9,7 @@ import pytest
 
 from tests.added_parameter.edits import EDITED_FILES, EDITS
 from tests.mutants.fault import REPOSITORY, Change, TreeCopy
+from tests.support.each_row import each_row
 
 MOST_FILES = 5
 
@@ -28,7 +29,7 @@ def test_contributing_names_the_edited_files() -> None:
     assert set(named) == EDITED_FILES | of_processors
 
 
-@pytest.mark.parametrize("edit", EDITS, ids=[f"{edit.path}: {edit.name}" for edit in EDITS])
+@each_row(*EDITS)
 def test_an_edit_fits_its_file(edit: Change) -> None:
     edit.plant((REPOSITORY / edit.path).read_text(encoding="utf-8"))
 

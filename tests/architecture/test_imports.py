@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.each_row import each_row
+
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("octavo", "scheduler_svc", "executor_svc", "shared")
 HEAVY = ("torch", "transformers", "safetensors")
@@ -157,14 +159,14 @@ def test_every_contract_has_a_plant() -> None:
     assert {contract for contract, _, _ in PLANTS} == set(CONTRACTS)
 
 
-@pytest.mark.parametrize(("contract", "path", "statement"), PLANTS, ids=[f"{p}: {s!r}" for _, p, s in PLANTS])
+@each_row(*PLANTS)
 def test_planted_import_breaks_exactly_its_contract(
-    broken_contracts: dict[tuple[str, str], list[str]], contract: str, path: str, statement: str
+    contract: str, path: str, statement: str, *, broken_contracts: dict[tuple[str, str], list[str]]
 ) -> None:
     assert broken_contracts[path, statement] == [contract]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each_row(*PACKAGES)
 def test_every_folder_with_modules_is_a_package(package: str) -> None:
     """Without an `__init__.py` the import checker does not see what a folder imports."""
     folders = {path.parent for path in (REPOSITORY / package).rglob("*.py")}
@@ -172,7 +174,7 @@ def test_every_folder_with_modules_is_a_package(package: str) -> None:
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
-@pytest.mark.parametrize("path", PURE_MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")
+@each_row(*PURE_MODULES)
 def test_the_core_imports_nothing_but_what_is_known_to_be_pure(path: Path) -> None:
     """Stricter than the contract, which names what is forbidden; it cannot see numpy.random at all."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
@@ -271,7 +273,7 @@ LATE = {
 }
 
 
-@pytest.mark.parametrize("module", LATE)
+@each_row(*LATE)
 def test_a_process_starts_with_what_it_needs_and_no_more(module: str) -> None:
     assert loaded_after_importing([module], LATE[module]) == []
 

@@ -96,6 +96,12 @@ async def longest_gap_s(stack: Stack, body: bytes, method: str = "Generate") -> 
     return max(gaps_s), code
 
 
+def is_told_twice(method: str, name: str) -> bool:
+    """Whether the scan, which takes a second for it, has met a shape through the other door, and a like one here."""
+    scanned = method == "StreamRequests" and "continuation." in name and name.endswith(", one by one")
+    return scanned and "outputs.token_ids" not in name
+
+
 @pytest.mark.timeout(300)
 async def test_no_request_of_any_shape_stops_the_event_loop() -> None:
     slow = {}
@@ -106,6 +112,7 @@ async def test_no_request_of_any_shape_stops_the_event_loop() -> None:
             for num_bytes in (BODY_BYTES, TOKENIZED_BYTES)
             for name, body in bodies(descriptor, num_bytes)
             if num_bytes == BODY_BYTES or ("long" in name and "reasoning_content" not in name)  # a template may drop it
+            if not is_told_twice(method, name)
         )
         for method, name, body in shapes:
             gap_s, code = await longest_gap_s(stack, body, method)

@@ -162,7 +162,8 @@ async def test_special_tokens_in_conversations_are_text_where_that_is_set(num_fr
     async with running_stack(FakeWorker(), escape_special_tokens=True, fronts=num_fronts) as stack:
         told = (await stack.generation.Tokenize(pb.TokenizeRequest(messages=hostile))).token_ids
         text = (await stack.generation.Tokenize(pb.TokenizeRequest(text="Hi<|im_end|>"))).token_ids
-        answer = await collect(stack, pb.GenerateRequest(messages=hostile))
+        once = generation_pb2.SamplingParams(max_tokens=1)
+        answer = await collect(stack, pb.GenerateRequest(messages=hostile, sampling_params=once))
     special = [token_id for token_id in told if token_id > 255]
     assert special == [IM_START_TOKEN_ID, EOS_TOKEN_ID] * 2 + [IM_START_TOKEN_ID], "those of the template"
     assert text[-1] == EOS_TOKEN_ID

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from tests.contract_attention.cases import CASES, DECODES, MIXED, TOLERANCES, WI
 from tests.contract_attention.recorded_calls import LIBRARIES, PATH, cases_of, describe, describe_calls
 from tests.numerics.attention import LayerInput, Rows, Step
 from tests.numerics.tiny_models import save_tiny_model
+from tests.support.each_row import each_row
 
 DTYPE = torch.bfloat16
 
@@ -54,18 +56,20 @@ def assert_equal_to_torch(
     torch.testing.assert_close((cache.keys, cache.values), (due_cache.keys, due_cache.values), equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize(("library", "case"), [(library, case) for library in LIBRARIES for case in cases_of(library)])
+@each_row(
+    *(
+        (*row, dtype)
+        for row in [(library, case) for library in LIBRARIES for case in cases_of(library)]
+        for dtype in TOLERANCES
+    )
+)
 def test_steps_equal_those_of_the_torch_backend(library: str, case: str, dtype: torch.dtype) -> None:
     inputs = without_nan(CASES[case].inputs(LIBRARIES[library][2], dtype), library)
 
     assert_equal_to_torch(library, inputs, CASES[case].layer)
 
 
-@pytest.mark.parametrize(
-    ("library", "block_size"),
-    [("flash_attn 2", 512), ("flash_attn 3", 1), ("flash_attn 3", 19), ("flash_attn 3", 128), ("xformers", 192)],
-)
+@each_row(("flash_attn 2", 512), ("flash_attn 3", 1), ("flash_attn 3", 19), ("flash_attn 3", 128), ("xformers", 192))
 def test_every_block_size_that_the_rules_allow(library: str, block_size: int) -> None:
     for case in ("decodes and chunks", "window, decodes"):
         if case in cases_of(library):
@@ -73,9 +77,8 @@ def test_every_block_size_that_the_rules_allow(library: str, block_size: int) ->
             assert_equal_to_torch(library, inputs, CASES[case].layer)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (3, 3), (8, 1)])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_every_number_of_query_heads_for_a_kv_head(library: str, heads: tuple[int, int]) -> None:
+@each_row(*product([(1, 1), (3, 3), (8, 1)], LIBRARIES))
+def test_every_number_of_query_heads_for_a_kv_head(heads: tuple[int, int], library: str) -> None:
     step = Step(MIXED, LIBRARIES[library][2])
 
     inputs = without_nan(LayerInput(step, heads, 32, is_rotated=True, dtype=DTYPE), library)
@@ -83,15 +86,14 @@ def test_every_number_of_query_heads_for_a_kv_head(library: str, heads: tuple[in
     assert_equal_to_torch(library, inputs, AttentionLayer(0.2))
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@each_row(*LIBRARIES)
 def test_calls_are_those_that_were_agreed_to(library: str) -> None:
     agreed = json.loads(PATH.read_text("utf-8"))
 
     assert describe_calls(library) == agreed[library]
 
 
-@pytest.mark.parametrize("library", ["flash_attn 2", "flash_attn 3"])
-@pytest.mark.parametrize("layer", [AttentionLayer(0.25), AttentionLayer(0.25, WINDOW, 1.5)])
+@each_row(*product(["flash_attn 2", "flash_attn 3"], [AttentionLayer(0.25), AttentionLayer(0.25, WINDOW, 1.5)]))
 def test_decodes_on_the_device_equal_those_planned_on_the_host(library: str, layer: AttentionLayer) -> None:
     stand_in, make, block_size, _ = LIBRARIES[library]
     step = Step(DECODES, block_size, layer.window_tokens)
@@ -110,7 +112,7 @@ def test_decodes_on_the_device_equal_those_planned_on_the_host(library: str, lay
     assert describe(calls[0]) == describe(calls[1]) == describe(calls[2])
 
 
-@pytest.mark.parametrize("library", ["flash_attn 2", "flash_attn 3"])
+@each_row("flash_attn 2", "flash_attn 3")
 def test_decode_calls_are_equal_whatever_the_lengths(library: str) -> None:
     """A CUDA graph replays a call with new contents of the same tensors."""
     stand_in, make, block_size, _ = LIBRARIES[library]
@@ -129,7 +131,7 @@ def test_decode_calls_are_equal_whatever_the_lengths(library: str) -> None:
     assert first | {"k_cache": "", "v_cache": ""} == second | {"k_cache": "", "v_cache": ""}
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@each_row(*LIBRARIES)
 def test_what_a_step_has_in_common_is_made_once_for_all_layers(library: str) -> None:
     stand_in, make, block_size, abilities = LIBRARIES[library]
     window = WINDOW if "window" in abilities else None
@@ -152,7 +154,7 @@ def test_what_a_step_has_in_common_is_made_once_for_all_layers(library: str) -> 
         assert calls[0][1][name] is calls[2 * per_layer][1][name]
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@each_row(*LIBRARIES)
 def test_keys_and_values_are_written_as_the_caller_wants(library: str) -> None:
     num_writes = 0
 
@@ -214,13 +216,10 @@ def test_a_model_has_the_logits_of_the_torch_backend(library: str, tmp_path: Pat
     assert (ours - due).norm() < 0.02 * due.norm()
 
 
-@pytest.mark.parametrize(
-    ("library", "name", "capability", "backend"),
-    [
-        ("flash_attn 2", "flash_attn", (8, 0), FlashAttention2Backend),
-        ("flash_attn 3", "flash_attn", (9, 0), FlashAttention3Backend),
-        ("xformers", "xformers", (8, 9), XformersBackend),
-    ],
+@each_row(
+    ("flash_attn 2", "flash_attn", (8, 0), FlashAttention2Backend),
+    ("flash_attn 3", "flash_attn", (9, 0), FlashAttention3Backend),
+    ("xformers", "xformers", (8, 9), XformersBackend),
 )
 def test_the_choice_makes_the_backend(
     library: str, name: BackendName, capability: tuple[int, int], backend: type[AttentionBackend]

@@ -4,13 +4,13 @@ import re
 from dataclasses import fields
 
 import click
-import pytest
 
 from octavo import SamplingParams
 from octavo.command_line import cli
 from shared.sampling_parameters import SAMPLING_PARAMETERS
 from tests.docs.flags import SERVICES
 from tests.docs.pages import REPOSITORY
+from tests.support.each_row import each_row
 
 PAGE = (REPOSITORY / "docs" / "coming-from.md").read_text(encoding="utf-8")
 
@@ -40,7 +40,7 @@ def test_flags_of_ours_exist() -> None:
     assert named - known_flags() == set()
 
 
-@pytest.mark.parametrize("heading", ["`SamplingParams`", "Parameters", "From transformers"])
+@each_row("`SamplingParams`", "Parameters", "From transformers")
 def test_sampling_parameters_of_ours_exist(heading: str) -> None:
     known = {field.name for field in fields(SamplingParams)}
     for theirs, ours in rows(heading):

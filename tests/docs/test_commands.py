@@ -4,12 +4,11 @@ import functools
 import re
 from dataclasses import dataclass
 
-import pytest
-
 from tests.docs import test_cookbook
 from tests.docs.flags import SERVICES, mistake, unknown_flags
 from tests.docs.pages import REPOSITORY, commands, pages, simple_commands, snippets
 from tests.e2e.test_readme import grpcurl_session
+from tests.support.each_row import each_row
 
 PAGES = [page for page in pages() if page == "README.md" or page.startswith("docs/")]
 
@@ -53,15 +52,11 @@ EXCUSES = (
         ".*", r"octavo explain .*", "needs a request of that name; tests/unit/octavo/test_explain.py runs the command"
     ),
     Excuse(
-        ".*",
-        r"octavo replay .*",
-        "needs a log of that moment; tests/contract/test_step_log.py runs it in all ways",
+        ".*", r"octavo replay .*", "needs a log of that moment; tests/contract/test_step_log.py runs it in all ways"
     ),
     Excuse(".*", r"octavo bench .*", "sends load for a minute or two; tests/contract/test_bench.py runs small ones"),
     Excuse(
-        ".*",
-        r"curl .*:8080/v1/.*",
-        "needs the demo model; tests/e2e/test_readme.py asks the same by OpenAI's client",
+        ".*", r"curl .*:8080/v1/.*", "needs the demo model; tests/e2e/test_readme.py asks the same by OpenAI's client"
     ),
     Excuse(
         "README.md|docs/(getting-started|openai|replay).md",
@@ -117,12 +112,12 @@ def test_every_command_is_executed_or_has_an_excuse() -> None:
     assert [line for line in not_executed() if not any(is_excused(excuse, *line) for excuse in EXCUSES)] == []
 
 
-@pytest.mark.parametrize("excuse", EXCUSES, ids=lambda excuse: excuse.command)
+@each_row(*EXCUSES)
 def test_every_excuse_is_needed(excuse: Excuse) -> None:
     assert any(is_excused(excuse, *line) for line in not_executed())
 
 
-@pytest.mark.parametrize("page", PAGES)
+@each_row(*PAGES)
 def test_commands_of_ours_are_understood(page: str) -> None:
     mistakes = []
     for command in commands(page):
@@ -131,7 +126,7 @@ def test_commands_of_ours_are_understood(page: str) -> None:
     assert mistakes == []
 
 
-@pytest.mark.parametrize("page", pages())
+@each_row(*pages())
 def test_flags_in_sentences_exist(page: str) -> None:
     unknown = []
     for snippet in snippets(page):
@@ -140,7 +135,7 @@ def test_flags_in_sentences_exist(page: str) -> None:
     assert unknown == []
 
 
-@pytest.mark.parametrize("page", pages())
+@each_row(*pages())
 def test_variables_of_the_services_exist(page: str) -> None:
     services = [config_class.service for config_class in SERVICES.values()]
     known = {

@@ -1,11 +1,10 @@
 """Every relative link of the Markdown leads somewhere, its anchor too."""
 
-import pytest
-
 from tests.docs.pages import REPOSITORY, anchors, links, pages
+from tests.support.each_row import each_row
 
 
-@pytest.mark.parametrize("page", pages())
+@each_row(*pages())
 def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
     broken = []
     for link in links(page):

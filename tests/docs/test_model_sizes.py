@@ -2,12 +2,12 @@
 
 import re
 
-import pytest
 import torch
 
 from executor_svc.cache.cache_engine import CacheShape
 from executor_svc.models.quantized_linear import GROUP
 from tests.docs.pages import REPOSITORY
+from tests.support.each_row import each_row
 
 _NUMBER = r"\s*([\d.]+)(?: B| GiB)? \|"
 _ROW = re.compile(rf"^\| ([\w.-]+-[\d.]+[MB])(?: \(demo\))? \|{_NUMBER * 9}$", re.MULTILINE)
@@ -20,7 +20,7 @@ def test_all_rows_are_read() -> None:
     assert [name for name, *_ in ROWS][::8] == ["SmolLM2-135M", "Llama-3.1-70B"]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+@each_row(*ROWS)
 def test_sizes_are_those_that_the_formulas_give(row: tuple[str, ...]) -> None:
     billions, layers, kv_heads, head_size, *shown = row[1:]
     num_parameters = float(billions) * 1e9

@@ -1,11 +1,11 @@
 """Every field that OpenAI's own client knows is carried, without effect, or refused, each in one of these ways."""
 
-import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, RequestFields
 from scheduler_svc.front.openai.other_fields import NO_EFFECT, REFUSED
+from tests.support.each_row import each_row
 
 PARAMS = {
     CompletionFields: completion_create_params.CompletionCreateParamsStreaming,
@@ -13,7 +13,7 @@ PARAMS = {
 }
 
 
-@pytest.mark.parametrize("fields", PARAMS)
+@each_row(*PARAMS)
 def test_every_field_of_openais_client_is_known(fields: type[RequestFields]) -> None:
     params: type = PARAMS[fields]
     theirs = {name for cls in (params, *vars(params)["__orig_bases__"]) for name in cls.__annotations__}
@@ -22,7 +22,7 @@ def test_every_field_of_openais_client_is_known(fields: type[RequestFields]) -> 
     assert len(theirs) > 17, "their class has other bases now"
 
 
-@pytest.mark.parametrize("fields", PARAMS)
+@each_row(*PARAMS)
 def test_nothing_becomes_of_a_field_twice(fields: type[RequestFields]) -> None:
     assert not fields.model_fields.keys() & (NO_EFFECT.keys() | REFUSED.keys())
     assert not NO_EFFECT.keys() & REFUSED.keys()

@@ -4,9 +4,8 @@ import re
 from fnmatch import fnmatch
 from functools import cache
 
-import pytest
-
 from tests.docs.pages import REPOSITORY, pages, snippets, tokens
+from tests.support.each_row import each_row
 
 TREES = ("benchmarks", "docs", "executor_svc", "images", "k8s", "octavo", "protos", "scheduler_svc", "shared", "tests")
 TOLD = [page for page in pages() if page != "CHANGELOG.md"]  # what was is in the past
@@ -43,13 +42,13 @@ def defines(path: str, name: str) -> bool:
     return re.search(rf"^ *(?:async )?(?:def|class) {name}\b", source, re.MULTILINE) is not None
 
 
-@pytest.mark.parametrize("page", TOLD)
+@each_row(*TOLD)
 def test_every_file_that_a_page_names_is_there(page: str) -> None:
     paths = [match["path"] for snippet in snippets(page) if (match := FILE.fullmatch(snippet))]
     assert [path for path in paths if not is_there(path)] == []
 
 
-@pytest.mark.parametrize("page", TOLD)
+@each_row(*TOLD)
 def test_every_test_that_a_page_names_is_there(page: str) -> None:
     named = [match for snippet in snippets(page) if (match := FILE.fullmatch(snippet)) and match["name"]]
     missing = [match[0] for match in named if not any(defines(path, match["name"]) for path in paths_of(match["path"]))]
@@ -64,7 +63,7 @@ def test_each_line_of_the_threat_model_names_a_test() -> None:
     assert [line for line in lines if "::test_" not in line] == []
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/executor.md"])
+@each_row("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/executor.md")
 def test_every_method_that_a_page_names_is_there(page: str) -> None:
     named = [match for snippet in snippets(page) if (match := METHOD.fullmatch(snippet))]
     assert [

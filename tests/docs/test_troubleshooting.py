@@ -4,9 +4,8 @@ import ast
 import functools
 import re
 
-import pytest
-
 from tests.docs.pages import REPOSITORY
+from tests.support.each_row import each_row
 
 _PAGE = (REPOSITORY / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 # What stands between the parts that the code makes a sentence of.
@@ -46,7 +45,7 @@ def _text(node: ast.AST) -> str:
     return ""
 
 
-@pytest.mark.parametrize("message", messages())
+@each_row(*messages())
 def test_a_message_of_the_page_is_printed_by_the_code(message: str) -> None:
     parts = [part.strip() for part in _JOINTS.split(message)]
     assert [part for part in parts if len(part) > 3 and part not in strings()] == []

@@ -14,6 +14,7 @@ from octavo import Client, SamplingParams
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.errors import UnavailableError
 from octavo.outputs import Delta, Finished, RequestOutput
+from tests.support.each_row import each_row
 from tests.support.processes import Service, running_service, start_service
 
 pytestmark = pytest.mark.timeout(300)
@@ -108,22 +109,19 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("module", PROGRAMS)
-def test_every_program_says_the_same_version(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+@each_row(*PROGRAMS)
+def test_every_program_says_the_same_version(module: str, *, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_here(module, "--version") == 0
     assert capsys.readouterr().out == f"octavo {octavo.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("module", "needed"),
-    [
-        ("scheduler_svc.__main__", ("--executor", "a:1")),
-        ("executor_svc.__main__", ("--model", "m")),
-        ("executor_svc.fake.__main__", ()),
-    ],
+@each_row(
+    ("scheduler_svc.__main__", ("--executor", "a:1")),
+    ("executor_svc.__main__", ("--model", "m")),
+    ("executor_svc.fake.__main__", ()),
 )
 def test_a_wrong_flag_of_a_service_is_one_line_with_the_nearest_one(
-    module: str, needed: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    module: str, needed: tuple[str, ...], *, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_here(module, *needed, "--listn", "b:1") == 2
     assert capsys.readouterr().err.partition(": ")[2] == "--listn is not a flag; did you mean --listen?\n"

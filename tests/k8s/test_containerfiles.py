@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.k8s.manifests import BIN, K8S, REPOSITORY
+from tests.support.each_row import each_row
 
 CONTAINERFILES = sorted((REPOSITORY / "images").glob("*.Containerfile"))
 MODULES = {"scheduler": "scheduler_svc", "executor": "executor_svc"}
@@ -63,26 +64,23 @@ def check_containerfile(name: str, text: str) -> list[str]:
     return findings
 
 
-@pytest.mark.parametrize("path", CONTAINERFILES, ids=lambda path: str(path.stem))
+@each_row(*CONTAINERFILES)
 def test_an_image_is_as_it_should_be(path: Path) -> None:
     assert check_containerfile(path.stem, path.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "finding"),
-    [
-        ("USER 65532:65532\n", "", "does not run as 65532"),
-        ("python:3.11-slim-bookworm", "python:latest", "its base has no version"),
-        ("COPY --from=build /opt/octavo /opt/octavo\n", "", "takes what it was built with along"),
-        ("org.opencontainers.image.licenses", "licenses", "has no label licenses"),
-        ('"scheduler_svc"]', '"executor_svc"]', "starts something else"),
-        ("import scheduler_svc.service", "import scheduler_svc.gone", "imports a module that does not exist"),
-        ("EXTRAS=scheduler", "EXTRAS=executor", "has torch"),
-        ("--constraint constraints.txt", "", "installs versions that nothing pins"),
-        ("setuptools pip", "setuptools", "has pip"),
-        ("/usr/local/bin/pip* ", "", "has pip"),
-        ("RUN /opt/octavo/bin/python", "# RUN", "has no bill of materials"),
-    ],
+@each_row(
+    ("USER 65532:65532\n", "", "does not run as 65532"),
+    ("python:3.11-slim-bookworm", "python:latest", "its base has no version"),
+    ("COPY --from=build /opt/octavo /opt/octavo\n", "", "takes what it was built with along"),
+    ("org.opencontainers.image.licenses", "licenses", "has no label licenses"),
+    ('"scheduler_svc"]', '"executor_svc"]', "starts something else"),
+    ("import scheduler_svc.service", "import scheduler_svc.gone", "imports a module that does not exist"),
+    ("EXTRAS=scheduler", "EXTRAS=executor", "has torch"),
+    ("--constraint constraints.txt", "", "installs versions that nothing pins"),
+    ("setuptools pip", "setuptools", "has pip"),
+    ("/usr/local/bin/pip* ", "", "has pip"),
+    ("RUN /opt/octavo/bin/python", "# RUN", "has no bill of materials"),
 )
 def test_a_planted_mistake_in_an_image_is_found(old: str, new: str, finding: str) -> None:
     text = (REPOSITORY / "images/scheduler.Containerfile").read_text(encoding="utf-8")
@@ -112,7 +110,7 @@ def pinned() -> set[str]:
     return {canonicalize_name(line.partition("==")[0]) for line in lines if "==" in line}
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each_row(*MODULES)
 def test_whatever_an_image_installs_is_pinned(name: str) -> None:
     text = (REPOSITORY / f"images/{name}.Containerfile").read_text()
     found = re.search(r"^ARG EXTRAS=(.*)$", text, re.MULTILINE)

@@ -2,18 +2,13 @@
 
 from typing import Any
 
-import pytest
-
 from tests.k8s.checks import CHECKS
 from tests.k8s.manifests import OVERLAYS, Manifests, components, overlay
 from tests.k8s.planted_mistakes import MISTAKES, REMOVED
+from tests.support.each_row import each_row
 
 
-@pytest.mark.parametrize(
-    ("check", "name", "target", "place", "value", "words"),
-    MISTAKES,
-    ids=[f"{check}: {target} {place.rpartition('.')[2]} {words}" for check, _, target, place, _, words in MISTAKES],
-)
+@each_row(*MISTAKES)
 def test_a_planted_mistake_is_found(check: str, name: str, target: str, place: str, value: object, words: str) -> None:
     manifests = overlay(name) if name in OVERLAYS else components(*name.split("+"))
 

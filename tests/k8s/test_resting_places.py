@@ -2,14 +2,13 @@
 
 import math
 
-import pytest
-
 from tests.k8s.policies_autoscaling import resting_places
+from tests.support.each_row import each_row
 
 EXECUTORS = range(1, 65)
 
 
-@pytest.mark.parametrize("executors", EXECUTORS)
+@each_row(*EXECUTORS)
 def test_the_number_of_schedulers_is_the_one_that_is_needed(executors: int) -> None:
     needed = math.ceil(executors / 8)
 

@@ -1,17 +1,17 @@
 """Blocks are copied in all pools, others stay as they are."""
 
+from itertools import product
+
 import numpy as np
-import pytest
 import torch
 
 from executor_svc.triton_kernels.block_copy import BlockCopier
 from tests.kernels.device import DEVICE
+from tests.support.each_row import each_row
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("block_shape", [(16, 1, 16), (16, 5, 80), (32, 2, 128)])
-@pytest.mark.parametrize("num_pairs", [0, 1, 4])
-def test_copies_equal_those_of_torch(num_pairs: int, block_shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+@each_row(*product([torch.float32, torch.bfloat16], [(16, 1, 16), (16, 5, 80), (32, 2, 128)], [0, 1, 4]))
+def test_copies_equal_those_of_torch(dtype: torch.dtype, block_shape: tuple[int, int, int], num_pairs: int) -> None:
     generator = torch.Generator().manual_seed(5)
     pools = [torch.randn(9, *block_shape, generator=generator).to(DEVICE, dtype) for _ in range(4)]
     pools[1][2] = torch.nan

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
 import pytest
@@ -23,6 +24,7 @@ from tests.kernels.device import DEVICE, SLOW_IF_INTERPRETED
 from tests.kernels.products import add_up_rows_alike
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.support.each_row import each_row
 
 # What a value may be off after one rounding to the format.
 ROUNDING: Final[Mapping[torch.dtype, float]] = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -47,10 +49,8 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
     torch.testing.assert_close(actual.double(), expected.double(), rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
 
 
-@pytest.mark.parametrize("has_addend", [True, False])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_add_and_rms_norm(dtype: torch.dtype, size: int, has_addend: bool) -> None:
+@each_row(*product([True, False], SIZES, DTYPES))
+def test_add_and_rms_norm(has_addend: bool, size: int, dtype: torch.dtype) -> None:
     residual, addend = random(5, size, dtype=dtype), random(5, size, dtype=dtype, seed=1)
     weight, former = random(size, dtype=dtype, seed=2), residual.clone()
 
@@ -60,10 +60,8 @@ def test_add_and_rms_norm(dtype: torch.dtype, size: int, has_addend: bool) -> No
     assert_near(normed, F.rms_norm(residual.double(), (size,), weight.double(), 1e-5), dtype)
 
 
-@pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_add_and_layer_norm(dtype: torch.dtype, size: int, has_bias: bool) -> None:
+@each_row(*product([True, False], SIZES, DTYPES))
+def test_add_and_layer_norm(has_bias: bool, size: int, dtype: torch.dtype) -> None:
     residual, addend = random(5, size, dtype=dtype), random(5, size, dtype=dtype, seed=1)
     residual += 3.0
     weight, former = random(size, dtype=dtype, seed=2), residual.clone()
@@ -76,7 +74,7 @@ def test_add_and_layer_norm(dtype: torch.dtype, size: int, has_bias: bool) -> No
     assert_near(normed, exact, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@each_row(torch.float16, torch.bfloat16)
 def test_a_weight_in_float32_is_not_rounded(dtype: torch.dtype) -> None:
     """The weight of Gemma. Rounded to the format of the input it would be 1, and the results smaller."""
     step = torch.finfo(dtype).eps
@@ -88,7 +86,7 @@ def test_a_weight_in_float32_is_not_rounded(dtype: torch.dtype) -> None:
     assert abs(float((normed / exact).mean()) - 1.0) < 0.45 * step
 
 
-@pytest.mark.parametrize("norm", [add_rms_norm, partial(add_layer_norm, bias=None)], ids=["rms_norm", "layer_norm"])
+@each_row(add_rms_norm, partial(add_layer_norm, bias=None))
 def test_rows_of_any_layout_are_added(norm: Callable[..., torch.Tensor]) -> None:
     """A part of wider rows, and a product that is column-major."""
     wide, addend, weight = random(6, 50), random(30, 6, seed=1).t(), random(30, seed=2)
@@ -103,9 +101,8 @@ def test_rows_of_any_layout_are_added(norm: Callable[..., torch.Tensor]) -> None
     assert torch.equal(normed, norm(total, None, weight, epsilon=1e-5))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_activations(dtype: torch.dtype, activation: Activation) -> None:
+@each_row(*product(ACTIVATIONS, DTYPES))
+def test_activations(activation: Activation, dtype: torch.dtype) -> None:
     gate, up = 3 * random(3, 1500, dtype=dtype), random(3, 1500, dtype=dtype, seed=1)  # two tiles
     exact = ACTIVATIONS[activation](gate.double())
 
@@ -113,7 +110,7 @@ def test_activations(dtype: torch.dtype, activation: Activation) -> None:
     assert_near(gated_activation(gate, up, activation), exact * up.double(), dtype)
 
 
-@pytest.mark.parametrize("size", [1, 5, 130])
+@each_row(1, 5, 130)
 def test_gate_and_up_may_be_halves_of_one_product(size: int) -> None:
     both, before = random(4, 2 * size), random(4, 2 * size)
     gate, up = both.chunk(2, dim=1)
@@ -127,7 +124,7 @@ def test_gate_and_up_may_be_halves_of_one_product(size: int) -> None:
     assert torch.equal(gated_activation(gate, up, "silu"), output)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@each_row(*ACTIVATIONS)
 def test_inputs_far_from_zero(activation: Activation) -> None:
     x = torch.tensor([[1e4, -1e4, 100.0, -100.0, 0.0, torch.nan]], device=DEVICE)
 
@@ -250,9 +247,7 @@ class FourRanks(SingleRank):
             parts[rank] = part if rank == self.rank else value
 
 
-@pytest.mark.parametrize(
-    ("parts", "expected"), [((1e8, 1.0, -1e8, 1.0), 1.0), ((1e8, -1e8, 1.0, 1.0), 2.0), ((1.0, 1e8, 1.0, -1e8), 0.0)]
-)
+@each_row(((1e8, 1.0, -1e8, 1.0), 1.0), ((1e8, -1e8, 1.0, 1.0), 2.0), ((1.0, 1e8, 1.0, -1e8), 0.0))
 def test_ranks_are_added_up_in_their_order(parts: tuple[float, ...], expected: float) -> None:
     """In float32 1e8 + 1 is 1e8."""
     ours = torch.full((2, 3), parts[1], device=DEVICE)

@@ -1,6 +1,7 @@
 """The fused write does what the torch one does: queries and keys rotated, keys and values in their slots."""
 
-import pytest
+from itertools import product
+
 import torch
 
 from executor_svc.attention.interface import LayerCache
@@ -8,6 +9,7 @@ from executor_svc.attention.key_value_write import write_in_torch
 from executor_svc.triton_kernels.key_value_write import write_in_triton
 from tests.kernels.device import DEVICE
 from tests.numerics.attention import LayerInput, Step
+from tests.support.each_row import each_row
 
 # One rounding of a number near 1, which torch makes twice.
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -30,21 +32,19 @@ def check(inputs: LayerInput, tolerance: float) -> None:
     torch.testing.assert_close(ours.keys.flatten(0, 1)[slot_mapping], our_heads.key, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("is_rotated", [True, False])
-@pytest.mark.parametrize("head_dim", [16, 18, 64, 80, 96, 128, 160, 256])
-def test_every_head_dim(head_dim: int, is_rotated: bool) -> None:
+@each_row(*product([True, False], [16, 18, 64, 80, 96, 128, 160, 256]))
+def test_every_head_dim(is_rotated: bool, head_dim: int) -> None:
     step = Step([(3, 1), (0, 2), (17, 1)], 16, device=DEVICE)
     check(LayerInput(step, (6, 2), head_dim, is_rotated=is_rotated), TOLERANCES[torch.float32])
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (9, 3), (32, 8), (71, 1)])
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@each_row(*product([(1, 1), (9, 3), (32, 8), (71, 1)], TOLERANCES))
 def test_every_number_of_heads(heads: tuple[int, int], dtype: torch.dtype) -> None:
     step = Step([(3, 1), (14, 3)], 16, device=DEVICE)
     check(LayerInput(step, heads, 80, dtype=dtype), TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("head_dim", [17, 33])
+@each_row(17, 33)
 def test_without_rotation_the_number_of_dimensions_may_be_odd(head_dim: int) -> None:
     check(LayerInput(Step([(3, 1), (14, 3)], 16, device=DEVICE), (4, 2), head_dim, is_rotated=False), 0)
 

@@ -9,6 +9,7 @@ from executor_svc.triton_kernels import matmul as module
 from executor_svc.triton_kernels.matmul import matmul, matmul_tile
 from tests.kernels.device import DEVICE, SLOW_IF_INTERPRETED
 from tests.kernels.products import add_up_rows_alike
+from tests.support.each_row import each_row
 
 QUICK = {(torch.float32, True), (torch.bfloat16, False)}
 KINDS = [
@@ -88,9 +89,7 @@ def test_only_the_weight_chooses_tiles(
     assert max(grids) <= 264
 
 
-@pytest.mark.parametrize(
-    ("num_outputs", "width"), [(8, 32), (4095, 32), (4096, 64), (8191, 64), (8192, 128), (200_000, 128)]
-)
+@each_row((8, 32), (4095, 32), (4096, 64), (8191, 64), (8192, 128), (200_000, 128))
 def test_columns_of_a_tile(num_outputs: int, width: int) -> None:
     assert matmul_tile(num_outputs, 2).num_columns == width
 

@@ -16,17 +16,13 @@ from executor_svc.models.families.common import alibi_slopes
 from tests.kernels.device import DEVICE, RANDOM_CASES, SLOW_IF_INTERPRETED
 from tests.kernels.random_shapes import shape_of_case
 from tests.numerics.attention import LayerInput, Rows, Step
+from tests.support.each_row import each_row
 
 MIXED: Rows = [(3, 1), (0, 2), (70, 1), (30, 7)]
 
 
 def check(
-    inputs: LayerInput,
-    layer: AttentionLayer,
-    *,
-    num_multiprocessors: int = 1,
-    rtol: float = 1e-5,
-    atol: float = 5e-6,
+    inputs: LayerInput, layer: AttentionLayer, *, num_multiprocessors: int = 1, rtol: float = 1e-5, atol: float = 5e-6
 ) -> None:
     ours, our_cache = inputs.attend(TritonAttentionBackend(num_multiprocessors), layer)
     naive, naive_cache = inputs.attend_naively(layer)
@@ -70,7 +66,7 @@ def test_every_number_of_query_heads_for_a_kv_head(heads: tuple[int, int]) -> No
     check(LayerInput(on_device(MIXED, 16, 20), heads, 16), layer)
 
 
-@pytest.mark.parametrize("head_dim", [16, 18, 64, 72, 80, 96, 128, 160, 256])
+@each_row(16, 18, 64, 72, 80, 96, 128, 160, 256)
 def test_every_head_dim(head_dim: int) -> None:
     check(LayerInput(on_device([(0, 1), (40, 1), (20, 5)], 16), (2, 1), head_dim), AttentionLayer(head_dim**-0.5))
 

@@ -1,5 +1,7 @@
 """What the Triton backend plans on the host, and decodes that depend on nothing there."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from executor_svc.triton_kernels.prefill import PrefillRows, query_tiles
 from executor_svc.triton_kernels.tiles import MAX_RESIDENT_PROGRAMS, MAX_SPLITS, resident_programs
 from tests.kernels.device import DEVICE
 from tests.numerics.attention import LayerInput, Step
+from tests.support.each_row import each_row
 
 # Three programs on each of 132 multiprocessors.
 H200_PLACES = 3 * 132
@@ -127,25 +130,21 @@ def test_block_tables_of_both_kinds_of_rows_begin_at_multiples_of_16_bytes(
         assert np.array_equal(rows.block_tables.cpu().numpy(), expected[name])
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "itemsize", "capability", "expected"),
-    [
-        (128, 2, (9, 0), 3),
-        (16, 2, (10, 0), 3),
-        (129, 2, (9, 0), 2),
-        (128, 4, (9, 0), 2),
-        (128, 2, (8, 0), 2),
-        (128, 2, (8, 9), 2),
-        (128, 2, (12, 0), 2),
-    ],
+@each_row(
+    (128, 2, (9, 0), 3),
+    (16, 2, (10, 0), 3),
+    (129, 2, (9, 0), 2),
+    (128, 4, (9, 0), 2),
+    (128, 2, (8, 0), 2),
+    (128, 2, (8, 9), 2),
+    (128, 2, (12, 0), 2),
 )
 def test_programs_of_a_multiprocessor(head_dim: int, itemsize: int, capability: tuple[int, int], expected: int) -> None:
     assert resident_programs(head_dim, itemsize, capability) == expected <= MAX_RESIDENT_PROGRAMS
 
 
-@pytest.mark.parametrize("num_kv_heads", [1, 4, 8, 32])
-@pytest.mark.parametrize("places", [2, 92, 216, H200_PLACES])
-def test_splits_keep_a_device_busy_and_no_more(places: int, num_kv_heads: int) -> None:
+@each_row(*product([1, 4, 8, 32], [2, 92, 216, H200_PLACES]))
+def test_splits_keep_a_device_busy_and_no_more(num_kv_heads: int, places: int) -> None:
     for num_rows in range(1, 600):
         splits = number_of_splits(num_rows, num_kv_heads, places)
         num_programs = num_rows * num_kv_heads * splits
@@ -167,14 +166,7 @@ def test_tiles_cover_every_token_once_and_the_longest_come_first() -> None:
 
     tiles = query_tiles(starts, lengths, np.array([0, 3, 11]), 3)
 
-    assert tiles.tolist() == [
-        [2, 14, 1, 93],
-        [2, 11, 3, 90],
-        [0, 0, 2, 5],
-        [1, 9, 1, 6],
-        [1, 6, 3, 3],
-        [1, 3, 3, 0],
-    ]
+    assert tiles.tolist() == [[2, 14, 1, 93], [2, 11, 3, 90], [0, 0, 2, 5], [1, 9, 1, 6], [1, 6, 3, 3], [1, 3, 3, 0]]
 
 
 def needs(
@@ -183,18 +175,15 @@ def needs(
     return AttentionNeeds(dtype, 32, 8, head_dim, [AttentionLayer(0.1, 20, 1.5)], capability)
 
 
-@pytest.mark.parametrize(
-    ("asked", "problem"),
-    [
-        (needs(), None),
-        (needs(torch.float32, 16, (8, 0)), None),
-        (needs(torch.float16, 256, (12, 0)), None),
-        (needs(capability=None), "it needs a CUDA device"),
-        (needs(capability=(7, 5)), "it needs a device of capability 8.0 or more, not 7.5"),
-        (needs(torch.float64), "it takes float32, bfloat16 and float16, not float64"),
-        (needs(head_dim=8), "it takes heads of 16 to 256 dimensions, not 8"),
-        (needs(head_dim=257), "it takes heads of 16 to 256 dimensions, not 257"),
-    ],
+@each_row(
+    (needs(), None),
+    (needs(torch.float32, 16, (8, 0)), None),
+    (needs(torch.float16, 256, (12, 0)), None),
+    (needs(capability=None), "it needs a CUDA device"),
+    (needs(capability=(7, 5)), "it needs a device of capability 8.0 or more, not 7.5"),
+    (needs(torch.float64), "it takes float32, bfloat16 and float16, not float64"),
+    (needs(head_dim=8), "it takes heads of 16 to 256 dimensions, not 8"),
+    (needs(head_dim=257), "it takes heads of 16 to 256 dimensions, not 257"),
 )
 def test_rules_name_what_is_wrong(asked: AttentionNeeds, problem: str | None) -> None:
     assert TritonRules().why_not(asked) == problem

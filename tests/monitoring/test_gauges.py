@@ -3,11 +3,10 @@
 import asyncio
 import threading
 
-import pytest
-
 from executor_svc.fake.worker import FakeWorker
 from shared.step import Step, StepResult
 from tests.monitoring.live import scrape, value_of
+from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import Stack, collect, running_stack, token_request
 
@@ -86,7 +85,7 @@ class CountingWorker(FakeWorker):
         return super().execute(step)
 
 
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@each_row("recompute", "swap")
 async def test_preemptions_are_counted_by_what_became_of_their_blocks(mode: str) -> None:
     worker = CountingWorker(num_device_blocks=8, max_model_len=8 * BLOCK, num_host_blocks=64)
     async with running_stack(worker, metrics_listen="127.0.0.1:0", preemption_mode=mode, prefix_caching=False) as stack:

@@ -10,13 +10,9 @@ import pytest
 from docs.tools.metrics import PAGE, with_tables
 from tests.monitoring import promtool as tool
 from tests.monitoring.alert_cases import CASES, SILENT, Case
-from tests.monitoring.expressions import (
-    dashboard_expressions,
-    names_in,
-    rule_groups,
-    rules_with,
-)
+from tests.monitoring.expressions import dashboard_expressions, names_in, rule_groups, rules_with
 from tests.monitoring.promtool import RefusedError, check_expressions, check_rules, play
+from tests.support.each_row import each_row
 
 
 def silent_groups() -> list[dict[str, Any]]:
@@ -68,27 +64,27 @@ def test_every_alert_is_played() -> None:
     assert [case.alert for case in CASES] == list(rules_with("alert"))
 
 
-NUMBERED = [pytest.param(number, case, id=case.alert) for number, case in enumerate([*CASES, *SILENT])]
+NUMBERED = list(enumerate([*CASES, *SILENT]))
 FIRING = NUMBERED[: len(CASES)]
 
 
-@pytest.mark.parametrize(("number", "case"), FIRING)
-def test_an_alert_fires(number: int, case: Case, played: dict[str, str]) -> None:
+@each_row(*FIRING)
+def test_an_alert_fires(number: int, case: Case, *, played: dict[str, str]) -> None:
     assert played[f"fires {number}"] == "", case
 
 
-@pytest.mark.parametrize(("number", "case"), NUMBERED)
-def test_an_alert_is_silent(number: int, case: Case, played: dict[str, str]) -> None:
+@each_row(*NUMBERED)
+def test_an_alert_is_silent(number: int, case: Case, *, played: dict[str, str]) -> None:
     assert played[f"silent {number}"] == "", case
 
 
-@pytest.mark.parametrize(("number", "case"), FIRING)
-def test_an_alert_that_can_never_fire_is_noticed(number: int, case: Case, played: dict[str, str]) -> None:
+@each_row(*FIRING)
+def test_an_alert_that_can_never_fire_is_noticed(number: int, case: Case, *, played: dict[str, str]) -> None:
     assert f"alertname: {case.alert}," in played[f"never fires {number}"]
 
 
-@pytest.mark.parametrize(("number", "case"), FIRING)
-def test_an_alert_that_always_fires_is_noticed(number: int, case: Case, played: dict[str, str]) -> None:
+@each_row(*FIRING)
+def test_an_alert_that_always_fires_is_noticed(number: int, case: Case, *, played: dict[str, str]) -> None:
     assert f"alertname: {case.alert}," in played[f"always fires {number}"]
 
 
@@ -116,14 +112,11 @@ def test_an_expression_that_does_not_parse_is_noticed(tmp_path: Path) -> None:
         check_expressions(broken, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("expression", "names"),
-    [
-        ('sum by (pod, le) (rate(a_bucket{x="b_c",y=~"d|e"}[5m])) > 5', {"a_bucket"}),
-        ("namespace:a:sum > 3 and on (namespace) deriv(b[10m]) > 0.5", {"namespace:a:sum", "b"}),
-        ("(a - time()) / 86400", {"a"}),
-        ("sum(a) without (pod) or b unless c offset 5m", {"a", "b", "c"}),
-    ],
+@each_row(
+    ('sum by (pod, le) (rate(a_bucket{x="b_c",y=~"d|e"}[5m])) > 5', {"a_bucket"}),
+    ("namespace:a:sum > 3 and on (namespace) deriv(b[10m]) > 0.5", {"namespace:a:sum", "b"}),
+    ("(a - time()) / 86400", {"a"}),
+    ("sum(a) without (pod) or b unless c offset 5m", {"a", "b", "c"}),
 )
 def test_names_are_found_in_expressions(expression: str, names: set[str]) -> None:
     assert names_in(expression) - {"5m"} == names

@@ -12,6 +12,7 @@ from shared.metric import Metric
 from tests.monitoring.expressions import dashboard_expressions, missing_names, rule_groups, rules_with, sample_names
 from tests.monitoring.live import NUM_REQUESTS, Scrapes, value_of
 from tests.monitoring.promtool import check_metrics
+from tests.support.each_row import each_row
 
 # An alias has the name that others gave it.
 COLON = "metric names should not contain ':'"
@@ -31,14 +32,14 @@ def test_a_bad_name_is_noticed(scrapes: Scrapes) -> None:
     assert check_metrics(bad + "octavo_step_milliseconds 1\n")
 
 
-@pytest.mark.parametrize("metric", [*METRICS, *ALIASES, *SERVICE_METRICS], ids=lambda metric: metric.name)
-def test_the_scheduler_serves_every_metric_with_its_type_and_text(metric: Metric, scrapes: Scrapes) -> None:
+@each_row(*METRICS, *ALIASES, *SERVICE_METRICS)
+def test_the_scheduler_serves_every_metric_with_its_type_and_text(metric: Metric, *, scrapes: Scrapes) -> None:
     assert f"# TYPE {metric.name} {metric.kind}\n" in scrapes.scheduler
     assert f"# HELP {metric.name} {metric.help}\n" in scrapes.scheduler
 
 
-@pytest.mark.parametrize("metric", [*EXECUTOR_METRICS, *SERVICE_METRICS], ids=lambda metric: metric.name)
-def test_the_executor_serves_every_metric_with_its_type_and_text(metric: Metric, scrapes: Scrapes) -> None:
+@each_row(*EXECUTOR_METRICS, *SERVICE_METRICS)
+def test_the_executor_serves_every_metric_with_its_type_and_text(metric: Metric, *, scrapes: Scrapes) -> None:
     assert f"# TYPE {metric.name} {metric.kind}\n" in scrapes.executor
     assert f"# HELP {metric.name} {metric.help}\n" in scrapes.executor
 

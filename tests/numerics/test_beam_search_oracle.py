@@ -16,6 +16,7 @@ from scheduler_svc.request.outputs import FinishReason, Float32Array, Hypothesis
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from tests.numerics.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.support.beam_driving import HashedModel, run_search
+from tests.support.each_row import each_row
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -153,7 +154,7 @@ def stable_topk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "topk", topk)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@each_row(*range(200))
 def test_random_search_equals_transformers(seed: int) -> None:
     check_random_case(seed, vocab_sizes=(8, 50))
 

@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from executor_svc.native.library import NativeLibrary
 from executor_svc.native.model_structs import StepStruct
 from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
 from tests.numerics.native import LANES, library_path, native_library
+from tests.support.each_row import each_row
 
 ALL = [*DECODES, *CHUNKS]
 
@@ -35,33 +37,26 @@ def check_shapes(rows: Rows, heads: tuple[int, int], head_dim: int, block_size: 
     check(LayerInput(Step(rows, block_size, 40), heads, head_dim), lanes, layer)
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("block_size", [1, 3, 16, 32, 128])
-def test_every_block_size(block_size: int, lanes: str) -> None:
+@each_row(*product(LANES, [1, 3, 16, 32, 128]))
+def test_every_block_size(lanes: str, block_size: int) -> None:
     for rows in (DECODES, CHUNKS, ALL):
         check_shapes(rows, (6, 2), 16, block_size, lanes)
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 9, 71])
-def test_every_number_of_query_heads_for_a_kv_head(group: int, lanes: str) -> None:
+@each_row(*product(LANES, [1, 2, 3, 4, 5, 6, 7, 8, 9, 71]))
+def test_every_number_of_query_heads_for_a_kv_head(lanes: str, group: int) -> None:
     for num_kv_heads in (1, 3):
         check_shapes(ALL, (group * num_kv_heads, num_kv_heads), 8, 16, lanes)
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("head_dim", [2, 6, *range(8, 129, 8), 192, 256])
-def test_every_head_dim(head_dim: int, lanes: str) -> None:
+@each_row(*product(LANES, [2, 6, *range(8, 129, 8), 192, 256]))
+def test_every_head_dim(lanes: str, head_dim: int) -> None:
     check_shapes([(0, 1), (50, 1), (0, 20), (97, 9)], (4, 2), head_dim, 16, lanes)
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("is_rotated", [True, False])
-@pytest.mark.parametrize("has_alibi", [False, True])
-@pytest.mark.parametrize("soft_cap", [None, 1.5])
-@pytest.mark.parametrize("window", [None, 1, 2, 16, 95, 96, 97, 1_000])
+@each_row(*product(LANES, [True, False], [False, True], [None, 1.5], [None, 1, 2, 16, 95, 96, 97, 1_000]))
 def test_every_combination(
-    window: int | None, soft_cap: float | None, has_alibi: bool, is_rotated: bool, lanes: str
+    lanes: str, is_rotated: bool, has_alibi: bool, soft_cap: float | None, window: int | None
 ) -> None:
     layer = AttentionLayer(0.7, window, soft_cap, alibi_slopes(6) if has_alibi else None)
     check(LayerInput(Step(ALL, 16, window), (6, 2), 16, is_rotated=is_rotated), lanes, layer)
@@ -75,16 +70,13 @@ def test_a_window_begins_anywhere_in_a_block(block_size: int, lanes: str) -> Non
         check(LayerInput(Step(rows, block_size, window), (2, 1), 8), lanes, AttentionLayer(0.25, window))
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("head_dim", [1, 5, 33])
-def test_without_rotation_the_number_of_dimensions_may_be_odd(head_dim: int, lanes: str) -> None:
+@each_row(*product(LANES, [1, 5, 33]))
+def test_without_rotation_the_number_of_dimensions_may_be_odd(lanes: str, head_dim: int) -> None:
     check(LayerInput(Step(ALL, 16), (4, 2), head_dim, is_rotated=False), lanes, AttentionLayer(0.25))
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("window", [None, 300, 1_000])
-@pytest.mark.parametrize("rows", [[(2_000, 1)], [(1_500, 40)], [(2_000, 1), (3, 1), (0, 1)], [(0, 700)]])
-def test_a_long_context_is_split_over_the_threads(rows: Rows, window: int | None, lanes: str) -> None:
+@each_row(*product(LANES, [None, 300, 1_000], [[(2_000, 1)], [(1_500, 40)], [(2_000, 1), (3, 1), (0, 1)], [(0, 700)]]))
+def test_a_long_context_is_split_over_the_threads(lanes: str, window: int | None, rows: Rows) -> None:
     inputs = LayerInput(Step(rows, 16, window), (4, 2), 16)
     for soft_cap, slopes in itertools.product((None, 1.5), (None, alibi_slopes(4))):
         check(inputs, lanes, AttentionLayer(0.25, window, soft_cap, slopes))
@@ -109,9 +101,8 @@ def test_layers_of_one_plan_attend_each_in_its_own_way(
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-6)
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("soft_cap", [None, 50.0])
-def test_large_scores_do_not_overflow(soft_cap: float | None, lanes: str) -> None:
+@each_row(*product(LANES, [None, 50.0]))
+def test_large_scores_do_not_overflow(lanes: str, soft_cap: float | None) -> None:
     inputs = LayerInput(Step(ALL, 16), (4, 2), 16)
     inputs.qkv.mul_(100)
 
@@ -121,9 +112,8 @@ def test_large_scores_do_not_overflow(soft_cap: float | None, lanes: str) -> Non
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("soft_cap", [1e-3, 0.1, 1.0, 10.0, 1e4])
-def test_soft_caps_of_every_size(soft_cap: float, lanes: str) -> None:
+@each_row(*product(LANES, [1e-3, 0.1, 1.0, 10.0, 1e4]))
+def test_soft_caps_of_every_size(lanes: str, soft_cap: float) -> None:
     """Scores of about 4: from all at the cap to none near it."""
     check(LayerInput(Step(ALL, 16), (4, 2), 16), lanes, AttentionLayer(1.0, soft_cap=soft_cap), rtol=2e-5, atol=1e-5)
 
@@ -172,10 +162,7 @@ def test_keys_are_split_where_one_tile_is_most_of_the_work() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "head_dim", "heads_of_tasks"),
-    [(12, 64, [0]), (11, 64, [0, 1, 2]), (8, 128, [0, 2]), (7, 128, [0, 1, 2]), (100, 257, [0, 1, 2])],
-)
+@each_row((12, 64, [0]), (11, 64, [0, 1, 2]), (8, 128, [0, 2]), (7, 128, [0, 1, 2]), (100, 257, [0, 1, 2]))
 def test_keys_of_several_heads_are_read_side_by_side_where_there_are_tasks_enough(
     num_rows: int, head_dim: int, heads_of_tasks: list[int]
 ) -> None:
@@ -238,17 +225,18 @@ NEIGHBOURS: Rows = [(700, 1), (0, 50)]
 MANY_NEIGHBOURS: Rows = [(20, 1)] * 12  # so that tasks have several heads
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (4, 2), (10, 2), (9, 1)])
-@pytest.mark.parametrize(
-    "layer",
-    [
-        AttentionLayer(0.25),
-        AttentionLayer(0.25, 250, 1.5),
-        AttentionLayer(1.5, 7, alibi_slopes=(0.5, 0.3, 0.25, 0.1, 0.05, 0.03, 0.02, 0.01, 0.001, 0.4)),
-    ],
+@each_row(
+    *product(
+        LANES,
+        [(1, 1), (3, 1), (4, 2), (10, 2), (9, 1)],
+        [
+            AttentionLayer(0.25),
+            AttentionLayer(0.25, 250, 1.5),
+            AttentionLayer(1.5, 7, alibi_slopes=(0.5, 0.3, 0.25, 0.1, 0.05, 0.03, 0.02, 0.01, 0.001, 0.4)),
+        ],
+    )
 )
-def test_bits_do_not_depend_on_the_schedule(layer: AttentionLayer, heads: tuple[int, int], lanes: str) -> None:
+def test_bits_do_not_depend_on_the_schedule(lanes: str, heads: tuple[int, int], layer: AttentionLayer) -> None:
     if layer.alibi_slopes is not None:
         layer = replace(layer, alibi_slopes=layer.alibi_slopes[: heads[0]])
     sequence = Sequence(430, heads, 20, layer)
@@ -257,8 +245,7 @@ def test_bits_do_not_depend_on_the_schedule(layer: AttentionLayer, heads: tuple[
     sequence.check(NativeLibrary(library_path(lanes), num_threads=1), 32, [])
 
 
-@pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("head_dim", [2, 6, 48, 64, 80, 96, 128, 192, 256])
-def test_bits_do_not_depend_on_the_schedule_at_any_head_dim(head_dim: int, lanes: str) -> None:
+@each_row(*product(LANES, [2, 6, 48, 64, 80, 96, 128, 192, 256]))
+def test_bits_do_not_depend_on_the_schedule_at_any_head_dim(lanes: str, head_dim: int) -> None:
     sequence = Sequence(430, (2, 1), head_dim, AttentionLayer(head_dim**-0.5, 150))
     sequence.check(native_library(lanes), 16, NEIGHBOURS)

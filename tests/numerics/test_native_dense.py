@@ -13,6 +13,7 @@ from executor_svc.models.torch_dense import TorchDense
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
 from tests.numerics.native import FORMATS, LANES, native_library, packed_matrix
+from tests.support.each_row import each_row
 
 EPSILON = 1e-5
 TILE_ROWS = 8  # of tile.h, the larger one
@@ -176,7 +177,7 @@ class TestOneProduct:
         assert torch.equal(matrix(x), torch.cat([matrix(x[i : i + 1]) for i in range(19)]))
 
 
-@pytest.mark.parametrize("lanes", LANES)
+@each_row(*LANES)
 def test_the_last_segment_has_no_projection(lanes: str) -> None:
     shape, attended, residual = Shape(), torch.randn(3, 24), torch.randn(3, 40)
     results = []

@@ -25,6 +25,7 @@ from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import FORMATS, LANES, library_path, native_library
 from tests.numerics.threaded_group import run_ranks
+from tests.support.each_row import each_row
 
 NUM_ROWS = 130  # more than one task takes of a panel
 # The rows of one call and of its parts, [begin, end).
@@ -156,7 +157,7 @@ def test_ranks_that_share_a_model_give_a_row_the_same_bits(
         torch.testing.assert_close(our, their, rtol=5e-5, atol=5e-5)
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 5])
+@each_row(1, 2, 5)
 def test_parts_are_added_in_the_order_of_the_ranks(num_parts: int) -> None:
     library = native_library("widest")
     for num_rows in (1, 300):

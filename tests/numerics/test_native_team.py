@@ -4,6 +4,7 @@ import ctypes
 import shutil
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
 from executor_svc.native.weight_memory import WeightMemory
 from tests.numerics.native import FORMATS, LANES, NUM_THREADS, library_path
+from tests.support.each_row import each_row
 
 MS = 1_000_000
 
@@ -91,9 +93,8 @@ def test_a_team_that_works_well_forgets_that_it_was_small() -> None:
     assert judged.team.grows_at_ns == (judged.now_ms + 100) * MS
 
 
-@pytest.mark.parametrize("number_format", FORMATS, ids=lambda one: one.name)
-@pytest.mark.parametrize("lanes", LANES)
-def test_results_do_not_depend_on_the_size_of_the_team(lanes: str, number_format: NumberFormat) -> None:
+@each_row(*product(FORMATS, LANES))
+def test_results_do_not_depend_on_the_size_of_the_team(number_format: NumberFormat, lanes: str) -> None:
     library = NativeLibrary(library_path(lanes), NUM_THREADS)
     matrix = PackedMatrix(library, 700, [(number_format, [900])], has_bias=False, memory=WeightMemory())
     matrix.weights[0].copy_(torch.randn(900, 700))

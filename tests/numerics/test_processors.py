@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from executor_svc.sampler.processors import process
 from executor_svc.sampler.sampler import Sampled, Sampler
 from shared.step import SamplingRow
 from shared.token_rules import NO_TOKEN, TokenRules, pack_mask, pad_words
+from tests.support.each_row import each_row
 from tests.support.sample_rows import Row, sample_rows
 
 VOCAB_SIZE = 150
@@ -149,20 +151,20 @@ def test_filtered_scores_equal_transformers(rows: list[SamplingRow], seed: int) 
         torch.testing.assert_close(scores[index : index + 1], expected)
 
 
-@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
-@pytest.mark.parametrize(
-    "row",
-    [
-        SamplingRow(temperature=1.0, typical_p=0.2),
-        SamplingRow(temperature=0.7, typical_p=0.95),
-        SamplingRow(temperature=1.0, top_p=0.97, typical_p=0.5),
-        SamplingRow(temperature=1.0, min_p=0.001, typical_p=0.9),
-        SamplingRow(temperature=1.0, top_k=900, top_p=0.9),
-        SamplingRow(temperature=1.0, top_k=4000, typical_p=0.9),
-    ],
-    ids=repr,
+@each_row(
+    *product(
+        [0.01, 1.0, 8.0],
+        [
+            SamplingRow(temperature=1.0, typical_p=0.2),
+            SamplingRow(temperature=0.7, typical_p=0.95),
+            SamplingRow(temperature=1.0, top_p=0.97, typical_p=0.5),
+            SamplingRow(temperature=1.0, min_p=0.001, typical_p=0.9),
+            SamplingRow(temperature=1.0, top_k=900, top_p=0.9),
+            SamplingRow(temperature=1.0, top_k=4000, typical_p=0.9),
+        ],
+    )
 )
-def test_filters_on_a_large_vocabulary_equal_transformers(row: SamplingRow, spread: float) -> None:
+def test_filters_on_a_large_vocabulary_equal_transformers(spread: float, row: SamplingRow) -> None:
     """From one token to nearly all of them: every number of likeliest tokens that is looked at decides some."""
     logits = logits_of(4, seed=1, vocab_size=5003) * spread
 
@@ -294,7 +296,7 @@ CANDIDATE_ROWS: dict[str, Callable[[], Row]] = {
 }
 
 
-@pytest.mark.parametrize("name", CANDIDATE_ROWS)
+@each_row(*CANDIDATE_ROWS)
 def test_candidates_are_processed_log_probabilities_as_in_transformers(name: str) -> None:
     row, logits = CANDIDATE_ROWS[name](), logits_of(2, seed=5)
 

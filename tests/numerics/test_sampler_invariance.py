@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from shared.step import Int32Array, SamplingRow
 from shared.token_rules import TokenRules, pack_mask, pad_words
 from tests.numerics.native import LANES, library_path
 from tests.numerics.test_processors import ROWS
+from tests.support.each_row import each_row
 from tests.support.sample_rows import ROWS_OF_FILTERS, Row, sample_rows
 
 VOCAB_SIZES = (17, 49_152, 50_257)
@@ -158,11 +160,8 @@ def bits_alone(lanes: str, vocab_size: int) -> list[tuple[bytes, ...]]:
     ]
 
 
-@pytest.mark.parametrize("num_threads", THREADS)
-@pytest.mark.parametrize("num_rows", BATCHES)
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-@pytest.mark.parametrize("lanes", LANES)
-def test_a_row_alone_is_the_row_in_any_batch(lanes: str, vocab_size: int, num_rows: int, num_threads: int) -> None:
+@each_row(*product(THREADS, BATCHES, VOCAB_SIZES, LANES))
+def test_a_row_alone_is_the_row_in_any_batch(num_threads: int, num_rows: int, vocab_size: int, lanes: str) -> None:
     """Neighbours are drawn; rows share logits, as the outputs of one prompt do."""
     cases, alone = all_cases(vocab_size), bits_alone(lanes, vocab_size)
     order = np.random.default_rng(num_rows).permutation(len(cases))
@@ -174,9 +173,8 @@ def test_a_row_alone_is_the_row_in_any_batch(lanes: str, vocab_size: int, num_ro
             assert found == alone[index], cases[index]
 
 
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-@pytest.mark.parametrize("lanes", LANES)
-def test_a_row_that_asks_for_log_probabilities_gets_the_token_that_it_gets_without(lanes: str, vocab_size: int) -> None:
+@each_row(*product(VOCAB_SIZES, LANES))
+def test_a_row_that_asks_for_log_probabilities_gets_the_token_that_it_gets_without(vocab_size: int, lanes: str) -> None:
     token_ids = [found[0] for found in bits_alone(lanes, vocab_size)]
 
     for without, with_its_own, with_five in zip(token_ids[::3], token_ids[1::3], token_ids[2::3], strict=True):
@@ -213,9 +211,8 @@ def _widened(rules: TokenRules | None, vocab_size: int) -> TokenRules | None:
     return replace(rules, allowed_mask=rules.allowed_mask.ljust(-(-vocab_size // 8), b"\0"))
 
 
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-@pytest.mark.parametrize("lanes", [*LANES, "torch"])
-def test_a_token_has_one_log_probability_whoever_asks(lanes: str, vocab_size: int) -> None:
+@each_row(*product(VOCAB_SIZES, [*LANES, "torch"]))
+def test_a_token_has_one_log_probability_whoever_asks(vocab_size: int, lanes: str) -> None:
     """As the sampled token, as an alternative, in a prompt, and as a beam's candidate."""
     with_all = Sampler() if lanes == "torch" else sampler(lanes, 1)
     logits, count = logits_of(vocab_size), min(vocab_size, 40)

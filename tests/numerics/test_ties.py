@@ -9,6 +9,7 @@ import torch
 
 from scheduler_svc.request.outputs import FinishReason
 from tests.numerics.ties import Logits, assert_same_search
+from tests.support.each_row import each_row
 from tests.support.fleet import FoundHypothesis
 
 PROMPT = [0]
@@ -41,15 +42,12 @@ def test_a_search_with_a_tie_at_one_rank_is_the_same() -> None:
         assert_same_search([best, hypothesis(*token_ids, score=LIKELY + UNLIKELY)], EXPECTED, PROMPT, 0.0, SEARCHED)
 
 
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
-        ([], "1 hypotheses instead of 2"),
-        ([hypothesis(0, 0, score=LIKELY + UNLIKELY)], "found twice"),
-        ([hypothesis(0, 1, score=LIKELY + UNLIKELY - 1e-3)], "rank 1 has score"),
-        ([hypothesis(1, 1, score=LIKELY + UNLIKELY)], "rank 1 has other tokens and no tie"),
-        ([replace(hypothesis(0, 1, score=LIKELY + UNLIKELY), logprobs=(LIKELY, LIKELY))], "its tokens do not have"),
-    ],
+@each_row(
+    ([], "1 hypotheses instead of 2"),
+    ([hypothesis(0, 0, score=LIKELY + UNLIKELY)], "found twice"),
+    ([hypothesis(0, 1, score=LIKELY + UNLIKELY - 1e-3)], "rank 1 has score"),
+    ([hypothesis(1, 1, score=LIKELY + UNLIKELY)], "rank 1 has other tokens and no tie"),
+    ([replace(hypothesis(0, 1, score=LIKELY + UNLIKELY), logprobs=(LIKELY, LIKELY))], "its tokens do not have"),
 )
 def test_another_search_fails(second: list[FoundHypothesis], message: str) -> None:
     with pytest.raises(AssertionError, match=message):

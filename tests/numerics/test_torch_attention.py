@@ -1,6 +1,7 @@
 """The torch attention equals a naive one in float64 that sees whole sequences, on a cache full of NaN."""
 
 import itertools
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
 from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
 from tests.numerics.torch_decode import TorchDecodePlanner
+from tests.support.each_row import each_row
 
 WINDOWS = [1, 2, 15, 16, 17, 40, 97, 1_000]
 
@@ -25,19 +27,15 @@ def check(inputs: LayerInput, layer: AttentionLayer, *, rtol: float = 1e-5, atol
     torch.testing.assert_close(our_cache.values.double(), naive_cache.values, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("is_rotated", [True, False])
-@pytest.mark.parametrize("has_alibi", [False, True])
-@pytest.mark.parametrize("soft_cap", [None, 1.5])
-@pytest.mark.parametrize("window", [None, *WINDOWS])
-def test_every_combination(window: int | None, soft_cap: float | None, has_alibi: bool, is_rotated: bool) -> None:
+@each_row(*product([True, False], [False, True], [None, 1.5], [None, *WINDOWS]))
+def test_every_combination(is_rotated: bool, has_alibi: bool, soft_cap: float | None, window: int | None) -> None:
     layer = AttentionLayer(0.7, window, soft_cap, alibi_slopes(6) if has_alibi else None)
     for rows in (DECODES, CHUNKS, [*DECODES, *CHUNKS], [*CHUNKS, *DECODES]):
         check(LayerInput(Step(rows, 16, window), (6, 2), 16, is_rotated=is_rotated), layer)
 
 
-@pytest.mark.parametrize("window", [None, *WINDOWS])
-@pytest.mark.parametrize("block_size", [1, 3, 32, 128])
-def test_every_block_size(block_size: int, window: int | None) -> None:
+@each_row(*product([None, *WINDOWS], [1, 3, 32, 128]))
+def test_every_block_size(window: int | None, block_size: int) -> None:
     for layer in (AttentionLayer(0.25, window), AttentionLayer(0.25, window, 1.5, alibi_slopes(4))):
         check(LayerInput(Step([*DECODES, *CHUNKS], block_size, window), (4, 2), 16), layer)
 
@@ -50,8 +48,7 @@ def test_every_number_of_query_heads_for_a_kv_head(heads: tuple[int, int]) -> No
         )
 
 
-@pytest.mark.parametrize("rows", [[(1_000, 1), (3, 1), (200, 1), (450, 1)], [(0, 700)], [(300, TILE_TOKENS + 1)]])
-@pytest.mark.parametrize("window", [None, 129, 400])
+@each_row(*product([[(1_000, 1), (3, 1), (200, 1), (450, 1)], [(0, 700)], [(300, TILE_TOKENS + 1)]], [None, 129, 400]))
 def test_long_contexts(rows: Rows, window: int | None) -> None:
     for soft_cap, slopes in ((None, None), (1.5, None), (None, alibi_slopes(2))):
         check(LayerInput(Step(rows, 16, window), (2, 1), 8), AttentionLayer(0.5, window, soft_cap, slopes))
@@ -89,7 +86,7 @@ def test_every_number_format(dtype: torch.dtype, tolerance: float) -> None:
         check(inputs, AttentionLayer(0.25, window, soft_cap, slopes), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_row(*range(20))
 def test_random_steps(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_rows = int(rng.integers(1, 12))
@@ -118,12 +115,9 @@ class DecodePlans:
         return TorchDecodePlanner().decode_plan(DecodeBatch(visible, tables, metadata.slot_mapping), cache)
 
 
-@pytest.mark.parametrize("has_alibi", [False, True])
-@pytest.mark.parametrize("soft_cap", [None, 1.5])
-@pytest.mark.parametrize("window", [None, *WINDOWS])
-@pytest.mark.parametrize("block_size", [1, 3, 16, 128])
+@each_row(*product([False, True], [None, 1.5], [None, *WINDOWS], [1, 3, 16, 128]))
 def test_decodes_that_look_at_nothing_on_the_host(
-    block_size: int, window: int | None, soft_cap: float | None, has_alibi: bool
+    has_alibi: bool, soft_cap: float | None, window: int | None, block_size: int
 ) -> None:
     layer = AttentionLayer(0.7, window, soft_cap, alibi_slopes(6) if has_alibi else None)
     inputs = LayerInput(Step([*DECODES, (300, 1)], block_size, window), (6, 2), 16)

@@ -27,6 +27,7 @@ from tests.numerics.driver import RecordingSampler, StepDriver
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import QUANTIZATIONS, packed_matrix
 from tests.numerics.reference import random_prompt
+from tests.support.each_row import each_row
 
 CPU = torch.device("cpu")
 FAMILY = "Qwen3MoeForCausalLM"  # it has all: routers, experts, norms of heads
@@ -167,7 +168,7 @@ def test_every_quantization_is_another_kind_and_another_model_to_a_fleet(saved: 
 ROLES: Final[tuple[MatrixRole, ...]] = get_args(MatrixRole)
 
 
-@pytest.mark.parametrize("number_format", NumberFormat, ids=lambda one: one.name)
+@each_row(*NumberFormat)
 def test_routers_stay_exact_and_vocabulary_and_values_keep_8_bits(number_format: NumberFormat) -> None:
     formats = {role: matrix_formats(number_format, role, [5, 3, 3]) for role in ROLES}
 

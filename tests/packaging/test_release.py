@@ -5,10 +5,9 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 import octavo
 from tests.packaging.published_files import PACKAGES, version_of
+from tests.support.each_row import each_row
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -28,12 +27,12 @@ def test_the_upgrade_table_has_the_release() -> None:
     assert f"| {octavo.__version__} |" in (ROOT / "docs/upgrades.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each_row(*PACKAGES)
 def test_each_package_says_that_it_has_types(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("command", ["octavo", "octavo-scheduler", "octavo-executor"])
+@each_row("octavo", "octavo-scheduler", "octavo-executor")
 def test_each_command_has_its_function(command: str) -> None:
     module, _, function = PROJECT["scripts"][command].partition(":")
     assert callable(getattr(import_module(module), function))

@@ -8,6 +8,7 @@ from playwright.async_api import Browser
 
 from tests.page.killed_executor import COMMANDS, DOCUMENT, FIGURES, REQUEST_ID, with_block
 from tests.page.screenshot import PICTURE, take_picture
+from tests.support.each_row import each_row
 
 MAX_BYTES = 300_000
 
@@ -32,7 +33,7 @@ async def test_a_new_picture_is_not_blank(browser: Browser, tmp_path: Path) -> N
     assert path.stat().st_size < MAX_BYTES
 
 
-@pytest.mark.parametrize("path", sorted(PICTURE.parent.glob("*.png")), ids=lambda path: path.stem)
+@each_row(*sorted(PICTURE.parent.glob("*.png")))
 def test_a_picture_of_the_documentation_is_not_blank(path: Path) -> None:
     assert shares_of_colours(path)[0] < 0.8
     assert path.stat().st_size < MAX_BYTES

@@ -4,11 +4,14 @@ Each example plays one workload (`tests/support/workloads.py`) three times, with
 flight, and compares every output with the one that the plainest loop makes of the prompt alone.
 """
 
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
 
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.request.parameters import StopConditions
+from tests.support.each_row import each_row
 from tests.support.workloads import VOCAB_SIZE, Request, Workload, play, workloads
 
 
@@ -32,8 +35,7 @@ def test_every_output_is_the_one_computed_alone_over_thousands_of_workloads(work
     check_outputs_at_every_depth(workload)
 
 
-@pytest.mark.parametrize("num_steps_in_flight", [1, 2, 4])
-@pytest.mark.parametrize("mode", PreemptionMode)
+@each_row(*product([1, 2, 4], PreemptionMode))
 def test_a_pool_far_too_small_for_all_preempts_and_changes_no_output(
     num_steps_in_flight: int, mode: PreemptionMode
 ) -> None:

@@ -3,7 +3,6 @@
 from dataclasses import fields, replace
 
 import numpy as np
-import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.execution.v1 import execution_service_pb2 as pb
@@ -15,6 +14,7 @@ from shared.step_size import step_bytes
 from shared.token_rules import TokenRules
 from shared.wire import encode_step
 from tests.support.driving import Bench, max_tokens
+from tests.support.each_row import each_row
 
 WIDTHS = {"released_slots": 0, "deactivated_slots": 0, "activated_slots": 0, "replaced_blocks": 3}
 SAMPLING = SamplingRow(
@@ -79,7 +79,7 @@ def steps(num: int) -> dict[str, Step]:
     return large | moves
 
 
-@pytest.mark.parametrize("num", [1, 500])
+@each_row(1, 500)
 def test_no_field_takes_more_than_is_counted_for_it(num: int) -> None:
     for name, step in steps(num).items():
         size = pb.StreamStepsRequest(step=encode_step(step)).ByteSize()
@@ -93,7 +93,7 @@ def test_all_fields_of_a_step_are_filled_once() -> None:
     assert no_pairs().size == 0
 
 
-@pytest.mark.parametrize("mode", PreemptionMode)
+@each_row(*PreemptionMode)
 def test_a_scheduler_sends_no_step_above_its_limit(mode: PreemptionMode) -> None:
     vocab_size = 2_000
     info = replace(

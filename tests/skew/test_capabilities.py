@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from itertools import product
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from shared.step import Step, TableDelta
 from shared.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS
 from tests.contract.execution_harness import first_step, refusal
 from tests.skew.peers import FAKE, RELEASES, Code, each, executor_here, running, until_serving
+from tests.support.each_row import each_row
 from tests.support.stack import MAX_MESSAGE_BYTES, ExecutorProcess
 
 pytestmark = pytest.mark.timeout(60)
@@ -224,10 +226,7 @@ async def test_an_executor_that_agrees_on_what_cannot_be_is_refused(what: str, m
 # What an executor agrees on, and what it refuses
 
 
-@pytest.mark.parametrize(
-    ("wire_version", "wanted", "agreed"),
-    [(1, [1, 4], []), (2, [], []), (2, [*range(1, 10), 40], [1, 2, 9]), (9, [0, 4], []), (2, [9], [9])],
-)
+@each_row((1, [1, 4], []), (2, [], []), (2, [*range(1, 10), 40], [1, 2, 9]), (9, [0, 4], []), (2, [9], [9]))
 async def test_an_executor_agrees_on_what_it_has_and_is_silent_on_the_rest(
     wire_version: int, wanted: list[int], agreed: list[int]
 ) -> None:
@@ -258,10 +257,9 @@ async def refused_step(wire_version: int, change: Request) -> str:
         return details
 
 
-@pytest.mark.parametrize("wire_version", [1, 2])
-@pytest.mark.parametrize("name", [*IN_A_STEP, *IN_AN_ADMISSION])
+@each_row(*product([1, 2], [*IN_A_STEP, *IN_AN_ADMISSION]))
 async def test_a_field_that_was_not_agreed_on_is_refused_by_name_and_nothing_is_written(
-    name: str, wire_version: int
+    wire_version: int, name: str
 ) -> None:
     bits, change = Request(), IN_A_STEP.get(name) or Request(admissions=[IN_AN_ADMISSION[name]])
     capability = (STEP_FIELDS | ADMISSION_FIELDS)[name]
@@ -273,7 +271,7 @@ async def test_a_field_that_was_not_agreed_on_is_refused_by_name_and_nothing_is_
     assert details.endswith(f", but the capability {capability.name} was not agreed on at Attach")
 
 
-@pytest.mark.parametrize("number", [0, *OF_THE_EXECUTOR, 10, 63])
+@each_row(0, *OF_THE_EXECUTOR, 10, 63)
 async def test_feature_bits_that_are_not_known_or_not_agreed_on_are_refused_by_name_or_number(number: int) -> None:
     name = next((capability.name for capability in Capability if capability == number), str(number))
     details = await refused_step(2, Request(feature_bits=1 << number))

@@ -4,10 +4,9 @@ import io
 import zipfile
 from pathlib import Path
 
-import pytest
-
 from tests.skew.peers import RELEASE_ARCHIVES
 from tests.skew.record_release import NO_TIME, needed_sources, version_of, zip_release
+from tests.support.each_row import each_row
 
 SOURCES = {
     "octavo/__init__.py": b"if TYPE_CHECKING:\n    import executor_svc.heavy\n__version__ = '7.8.9'\n",
@@ -37,7 +36,7 @@ def test_equal_sources_give_equal_archives_whatever_their_order() -> None:
         assert archive.comment == b"abc"
 
 
-@pytest.mark.parametrize("recorded", RELEASE_ARCHIVES, ids=lambda path: path.name)
+@each_row(*RELEASE_ARCHIVES)
 def test_a_recorded_release_is_small_and_named_by_its_version_and_commit(recorded: Path) -> None:
     with zipfile.ZipFile(recorded) as archive:
         version = version_of({"octavo/__init__.py": archive.read("octavo/__init__.py")})

@@ -21,6 +21,11 @@ def step_of(num_cases: int) -> int:
     return next(step for step in range(STEP, num_cases + STEP + 1) if gcd(step, num_cases) == 1)
 
 
+def is_thinned(path: Path, areas: Sequence[Path] = AREAS) -> bool:
+    """Whether a file is in one of the areas."""
+    return any(map(path.is_relative_to, areas))
+
+
 def thin(items: Sequence[pytest.Item], areas: Sequence[Path] = AREAS) -> None:
     """Mark what a step through each large table leaves out."""
     tables = defaultdict(list)
@@ -28,7 +33,7 @@ def thin(items: Sequence[pytest.Item], areas: Sequence[Path] = AREAS) -> None:
         if isinstance(item, pytest.Function) and item.get_closest_marker("slow") is None:
             tables[item.path, item.originalname].append(item)
     for (path, _), cases in tables.items():
-        if len(cases) > SMALL and any(map(path.is_relative_to, areas)):
+        if len(cases) > SMALL and is_thinned(path, areas):
             step = step_of(len(cases))
             for index, case in enumerate(cases):
                 if index % step:

@@ -18,6 +18,7 @@ from octavo.errors import (
 from octavo.sampling_params import SamplingParams
 from octavo.tls import TlsOptions, handshake_trouble
 from tests.support.certificates import Authority, PairFiles
+from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
 from tests.tls.services import running_pair, running_scheduler, tls_settings
 
@@ -112,7 +113,7 @@ def test_a_token_travels_in_plaintext_on_this_machine_only() -> None:
     assert token_metadata("localhost:1", TOKEN, is_encrypted=False) == (("authorization", f"Bearer {TOKEN}"),)
 
 
-@pytest.mark.parametrize("token", ["", "two words", "new\nline", "tökèn"])
+@each_row("", "two words", "new\nline", "tökèn")
 def test_what_is_no_token_is_refused(token: str) -> None:
     with pytest.raises(ConnectionOptionsError, match="the token must be one word of ASCII characters"):
         Client("127.0.0.1:1", token=token)
@@ -138,12 +139,12 @@ ELSEWHERE = [
 ]
 
 
-@pytest.mark.parametrize("address", LOOPBACK)
+@each_row(*LOOPBACK)
 def test_addresses_of_this_machine(address: str) -> None:
     assert is_loopback(address)
 
 
-@pytest.mark.parametrize("address", ELSEWHERE)
+@each_row(*ELSEWHERE)
 def test_addresses_that_may_be_elsewhere(address: str) -> None:
     assert not is_loopback(address)
 
@@ -151,23 +152,20 @@ def test_addresses_that_may_be_elsewhere(address: str) -> None:
 CONNECTING = "failed to connect to all addresses; last error: "
 
 
-@pytest.mark.parametrize(
-    ("details", "tls", "trouble"),
-    [
-        ("Socket closed", None, None),  # a connection that had been there
-        (f"{CONNECTING}UNKNOWN: ipv4:1.2.3.4:5: Connection refused", None, None),
-        (f"{CONNECTING}UNKNOWN: ipv4:1.2.3.4:5: Connection refused", TlsOptions(), None),
-        (
-            f"{CONNECTING}UNAVAILABLE: ipv4:1.2.3.4:5: Handshake read failed (Socket closed)",
-            TlsOptions(),
-            "the TLS handshake failed (UNAVAILABLE: ipv4:1.2.3.4:5: Handshake read failed (Socket closed))",
-        ),
-        (
-            f"{CONNECTING}Tls handshake failed: CERTIFICATE_VERIFY_FAILED: unsuitable purpose: OK",
-            TlsOptions(),
-            "its certificate is refused (unsuitable purpose)",
-        ),
-    ],
+@each_row(
+    ("Socket closed", None, None),  # a connection that had been there
+    (f"{CONNECTING}UNKNOWN: ipv4:1.2.3.4:5: Connection refused", None, None),
+    (f"{CONNECTING}UNKNOWN: ipv4:1.2.3.4:5: Connection refused", TlsOptions(), None),
+    (
+        f"{CONNECTING}UNAVAILABLE: ipv4:1.2.3.4:5: Handshake read failed (Socket closed)",
+        TlsOptions(),
+        "the TLS handshake failed (UNAVAILABLE: ipv4:1.2.3.4:5: Handshake read failed (Socket closed))",
+    ),
+    (
+        f"{CONNECTING}Tls handshake failed: CERTIFICATE_VERIFY_FAILED: unsuitable purpose: OK",
+        TlsOptions(),
+        "its certificate is refused (unsuitable purpose)",
+    ),
 )
 def test_other_failures_keep_their_meaning(details: str, tls: TlsOptions | None, trouble: str | None) -> None:
     assert handshake_trouble(details, tls) == trouble

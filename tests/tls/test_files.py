@@ -13,6 +13,7 @@ from scheduler_svc.config import SchedulerConfig
 from shared.certificates import PemFile, TlsFileError, read_authorities, read_pair
 from shared.config import ConfigError, load_config
 from tests.support.certificates import DAY, HOUR, Authority, Pair, PairFiles
+from tests.support.each_row import each_row
 from tests.tls.services import server_tls
 
 
@@ -144,10 +145,7 @@ def test_a_chain_behind_the_certificate_is_fine(authority: Authority, server_pai
 RULES = [
     (["--tls-cert", "c"], "--tls-cert and --tls-key go together: a certificate and its private key"),
     (["--tls-key", "k"], "--tls-cert and --tls-key go together: a certificate and its private key"),
-    (
-        ["--tls-client-ca", "ca"],
-        "--tls-client-ca needs --tls-cert and --tls-key: without TLS clients show none",
-    ),
+    (["--tls-client-ca", "ca"], "--tls-client-ca needs --tls-cert and --tls-key: without TLS clients show none"),
 ]
 SCHEDULER_RULES = [
     (["--trusted-clients", "gateway"], "--trusted-clients needs --tls-client-ca: without it no client proves its name"),
@@ -163,7 +161,7 @@ SCHEDULER_RULES = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "sentence"), RULES)
+@each_row(*RULES)
 def test_rules_of_every_service(flags: list[str], sentence: str) -> None:
     for config_class in (SchedulerConfig, FakeConfig):
         with pytest.raises(ConfigError) as caught:
@@ -171,7 +169,7 @@ def test_rules_of_every_service(flags: list[str], sentence: str) -> None:
         assert caught.value.mistakes == (sentence,)
 
 
-@pytest.mark.parametrize(("flags", "sentence"), SCHEDULER_RULES)
+@each_row(*SCHEDULER_RULES)
 def test_rules_of_the_scheduler(flags: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(SchedulerConfig, flags, {})

@@ -17,7 +17,11 @@ from octavo.client import Client
 from octavo.core.v1 import core_service_pb2, core_service_pb2_grpc
 from octavo.errors import InvalidRequestError, UnavailableError
 from octavo.outputs import Delta, Finished
+from scheduler_svc.client_side_config import FrontConfig
+from scheduler_svc.config import SchedulerConfig
+from shared.config import load_config_or_exit
 from tests.support.certificates import Authority, PairFiles, replace
+from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import Service, running_service, start_service
 from tests.tls.test_processes import run
@@ -329,9 +333,19 @@ WRONG_FLAGS = {
 }
 
 
-@pytest.mark.parametrize(("command", "sentence"), WRONG_FLAGS.items(), ids=WRONG_FLAGS)
-async def test_wrong_flags_are_refused_in_a_sentence(command: str, sentence: str) -> None:
-    assert await run(*command.split()) == (2, "", sentence + "\n")
+@each_row(*WRONG_FLAGS.items())
+def test_wrong_flags_are_refused_in_a_sentence(
+    command: str, sentence: str, *, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, *flags = command.split()
+    with pytest.raises(SystemExit, match="2"):
+        load_config_or_exit(FrontConfig if module.endswith("front") else SchedulerConfig, flags, {})
+    assert capsys.readouterr() == ("", sentence + "\n")
+
+
+async def test_a_front_ends_at_once_where_its_flags_are_wrong() -> None:
+    command = "scheduler_svc.own_front --core here"
+    assert await run(*command.split()) == (2, "", WRONG_FLAGS[command] + "\n")
 
 
 async def test_a_file_that_a_front_cannot_use_ends_its_start(tmp_path: Path) -> None:

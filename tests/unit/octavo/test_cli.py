@@ -15,7 +15,7 @@ import pytest
 import octavo
 from octavo.cli import main
 from octavo.command_line import run as run_here
-from octavo.generation.v1 import generation_pb2
+from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import StandIn
 
 
@@ -115,23 +115,10 @@ async def test_the_chat_template_is_used_if_there_is_one_unless_raw(stand_in: St
     assert raw.text == "Why?"
 
 
-async def test_sampling_flags_arrive(stand_in: StandIn) -> None:
-    flags = "--temperature 0 --top-k 5 --top-p 0.5 --min-p 0.25 --seed 3 --max-tokens 8 --stop a --stop b --ignore-eos"
-    await run("generate", "Why?", *flags.split(), "--stop-token-id", "9", "--address", stand_in.address)
-    params = stand_in.requests[0].sampling_params
-    assert (params.temperature, params.HasField("temperature"), params.top_k) == (0, True, 5)
-    assert (params.top_p, params.min_p, params.seed, params.max_tokens) == (0.5, 0.25, 3, 8)
-    assert (list(params.stop), list(params.stop_token_ids), params.ignore_eos) == (["a", "b"], [9], True)
-
-
-async def test_flags_of_groups_and_accounts_arrive(stand_in: StandIn) -> None:
-    flags = "--n 2 --best-of 3 --beam-width 4 --length-penalty -0.5 --early-stopping never"
-    account = "--priority -1 --tenant red --cache-salt secret"
-    await run("generate", "Why?", *flags.split(), *account.split(), "--address", stand_in.address)
+async def test_flags_of_accounts_arrive(stand_in: StandIn) -> None:
+    flags = "--priority -1 --tenant red --cache-salt secret"
+    await run("generate", "Why?", *flags.split(), "--address", stand_in.address)
     [request] = stand_in.requests
-    params = request.sampling_params
-    assert (params.n, params.best_of, params.beam_width, params.length_penalty) == (2, 3, 4, -0.5)
-    assert params.early_stopping == generation_pb2.EARLY_STOPPING_NEVER
     assert (request.priority, request.tenant, request.cache_salt) == (-1, "red", "secret")
 
 
@@ -165,11 +152,6 @@ async def test_json_has_all_outputs(stand_in: StandIn) -> None:
     outputs = json.loads(ended.stdout)["outputs"]
     assert [output["output_index"] for output in outputs] == [0, 1]
     assert [output["beam_score"] for output in outputs] == [-0.5, -1.5]
-
-
-async def test_nobody_at_the_address_is_one_line_with_the_remedy() -> None:
-    ended = await run("generate", "Why?", "--address", "127.0.0.1:1")
-    assert ended == Ended(1, "", 'octavo: no scheduler answers at 127.0.0.1:1; start one with "octavo up"\n')
 
 
 async def test_a_refusal_is_the_schedulers_sentence_with_the_flag_in_place_of_the_field(stand_in: StandIn) -> None:
@@ -220,24 +202,17 @@ async def test_a_reader_that_leaves_ends_the_program_quietly(stand_in: StandIn) 
     await stand_in.call_ended.wait()
 
 
-@pytest.mark.parametrize(
-    ("args", "sentence"),
-    [
-        (["generate", "Why?", "--tempreature", "1"], "No such option"),
-        (["generate"], "Missing argument 'PROMPT'"),
-        (["generate", "Why?", "--max-tokens", "many"], "'many' is not a valid integer"),
-        (["generate", "Why?", "--logprobs", "0"], "--logprobs needs --json"),
-        (["generate", "Why?", "--early-stopping", "always"], "'always' is not one of 'true', 'false', 'never'"),
-        (["chat", "--n", "2"], "No such option"),
-        (["generate", "Why?", "--address", "localhost"], "'localhost' is not HOST:PORT"),
-        (["generate", "Why?", "--address", "localhost:65536"], "'localhost:65536' is not HOST:PORT"),
-        (["generate", "Why?", "--timeout", "0"], "--timeout"),
-        (["generate", "Why?", "--timeout", "nan"], "'nan' is not a number"),
-        (["top", "--interval", "nan"], "'nan' is not a number"),
-        (["zzz"], "No such command 'zzz'"),
-    ],
+@each_row(
+    (["generate", "Why?", "--logprobs", "0"], "--logprobs needs --json"),
+    (["chat", "--n", "2"], "No such option"),
+    (["generate", "Why?", "--timeout", "0"], "--timeout"),
+    (["generate", "Why?", "--timeout", "nan"], "'nan' is not a number"),
+    (["top", "--interval", "nan"], "'nan' is not a number"),
+    (["zzz"], "No such command 'zzz'"),
 )
-def test_a_wrong_command_line_is_one_line(args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_one_line(
+    args: list[str], sentence: str, *, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main(args)
     captured = capsys.readouterr()

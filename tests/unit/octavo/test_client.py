@@ -31,6 +31,7 @@ from octavo.outputs import (
     TokenizedPrompt,
     Usage,
 )
+from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import WORDS, StandIn
 
 
@@ -111,20 +112,17 @@ async def test_the_least_time_between_deltas_travels_with_the_request(stand_in: 
     assert [request.min_delta_interval_ms for request in stand_in.requests] == [20, 30, 30]
 
 
-@pytest.mark.parametrize(
-    ("argument", "sentence"),
-    [
-        ({"priority": 2**31}, "priority is 2147483648; it must be a whole number from -2^31 to 2^31-1"),
-        ({"priority": True}, "priority is True; it must be a whole number from -2^31 to 2^31-1"),
-        ({"tenant": 7}, "tenant is 7; it must be a string"),
-        ({"cache_salt": b"\xff"}, r"cache_salt is b'\xff'; it must be a string"),
-        ({"request_id": 7}, "request_id is 7; it must be a string"),
-        ({"timeout_s": "soon"}, "timeout_s is 'soon'; it must be a number of seconds"),
-        ({"timeout_s": math.nan}, "timeout_s is nan; it must be a number of seconds"),
-    ],
+@each_row(
+    ({"priority": 2**31}, "priority is 2147483648; it must be a whole number from -2^31 to 2^31-1"),
+    ({"priority": True}, "priority is True; it must be a whole number from -2^31 to 2^31-1"),
+    ({"tenant": 7}, "tenant is 7; it must be a string"),
+    ({"cache_salt": b"\xff"}, r"cache_salt is b'\xff'; it must be a string"),
+    ({"request_id": 7}, "request_id is 7; it must be a string"),
+    ({"timeout_s": "soon"}, "timeout_s is 'soon'; it must be a number of seconds"),
+    ({"timeout_s": math.nan}, "timeout_s is nan; it must be a number of seconds"),
 )
 async def test_an_argument_that_does_not_fit_is_named_before_it_is_sent(
-    argument: dict[str, Any], sentence: str, stand_in: StandIn
+    argument: dict[str, Any], sentence: str, *, stand_in: StandIn
 ) -> None:
     async with Client(stand_in.address) as client:
         with pytest.raises(InvalidRequestError) as caught:
@@ -146,12 +144,9 @@ async def test_sampling_parameters_are_keywords_too(stand_in: StandIn) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("address", "sentence"),
-    [
-        ("localhost", "the address 'localhost' is not HOST:PORT with a port from 1 to 65535"),
-        ("http://localhost:50051", "the address 'http://localhost:50051' is not HOST:PORT; leave out http://"),
-    ],
+@each_row(
+    ("localhost", "the address 'localhost' is not HOST:PORT with a port from 1 to 65535"),
+    ("http://localhost:50051", "the address 'http://localhost:50051' is not HOST:PORT; leave out http://"),
 )
 def test_what_is_no_address_is_refused_at_once(address: str, sentence: str) -> None:
     with pytest.raises(ConnectionOptionsError) as caught:
@@ -173,8 +168,8 @@ async def test_each_kind_of_prompt_travels_as_its_own_field(stand_in: StandIn) -
     assert text.sampling_params.max_tokens == 4
 
 
-@pytest.mark.parametrize("prompt", [[1, "two"], [{"role": "user"}], [2**40], 7])
-async def test_a_prompt_of_no_known_kind_is_refused_before_it_is_sent(prompt: Prompt, stand_in: StandIn) -> None:
+@each_row([1, "two"], [{"role": "user"}], [2**40], 7)
+async def test_a_prompt_of_no_known_kind_is_refused_before_it_is_sent(prompt: Prompt, *, stand_in: StandIn) -> None:
     async with Client(stand_in.address) as client:
         with pytest.raises(InvalidRequestError) as caught:
             await client.generate(prompt)
@@ -230,17 +225,16 @@ async def test_a_full_queue_says_when_to_retry(stand_in: StandIn) -> None:
     assert caught.value.retry_after_s == 2.5
 
 
-@pytest.mark.parametrize(
-    ("wish", "expected"),
-    [
-        ("exists", RequestExistsError),
-        ("drain", UnavailableError),
-        ("aborted", RequestAbortedError),
-        ("bug", InternalError),
-        ("cut", InternalError),
-    ],
+@each_row(
+    ("exists", RequestExistsError),
+    ("drain", UnavailableError),
+    ("aborted", RequestAbortedError),
+    ("bug", InternalError),
+    ("cut", InternalError),
 )
-async def test_each_failure_is_one_error_of_the_tree(wish: str, expected: type[Exception], stand_in: StandIn) -> None:
+async def test_each_failure_is_one_error_of_the_tree(
+    wish: str, expected: type[Exception], *, stand_in: StandIn
+) -> None:
     async with Client(stand_in.address) as client:
         with pytest.raises(expected) as caught:
             await client.generate(wish)

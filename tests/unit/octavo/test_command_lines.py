@@ -7,6 +7,7 @@ import click
 import pytest
 
 from octavo.command_line import cli, run
+from tests.support.each_row import each_row
 
 
 def walk(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -53,7 +54,7 @@ def test_all_commands_are_looked_at() -> None:
     assert {"chat", "generate"} <= set(OF_A_SCHEDULER)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each_row(*COMMANDS)
 def test_help_says_what_the_command_does_and_what_each_flag_is(name: str) -> None:
     command = COMMANDS[name]
     assert command.get_short_help_str()
@@ -65,7 +66,7 @@ def test_help_says_what_the_command_does_and_what_each_flag_is(name: str) -> Non
     assert without_help == []
 
 
-@pytest.mark.parametrize(("name", "flag"), OPTIONS)
+@each_row(*OPTIONS)
 def test_help_names_the_variable_of_a_flag(name: str, flag: str) -> None:
     option = OPTIONS[name, flag]
     assert isinstance(option.envvar, str | None)
@@ -85,16 +86,16 @@ def test_a_flag_of_several_commands_takes_the_same_and_is_said_the_same_way() ->
     assert {flag: ways for flag, ways in said.items() if len(ways) > 1} == {}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_wrong_flag_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@each_row(*COMMANDS)
+def test_a_wrong_flag_is_one_line(name: str, *, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*name.split(), *arguments_of(name), "--no-such-flag"]) == 2
     sentence = one_line(capsys.readouterr().err)
     assert "No such option '--no-such-flag'" in sentence
     assert sentence.endswith(f'; see "octavo {name} --help"')
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_word_too_many_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@each_row(*COMMANDS)
+def test_a_word_too_many_is_one_line(name: str, *, capsys: pytest.CaptureFixture[str]) -> None:
     num_taken = sum(isinstance(param, click.Argument) for param in COMMANDS[name].params)
     words = (ARGUMENTS.get(name) or ["word"] * num_taken) + ["more"]
     if any(param.nargs == -1 for param in COMMANDS[name].params):
@@ -103,8 +104,8 @@ def test_a_word_too_many_is_one_line(name: str, capsys: pytest.CaptureFixture[st
     one_line(capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if arguments_of(name)])
-def test_a_missing_argument_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@each_row(*[name for name in COMMANDS if arguments_of(name)])
+def test_a_missing_argument_is_one_line(name: str, *, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(name.split()) == 2
     assert f'see "octavo {name} --help"' in one_line(capsys.readouterr().err)
 
@@ -118,12 +119,9 @@ WRONG_VALUES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "flag"),
-    [key for key, option in OPTIONS.items() if type(option.type) in WRONG_VALUES and not option.is_flag],
-)
+@each_row(*[key for key, option in OPTIONS.items() if type(option.type) in WRONG_VALUES and not option.is_flag])
 def test_a_wrong_value_is_one_line_that_names_flag_and_value(
-    name: str, flag: str, capsys: pytest.CaptureFixture[str]
+    name: str, flag: str, *, capsys: pytest.CaptureFixture[str]
 ) -> None:
     value = WRONG_VALUES[type(OPTIONS[name, flag].type)]
     last_flag = flag.split("/")[-1]
@@ -133,31 +131,35 @@ def test_a_wrong_value_is_one_line_that_names_flag_and_value(
     assert value in sentence
 
 
-@pytest.mark.parametrize(("name", "flag"), [key for key, option in OPTIONS.items() if option.metavar == "HOST:PORT"])
-@pytest.mark.parametrize("address", ["localhost", "localhost:", "localhost:65536", ":50051", "localhost:http"])
-def test_what_is_no_address_is_one_line(name: str, flag: str, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+@each_row(
+    *(
+        (*row, address)
+        for row in [key for key, option in OPTIONS.items() if option.metavar == "HOST:PORT"]
+        for address in ["localhost", "localhost:", "localhost:65536", ":50051", "localhost:http"]
+    )
+)
+def test_what_is_no_address_is_one_line(
+    name: str, flag: str, address: str, *, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run([*name.split(), *arguments_of(name), flag, address]) == 2
     assert f"{address!r} is not HOST:PORT with a port from" in one_line(capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("name", OF_A_SCHEDULER)
-def test_a_dead_address_is_one_line_with_the_remedy(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@each_row(*OF_A_SCHEDULER)
+def test_a_dead_address_is_one_line_with_the_remedy(name: str, *, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*name.split(), *arguments_of(name), "--address", "127.0.0.1:1"]) == 1
     assert one_line(capsys.readouterr().err) == (
         'octavo: no scheduler answers at 127.0.0.1:1; start one with "octavo up"'
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("genrate", "octavo: No such command 'genrate'. Did you mean 'generate'? See \"octavo --help\""),
-        ("zzz", "octavo: No such command 'zzz'; see \"octavo --help\""),
-        ("--versio", "octavo: No such option '--versio'. Did you mean '--version'? See \"octavo --help\""),
-    ],
+@each_row(
+    ("genrate", "octavo: No such command 'genrate'. Did you mean 'generate'? See \"octavo --help\""),
+    ("zzz", "octavo: No such command 'zzz'; see \"octavo --help\""),
+    ("--versio", "octavo: No such option '--versio'. Did you mean '--version'? See \"octavo --help\""),
 )
 def test_what_there_is_not_is_met_with_the_nearest(
-    words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+    words: str, sentence: str, *, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([words]) == 2
     assert one_line(capsys.readouterr().err) == sentence

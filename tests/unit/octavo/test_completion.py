@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.command_line import run
+from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
 
 # Loads the script, lets bash's own machinery find the function of `octavo`, and calls it for a line with the cursor
@@ -54,11 +55,10 @@ def test_bash_completes_commands_flags_and_values(
     assert complete(words, beginning, tmp_path, capsys) == offered
 
 
-@pytest.mark.parametrize(
-    ("shell", "line"),
-    [("bash", "complete -o nosort -F"), ("zsh", "#compdef octavo"), ("fish", "complete --no-files --command octavo")],
+@each_row(
+    ("bash", "complete -o nosort -F"), ("zsh", "#compdef octavo"), ("fish", "complete --no-files --command octavo")
 )
-def test_each_shell_has_its_script(shell: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_shell_has_its_script(shell: str, line: str, *, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert line in script

@@ -4,9 +4,10 @@ import pytest
 
 from octavo.commands.demo import compare
 from octavo.errors import InternalError
+from tests.support.each_row import each_row
 
 
-@pytest.mark.parametrize(("one", "other", "index"), [([1, 2, 3], [1, 9, 3], 1), ([1, 2], [1, 2, 3], 2), ([], [4], 0)])
+@each_row(([1, 2, 3], [1, 9, 3], 1), ([1, 2], [1, 2, 3], 2), ([], [4], 0))
 def test_answers_that_differ_are_an_error(one: list[int], other: list[int], index: int) -> None:
     with pytest.raises(InternalError, match=f"differ from token {index} on"):
         compare(one, other)

@@ -2,7 +2,6 @@ import inspect
 
 import grpc
 import grpc.aio
-import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from octavo import errors
@@ -20,6 +19,7 @@ from octavo.errors import (
     UnavailableError,
     from_rpc_error,
 )
+from tests.support.each_row import each_row
 
 
 def rpc_error(code: grpc.StatusCode, details: str = "why", packed: bytes | None = None) -> grpc.aio.AioRpcError:
@@ -27,22 +27,19 @@ def rpc_error(code: grpc.StatusCode, details: str = "why", packed: bytes | None 
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details)
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhaustedError),
-        (grpc.StatusCode.ALREADY_EXISTS, RequestExistsError),
-        (grpc.StatusCode.UNAVAILABLE, UnavailableError),
-        (grpc.StatusCode.CANCELLED, UnavailableError),
-        (grpc.StatusCode.UNAUTHENTICATED, UnauthenticatedError),
-        (grpc.StatusCode.PERMISSION_DENIED, PermissionDeniedError),
-        (grpc.StatusCode.ABORTED, RequestAbortedError),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineError),
-        (grpc.StatusCode.UNIMPLEMENTED, InternalError),
-        (grpc.StatusCode.INTERNAL, InternalError),
-        (grpc.StatusCode.DATA_LOSS, InternalError),
-    ],
+@each_row(
+    (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError),
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhaustedError),
+    (grpc.StatusCode.ALREADY_EXISTS, RequestExistsError),
+    (grpc.StatusCode.UNAVAILABLE, UnavailableError),
+    (grpc.StatusCode.CANCELLED, UnavailableError),
+    (grpc.StatusCode.UNAUTHENTICATED, UnauthenticatedError),
+    (grpc.StatusCode.PERMISSION_DENIED, PermissionDeniedError),
+    (grpc.StatusCode.ABORTED, RequestAbortedError),
+    (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineError),
+    (grpc.StatusCode.UNIMPLEMENTED, InternalError),
+    (grpc.StatusCode.INTERNAL, InternalError),
+    (grpc.StatusCode.DATA_LOSS, InternalError),
 )
 def test_each_code_has_its_error(code: grpc.StatusCode, expected: type[OctavoError]) -> None:
     assert type(from_rpc_error(rpc_error(code))) is expected
@@ -72,17 +69,14 @@ def test_retry_info_makes_an_exhausted_resource_an_overload() -> None:
     assert error.retry_after_s == 1.25
 
 
-@pytest.mark.parametrize(
-    ("details", "is_own", "sentence"),
-    [
-        ("the request needs 40 blocks", True, "the request needs 40 blocks"),
-        (
-            "SERVER: Received message larger than max (70 vs. 64)",
-            False,
-            "the call exceeds a limit of the connection (Received message larger than max (70 vs. 64)); "
-            "send or ask for less: requests are limited by --max-request-bytes of the scheduler",
-        ),
-    ],
+@each_row(
+    ("the request needs 40 blocks", True, "the request needs 40 blocks"),
+    (
+        "SERVER: Received message larger than max (70 vs. 64)",
+        False,
+        "the call exceeds a limit of the connection (Received message larger than max (70 vs. 64)); "
+        "send or ask for less: requests are limited by --max-request-bytes of the scheduler",
+    ),
 )
 def test_an_exhausted_resource_without_retry_info_says_what_was_too_large(
     details: str, is_own: bool, sentence: str

@@ -9,6 +9,7 @@ from octavo.command_line import run
 from octavo.errors import UnavailableError
 from octavo.top.report import Report, Sharing, UnknownRequestError, ask_report, resolve_id
 from octavo.top.report_text import event_lines, report_lines
+from tests.support.each_row import each_row
 from tests.unit.octavo.top.scripted import Scripted, ended, executor, running, state, waiting
 
 EXECUTOR = "127.0.0.1:50061"
@@ -37,18 +38,15 @@ async def test_a_beginning_that_one_request_has_is_enough() -> None:
     assert await resolve_id(source, "ol") == "old-1"
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("chat-", "6 requests have an id that begins with 'chat-': chat-0, chat-1, chat-2 and 3 more"),
-        ("ATCH", "no live request has request_id 'ATCH', and none that ended; did you mean Batch-7?"),
-        ("batsh-7", "no live request has request_id 'batsh-7', and none that ended; did you mean Batch-7?"),
-        (
-            "\x1b[2J",
-            r"no live request has request_id '\x1b[2J', and none that ended; "
-            '"octavo top" lists those that there are',
-        ),
-    ],
+@each_row(
+    ("chat-", "6 requests have an id that begins with 'chat-': chat-0, chat-1, chat-2 and 3 more"),
+    ("ATCH", "no live request has request_id 'ATCH', and none that ended; did you mean Batch-7?"),
+    ("batsh-7", "no live request has request_id 'batsh-7', and none that ended; did you mean Batch-7?"),
+    (
+        "\x1b[2J",
+        r"no live request has request_id '\x1b[2J', and none that ended; "
+        '"octavo top" lists those that there are',
+    ),
 )
 async def test_an_id_that_is_not_there_is_answered_with_those_that_come_near(text: str, sentence: str) -> None:
     source = Scripted(live=[running(f"chat-{i}") for i in range(6)], ended=[ended("Batch-7")])
@@ -151,7 +149,7 @@ async def test_outputs_that_share_among_themselves_say_so() -> None:
     assert "blocks    3 on the device, 1 shared with its other outputs" in lines_of(await ask_report(source, "a"))
 
 
-@pytest.mark.parametrize("error", [NotFoundError("no executor"), UnavailableError("not attached")])
+@each_row(NotFoundError("no executor"), UnavailableError("not attached"))
 async def test_an_executor_that_is_lost_meanwhile_costs_only_the_sharing(error: Exception) -> None:
     class Lost(Scripted):
         async def get_block_map(self, executor: str) -> pb.GetBlockMapResponse:
@@ -222,24 +220,21 @@ def test_without_a_request_it_says_where_ids_come_from(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == expected
 
 
-@pytest.mark.parametrize("command", [["explain", "a"], ["top", "--once"], ["top", "--json"], ["top"]])
+@each_row(["explain", "a"], ["top", "--once"], ["top", "--json"], ["top"])
 def test_nobody_at_the_address_is_one_line_with_the_remedy(
-    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: list[str], *, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OCTAVO_ADMIN_ADDRESS", "127.0.0.1:1")
     assert run(command) == 1
     assert capsys.readouterr().err == 'octavo: no scheduler answers at 127.0.0.1:1; start one with "octavo up"\n'
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--address", "50052"], "'50052' is not HOST:PORT with a port from 1 to 65535"),
-        (["--tls-cert", "x.pem"], "--tls-cert, --tls-key and --tls-server-name need --tls-ca or --tls"),
-        (["--interval", "0"], "0.0 is not in the range"),
-    ],
+@each_row(
+    (["--address", "50052"], "'50052' is not HOST:PORT with a port from 1 to 65535"),
+    (["--tls-cert", "x.pem"], "--tls-cert, --tls-key and --tls-server-name need --tls-ca or --tls"),
+    (["--interval", "0"], "0.0 is not in the range"),
 )
-def test_a_wrong_flag_is_one_line(flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_flag_is_one_line(flags: list[str], sentence: str, *, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", *flags]) == 2
     assert sentence in capsys.readouterr().err
 
@@ -249,14 +244,11 @@ def test_a_token_does_not_travel_in_plaintext(capsys: pytest.CaptureFixture[str]
     assert "the token would travel to example.org:50052 in plaintext" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("address", "url"),
-    [
-        ("10.0.0.7:50052", "http://10.0.0.7:50052/"),
-        ("unix:/run/o.sock", None),
-        ("dns:///a:1", None),
-        ("ipv4:127.0.0.1:50052", None),
-    ],
+@each_row(
+    ("10.0.0.7:50052", "http://10.0.0.7:50052/"),
+    ("unix:/run/o.sock", None),
+    ("dns:///a:1", None),
+    ("ipv4:127.0.0.1:50052", None),
 )
 def test_the_live_page_is_where_a_browser_can_go(address: str, url: str | None) -> None:
     assert AdminClient(address).url == url

@@ -5,28 +5,23 @@ from octavo.command_line import cli, run
 from octavo.commands.chat import chat
 from octavo.commands.flag_names import _FLAGS_ELSEWHERE, in_flags
 from octavo.commands.generate import generate
+from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import StandIn
 from tests.unit.octavo.test_cli import run as run_with
 
 
-@pytest.mark.parametrize(
-    ("said", "shown"),
-    [
-        ("sampling_params.top_p is 2; it must be at most 1", "--top-p is 2; it must be at most 1"),
-        ("sampling_params.banned_words is ['a']; it must be short", "--ban is ['a']; it must be short"),
-        (
-            "sampling_params.n is 3; it must be from 1 to 2 (beam_width)",
-            "--n is 3; it must be from 1 to 2 (--beam-width)",
-        ),
-        ("tenant is 'red'; it must be one of blue", "--tenant is 'red'; it must be one of blue"),
-        ("cache_salt is 'x'; it must be short", "--cache-salt is 'x'; it must be short"),
-        ("prompt is empty; it must be at least 1 token long", "prompt is empty; it must be at least 1 token long"),
-        ("messages is 61 tokens long; it must be short", "the prompt is 61 tokens long; it must be short"),
-        ("text is 9 characters long; it must be short", "the prompt is 9 characters long; it must be short"),
-        ("messages is set; it must be unset", "messages is set; it must be unset"),
-        ("it is too long (max_model_len is 64); stop it", "it is too long (max_model_len is 64); stop it"),
-        ("sampling_params.grammar is set", "sampling_params.grammar is set"),
-    ],
+@each_row(
+    ("sampling_params.top_p is 2; it must be at most 1", "--top-p is 2; it must be at most 1"),
+    ("sampling_params.banned_words is ['a']; it must be short", "--ban is ['a']; it must be short"),
+    ("sampling_params.n is 3; it must be from 1 to 2 (beam_width)", "--n is 3; it must be from 1 to 2 (--beam-width)"),
+    ("tenant is 'red'; it must be one of blue", "--tenant is 'red'; it must be one of blue"),
+    ("cache_salt is 'x'; it must be short", "--cache-salt is 'x'; it must be short"),
+    ("prompt is empty; it must be at least 1 token long", "prompt is empty; it must be at least 1 token long"),
+    ("messages is 61 tokens long; it must be short", "the prompt is 61 tokens long; it must be short"),
+    ("text is 9 characters long; it must be short", "the prompt is 9 characters long; it must be short"),
+    ("messages is set; it must be unset", "messages is set; it must be unset"),
+    ("it is too long (max_model_len is 64); stop it", "it is too long (max_model_len is 64); stop it"),
+    ("sampling_params.grammar is set", "sampling_params.grammar is set"),
 )
 def test_a_field_is_called_by_the_flag_that_sets_it(said: str, shown: str) -> None:
     assert in_flags(said, click.Context(generate)) == shown
@@ -43,25 +38,22 @@ async def test_chat_names_its_flags_too_and_goes_on(stand_in: StandIn) -> None:
     assert ended.stderr == "octavo: --top-k is -1; it must be a whole number, from 0 to 2147483647\n"
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("up --port 9999", "No such option '--port': here it is --listen HOST:PORT"),
-        ("serve smollm2 --tensor-parallel-size 2", "No such option '--tensor-parallel-size': here it is --tp"),
-        ("generate hi --num-predict 3", "No such option '--num-predict': here it is --max-tokens"),
-        ("ps", "No such command 'ps': here it is octavo top"),
-    ],
+@each_row(
+    ("up --port 9999", "No such option '--port': here it is --listen HOST:PORT"),
+    ("serve smollm2 --tensor-parallel-size 2", "No such option '--tensor-parallel-size': here it is --tp"),
+    ("generate hi --num-predict 3", "No such option '--num-predict': here it is --max-tokens"),
+    ("ps", "No such command 'ps': here it is octavo top"),
 )
 def test_a_name_of_another_server_is_answered_with_the_one_here(
-    line: str, said: str, capsys: pytest.CaptureFixture[str]
+    line: str, said: str, *, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(line.split()) == 2
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["up", "demo"])
+@each_row("up", "demo")
 def test_a_flag_that_each_service_has_for_itself_is_answered_with_how_it_is_set(
-    command: str, capsys: pytest.CaptureFixture[str]
+    command: str, *, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([command, "--tls-cert", "x"]) == 2
     assert capsys.readouterr().err == (

@@ -13,6 +13,7 @@ from octavo import LLM, SamplingParams
 from octavo.errors import InvalidRequestError, LocalServiceError, RequestAbortedError
 from octavo.local import LocalServices
 from octavo.outputs import ChatMessage, FailedRequest
+from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import StandIn
 
 Answer = TypeVar("Answer")
@@ -163,25 +164,23 @@ async def test_sampling_parameters_are_keywords_too_and_win(stand_in: StandIn, m
     }
 
 
-@pytest.mark.parametrize(
-    ("prompts", "sent"),
-    [
-        ("a", ["a"]),
-        ([], []),
-        ([1, 2], [[1, 2]]),
-        ([[1, 2], [3]], [[1, 2], [3]]),
-        ((text for text in ("a", "b")), ["a", "b"]),
-        (numpy.array([1, 2]), [[1, 2]]),
-        (numpy.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
-        ([numpy.array([1], dtype=numpy.uint8), numpy.array([2, 3])], [[1], [2, 3]]),
-        ([numpy.int64(1), numpy.int32(2)], [[1, 2]]),
-        (torch.tensor([[1, 2]]), [[1, 2]]),
-        (numpy.array(["a", "b"]), ["a", "b"]),
-    ],
+@each_row(
+    ("a", ["a"]),
+    ([], []),
+    ([1, 2], [[1, 2]]),
+    ([[1, 2], [3]], [[1, 2], [3]]),
+    ((text for text in ("a", "b")), ["a", "b"]),
+    (numpy.array([1, 2]), [[1, 2]]),
+    (numpy.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+    ([numpy.array([1], dtype=numpy.uint8), numpy.array([2, 3])], [[1], [2, 3]]),
+    ([numpy.int64(1), numpy.int32(2)], [[1, 2]]),
+    (torch.tensor([[1, 2]]), [[1, 2]]),
+    (numpy.array(["a", "b"]), ["a", "b"]),
 )
 async def test_texts_lists_and_arrays_are_prompts(
-    prompts: Any, sent: list[object], stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    prompts: Any, sent: list[object], *, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stand_in.requests.clear()
     await ask(stand_in, monkeypatch, lambda llm: llm.generate(prompts, progress=False))
     arrived = [request.text or list(request.token_ids.ids) for request in stand_in.requests]
     assert sorted(arrived, key=str) == sent
@@ -230,14 +229,8 @@ WRONG_CALLS: list[tuple[Callable[[Any], object], str]] = [
         lambda llm: llm.generate(["a", "b"], [SamplingParams()]),
         "the list sampling_params has 1 for 2 prompts; give one, or",
     ),
-    (
-        lambda llm: llm.generate(b"x"),
-        "prompts is bytes; it must be a text, a list of texts, or lists of token ids; de",
-    ),
-    (
-        lambda llm: llm.generate(["a", b"x"]),
-        "prompts[1] is bytes; it must be text, a list of token ids, or a conversa",
-    ),
+    (lambda llm: llm.generate(b"x"), "prompts is bytes; it must be a text, a list of texts, or lists of token ids; de"),
+    (lambda llm: llm.generate(["a", b"x"]), "prompts[1] is bytes; it must be text, a list of token ids, or a conversa"),
     (lambda llm: llm.generate(None), "prompts is None; it must be a text, a list of texts, or lists of token ids"),
     (lambda llm: llm.generate(7), "prompts is 7; it must be a text, a list of texts, or lists of token ids"),
     (
@@ -250,10 +243,7 @@ WRONG_CALLS: list[tuple[Callable[[Any], object], str]] = [
     ),
     (lambda llm: llm.generate([1, 2.5]), "prompts[1] is 2.5; a token id is a whole number from 0 to 2,147,483,647"),
     (lambda llm: llm.generate([[1], [2**31]]), "prompts[1][0] is 2147483648; a token id is a whole number from 0 to"),
-    (
-        lambda llm: llm.generate([["a"]]),
-        "prompts is a list of texts; it is the place of one prompt: it must be text",
-    ),
+    (lambda llm: llm.generate([["a"]]), "prompts is a list of texts; it is the place of one prompt: it must be text"),
     (lambda llm: llm.generate("a\ud800"), "prompts has half of a character, U+D800 at 1, which is no Unicode text"),
     (lambda llm: llm.generate([HELLO]), "prompts[0] is a message; `chat` answers conversations, `generate` takes text"),
     (
@@ -299,9 +289,9 @@ WRONG_CALLS: list[tuple[Callable[[Any], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "sentence"), WRONG_CALLS, ids=[sentence[:40] for _, sentence in WRONG_CALLS])
+@each_row(*WRONG_CALLS)
 async def test_a_wrong_call_is_one_sentence_before_anything_is_sent(
-    call: Callable[[Any], Any], sentence: str, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    call: Callable[[Any], Any], sentence: str, *, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises((InvalidRequestError, TypeError)) as caught:
         await ask(stand_in, monkeypatch, call)

@@ -13,6 +13,7 @@ from octavo.child_process import ChildProcess
 from octavo.errors import LocalServiceError
 from octavo.local import LocalServices
 from octavo.local_options import LocalOptions
+from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
 from tests.unit.octavo.programs import program
 
@@ -335,7 +336,7 @@ def test_settings_become_flags_and_absent_ones_stay_with_the_services() -> None:
     ]
 
 
-@pytest.mark.parametrize("model", ["", "./nowhere", "/no/where", "a b", "model.gguf"])
+@each_row("", "./nowhere", "/no/where", "a b", "model.gguf")
 def test_what_can_be_no_model_is_refused_before_anything_starts(model: str) -> None:
     with pytest.raises(LocalServiceError):
         LocalOptions(model)

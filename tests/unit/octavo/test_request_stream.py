@@ -18,6 +18,7 @@ from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.outputs import Accepted, Delta, FailedRequest, Finished
 from octavo.request_stream import MAX_MESSAGES_ON_THEIR_WAY, MAX_UNWRITTEN_REQUESTS, RequestStream
+from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import StandIn
 
 Requests: TypeAlias = AsyncIterator[pb.StreamRequestsRequest]
@@ -85,7 +86,7 @@ async def test_a_stream_that_breaks_in_the_middle_says_why_to_whoever_iterates_a
                 await further
 
 
-@pytest.mark.parametrize("submits_first", [True, False])
+@each_row(True, False)
 async def test_a_scheduler_without_the_call_is_told_apart_in_one_sentence(submits_first: bool) -> None:
     sentence = r"^the server at 127.0.0.1:\d+ does not know this call; .* or update that scheduler$"
     async with client_of(None) as client:
@@ -122,8 +123,8 @@ async def test_nothing_is_submitted_behind_the_last_one_or_outside_the_stream(st
             assert isinstance((await all_of(stream))[-1][1], Finished)
 
 
-@pytest.mark.parametrize("closes", ["the stream", "the client"])
-async def test_closing_early_ends_the_call_and_the_iteration_of_others(stand_in: StandIn, closes: str) -> None:
+@each_row("the stream", "the client")
+async def test_closing_early_ends_the_call_and_the_iteration_of_others(closes: str, *, stand_in: StandIn) -> None:
     async with Client(stand_in.address) as client:
         stream = client.request_stream()
         await stream.__aenter__()
@@ -262,15 +263,12 @@ async def test_leaving_many_early_cancels_the_call(stand_in: StandIn) -> None:
         await asyncio.wait_for(stand_in.call_ended.wait(), 10)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"max_in_flight": 0}, "max_in_flight is 0; it must be at least 1"),
-        ({"sampling_params": [None, None]}, "the list sampling_params has 2 for 1 prompts"),
-    ],
+@each_row(
+    ({"max_in_flight": 0}, "max_in_flight is 0; it must be at least 1"),
+    ({"sampling_params": [None, None]}, "the list sampling_params has 2 for 1 prompts"),
 )
 async def test_wrong_arguments_are_refused_before_anything_is_sent(
-    stand_in: StandIn, arguments: dict[str, Any], sentence: str
+    arguments: dict[str, Any], sentence: str, *, stand_in: StandIn
 ) -> None:
     async with Client(stand_in.address) as client:
         with pytest.raises(InvalidRequestError, match=sentence):

@@ -5,10 +5,9 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from octavo.child_process import ChildProcess
 from octavo.restarts import RestartPolicy, Restarts
+from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
 from tests.unit.octavo.programs import program
 
@@ -123,9 +122,6 @@ async def test_the_last_words_of_an_earlier_process_are_not_those_of_a_later_one
     await child.stop(grace_s=1)
 
 
-@pytest.mark.parametrize(
-    ("num_restarts", "share", "pause_s"),
-    [(0, 0.0, 0.25), (0, 1.0, 0.5), (3, 1.0, 4.0), (6, 1.0, 30.0), (5000, 0.0, 15.0)],
-)
+@each_row((0, 0.0, 0.25), (0, 1.0, 0.5), (3, 1.0, 4.0), (6, 1.0, 30.0), (5000, 0.0, 15.0))
 def test_pauses_grow_up_to_a_limit(num_restarts: int, share: float, pause_s: float) -> None:
     assert RestartPolicy().pause_s(num_restarts, share) == pause_s

@@ -20,6 +20,7 @@ from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.outputs import Accepted, Delta, Event, Finished, FinishReason, Output, Provenance, Usage
 from octavo.resumption import ResumableRequest, ResumeWindow
+from tests.support.each_row import each_row
 
 LOST = UnavailableError("the connection to the scheduler at a:1 was lost")
 
@@ -123,7 +124,7 @@ def test_a_continuation_says_who_made_the_last_of_the_answer() -> None:
     assert (continuation.numerics_id, continuation.weights_digest) == ("one", "digest")
 
 
-@pytest.mark.parametrize("shows", [True, False])
+@each_row(True, False)
 def test_an_answer_of_two_calls_has_the_spans_of_both_for_who_asked(shows: bool) -> None:
     request = ResumableRequest(text_request(), window(), shows_provenance=shows)
     request.message()
@@ -180,9 +181,7 @@ def test_a_scheduler_that_does_not_know_the_accepted_length_is_asked_without_it(
     assert request.message().continuation.max_model_len == 200  # the next one may know it
 
 
-@pytest.mark.parametrize(
-    "error", [InvalidRequestError("field 14 of GenerateRequest is unknown"), RequestExistsError("'mine' is in use")]
-)
+@each_row(InvalidRequestError("field 14 of GenerateRequest is unknown"), RequestExistsError("'mine' is in use"))
 def test_a_continuation_that_is_refused_is_unavailable_and_says_what_was_lost_and_why(error: OctavoError) -> None:
     request = begun()
     request.pause_s(LOST, 0.0)
@@ -192,9 +191,8 @@ def test_a_continuation_that_is_refused_is_unavailable_and_says_what_was_lost_an
     assert str(caught.value) == f"{LOST}, and the answer, cut after 2 tokens, cannot go on: {error}"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [DeadlineError("over"), RequestAbortedError("aborted"), LostTooOftenError("lost"), TlsHandshakeError("a:1", "")],
+@each_row(
+    DeadlineError("over"), RequestAbortedError("aborted"), LostTooOftenError("lost"), TlsHandshakeError("a:1", "")
 )
 def test_what_no_other_call_can_mend_is_raised_as_it_is(error: OctavoError) -> None:
     request = begun()
@@ -215,7 +213,7 @@ def test_a_continuation_waits_as_long_as_a_full_queue_asks_for() -> None:
         request.pause_s(OverloadedError("the queue is full", retry_after_s=2.5), 2.0)
 
 
-@pytest.mark.parametrize("told", [pb.Accepted(request_id="mine"), accepted()])
+@each_row(pb.Accepted(request_id="mine"), accepted())
 def test_what_an_earlier_scheduler_accepted_is_not_continued(told: pb.Accepted) -> None:
     request = ResumableRequest(text_request(), window())
     request.message()

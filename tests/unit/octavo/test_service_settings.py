@@ -18,6 +18,7 @@ from octavo.local_options import LocalOptions
 from octavo.service_settings import CONFIG_CLASSES, plain_names
 from scheduler_svc.config import SchedulerConfig
 from shared.config import ConfigError, load_config
+from tests.support.each_row import each_row
 
 # These belong to one of the two services, which must be named.
 OF_ONE_SERVICE = {"listen", "health_listen", "metrics_listen", "tls_cert", "tls_key", "tls_client_ca"}
@@ -44,7 +45,7 @@ def test_every_setting_can_be_given_by_its_name_or_with_that_of_its_service() ->
     assert every_name - set(plain_names()) == OF_ONE_SERVICE | FIXED
 
 
-@pytest.mark.parametrize("command", [up, demo])
+@each_row(up, demo)
 def test_every_setting_with_a_name_of_its_own_is_a_flag(command: click.Command) -> None:
     assert set(plain_names()) - {"admin_listen", "openai_listen"} <= {param.name for param in command.params}
 
@@ -85,25 +86,22 @@ def test_flags_and_keywords_reach_the_services_alike(started: list[LocalOptions]
     assert (scheduler.policy, scheduler.prefix_caching, scheduler.log_level) == ("priority", False, "debug")
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"block_size_tokens": 0}, "block_size_tokens is 0; it must be at least 1"),
-        ({"kv_cache_gib": "much"}, "kv_cache_gib is much; it must be a number"),
-        ({"policy": "prio"}, "policy is prio; it must be one of 'fcfs' or 'priority'"),
-        ({"tenant_weights": 7}, "tenant_weights is 7; it must be a list"),
-        ({"tp": 1.5, "max_beam_width": 1}, "tp is 1.5; it must be a whole number; max_beam_width is 1; it must be at"),
-        ({"executor": {"tp": 0}}, "executor.tp is 0; it must be at least 1"),
-        ({"executor": {"block_size": 3}}, "executor.block_size is not a setting; did you mean executor.block_size_tok"),
-        (
-            {"scheduler": {"vllm_engine": True}},
-            "scheduler.vllm_engine is not a setting any more: clients of OpenAI's API",
-        ),
-        ({"executor": {"policy": "fcfs"}}, "executor.policy is not a setting of the executor; it is scheduler.policy"),
-        ({"scheduler": {"executor": "a:1"}}, "scheduler.executor cannot be set: Octavo sets it itself"),
-        ({"executor": "127.0.0.1:1"}, "executor is a str; it must be a dict of settings, such as {'log_level':"),
-        ({"tokens_file": "x"}, "scheduler.tokens_file is set, but this process calls the scheduler in plaintext"),
-    ],
+@each_row(
+    ({"block_size_tokens": 0}, "block_size_tokens is 0; it must be at least 1"),
+    ({"kv_cache_gib": "much"}, "kv_cache_gib is much; it must be a number"),
+    ({"policy": "prio"}, "policy is prio; it must be one of 'fcfs' or 'priority'"),
+    ({"tenant_weights": 7}, "tenant_weights is 7; it must be a list"),
+    ({"tp": 1.5, "max_beam_width": 1}, "tp is 1.5; it must be a whole number; max_beam_width is 1; it must be at"),
+    ({"executor": {"tp": 0}}, "executor.tp is 0; it must be at least 1"),
+    ({"executor": {"block_size": 3}}, "executor.block_size is not a setting; did you mean executor.block_size_tok"),
+    (
+        {"scheduler": {"vllm_engine": True}},
+        "scheduler.vllm_engine is not a setting any more: clients of OpenAI's API",
+    ),
+    ({"executor": {"policy": "fcfs"}}, "executor.policy is not a setting of the executor; it is scheduler.policy"),
+    ({"scheduler": {"executor": "a:1"}}, "scheduler.executor cannot be set: Octavo sets it itself"),
+    ({"executor": "127.0.0.1:1"}, "executor is a str; it must be a dict of settings, such as {'log_level':"),
+    ({"tokens_file": "x"}, "scheduler.tokens_file is set, but this process calls the scheduler in plaintext"),
 )
 def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LocalServiceError) as caught:
@@ -111,18 +109,15 @@ def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], sentence: str
     assert str(caught.value).startswith(sentence)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("m", {"block_size": 32}), "LLM: block_size is not a setting; did you mean block_size_tokens?"),
-        (("m", {"colour": "red"}), "LLM: colour is not a setting"),
-        (("m", {"gateway_tenant": "web"}), "LLM: gateway_tenant is not a setting any more: the token of a client says"),
-        (
-            ("m", {"metrics_listen": "a:1"}),
-            "LLM: metrics_listen belongs to one service: say executor={'metrics_listen': ...} or scheduler={'metrics",
-        ),
-        ((7, {}), "LLM: model is an int; it must be a Hugging Face directory, a hub id, or the name of a demo model"),
-    ],
+@each_row(
+    (("m", {"block_size": 32}), "LLM: block_size is not a setting; did you mean block_size_tokens?"),
+    (("m", {"colour": "red"}), "LLM: colour is not a setting"),
+    (("m", {"gateway_tenant": "web"}), "LLM: gateway_tenant is not a setting any more: the token of a client says"),
+    (
+        ("m", {"metrics_listen": "a:1"}),
+        "LLM: metrics_listen belongs to one service: say executor={'metrics_listen': ...} or scheduler={'metrics",
+    ),
+    ((7, {}), "LLM: model is an int; it must be a Hugging Face directory, a hub id, or the name of a demo model"),
 )
 def test_an_argument_that_llm_does_not_have_is_a_type_error(
     arguments: tuple[Any, dict[str, Any]], sentence: str
@@ -133,17 +128,14 @@ def test_an_argument_that_llm_does_not_have_is_a_type_error(
     assert str(caught.value).startswith(sentence)
 
 
-@pytest.mark.parametrize(
-    ("flags", "service"),
-    [
-        ("--block-size-tokens 0", ExecutorConfig),
-        ("--max-num-seqs 4096", ExecutorConfig),
-        ("--lease-s soon", SchedulerConfig),
-        ("--executor-tls-server-name x", SchedulerConfig),
-    ],
+@each_row(
+    ("--block-size-tokens 0", ExecutorConfig),
+    ("--max-num-seqs 4096", ExecutorConfig),
+    ("--lease-s soon", SchedulerConfig),
+    ("--executor-tls-server-name x", SchedulerConfig),
 )
 def test_the_command_line_says_what_the_service_itself_would(
-    flags: str, service: Any, capsys: pytest.CaptureFixture[str]
+    flags: str, service: Any, *, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(service, ["--model", "m", *flags.split()] if service is ExecutorConfig else flags.split(), {})
@@ -152,8 +144,10 @@ def test_the_command_line_says_what_the_service_itself_would(
     assert capsys.readouterr().err == f'octavo: {mistake}; see "octavo up --help"\n'
 
 
-@pytest.mark.parametrize("flag", ["--vllm-engine", "--no-vllm-engine"])
-def test_a_flag_of_a_setting_that_was_removed_says_what_to_use(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+@each_row("--vllm-engine", "--no-vllm-engine")
+def test_a_flag_of_a_setting_that_was_removed_says_what_to_use(
+    flag: str, *, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["up", "--model", "some/model", flag]) == 2
     assert (
         f"{flag} is not a flag any more: clients of OpenAI's API use the port of --openai-listen"
@@ -161,9 +155,9 @@ def test_a_flag_of_a_setting_that_was_removed_says_what_to_use(flag: str, capsys
     )
 
 
-@pytest.mark.parametrize("assignment", ["policy=fcfs", "executor.tp", "gateway.tp=1"])
+@each_row("policy=fcfs", "executor.tp", "gateway.tp=1")
 def test_an_assignment_without_its_service_or_value_is_refused(
-    assignment: str, capsys: pytest.CaptureFixture[str]
+    assignment: str, *, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["up", "--model", "some/model", "--set", assignment]) == 2
     assert f"{assignment!r} is not SERVICE.NAME=VALUE, such as executor.log_level=debug" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from octavo.commands import waiting as waiting_module
 from octavo.commands.answer import say_if_cut_short
 from octavo.commands.waiting import WaitingStatus
 from octavo.outputs import FinishReason, Output, Usage
+from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import StandIn
 from tests.unit.octavo.test_cli import Ended, run
 
@@ -151,36 +152,30 @@ async def test_generate_shows_it_on_stderr_of_a_terminal_and_keeps_stdout_clean(
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (
-            ["--max-tokens", "9"],
-            "octavo: only 4 of --max-tokens 9 fit: prompt and answer together have at most 11 tokens here",
-        ),
-        (["--max-tokens", "9", "--no-stream"], "octavo: only 4 of --max-tokens 9 fit: "),
-        (["--max-tokens", "9", "--json"], "octavo: only 4 of --max-tokens 9 fit: "),
-        (["--max-tokens", "4"], "octavo: stopped at 4 tokens; --max-tokens N allows more\n"),
-        ([], "octavo: stopped at 4 tokens: prompt and answer together have at most 11 tokens here"),
-    ],
+@each_row(
+    (
+        ["--max-tokens", "9"],
+        "octavo: only 4 of --max-tokens 9 fit: prompt and answer together have at most 11 tokens here",
+    ),
+    (["--max-tokens", "9", "--no-stream"], "octavo: only 4 of --max-tokens 9 fit: "),
+    (["--max-tokens", "9", "--json"], "octavo: only 4 of --max-tokens 9 fit: "),
+    (["--max-tokens", "4"], "octavo: stopped at 4 tokens; --max-tokens N allows more\n"),
+    ([], "octavo: stopped at 4 tokens: prompt and answer together have at most 11 tokens here"),
 )
-async def test_max_tokens_that_do_not_fit_are_named_once(flags: list[str], said: str, stand_in: StandIn) -> None:
+async def test_max_tokens_that_do_not_fit_are_named_once(flags: list[str], said: str, *, stand_in: StandIn) -> None:
     ended = await run("generate", "long", *flags, "--address", stand_in.address)
     assert ended.status == 0
     assert ended.stderr.startswith(said)
     assert ended.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "max_tokens", "said"),
-    [
-        (512, None, "octavo: stopped at 512 tokens; --max-tokens N allows more\n"),
-        (600, None, "octavo: stopped at 600 tokens; --max-tokens N allows more\n"),  # --min-tokens 600
-        (512, 512, "octavo: stopped at 512 tokens; --max-tokens N allows more\n"),
-    ],
+@each_row(
+    (512, None, "octavo: stopped at 512 tokens; --max-tokens N allows more\n"),
+    (600, None, "octavo: stopped at 600 tokens; --max-tokens N allows more\n"),  # --min-tokens 600
+    (512, 512, "octavo: stopped at 512 tokens; --max-tokens N allows more\n"),
 )
 def test_an_answer_that_its_limit_ends_is_said_to_be_cut(
-    num_tokens: int, max_tokens: int | None, said: str, capsys: pytest.CaptureFixture[str]
+    num_tokens: int, max_tokens: int | None, said: str, *, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = Output(0, "", tuple(range(num_tokens)), (), FinishReason.LENGTH, None)
 

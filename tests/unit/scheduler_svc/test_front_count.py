@@ -9,6 +9,7 @@ import pytest
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.front_count import cgroup_limits, choose_fronts, fronts_for, usable_cpus
 from shared.config import ConfigError, load_config
+from tests.support.each_row import each_row
 
 
 @pytest.fixture
@@ -33,15 +34,13 @@ def test_a_number_is_taken_as_it_is() -> None:
     assert SchedulerConfig.model_validate({"fronts": 64}).num_fronts == 64
 
 
-@pytest.mark.parametrize("wrong", ["-1", "65", "some", "1.5", ""])
+@each_row("-1", "65", "some", "1.5", "")
 def test_anything_else_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError, match="of the form that --help describes"):
         load_config(SchedulerConfig, [f"--fronts={wrong}"], {})
 
 
-@pytest.mark.parametrize(
-    ("cpus", "number"), [(0.5, 0), (2, 0), (3.9, 0), (4, 2), (5, 2), (6, 3), (7.5, 3), (8, 4), (14, 7), (128, 7)]
-)
+@each_row((0.5, 0), (2, 0), (3.9, 0), (4, 2), (5, 2), (6, 3), (7.5, 3), (8, 4), (14, 7), (128, 7))
 def test_auto_is_half_of_the_cpus_and_none_on_few(cpus: float, number: int) -> None:
     assert fronts_for(cpus) == number
 

@@ -1,11 +1,13 @@
 """The number of a core: it rises until an executor has granted it, and nothing absurd is believed."""
 
 import asyncio
+from itertools import product
 
 import pytest
 
 from scheduler_svc.incarnation import Incarnation, SupersededError
 from shared.errors import FencedError, InvalidFieldError
+from tests.support.each_row import each_row
 
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
@@ -16,14 +18,11 @@ def incarnation(clock_ms: int = NOW_MS) -> Incarnation:
     return Incarnation("one", lambda: clock_ms / 1000)
 
 
-@pytest.mark.parametrize(
-    ("told", "number"),
-    [
-        (0, NOW_MS),  # nobody knows another core
-        (NOW_MS - 1, NOW_MS),
-        (NOW_MS, NOW_MS + 1),
-        (NOW_MS + HOUR_MS, NOW_MS + HOUR_MS + 1),  # our clock is slow
-    ],
+@each_row(
+    (0, NOW_MS),  # nobody knows another core
+    (NOW_MS - 1, NOW_MS),
+    (NOW_MS, NOW_MS + 1),
+    (NOW_MS + HOUR_MS, NOW_MS + HOUR_MS + 1),  # our clock is slow
 )
 def test_a_core_that_was_granted_nothing_is_later_than_every_core_that_it_is_told_of(told: int, number: int) -> None:
     own = incarnation()
@@ -55,8 +54,7 @@ async def test_what_may_not_end_a_core_is_refused_and_no_more() -> None:
     waiting.cancel()
 
 
-@pytest.mark.parametrize("told", [2**64 - 1, NOW_MS + 11 * YEAR_MS])
-@pytest.mark.parametrize("is_granted", [False, True])
+@each_row(*product([2**64 - 1, NOW_MS + 11 * YEAR_MS], [False, True]))
 def test_an_absurd_number_is_refused_and_changes_nothing(told: int, is_granted: bool) -> None:
     own = incarnation()
     if is_granted:

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from shared.batch_table import BatchTable
 from shared.step import NO_LOGPROBS, UNKNOWN_TOKEN, Admission, Fork, SamplingRow, TableDelta, no_slots, pairs
 from shared.token_rules import TokenRules
+from tests.support.each_row import each_row
 from tests.support.tables import admission, decoding_table, small_table
 
 
@@ -162,7 +162,7 @@ def test_a_fork_shares_blocks_and_gets_its_own_token_from_the_parents_row() -> N
 CHILD = Fork(parent_slot=0, slot=3, generation=1, sampling=SamplingRow())
 
 
-@pytest.mark.parametrize("delta", [TableDelta(forks=(CHILD,)), TableDelta(beam_forks=(CHILD,))], ids=["fork", "beam"])
+@each_row(TableDelta(forks=(CHILD,)), TableDelta(beam_forks=(CHILD,)))
 def test_a_fork_has_the_salt_and_the_rules_of_its_parent_and_answers_no_prompt(delta: TableDelta) -> None:
     table, rules = small_table(), TokenRules(banned_token_ids=slots(7))
     parent = admission(num_tokens=2)
@@ -233,19 +233,15 @@ def test_views_are_copies() -> None:
     assert table.blocks_of(0).tolist() == [0]
 
 
-@pytest.mark.parametrize(
-    "delta",
-    [
-        TableDelta(released_slots=slots(1)),
-        TableDelta(appended_blocks=pairs((1, 5))),
-        TableDelta(replaced_blocks=pairs((1, 0, 5))),
-        TableDelta(appended_tokens=pairs((1, 5))),
-        TableDelta(deactivated_slots=slots(0)),
-        TableDelta(prefill_chunks=pairs((1, 1))),
-        TableDelta(admissions=(admission(slot=2),)),
-        TableDelta(forks=(Fork(0, 3, 1, SamplingRow()),)),
-    ],
-    ids=["release", "append block", "replace block", "append token", "deactivate", "chunk", "admit", "fork"],
+@each_row(
+    TableDelta(released_slots=slots(1)),
+    TableDelta(appended_blocks=pairs((1, 5))),
+    TableDelta(replaced_blocks=pairs((1, 0, 5))),
+    TableDelta(appended_tokens=pairs((1, 5))),
+    TableDelta(deactivated_slots=slots(0)),
+    TableDelta(prefill_chunks=pairs((1, 1))),
+    TableDelta(admissions=(admission(slot=2),)),
+    TableDelta(forks=(Fork(0, 3, 1, SamplingRow()),)),
 )
 def test_digest_differs_after_any_change(delta: TableDelta) -> None:
     changed, unchanged = decoding_table(), decoding_table()
@@ -256,19 +252,15 @@ def test_digest_differs_after_any_change(delta: TableDelta) -> None:
     assert changed.digest() != unchanged.digest()
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        admission(slot=1),
-        admission(num_prompt_tokens=2),
-        admission(num_computed_tokens=1),
-        admission(blocks=(1,)),
-        admission(sampling=SamplingRow(seed=1)),
-        replace(admission(), cache_salt=5),
-        replace(admission(), token_rules=TokenRules(banned_token_ids=slots(7))),
-        replace(admission(), num_prompt_logprobs=0),
-    ],
-    ids=["slot", "prompt", "computed", "blocks", "sampling", "salt", "rules", "prompt logprobs"],
+@each_row(
+    admission(slot=1),
+    admission(num_prompt_tokens=2),
+    admission(num_computed_tokens=1),
+    admission(blocks=(1,)),
+    admission(sampling=SamplingRow(seed=1)),
+    replace(admission(), cache_salt=5),
+    replace(admission(), token_rules=TokenRules(banned_token_ids=slots(7))),
+    replace(admission(), num_prompt_logprobs=0),
 )
 def test_digest_covers_each_part_of_an_admission(entry: Admission) -> None:
     table, other = small_table(), small_table()

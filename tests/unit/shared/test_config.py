@@ -10,6 +10,7 @@ from scheduler_svc.client_side_config import FrontConfig
 from scheduler_svc.config import SchedulerConfig
 from shared.config import ConfigError, load_config, load_config_or_exit
 from shared.service_config import ServiceConfig
+from tests.support.each_row import each_row
 
 
 class SampleConfig(ServiceConfig):
@@ -105,15 +106,12 @@ def test_the_prefix_of_all_variables_makes_none_of_them_near() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("flag", "hint"),
-    [
-        ("--listn", "did you mean --listen?"),
-        ("--no-prefix-cachin", "did you mean --no-prefix-caching?"),
-        ("--confg", "did you mean --config?"),
-        ("--verson", "did you mean --version?"),
-        ("--colour", "--help lists all"),
-    ],
+@each_row(
+    ("--listn", "did you mean --listen?"),
+    ("--no-prefix-cachin", "did you mean --no-prefix-caching?"),
+    ("--confg", "did you mean --config?"),
+    ("--verson", "did you mean --version?"),
+    ("--colour", "--help lists all"),
 )
 def test_a_flag_that_no_service_has_is_met_with_the_nearest_one(flag: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -121,8 +119,8 @@ def test_a_flag_that_no_service_has_is_met_with_the_nearest_one(flag: str, hint:
     assert caught.value.mistakes == (f"{flag} is not a flag; {hint}",)
 
 
-@pytest.mark.parametrize("config_class", [SchedulerConfig, FrontConfig])
-def test_a_setting_that_was_removed_says_what_to_use(config_class: type[ServiceConfig], tmp_path: Path) -> None:
+@each_row(SchedulerConfig, FrontConfig)
+def test_a_setting_that_was_removed_says_what_to_use(config_class: type[ServiceConfig], *, tmp_path: Path) -> None:
     service = config_class.service
     path = write_toml(tmp_path, f"[{service}]\ngateway_tenant = 'web'\nvllm_engine = true\n")
     prefix = f"OCTAVO_{service.upper()}_"
@@ -144,8 +142,8 @@ def test_a_setting_that_was_removed_says_what_to_use(config_class: type[ServiceC
     )
 
 
-@pytest.mark.parametrize("config_class", [SchedulerConfig, ExecutorConfig, FakeConfig])
-def test_version_is_that_of_octavo(config_class: type[ServiceConfig], capsys: pytest.CaptureFixture[str]) -> None:
+@each_row(SchedulerConfig, ExecutorConfig, FakeConfig)
+def test_version_is_that_of_octavo(config_class: type[ServiceConfig], *, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         load_config(config_class, ["--version"], {})
     assert caught.value.code == 0
@@ -158,10 +156,7 @@ def test_unknown_variable_is_a_mistake_with_a_suggestion() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("variable", "meant"),
-    [("OCTAVO_DEVICE", "OCTAVO_EXECUTOR_DEVICE"), ("OCTAVO_MAX_NUM_SEQ", "OCTAVO_EXECUTOR_MAX_NUM_SEQS")],
-)
+@each_row(("OCTAVO_DEVICE", "OCTAVO_EXECUTOR_DEVICE"), ("OCTAVO_MAX_NUM_SEQ", "OCTAVO_EXECUTOR_MAX_NUM_SEQS"))
 def test_a_variable_without_the_name_of_its_service_is_a_mistake(variable: str, meant: str) -> None:
     assert mistakes(**{variable: "1"}) == [f"{variable} is not a setting; did you mean {meant}?"]
 
@@ -209,18 +204,15 @@ def test_wrong_values_name_the_place_they_came_from(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("argv", "mistake"),
-    [
-        (("--max-num-seqs", "0"), "--max-num-seqs is 0; it must be at least 1"),
-        (("--max-num-seqs", "many"), "--max-num-seqs is many; it must be a whole number"),
-        (("--step-ms", "0"), "--step-ms is 0; it must be more than 0"),
-        (("--max-message-bytes", "2147483648"), "--max-message-bytes is 2147483648; it must be less than 2147483648"),
-        (("--is-fast", "--device", "cuda"), "is_fast needs the device cpu"),
-        (("stray",), "unexpected argument 'stray'"),
-        (("--device",), "argument --device: expected one argument"),
-        (("--config", "/nowhere.toml"), "cannot read the configuration file /nowhere.toml: No such file or directory"),
-    ],
+@each_row(
+    (("--max-num-seqs", "0"), "--max-num-seqs is 0; it must be at least 1"),
+    (("--max-num-seqs", "many"), "--max-num-seqs is many; it must be a whole number"),
+    (("--step-ms", "0"), "--step-ms is 0; it must be more than 0"),
+    (("--max-message-bytes", "2147483648"), "--max-message-bytes is 2147483648; it must be less than 2147483648"),
+    (("--is-fast", "--device", "cuda"), "is_fast needs the device cpu"),
+    (("stray",), "unexpected argument 'stray'"),
+    (("--device",), "argument --device: expected one argument"),
+    (("--config", "/nowhere.toml"), "cannot read the configuration file /nowhere.toml: No such file or directory"),
 )
 def test_each_wrong_flag_is_one_sentence(argv: tuple[str, ...], mistake: str) -> None:
     assert mistakes(*argv) == [mistake]
@@ -256,18 +248,18 @@ def test_help_shows_description_default_and_variable(capsys: pytest.CaptureFixtu
     assert "Time, 100% of it. (default: 0.5) [OCTAVO_EXECUTOR_STEP_MS]" in text
 
 
-@pytest.mark.parametrize("config_class", [ExecutorConfig, FakeConfig])
+@each_row(ExecutorConfig, FakeConfig)
 def test_every_setting_has_a_description(config_class: type[ServiceConfig]) -> None:
     assert [name for name, info in config_class.model_fields.items() if not info.description] == []
 
 
-@pytest.mark.parametrize("address", ["50061", "127.0.0.1:65536", "127.0.0.1:99999", "127.0.0.1:"])
+@each_row("50061", "127.0.0.1:65536", "127.0.0.1:99999", "127.0.0.1:")
 def test_a_wrong_address_names_the_form(address: str) -> None:
     with pytest.raises(ConfigError, match=f"--listen is {address}; it must be host:port, with a port from 0 to 65535"):
         load_config(FakeConfig, ["--listen", address], {})
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:50061", "host:65535"])
+@each_row("127.0.0.1:0", "[::1]:50061", "host:65535")
 def test_a_right_address_is_taken(address: str) -> None:
     assert load_config(FakeConfig, ["--listen", address], {}).listen == address
 

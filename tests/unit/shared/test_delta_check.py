@@ -1,6 +1,7 @@
 """Every delta that does not fit is refused, in one sentence, and changes nothing."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from shared.batch_table import BatchTable
 from shared.errors import InvalidStepError
 from shared.step import Fork, SamplingRow, TableDelta, pairs
 from shared.token_rules import TokenRules
+from tests.support.each_row import each_row
 from tests.support.sampling_ranges import AT_THE_ENDS, OUT_OF_RANGE
 from tests.support.tables import admission, assert_columns_equal, columns, decoding_table
 
@@ -46,10 +48,7 @@ REFUSED = {
     "release of a free slot": (TableDelta(released_slots=slots(2)), "slot 2 is released but not live"),
     "release twice": (TableDelta(released_slots=slots(1, 1)), "slot 1 is released twice$"),
     "admission to a live slot": (admitting(slot=1, generation=2), "slot 1 is admitted but live"),
-    "admission twice": (
-        TableDelta(admissions=(admission(slot=2), admission(slot=2))),
-        "slot 2 is admitted but live",
-    ),
+    "admission twice": (TableDelta(admissions=(admission(slot=2), admission(slot=2))), "slot 2 is admitted but live"),
     "admission beyond the slots": (admitting(slot=4), "slot 4 is admitted; slots are 0 to 3"),
     "admission to a negative slot": (admitting(slot=-1), "slot -1 is admitted; slots are 0 to 3"),
     "admission with an old generation": (admitting(generation=0), "slot 2 is admitted with generation 0 after 0"),
@@ -98,10 +97,7 @@ REFUSED = {
         "slot 1 is given block 8; blocks are 0 to 7$",
     ),
     "block for a free slot": (TableDelta(appended_blocks=pairs((2, 5))), "slot 2 is given a block but not live"),
-    "unknown block": (
-        TableDelta(appended_blocks=pairs((0, 5), (1, 8))),
-        "slot 1 is given block 8; blocks are 0 to 7$",
-    ),
+    "unknown block": (TableDelta(appended_blocks=pairs((0, 5), (1, 8))), "slot 1 is given block 8; blocks are 0 to 7$"),
     "more blocks than a table holds": (
         TableDelta(appended_blocks=pairs((1, 5), (1, 6), (1, 7))),
         "slot 1 would have more blocks than a block table holds",
@@ -112,10 +108,7 @@ REFUSED = {
         TableDelta(activated_slots=slots(1)),
         "slot 1 cannot decode: more than one token is not computed",
     ),
-    "chunk of a free slot": (
-        TableDelta(prefill_chunks=pairs((2, 1))),
-        "slot 2 is given a prefill chunk but not live",
-    ),
+    "chunk of a free slot": (TableDelta(prefill_chunks=pairs((2, 1))), "slot 2 is given a prefill chunk but not live"),
     "chunk twice": (TableDelta(prefill_chunks=pairs((1, 1), (1, 1))), "slot 1 is given a prefill chunk twice$"),
     "chunk of an active slot": (TableDelta(prefill_chunks=pairs((0, 1))), "slot 0 is active and has a prefill chunk"),
     "empty chunk": (TableDelta(prefill_chunks=pairs((1, 0))), "slot 1 has an empty prefill chunk"),
@@ -170,10 +163,7 @@ REFUSED = {
     "beam fork into a live slot": (beam_forking(slot=1, generation=2), "slot 1 is forked into but live"),
     "beam fork into itself": (beam_forking(slot=0, generation=2), "slot 0 is forked into but live"),
     "beam fork beyond the slots": (beam_forking(slot=4), "slot 4 is forked into; slots are 0 to 3"),
-    "beam fork with an old generation": (
-        beam_forking(generation=0),
-        "slot 3 is forked into with generation 0 after 0",
-    ),
+    "beam fork with an old generation": (beam_forking(generation=0), "slot 3 is forked into with generation 0 after 0"),
     "two beam forks into one slot": (
         TableDelta(beam_forks=(Fork(0, 3, 1, SamplingRow()), Fork(0, 3, 1, SamplingRow()))),
         "slot 3 is forked into but live",
@@ -194,7 +184,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@each_row(*REFUSED)
 def test_refused_delta_names_slot_and_rule_and_changes_nothing(case: str) -> None:
     delta, message = REFUSED[case]
     table = decoding_table()
@@ -207,9 +197,8 @@ def test_refused_delta_names_slot_and_rule_and_changes_nothing(case: str) -> Non
     assert table.digest() == digest
 
 
-@pytest.mark.parametrize("sampling", [SamplingRow(**row) for row in OUT_OF_RANGE], ids=repr)
-@pytest.mark.parametrize("slot", [2, 3])
-def test_sampling_parameters_out_of_range_are_refused_in_admissions_and_forks(slot: int, sampling: SamplingRow) -> None:
+@each_row(*product([SamplingRow(**row) for row in OUT_OF_RANGE], [2, 3]))
+def test_sampling_parameters_out_of_range_are_refused_in_admissions_and_forks(sampling: SamplingRow, slot: int) -> None:
     table = decoding_table()
     before = columns(table)
     forks = TableDelta(forks=(Fork(0, 3, 1, sampling),))
@@ -220,7 +209,7 @@ def test_sampling_parameters_out_of_range_are_refused_in_admissions_and_forks(sl
     assert_columns_equal(columns(table), before)
 
 
-@pytest.mark.parametrize("sampling", [SamplingRow(**row) for row in AT_THE_ENDS], ids=repr)
+@each_row(*[SamplingRow(**row) for row in AT_THE_ENDS])
 def test_sampling_parameters_at_the_ends_of_their_ranges_are_taken(sampling: SamplingRow) -> None:
     table = decoding_table()
 
@@ -233,24 +222,21 @@ def ids(*values: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
     return np.array(values, np.int32)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_prompt_logprobs": -2}, "slot 2 asks for -2 alternatives of its prompt"),
-        ({"num_prompt_logprobs": 2**31}, f"slot 2 asks for {2**31} alternatives of its prompt"),
-        (
-            {"token_rules": TokenRules(biased_token_ids=ids(1, 2), biases=np.ones(1, np.float32))},
-            "slot 2 has 1 biases for 2 biased tokens",
-        ),
-        (
-            {"token_rules": TokenRules(biased_token_ids=ids(1), biases=np.array([np.inf], np.float32))},
-            "slot 2 has a bias that is not a finite number",
-        ),
-        (
-            {"token_rules": TokenRules(biased_token_ids=ids(4, 1, 4), biases=np.ones(3, np.float32))},
-            "slot 2 has two biases for token 4",
-        ),
-    ],
+@each_row(
+    ({"num_prompt_logprobs": -2}, "slot 2 asks for -2 alternatives of its prompt"),
+    ({"num_prompt_logprobs": 2**31}, f"slot 2 asks for {2**31} alternatives of its prompt"),
+    (
+        {"token_rules": TokenRules(biased_token_ids=ids(1, 2), biases=np.ones(1, np.float32))},
+        "slot 2 has 1 biases for 2 biased tokens",
+    ),
+    (
+        {"token_rules": TokenRules(biased_token_ids=ids(1), biases=np.array([np.inf], np.float32))},
+        "slot 2 has a bias that is not a finite number",
+    ),
+    (
+        {"token_rules": TokenRules(biased_token_ids=ids(4, 1, 4), biases=np.ones(3, np.float32))},
+        "slot 2 has two biases for token 4",
+    ),
 )
 def test_rules_that_cannot_be_applied_are_refused(changes: dict[str, object], message: str) -> None:
     table = decoding_table()

@@ -1,16 +1,15 @@
 """What an error says, and what it keeps for programs."""
 
-import pytest
-
 from shared.errors import InvalidFieldError
+from tests.support.each_row import each_row
 
 
-@pytest.mark.parametrize("value", [2.5, "x" * 200])
+@each_row(2.5, "x" * 200)
 def test_a_short_value_is_shown_whole(value: object) -> None:
     assert str(InvalidFieldError("top_p", value, "at most 1")) == f"top_p is {value}; it must be at most 1"
 
 
-@pytest.mark.parametrize("value", ["x" * 1_000_000, [7] * 10_000], ids=["text", "list"])
+@each_row("x" * 1_000_000, [7] * 10_000)
 def test_a_long_value_is_shortened_in_the_message_only(value: object) -> None:
     error = InvalidFieldError("prompt", value, "at most 5 tokens long")
 

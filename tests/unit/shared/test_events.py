@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from shared.events import Event, FieldValue, JsonFormatter, TextFormatter
+from tests.support.each_row import each_row
 
 
 @pytest.fixture
@@ -20,21 +21,18 @@ def written() -> Iterator[tuple[logging.Logger, io.StringIO, logging.Handler]]:
     logger.removeHandler(handler)
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ("10.0.0.7:50061", "10.0.0.7:50061"),
-        ("two words", "'two words'"),
-        ("", "''"),
-        ("a=b", "'a=b'"),
-        ("it's", '"it\'s"'),
-        ("line\nbreak", "'line\\nbreak'"),
-        ("\x1b[31mred", "'\\x1b[31mred'"),
-        (3, "3"),
-        (0.25, "0.25"),
-        (1 / 3, "0.333333"),
-        (True, "True"),
-    ],
+@each_row(
+    ("10.0.0.7:50061", "10.0.0.7:50061"),
+    ("two words", "'two words'"),
+    ("", "''"),
+    ("a=b", "'a=b'"),
+    ("it's", '"it\'s"'),
+    ("line\nbreak", "'line\\nbreak'"),
+    ("\x1b[31mred", "'\\x1b[31mred'"),
+    (3, "3"),
+    (0.25, "0.25"),
+    (1 / 3, "0.333333"),
+    (True, "True"),
 )
 def test_values_are_shown_so_that_pairs_can_be_told_apart(value: FieldValue, shown: str) -> None:
     assert str(Event("x", key=value)) == f"event=x key={shown}"
@@ -70,9 +68,7 @@ def test_a_json_line_has_the_fields_with_their_types(
     }
 
 
-def test_a_json_line_of_a_library_has_its_message(
-    written: tuple[logging.Logger, io.StringIO, logging.Handler],
-) -> None:
+def test_a_json_line_of_a_library_has_its_message(written: tuple[logging.Logger, io.StringIO, logging.Handler]) -> None:
     logger, stream, handler = written
     handler.setFormatter(JsonFormatter())
     logger.info("%d of %d", 1, 2)

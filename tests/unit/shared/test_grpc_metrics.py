@@ -15,6 +15,7 @@ from shared.errors import QueueFullError
 from shared.grpc_metrics import CallMetrics
 from shared.grpc_server import GrpcServer
 from shared.grpc_status import abort
+from tests.support.each_row import each_row
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 GENERATE = ("server_stream", SERVICE, "Generate")
@@ -133,10 +134,7 @@ async def code_of(bench: Bench, request_id: str, timeout_s: float | None = None)
     return await call.code()
 
 
-@pytest.mark.parametrize(
-    ("request_id", "code"),
-    [("", "OK"), ("full", "RESOURCE_EXHAUSTED"), ("bug", "INTERNAL"), ("aborts", "DATA_LOSS")],
-)
+@each_row(("", "OK"), ("full", "RESOURCE_EXHAUSTED"), ("bug", "INTERNAL"), ("aborts", "DATA_LOSS"))
 async def test_the_code_is_the_one_that_the_client_sees(request_id: str, code: str) -> None:
     async with bench() as running:
         assert (await code_of(running, request_id)).name == code

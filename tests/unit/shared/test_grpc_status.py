@@ -10,6 +10,7 @@ from google.rpc import error_details_pb2, status_pb2
 from octavo.status_details import DETAILS_KEY
 from shared import errors
 from shared.grpc_status import StatusInterceptor, failure_text, rpc_status, status_code
+from tests.support.each_row import each_row
 
 EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.InvalidFieldError("sampling_params.top_p", 2, "at most 1"), grpc.StatusCode.INVALID_ARGUMENT),
@@ -40,7 +41,7 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "code"), EXAMPLES, ids=lambda value: type(value).__name__)
+@each_row(*EXAMPLES)
 def test_each_error_has_its_code_and_its_own_sentence(error: Exception, code: grpc.StatusCode) -> None:
     assert status_code(error) is code
     assert (rpc_status(error).code, rpc_status(error).message) == (code.value[0], str(error))
@@ -52,7 +53,7 @@ def test_no_leaf_of_the_tree_is_forgotten() -> None:
     assert leaves <= {type(error) for error, _ in EXAMPLES}
 
 
-@pytest.mark.parametrize("error", [AssertionError("state"), KeyError("x"), ZeroDivisionError()])
+@each_row(AssertionError("state"), KeyError("x"), ZeroDivisionError())
 def test_unexpected_errors_are_internal(error: Exception) -> None:
     assert status_code(error) is grpc.StatusCode.INTERNAL
 
@@ -145,7 +146,7 @@ async def test_unary_calls_end_with_status_and_details() -> None:
     assert (status.code, len(status.details)) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], 2)
 
 
-@pytest.mark.parametrize("method", ["UnaryStream", "StreamStream"])
+@each_row("UnaryStream", "StreamStream")
 async def test_streams_deliver_first_and_end_with_the_status(method: str) -> None:
     handlers = RaisingHandlers(errors.RequestAbortedError("by an operator"))
     async with serving(handlers) as channel:
@@ -184,23 +185,20 @@ async def test_only_unexpected_errors_are_logged_with_a_traceback(caplog: pytest
     assert record.getMessage() == "event=rpc_failed method=/test/UnaryUnary"
 
 
-@pytest.mark.parametrize(
-    ("details", "text"),
-    [
-        (
-            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
-            "Failed to connect to remote host: Connection refused",
-            "UNAVAILABLE: connection refused",
-        ),
-        (
-            "failed to connect to all addresses; last error: UNAVAILABLE: ipv6:[::1]:50061: "
-            "Failed to connect to remote host: connect: No route to host (113)",
-            "UNAVAILABLE: no route to host",
-        ),
-        ("failed to connect to all addresses; last error: FD Shutdown", "UNAVAILABLE: FD Shutdown"),
-        ("the executor is loading", "UNAVAILABLE: the executor is loading"),
-        ("", "UNAVAILABLE: no reason was given"),
-    ],
+@each_row(
+    (
+        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+        "Failed to connect to remote host: Connection refused",
+        "UNAVAILABLE: connection refused",
+    ),
+    (
+        "failed to connect to all addresses; last error: UNAVAILABLE: ipv6:[::1]:50061: "
+        "Failed to connect to remote host: connect: No route to host (113)",
+        "UNAVAILABLE: no route to host",
+    ),
+    ("failed to connect to all addresses; last error: FD Shutdown", "UNAVAILABLE: FD Shutdown"),
+    ("the executor is loading", "UNAVAILABLE: the executor is loading"),
+    ("", "UNAVAILABLE: no reason was given"),
 )
 def test_a_failure_is_told_without_all_that_was_tried(details: str, text: str) -> None:
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

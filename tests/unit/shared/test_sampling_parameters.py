@@ -5,7 +5,6 @@ import inspect
 import re
 from pathlib import Path
 
-import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from octavo.execution.v1 import sampling_params_pb2
@@ -22,6 +21,7 @@ from shared.sampling_parameters import (
     of_stage,
 )
 from shared.sampling_row import SAMPLING_ROW, SamplingRow
+from tests.support.each_row import each_row
 from tests.support.sample_rows import ROWS_OF_FILTERS
 
 ROOT = Path(__file__).parents[3]
@@ -43,7 +43,7 @@ def public_comment(name: str) -> str:
     return " ".join(comment)
 
 
-@pytest.mark.parametrize("parameter", PUBLIC, ids=lambda parameter: parameter.name)
+@each_row(*PUBLIC)
 def test_the_public_field_is_as_the_table_says(parameter: SamplingParameter) -> None:
     field = generation_pb2.SamplingParams.DESCRIPTOR.fields_by_name[parameter.name]
 
@@ -75,16 +75,13 @@ def test_a_row_its_record_and_its_message_have_the_same_numbers() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "allowed", "refused", "limit"),
-    [
-        ("temperature", [0.0, 100.0], [-0.001, 100.001, float("nan"), float("inf")], "from 0 to 100"),
-        ("top_k", [0, 2**31 - 1], [-1, 2**31], "from 0 to 2147483647"),
-        ("top_p", [1e-9, 1.0], [0.0, 1.001, float("nan")], "above 0 and at most 1"),
-        ("presence_penalty", [-100.0, 100.0], [-100.001, float("inf")], "from -100 to 100"),
-        ("max_tokens", [1, 2**32 - 1], [0], "at least 1"),
-        ("seed", [0, 2**64 - 1], [-1, 2**64], "from 0 to 18446744073709551615"),
-    ],
+@each_row(
+    ("temperature", [0.0, 100.0], [-0.001, 100.001, float("nan"), float("inf")], "from 0 to 100"),
+    ("top_k", [0, 2**31 - 1], [-1, 2**31], "from 0 to 2147483647"),
+    ("top_p", [1e-9, 1.0], [0.0, 1.001, float("nan")], "above 0 and at most 1"),
+    ("presence_penalty", [-100.0, 100.0], [-100.001, float("inf")], "from -100 to 100"),
+    ("max_tokens", [1, 2**32 - 1], [0], "at least 1"),
+    ("seed", [0, 2**64 - 1], [-1, 2**64], "from 0 to 18446744073709551615"),
 )
 def test_a_range_has_its_ends_and_its_words(name: str, allowed: list[float], refused: list[float], limit: str) -> None:
     parameter = BY_NAME[name]
@@ -100,7 +97,7 @@ def test_a_default_and_a_neutral_value_are_in_their_range() -> None:
             assert value is None or parameter.allows(value), parameter.name
 
 
-@pytest.mark.parametrize("parameter", of_stage(Stage.FILTER), ids=lambda parameter: parameter.name)
+@each_row(*of_stage(Stage.FILTER))
 def test_the_samplers_are_compared_on_rows_with_each_filter(parameter: SamplingParameter) -> None:
     """Torch, C and Triton give the same tokens of these rows: one that does not read a filter is found there."""
     assert any(getattr(row, parameter.name) != parameter.row_value for row in ROWS_OF_FILTERS)

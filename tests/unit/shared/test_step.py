@@ -5,6 +5,7 @@ import pytest
 
 from shared.errors import InvalidStepError
 from shared.step import SAMPLING_ROW, SamplingRow, Step, TableDelta, pairs
+from tests.support.each_row import each_row
 
 
 def test_a_step_does_not_swap_out_and_in() -> None:
@@ -17,7 +18,7 @@ def test_a_step_may_swap_one_way() -> None:
     assert len(Step(1, 3, TableDelta(), blocks_to_swap_in=pairs((0, 1))).blocks_to_swap_in) == 1
 
 
-@pytest.mark.parametrize("copies", [[(0, 1), (1, 2)], [(1, 2), (0, 1)], [(4, 4)]])
+@each_row([(0, 1), (1, 2)], [(1, 2), (0, 1)], [(4, 4)])
 def test_a_copied_block_is_not_written_in_the_same_step(copies: list[tuple[int, int]]) -> None:
     with pytest.raises(InvalidStepError, match="step 3 copies from a block that it also copies to"):
         Step(1, 3, TableDelta(), blocks_to_copy=pairs(*copies))

@@ -28,6 +28,7 @@ from shared.wire import (
     encode_step,
 )
 from shared.wire_rules import decode_rules, encode_rules
+from tests.support.each_row import each_row
 from tests.support.toy_executor import over_the_wire, result_over_the_wire
 
 # Values that float32 holds exactly.
@@ -132,7 +133,7 @@ def test_an_empty_step_survives_the_wire_in_four_bytes() -> None:
     assert encode_step(step).ByteSize() == 4
 
 
-@pytest.mark.parametrize("digest", [None, 0, 1])
+@each_row(None, 0, 1)
 def test_an_absent_digest_stays_absent_and_zero_stays_zero(digest: int | None) -> None:
     step = Step(1, 2, TableDelta(), table_digest=digest)
     result = StepResult(1, 2, np.empty(0, np.int32), table_digest=digest)
@@ -141,7 +142,7 @@ def test_an_absent_digest_stays_absent_and_zero_stays_zero(digest: int | None) -
     assert result_over_the_wire(result).table_digest == digest
 
 
-@pytest.mark.parametrize("logprobs", [None, np.array([-0.5, np.nan, -2.0], np.float32)])
+@each_row(None, np.array([-0.5, np.nan, -2.0], np.float32))
 def test_a_result_survives_the_wire(logprobs: np.ndarray[tuple[int], np.dtype[np.float32]] | None) -> None:
     result = StepResult(2**40, 2**50, np.array([1, 0, 2**31 - 1], np.int32), logprobs, 1234, table_digest=7)
 
@@ -186,7 +187,7 @@ def test_rules_without_any_content_cost_nothing_but_a_mask_without_a_bit_is_kept
     assert decode_rules(encode_rules(TokenRules(allowed_mask=b""))).allowed_mask == b""
 
 
-@pytest.mark.parametrize(("lengths", "token_ids"), [([2], [1]), ([2, 1], [1, 2, 3]), ([], [1]), ([3], [1, 2])])
+@each_row(([2], [1]), ([2, 1], [1, 2, 3]), ([], [1]), ([3], [1, 2]))
 def test_banned_words_that_do_not_add_up_are_refused(lengths: list[int], token_ids: list[int]) -> None:
     message = step_pb2.TokenRules(banned_word_lengths=lengths, banned_word_token_ids=token_ids)
 
@@ -212,7 +213,7 @@ def test_arrays_of_any_width_are_sent_as_little_endian_32_bits() -> None:
     assert message.logprobs == b"\0\0\x80\x3f\0\0\0\x40"
 
 
-@pytest.mark.parametrize("row", [SAMPLING, SamplingRow(), SamplingRow(top_p=0.5), SamplingRow(num_logprobs=5)])
+@each_row(SAMPLING, SamplingRow(), SamplingRow(top_p=0.5), SamplingRow(num_logprobs=5))
 def test_sampling_survives_the_wire(row: SamplingRow) -> None:
     message = sampling_params_pb2.SamplingParams.FromString(encode_sampling(row).SerializeToString())
 
@@ -273,7 +274,7 @@ def test_an_executor_that_says_nothing_of_sampling_and_numerics_has_no_defaults_
     assert (info.numerics_id, info.is_invariant, info.weights_digest) == ("", False, "")
 
 
-@pytest.mark.parametrize("value", [-1.0, float("nan"), 101.0])
+@each_row(-1.0, float("nan"), 101.0)
 def test_a_default_that_no_request_could_have_is_left_out(value: float) -> None:
     message = execution_service_pb2.GetExecutorInfoResponse()
     message.sampling_defaults.temperature = value
@@ -299,17 +300,14 @@ def test_a_result_costs_four_bytes_a_sequence() -> None:
     assert len(encode_result(result).SerializeToString()) < 4 * 1024 + 20
 
 
-@pytest.mark.parametrize(
-    ("field", "width"),
-    [
-        ("appended_blocks", 2),
-        ("appended_tokens", 2),
-        ("prefill_chunks", 2),
-        ("replaced_blocks", 3),
-        ("blocks_to_swap_out", 2),
-        ("blocks_to_swap_in", 2),
-        ("blocks_to_copy", 2),
-    ],
+@each_row(
+    ("appended_blocks", 2),
+    ("appended_tokens", 2),
+    ("prefill_chunks", 2),
+    ("replaced_blocks", 3),
+    ("blocks_to_swap_out", 2),
+    ("blocks_to_swap_in", 2),
+    ("blocks_to_copy", 2),
 )
 def test_a_flat_array_of_wrong_length_is_refused_by_name(field: str, width: int) -> None:
     message = step_pb2.ExecuteModelRequest(epoch=1, step_id=1)
@@ -326,7 +324,7 @@ def test_token_ids_of_an_odd_number_of_bytes_are_refused() -> None:
         decode_step(message)
 
 
-@pytest.mark.parametrize("field", ["sampled_token_ids", "logprobs", "candidate_token_ids", "candidate_logprobs"])
+@each_row("sampled_token_ids", "logprobs", "candidate_token_ids", "candidate_logprobs")
 def test_result_arrays_of_an_odd_number_of_bytes_are_refused(field: str) -> None:
     message = step_pb2.ExecuteModelResponse()
     setattr(message, field, b"\0" * 5)
@@ -342,7 +340,7 @@ def test_fewer_logprobs_than_tokens_are_refused() -> None:
         decode_result(message)
 
 
-@pytest.mark.parametrize(("num_token_ids", "num_logprobs"), [(2, 1), (1, 2), (0, 1), (1, 0)])
+@each_row((2, 1), (1, 2), (0, 1), (1, 0))
 def test_candidates_without_their_logprobs_are_refused(num_token_ids: int, num_logprobs: int) -> None:
     message = step_pb2.ExecuteModelResponse(
         candidate_token_ids=b"\0" * 4 * num_token_ids, candidate_logprobs=b"\0" * 4 * num_logprobs

@@ -11,6 +11,7 @@ from octavo.execution.v1 import capability_pb2, step_pb2
 from shared.capability import Capability, common, names_of
 from shared.errors import ExecutorFaultError, InvalidStepError
 from shared.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS, WireAgreement
+from tests.support.each_row import each_row
 
 Request = step_pb2.ExecuteModelRequest
 Admission = step_pb2.Admission
@@ -29,13 +30,10 @@ def test_capabilities_have_the_names_and_numbers_of_the_wire_and_fit_into_the_fe
     assert max(Capability) < 64
 
 
-@pytest.mark.parametrize(
-    ("message", "table", "last_plain_field"),
-    [
-        (Request, STEP_FIELDS, "feature_bits"),
-        (Admission, ADMISSION_FIELDS, "traceparent"),
-        (Answer, ANSWER_FIELDS, "feature_bits"),
-    ],
+@each_row(
+    (Request, STEP_FIELDS, "feature_bits"),
+    (Admission, ADMISSION_FIELDS, "traceparent"),
+    (Answer, ANSWER_FIELDS, "feature_bits"),
 )
 def test_every_field_of_version_2_belongs_to_a_capability(
     message: type[Message], table: Mapping[str, Capability], last_plain_field: str
@@ -55,30 +53,24 @@ def test_of_capabilities_both_sides_have_those_that_are_common_to_both() -> None
     assert len(names_of(range(10**6))) < 400
 
 
-@pytest.mark.parametrize(
-    ("agreement", "step"),
-    [
-        (WireAgreement(), Request()),
-        (WireAgreement(), Request(admissions=[Admission(slot=3)])),
-        (PLAIN, Request(feature_bits=0)),
-        (PLAIN, Request(feature_bits=0, admissions=[Admission(slot=3)])),
-        (EVERYTHING, Request(feature_bits=0b111111110)),
-        (EVERYTHING, Request(feature_bits=1 << 4 | 1 << 5, grammar_drops=[0], admissions=[Admission(adapter_slot=0)])),
-    ],
+@each_row(
+    (WireAgreement(), Request()),
+    (WireAgreement(), Request(admissions=[Admission(slot=3)])),
+    (PLAIN, Request(feature_bits=0)),
+    (PLAIN, Request(feature_bits=0, admissions=[Admission(slot=3)])),
+    (EVERYTHING, Request(feature_bits=0b111111110)),
+    (EVERYTHING, Request(feature_bits=1 << 4 | 1 << 5, grammar_drops=[0], admissions=[Admission(adapter_slot=0)])),
 )
 def test_a_step_within_what_was_agreed_on_is_accepted(agreement: WireAgreement, step: Request) -> None:
     step.epoch, step.step_id = 1, 7
     agreement.check_step(step)
 
 
-@pytest.mark.parametrize(
-    ("agreement", "answer", "sent_bits"),
-    [
-        (WireAgreement(), Answer(), 0),
-        (WireAgreement(), Answer(epoch=1, prompt_logprobs=bytes(4)), 0),
-        (PLAIN, Answer(epoch=1, feature_bits=0), 0),
-        (EVERYTHING, Answer(epoch=1, feature_bits=8, token_counts=b"\2"), 8),
-    ],
+@each_row(
+    (WireAgreement(), Answer(), 0),
+    (WireAgreement(), Answer(epoch=1, prompt_logprobs=bytes(4)), 0),
+    (PLAIN, Answer(epoch=1, feature_bits=0), 0),
+    (EVERYTHING, Answer(epoch=1, feature_bits=8, token_counts=b"\2"), 8),
 )
 def test_an_answer_within_what_was_agreed_on_is_accepted(
     agreement: WireAgreement, answer: Answer, sent_bits: int
@@ -86,24 +78,13 @@ def test_an_answer_within_what_was_agreed_on_is_accepted(
     agreement.check_answer(answer, sent_bits)
 
 
-@pytest.mark.parametrize(
-    ("agreement", "answer", "words"),
-    [
-        (PLAIN, Answer(), "step 0 was answered without feature_bits; wire version 2 was agreed on"),
-        (PLAIN, Answer(feature_bits=0), "step 0 was answered with feature_bits 0x0, not 0x8"),
-        (EVERYTHING, Answer(feature_bits=0, token_counts=b"\2"), "step 0 was answered with feature_bits 0x0, not 0x8"),
-        (
-            WireAgreement(),
-            Answer(feature_bits=8),
-            "step 0 was answered with feature_bits; wire version 1 was agreed on",
-        ),
-        (
-            PLAIN,
-            Answer(feature_bits=8, token_counts=b"\2"),
-            "the answer to step 0 has token_counts, but the capability",
-        ),
-        (WireAgreement(), Answer(row_flags=b"\1"), "the answer to step 0 has row_flags, but the capability ROW_FLAGS"),
-    ],
+@each_row(
+    (PLAIN, Answer(), "step 0 was answered without feature_bits; wire version 2 was agreed on"),
+    (PLAIN, Answer(feature_bits=0), "step 0 was answered with feature_bits 0x0, not 0x8"),
+    (EVERYTHING, Answer(feature_bits=0, token_counts=b"\2"), "step 0 was answered with feature_bits 0x0, not 0x8"),
+    (WireAgreement(), Answer(feature_bits=8), "step 0 was answered with feature_bits; wire version 1 was agreed on"),
+    (PLAIN, Answer(feature_bits=8, token_counts=b"\2"), "the answer to step 0 has token_counts, but the capability"),
+    (WireAgreement(), Answer(row_flags=b"\1"), "the answer to step 0 has row_flags, but the capability ROW_FLAGS"),
 )
 def test_an_answer_beyond_what_was_agreed_on_is_a_fault(agreement: WireAgreement, answer: Answer, words: str) -> None:
     with pytest.raises(ExecutorFaultError) as fault:
@@ -111,31 +92,20 @@ def test_an_answer_beyond_what_was_agreed_on_is_a_fault(agreement: WireAgreement
     assert str(fault.value).startswith(words)
 
 
-@pytest.mark.parametrize(
-    ("agreement", "step", "words"),
-    [
-        (
-            PLAIN,
-            Request(feature_bits=0, allowances=[0, 2]),
-            "has allowances, but the capability VARIABLE_TOKENS was not",
-        ),
-        (
-            PLAIN,
-            Request(feature_bits=0, admissions=[Admission(), Admission(slot=3, encoder_input=step_pb2.EncoderInput())]),
-            "has encoder_input in the admission to slot 3, but the capability ENCODER was not agreed on at Attach",
-        ),
-        (EVERYTHING, Request(feature_bits=1 << 40), "has bit 40 of feature_bits, but the capability 40 was not agreed"),
-        (PLAIN, Request(feature_bits=1 << 4), "has bit 4 of feature_bits, but the capability GRAMMARS was not agreed"),
-        (EVERYTHING, Request(feature_bits=1), "has bit 0 of feature_bits, but the capability 0 was not agreed"),
-        (
-            EVERYTHING,
-            Request(feature_bits=2, allowances=[0, 2]),
-            "has allowances, but not bit 3 of feature_bits, VARIABLE",
-        ),
-        (EVERYTHING, Request(), "lacks feature_bits; wire version 2 was agreed on at Attach"),
-        (WireAgreement(), Request(feature_bits=0), "has feature_bits; wire version 1 was agreed on at Attach"),
-        (WireAgreement(), Request(grammar_drops=[0]), "has grammar_drops, but the capability GRAMMARS was not agreed"),
-    ],
+@each_row(
+    (PLAIN, Request(feature_bits=0, allowances=[0, 2]), "has allowances, but the capability VARIABLE_TOKENS was not"),
+    (
+        PLAIN,
+        Request(feature_bits=0, admissions=[Admission(), Admission(slot=3, encoder_input=step_pb2.EncoderInput())]),
+        "has encoder_input in the admission to slot 3, but the capability ENCODER was not agreed on at Attach",
+    ),
+    (EVERYTHING, Request(feature_bits=1 << 40), "has bit 40 of feature_bits, but the capability 40 was not agreed"),
+    (PLAIN, Request(feature_bits=1 << 4), "has bit 4 of feature_bits, but the capability GRAMMARS was not agreed"),
+    (EVERYTHING, Request(feature_bits=1), "has bit 0 of feature_bits, but the capability 0 was not agreed"),
+    (EVERYTHING, Request(feature_bits=2, allowances=[0, 2]), "has allowances, but not bit 3 of feature_bits, VARIABLE"),
+    (EVERYTHING, Request(), "lacks feature_bits; wire version 2 was agreed on at Attach"),
+    (WireAgreement(), Request(feature_bits=0), "has feature_bits; wire version 1 was agreed on at Attach"),
+    (WireAgreement(), Request(grammar_drops=[0]), "has grammar_drops, but the capability GRAMMARS was not agreed"),
 )
 def test_a_step_beyond_what_was_agreed_on_is_refused_by_name(
     agreement: WireAgreement, step: Request, words: str

@@ -1,12 +1,12 @@
 """What a step costs on both tiers grows with what it changes, not with what runs. Calls are counted, not time."""
 
 import numpy as np
-import pytest
 
 from shared.batch_table import BatchTable
 from shared.step import Admission, SamplingRow, Step, StepResult, TableDelta, pairs
 from shared.wire import decode_result, decode_step, encode_result, encode_step
 from tests.support.call_counts import num_calls
+from tests.support.each_row import each_row
 
 
 def admitting(num_sequences: int) -> Step:
@@ -26,7 +26,7 @@ def run(table: BatchTable, step: Step) -> None:
     table.record(layout, decode_result(encode_result(result)).sampled_token_ids)
 
 
-@pytest.mark.parametrize("num_new", [0, 4])
+@each_row(0, 4)
 def test_a_step_costs_the_same_beside_16_sequences_and_beside_1024(num_new: int) -> None:
     costs = []
     for num_sequences in (16, 1024):

@@ -25,6 +25,7 @@ from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.config import ExecutorConfig, FakeConfig
 from executor_svc.device.selection import find_device
 from shared.errors import ModelLoadError
+from tests.support.each_row import each_row
 
 FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
 NOTHING = InstalledLibraries()
@@ -216,14 +217,14 @@ REFUSED: list[tuple[Situation, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("situation", "rules", "block_size"), CHOSEN)
+@each_row(*CHOSEN)
 def test_chosen(situation: Situation, rules: type[BackendRules], block_size: int) -> None:
     chosen = situation.choose()
 
     assert (type(chosen.rules), chosen.block_size) == (rules, block_size)
 
 
-@pytest.mark.parametrize(("situation", "sentence"), REFUSED)
+@each_row(*REFUSED)
 def test_refused_in_one_sentence(situation: Situation, sentence: str) -> None:
     with pytest.raises(ModelLoadError) as caught:
         situation.choose()

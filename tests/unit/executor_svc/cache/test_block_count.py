@@ -17,6 +17,7 @@ from executor_svc.cache.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
 from executor_svc.worker.decode_graphs import Capture, Replay, measure_graph_bytes
 from shared.errors import ModelLoadError
+from tests.support.each_row import each_row
 
 GIB = 2**30
 # 2 * 2 layers * 16 tokens * 2 heads * 32 dimensions * 4 bytes = 16 KiB
@@ -95,7 +96,7 @@ def test_else_the_memory_counts() -> None:
     assert count_blocks(config(), SHAPE, lambda: 10 * SHAPE.bytes_per_block + 5) == BlockCounts(10, 0)
 
 
-@pytest.mark.parametrize("free", [-5 * GIB, 0, SHAPE.bytes_per_block - 1])
+@each_row(-5 * GIB, 0, SHAPE.bytes_per_block - 1)
 def test_no_room_for_a_block_is_refused(free: int) -> None:
     with pytest.raises(
         ModelLoadError, match=r"no room for even one block; choose at least --kv-cache-gib 0\.000016, or"

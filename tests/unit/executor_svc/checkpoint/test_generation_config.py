@@ -11,6 +11,7 @@ import pytest
 from executor_svc.checkpoint.generation_config import sampling_defaults
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from shared.errors import ModelLoadError
+from tests.support.each_row import each_row
 
 SETTINGS = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.1}
 
@@ -25,7 +26,7 @@ def test_what_the_model_sets_is_read_and_the_rest_is_not() -> None:
     assert read(**SETTINGS, **others, do_sample=True) == SETTINGS
 
 
-@pytest.mark.parametrize(("do_sample", "temperature"), [(False, 0), (True, 0.6), (None, 0.6)])
+@each_row((False, 0), (True, 0.6), (None, 0.6))
 def test_a_model_that_does_not_sample_is_greedy(do_sample: bool | None, temperature: float) -> None:
     assert read(temperature=0.6, do_sample=do_sample) == {"temperature": temperature}
 
@@ -71,8 +72,8 @@ def test_the_file_of_a_directory_is_read(tmp_path: Path) -> None:
     assert ModelDirectory(tmp_path).sampling_defaults() == SETTINGS
 
 
-@pytest.mark.parametrize(("content", "reason"), [("{", "is not valid JSON"), ("[]", "does not hold a JSON object")])
-def test_a_damaged_file_is_refused_in_one_sentence(content: str, reason: str, tmp_path: Path) -> None:
+@each_row(("{", "is not valid JSON"), ("[]", "does not hold a JSON object"))
+def test_a_damaged_file_is_refused_in_one_sentence(content: str, reason: str, *, tmp_path: Path) -> None:
     path = tmp_path / "generation_config.json"
     path.write_text(content)
 

@@ -11,6 +11,7 @@ from huggingface_hub import constants
 
 from executor_svc.checkpoint.model_location import find_model_directory
 from shared.errors import ModelLoadError
+from tests.support.each_row import each_row
 from tests.support.hub import Hub, Repo, running_hub, use_hub
 
 TINY = Repo(
@@ -111,10 +112,7 @@ REFUSED = [
         "there is no directory org/private here, and the hub has no model org/private; one that is private "
         "needs HF_TOKEN",
     ),
-    (
-        "org/tiny@v2",
-        "there is no directory org/tiny@v2 here, and the hub model org/tiny has no revision v2",
-    ),
+    ("org/tiny@v2", "there is no directory org/tiny@v2 here, and the hub model org/tiny has no revision v2"),
     ("org/gated", "org/gated is gated: accept its terms at {hub}/org/gated, and set HF_TOKEN"),
     (
         "org/old",
@@ -132,8 +130,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("model", "sentence"), REFUSED)
-def test_what_the_hub_does_not_have_for_us_is_refused(model: str, sentence: str, hub: Hub) -> None:
+@each_row(*REFUSED)
+def test_what_the_hub_does_not_have_for_us_is_refused(model: str, sentence: str, *, hub: Hub) -> None:
     assert refused(model) == sentence.format(hub=hub.url)
 
 

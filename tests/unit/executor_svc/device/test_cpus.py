@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from executor_svc.device.cpus import AvailableCpus, read_cpus
+from tests.support.each_row import each_row
 
 SIBLINGS = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 V2, V1 = "0::/pod/app\n", "3:cpuset:/\n2:cpu,cpuacct:/app\n"
@@ -52,15 +53,12 @@ def test_what_the_system_says_is_read(files: dict[str, str], expected: Available
     assert read_cpus(tmp_path, range(4)) == expected
 
 
-@pytest.mark.parametrize(
-    ("cpus", "num_ranks", "num_threads"),
-    [
-        (AvailableCpus(8, 4, None), 1, 4),
-        (AvailableCpus(8, 4, 2.9), 1, 2),
-        (AvailableCpus(8, 8, 0.5), 1, 1),
-        (AvailableCpus(8, 8, None), 3, 2),
-        (AvailableCpus(2, 2, None), 3, 1),
-    ],
+@each_row(
+    (AvailableCpus(8, 4, None), 1, 4),
+    (AvailableCpus(8, 4, 2.9), 1, 2),
+    (AvailableCpus(8, 8, 0.5), 1, 1),
+    (AvailableCpus(8, 8, None), 3, 2),
+    (AvailableCpus(2, 2, None), 3, 1),
 )
 def test_a_rank_has_a_thread_for_each_core_that_is_its_own(
     cpus: AvailableCpus, num_ranks: int, num_threads: int

@@ -9,6 +9,7 @@ from executor_svc.fake.__main__ import make_worker
 from executor_svc.fake.faults import FakeFaults, FaultPlan, parse_slow_step_every
 from shared.config import ConfigError, load_config
 from shared.errors import StepFailedError
+from tests.support.each_row import each_row
 from tests.support.fake_runs import Run, admission
 
 
@@ -34,17 +35,14 @@ def faults_of(plan: FaultPlan, num_steps: int) -> list[str]:
     return [what.strip() for what in happened]
 
 
-@pytest.mark.parametrize(
-    ("plan", "expected"),
-    [
-        (FaultPlan(), ["", "", "", ""]),
-        (FaultPlan(fail_step_every=1), ["fail"] * 4),
-        (FaultPlan(fail_step_every=2), ["", "fail", "", "fail"]),
-        (FaultPlan(hang_step_every=3), ["", "", "hang", ""]),
-        (FaultPlan(exit_after_steps=3), ["", "", "", "exit 1"]),
-        (FaultPlan(slow_step_every=2, slow_step_ms=250.0), ["", "slow 0.25", "", "slow 0.25"]),
-        (FaultPlan(slow_step_every=2, slow_step_ms=1.0, fail_step_every=2), ["", "slow 0.001 fail"] * 2),
-    ],
+@each_row(
+    (FaultPlan(), ["", "", "", ""]),
+    (FaultPlan(fail_step_every=1), ["fail"] * 4),
+    (FaultPlan(fail_step_every=2), ["", "fail", "", "fail"]),
+    (FaultPlan(hang_step_every=3), ["", "", "hang", ""]),
+    (FaultPlan(exit_after_steps=3), ["", "", "", "exit 1"]),
+    (FaultPlan(slow_step_every=2, slow_step_ms=250.0), ["", "slow 0.25", "", "slow 0.25"]),
+    (FaultPlan(slow_step_every=2, slow_step_ms=1.0, fail_step_every=2), ["", "slow 0.001 fail"] * 2),
 )
 def test_faults_come_at_the_steps_that_were_named(plan: FaultPlan, expected: Sequence[str]) -> None:
     assert faults_of(plan, 4) == expected
@@ -61,7 +59,7 @@ def test_the_flags_reach_the_worker_and_steps_are_counted_over_attachments() -> 
         run.decode()
 
 
-@pytest.mark.parametrize("text", ["5", "0:10", "2:", "2:-1", ":3"])
+@each_row("5", "0:10", "2:", "2:-1", ":3")
 def test_a_slow_step_every_that_is_no_number_and_time_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--slow-step-every"):
         load_config(FakeConfig, ["--slow-step-every", text], {})

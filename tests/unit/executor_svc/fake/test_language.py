@@ -1,12 +1,12 @@
 """The fake's language is a distribution after every history, and a pure function of it."""
 
 import numpy as np
-import pytest
 
 from executor_svc.fake.language import FakeLanguage
 from executor_svc.fake.sampling import likeliest
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE
 from shared.step import SAMPLING_ROW, Int32Array, SamplingRow
+from tests.support.each_row import each_row
 
 NUM_HISTORIES = 400
 HISTORIES = np.random.default_rng(1).integers(0, 2**64, NUM_HISTORIES, np.uint64)
@@ -17,7 +17,7 @@ def ranked(eos_probability: float = 0.0, num_missing: Int32Array = COMPLETE) -> 
     return FakeLanguage(eos_probability).rank(HISTORIES, num_missing)[0]
 
 
-@pytest.mark.parametrize("eos_probability", [0.0, 0.1, 1.0])
+@each_row(0.0, 0.1, 1.0)
 def test_every_history_ranks_the_whole_vocabulary(eos_probability: float) -> None:
     token_ids = ranked(eos_probability, num_missing=np.arange(NUM_HISTORIES, dtype=np.int32) % 4)
 

@@ -10,6 +10,7 @@ from executor_svc.config import FakeConfig
 from shared.config import load_config
 from shared.errors import InvalidStepError, StepFailedError
 from shared.step import Fork, SamplingRow, TableDelta, pairs
+from tests.support.each_row import each_row
 from tests.support.fake_runs import Moves, Run, admission, continuation, small_worker
 
 
@@ -39,13 +40,10 @@ def test_a_swap_of_the_wrong_block_is_found() -> None:
         run.prefill(admission("abcdef", (3, 4), generation=2, computed=4), moves={"blocks_to_swap_in": pairs((0, 3))})
 
 
-@pytest.mark.parametrize(
-    ("moves", "message"),
-    [
-        ({"blocks_to_copy": pairs((0, 16))}, "moves device block 16; there are 16 device blocks"),
-        ({"blocks_to_swap_out": pairs((0, 0))}, "moves host block 0; there are 0 host blocks"),
-        ({"blocks_to_swap_in": pairs((-1, 0))}, "moves host block -1"),
-    ],
+@each_row(
+    ({"blocks_to_copy": pairs((0, 16))}, "moves device block 16; there are 16 device blocks"),
+    ({"blocks_to_swap_out": pairs((0, 0))}, "moves host block 0; there are 0 host blocks"),
+    ({"blocks_to_swap_in": pairs((-1, 0))}, "moves host block -1"),
 )
 def test_moves_of_unknown_blocks_write_nothing(moves: Moves, message: str) -> None:
     run = Run()
@@ -60,9 +58,7 @@ def test_a_block_that_is_swapped_out_may_be_written_in_the_same_step() -> None:
 
     run.step(
         TableDelta(
-            released_slots=released(0),
-            admissions=(admission("wxyz", (0,), slot=1),),
-            prefill_chunks=pairs((1, 4)),
+            released_slots=released(0), admissions=(admission("wxyz", (0,), slot=1),), prefill_chunks=pairs((1, 4))
         ),
         {"blocks_to_swap_out": pairs((0, 2))},
     )
@@ -76,10 +72,7 @@ def test_a_block_that_is_swapped_in_may_be_copied_in_the_same_step() -> None:
     run = swapping_run()
     run.prefill(admission("abcd", (0,)))
     run.release(0, {"blocks_to_swap_out": pairs((0, 3))})
-    both = (
-        admission("abcdef", (5, 6), generation=2, computed=4),
-        admission("abcdXY", (7, 8), slot=1, computed=4),
-    )
+    both = (admission("abcdef", (5, 6), generation=2, computed=4), admission("abcdXY", (7, 8), slot=1, computed=4))
 
     result = run.step(
         TableDelta(admissions=both, prefill_chunks=pairs((0, 2), (1, 2))),

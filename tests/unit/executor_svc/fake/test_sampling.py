@@ -9,6 +9,7 @@ from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE
 from shared.errors import InvalidStepError
 from shared.step import SamplingRow, StepResult, TableDelta, pairs
 from shared.token_rules import TokenRules, pack_mask, pad_words
+from tests.support.each_row import each_row
 from tests.support.fake_runs import Run, admission, small_worker
 
 BLOCKS = (0, 1, 2, 3, 4)
@@ -20,10 +21,7 @@ def array(*token_ids: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
 
 
 def generate(
-    num_tokens: int,
-    rules: TokenRules | None = None,
-    sampling: SamplingRow | None = None,
-    eos_probability: float = 0.0,
+    num_tokens: int, rules: TokenRules | None = None, sampling: SamplingRow | None = None, eos_probability: float = 0.0
 ) -> list[int]:
     run = Run(small_worker(eos_probability=eos_probability))
     entry = replace(admission(PROMPT, BLOCKS, sampling=sampling), token_rules=rules)
@@ -36,7 +34,7 @@ def generate(
 STOPS = TokenRules(stop_token_ids=array(EOS_TOKEN_ID))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@each_row(0.0, 1.0)
 def test_no_end_comes_before_min_tokens(temperature: float) -> None:
     sampling = SamplingRow(temperature=temperature, seed=5)
 
@@ -98,7 +96,7 @@ def prompt_results(*chunks: int) -> list[StepResult]:
     return results
 
 
-@pytest.mark.parametrize("chunks", [(1, 6), (3, 4), (2, 2, 3), (1, 1, 1, 1, 1, 1, 1)])
+@each_row((1, 6), (3, 4), (2, 2, 3), (1, 1, 1, 1, 1, 1, 1))
 def test_prompt_logprobs_do_not_depend_on_the_chunks(chunks: tuple[int, ...]) -> None:
     (whole,) = prompt_results(7)
     parts = prompt_results(*chunks)
@@ -120,7 +118,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
+@each_row(*REFUSED)
 def test_rules_beyond_the_vocabulary_are_refused_and_nothing_is_written(message: str) -> None:
     run = Run()
     entry = replace(admission(PROMPT, BLOCKS), **REFUSED[message])  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from executor_svc.fake.worker import FakeWorker
 from shared.batch_table import BatchTable
 from shared.errors import InvalidStepError, StepFailedError
 from shared.step import Admission, Fork, SamplingRow, Step, TableDelta, pairs
+from tests.support.each_row import each_row
 from tests.support.fake_runs import Run, admission, continuation, small_worker
 
 
@@ -188,7 +189,7 @@ def test_greedy_tokens_ignore_seed_and_output_index() -> None:
     assert continuation("abc", 9, sampling=SamplingRow(seed=9, output_index=2)) == continuation("abc", 9)
 
 
-@pytest.mark.parametrize("other", [SamplingRow(1.0, seed=2), SamplingRow(1.0, seed=1, output_index=1)])
+@each_row(SamplingRow(1.0, seed=2), SamplingRow(1.0, seed=1, output_index=1))
 def test_sampled_tokens_depend_on_seed_and_output_index(other: SamplingRow) -> None:
     one = SamplingRow(1.0, seed=1)
     assert continuation("abc", 9, sampling=one) == continuation("abc", 9, sampling=one)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from executor_svc.models.dtype import Dtype, choose_dtype
+from tests.support.each_row import each_row
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -24,16 +25,13 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
     ],
 )
 def test_a_gpu_computes_in_what_config_json_says(
-    model_config: dict[str, object],
-    capability: tuple[int, int],
-    expected: Dtype,
-    monkeypatch: pytest.MonkeyPatch,
+    model_config: dict[str, object], capability: tuple[int, int], expected: Dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
     assert choose_dtype("auto", model_config, GPU) == expected
     assert choose_dtype("auto", model_config, CPU) == "float32"
 
 
-@pytest.mark.parametrize("device", [CPU, GPU])
+@each_row(CPU, GPU)
 def test_what_was_asked_for_wins(device: torch.device) -> None:
     assert choose_dtype("float16", {"torch_dtype": "bfloat16"}, device) == "float16"

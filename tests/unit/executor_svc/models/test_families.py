@@ -6,6 +6,7 @@ import pytest
 
 from executor_svc.models.families import parse_config
 from shared.errors import ModelLoadError, UnsupportedModelError
+from tests.support.each_row import each_row
 
 SOURCE = Path("config.json")
 SIZES = {
@@ -71,10 +72,9 @@ QUANTIZED: list[tuple[dict[str, object], str]] = [
 ]
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "OlmoForCausalLM"])
-@pytest.mark.parametrize(("settings", "method"), QUANTIZED)
+@each_row(*((*row, architecture) for row in QUANTIZED for architecture in ["LlamaForCausalLM", "OlmoForCausalLM"]))
 def test_quantized_weights_are_refused_once_and_by_name(
-    architecture: str, settings: dict[str, object], method: str
+    settings: dict[str, object], method: str, architecture: str
 ) -> None:
     with pytest.raises(ModelLoadError) as refused:
         parse_config({"architectures": [architecture], **SIZES, **settings}, Path("tiny/config.json"))
@@ -91,7 +91,7 @@ def test_weights_of_modelopt_are_refused_though_config_json_is_silent(tmp_path: 
         parse_config({"architectures": ["LlamaForCausalLM"], **SIZES}, tmp_path / "config.json")
 
 
-@pytest.mark.parametrize("settings", [{"quantization_config": None}, {"quantization_config": {}}])
+@each_row({"quantization_config": None}, {"quantization_config": {}})
 def test_an_empty_quantization_is_none(settings: dict[str, object]) -> None:
     assert parse_config({"architectures": ["LlamaForCausalLM"], **SIZES, **settings}, SOURCE).vocab_size == 97
 
@@ -100,23 +100,22 @@ def test_an_empty_quantization_is_none(settings: dict[str, object]) -> None:
 QWEN_WINDOWS = [(True, 0, (7, 7)), (True, 1, (None, 7)), (True, 2, (None, None)), (False, 0, (None, None))]
 
 
-@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
-@pytest.mark.parametrize(("is_on", "num_whole", "windows"), QWEN_WINDOWS)
+@each_row(*((*row, architecture) for row in QWEN_WINDOWS for architecture in ["Qwen2ForCausalLM", "Qwen3ForCausalLM"]))
 def test_the_first_layers_of_qwen_have_no_window(
-    architecture: str, is_on: bool, num_whole: int, windows: tuple[int | None, ...]
+    is_on: bool, num_whole: int, windows: tuple[int | None, ...], architecture: str
 ) -> None:
     settings = {"use_sliding_window": is_on, "sliding_window": 7, "max_window_layers": num_whole}
     config = parse_config({"architectures": [architecture], **SIZES, **settings}, SOURCE)
     assert tuple(layer.attention.window_tokens for layer in config.layers) == windows
 
 
-@pytest.mark.parametrize(("architecture", "settings", "reason"), REFUSED)
+@each_row(*REFUSED)
 def test_settings_that_are_left_to_others(architecture: str, settings: dict[str, object], reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
         parse_config({"architectures": [architecture], **SIZES, **settings}, SOURCE)
 
 
-@pytest.mark.parametrize(("architecture", "settings", "reason"), WRONG)
+@each_row(*WRONG)
 def test_settings_that_nothing_can_run(architecture: str, settings: dict[str, object], reason: str) -> None:
     with pytest.raises(ModelLoadError, match=reason) as caught:
         parse_config({"architectures": [architecture], **SIZES, **settings}, SOURCE)

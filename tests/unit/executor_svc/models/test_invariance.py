@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from executor_svc.models.invariance import ComputePath, Kernels, why_not_invariant
+from tests.support.each_row import each_row
 
 INVARIANT = ComputePath(torch.device("cuda"), torch.bfloat16, "Triton", "invariant", "Triton")
 
@@ -14,16 +14,13 @@ def test_our_kernels_in_triton_are_invariant() -> None:
     assert why_not_invariant(INVARIANT) is None
 
 
-@pytest.mark.parametrize(
-    ("dense", "attention", "reason"),
-    [
-        ("torch", "triton", "torch does the dense work on the GPU"),
-        ("torchao", "invariant", "torchao does the dense work on the GPU"),
-        ("Triton", "flashattention3", "flashattention3 does the attention on the GPU"),
-        ("Triton", "xformers", "xformers does the attention on the GPU"),
-        ("Triton", "triton", "triton does the attention on the GPU"),
-        ("transformers", "invariant", "transformers computes it"),
-    ],
+@each_row(
+    ("torch", "triton", "torch does the dense work on the GPU"),
+    ("torchao", "invariant", "torchao does the dense work on the GPU"),
+    ("Triton", "flashattention3", "flashattention3 does the attention on the GPU"),
+    ("Triton", "xformers", "xformers does the attention on the GPU"),
+    ("Triton", "triton", "triton does the attention on the GPU"),
+    ("transformers", "invariant", "transformers computes it"),
 )
 def test_all_else_on_a_gpu_is_not(dense: Kernels, attention: str, reason: str) -> None:
     assert why_not_invariant(replace(INVARIANT, dense=dense, attention=attention)) == reason

@@ -2,21 +2,17 @@
 
 from importlib.metadata import version
 
-import pytest
-
 from executor_svc.numerics.triton_code import sources_digest, triton_parts
+from tests.support.each_row import each_row
 
 KERNEL = '"""A module."""\n\n\ndef add(x, y):\n    """Add."""\n    return x + y  # always\n'
 
 
-@pytest.mark.parametrize(
-    ("other", "is_equal"),
-    [
-        (KERNEL.replace("A module.", "Another text."), True),
-        (KERNEL.replace("Add.", "Sum up.").replace("# always", "# mostly"), True),
-        (KERNEL.replace("x + y", "y + x"), False),
-        (KERNEL.replace("    return", "    x = 2 * x\n    return"), False),
-    ],
+@each_row(
+    (KERNEL.replace("A module.", "Another text."), True),
+    (KERNEL.replace("Add.", "Sum up.").replace("# always", "# mostly"), True),
+    (KERNEL.replace("x + y", "y + x"), False),
+    (KERNEL.replace("    return", "    x = 2 * x\n    return"), False),
 )
 def test_comments_are_no_kind_and_code_is(other: str, is_equal: bool) -> None:
     assert (sources_digest(other) == sources_digest(KERNEL)) == is_equal

@@ -1,5 +1,6 @@
 """The sampler against transformers' logits warpers, and its randomness against plain facts."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from executor_svc.sampler.sample_rows import SampleRows, uniforms
 from executor_svc.sampler.sampler import Sampled, Sampler
 from shared.step import SAMPLING_ROW, Int32Array, SamplingRow
 from shared.token_rules import TokenRules
+from tests.support.each_row import each_row
 from tests.support.sample_rows import ROWS_OF_FILTERS, Row
 from tests.support.sample_rows import sample_rows as rows_with_rules
 
@@ -63,9 +65,8 @@ def transformers_scores(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
 FILTERS = [row for row in ROWS_OF_FILTERS if row.typical_p == 1]
 
 
-@pytest.mark.parametrize("vocab_size", [500, 8 * WIDTHS[-1]])
-@pytest.mark.parametrize("row", FILTERS, ids=repr)
-def test_filtered_scores_equal_transformers(row: SamplingRow, vocab_size: int) -> None:
+@each_row(*product([500, 8 * WIDTHS[-1]], FILTERS))
+def test_filtered_scores_equal_transformers(vocab_size: int, row: SamplingRow) -> None:
     logits = random_logits(6, vocab_size)
 
     scores = filtered_scores(logits.clone(), rows_of(*[row] * 6))
@@ -191,7 +192,7 @@ def test_column_major_logits_give_the_same_tokens() -> None:
     np.testing.assert_allclose(logprobs, expected_logprobs, atol=1e-6)
 
 
-@pytest.mark.parametrize("row", [SamplingRow(temperature=1.0), SamplingRow(temperature=1.5, top_k=8, top_p=0.9)])
+@each_row(SamplingRow(temperature=1.0), SamplingRow(temperature=1.5, top_k=8, top_p=0.9))
 def test_draws_follow_the_distribution(row: SamplingRow) -> None:
     """Chi-square of 20,000 draws with fixed seeds; the bound is 6 standard deviations."""
     num_draws = 20_000
@@ -210,7 +211,7 @@ def test_draws_follow_the_distribution(row: SamplingRow) -> None:
     assert chi_square < degrees + 6 * np.sqrt(2 * degrees)
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2.0**-53])
+@each_row(0.0, 0.5, 1 - 2.0**-53)
 def test_a_token_of_probability_zero_is_never_drawn(uniform: float) -> None:
     scores = torch.tensor([[-torch.inf, 1.0, -torch.inf, 1.0, -torch.inf]])
 

@@ -2,6 +2,7 @@ import pytest
 
 from executor_svc.service.attachment import GRACE_S, MAX_SCHEDULERS, Attachment
 from shared.errors import FencedError
+from tests.support.each_row import each_row
 
 
 def attached(lease_s: float = 10.0, now: float = 100.0) -> Attachment:
@@ -91,15 +92,12 @@ def held_by(incarnation: int, *, has_stream: bool = True) -> Attachment:
     return attachment
 
 
-@pytest.mark.parametrize(
-    ("holder", "caller", "now", "is_granted"),
-    [
-        (7, 8, 101.0, False),  # the holder has its stream
-        (7, 8, 110.0, True),  # and lost its lease
-        (7, 7, 101.0, True),  # the holder itself, after a loss
-        (0, 8, 101.0, True),  # the holder is of a release without numbers
-        (7, 0, 101.0, True),  # the caller is
-    ],
+@each_row(
+    (7, 8, 101.0, False),  # the holder has its stream
+    (7, 8, 110.0, True),  # and lost its lease
+    (7, 7, 101.0, True),  # the holder itself, after a loss
+    (0, 8, 101.0, True),  # the holder is of a release without numbers
+    (7, 0, 101.0, True),  # the caller is
 )
 def test_a_later_incarnation_waits_while_the_holder_has_a_stream(
     holder: int, caller: int, now: float, is_granted: bool

@@ -9,6 +9,7 @@ from executor_svc.service.block_names import BlockNames
 from shared.batch_table import BatchTable
 from shared.errors import InvalidFieldError, InvalidStepError
 from shared.step import Admission, SamplingRow, Step, TableDelta, pairs
+from tests.support.each_row import each_row
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 12
 NO_SLOTS = np.zeros(3, np.bool_)
@@ -94,13 +95,10 @@ def test_a_name_is_true_of_what_was_there_before_the_step() -> None:
     assert named(names) == {5}
 
 
-@pytest.mark.parametrize(
-    ("block_ids", "words"),
-    [
-        ((1, NUM_BLOCKS), f"step 1 names device block {NUM_BLOCKS}; there are {NUM_BLOCKS} device blocks"),
-        ((-1,), f"step 1 names device block -1; there are {NUM_BLOCKS} device blocks"),
-        ((2, 1, 2), "step 1 names block 2 twice"),
-    ],
+@each_row(
+    ((1, NUM_BLOCKS), f"step 1 names device block {NUM_BLOCKS}; there are {NUM_BLOCKS} device blocks"),
+    ((-1,), f"step 1 names device block -1; there are {NUM_BLOCKS} device blocks"),
+    ((2, 1, 2), "step 1 names block 2 twice"),
 )
 def test_names_of_what_is_no_block_are_refused(block_ids: tuple[int, ...], words: str) -> None:
     step = replace(naming(), registered_blocks=np.array(block_ids, np.int32), block_names=bytes(16 * len(block_ids)))

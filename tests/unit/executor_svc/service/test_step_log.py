@@ -3,6 +3,7 @@ import pytest
 from executor_svc.service.step_log import NUM_KEPT_RESPONSES, StepLog
 from octavo.execution.v1 import step_pb2
 from shared.errors import StepGapError
+from tests.support.each_row import each_row
 
 
 def log_of(num_steps: int) -> StepLog:
@@ -23,7 +24,7 @@ def test_an_executed_step_has_its_stored_response() -> None:
     assert response.step_id == 2
 
 
-@pytest.mark.parametrize("step_id", [5, 100])
+@each_row(5, 100)
 def test_a_skipped_step_is_a_gap(step_id: int) -> None:
     with pytest.raises(StepGapError, match="4 is missing"):
         log_of(3).find(step_id)

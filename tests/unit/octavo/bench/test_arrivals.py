@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from octavo.bench.arrivals import arrival_times, arrival_times_until
+from tests.support.each_row import each_row
 
 
 def gaps(burstiness: float) -> "np.typing.NDArray[np.float64]":
@@ -9,12 +10,12 @@ def gaps(burstiness: float) -> "np.typing.NDArray[np.float64]":
     return np.diff(times, prepend=0.0)
 
 
-@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+@each_row(0.25, 1.0, 4.0)
 def test_the_mean_rate_is_the_one_asked_for(burstiness: float) -> None:
     assert 1 / gaps(burstiness).mean() == pytest.approx(50, rel=0.02)
 
 
-@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+@each_row(0.25, 1.0, 4.0)
 def test_the_variation_of_gaps_is_that_of_the_gamma_distribution(burstiness: float) -> None:
     found = gaps(burstiness)
     assert found.std() / found.mean() == pytest.approx(burstiness**-0.5, rel=0.03)

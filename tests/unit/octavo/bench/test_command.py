@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.command_line import run
+from tests.support.each_row import each_row
 
 NOBODY = "127.0.0.1:1"
 
@@ -23,39 +24,36 @@ def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
     return status, capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("args", "what"),
-    [
-        ("--rate -1", "Invalid value for '--rate': -1 is not a number above 0"),
-        ("--rate 0", "Invalid value for '--rate': 0 is not a number above 0"),
-        ("--rate nan", "Invalid value for '--rate': nan is not a number above 0"),
-        ("--rate 1e-300", "Invalid value for '--rate': 1e-300 is not from 1e-06 to 1e+06"),
-        ("--rate 5 --burstiness 1e-9", "Invalid value for '--burstiness': 1e-09 is not from 0.01 to 1e+06"),
-        ("--duration 1e308", "Invalid value for '--duration': 1e+308 is not from 0.001 to 1e+09"),
-        ("--timeout 1e18", "Invalid value for '--timeout': 1e+18 is not from 0.001 to 1e+09"),
-        ("--temperature nan", "Invalid value for '--temperature': 'nan' is not a number"),
-        ("--rate 5 --concurrency 2", "--concurrency is a closed loop and --rate an open one: give one of them"),
-        ("--burstiness 2", "--burstiness needs --rate"),
-        ("--rate 1e6 --duration 60", "--rate and --duration make about 60000000 requests; give --num-requests"),
-        (
-            "--input-len zipf:2:3",
-            "Invalid value for '--input-len': 'zipf:2:3' is not a length: 'zipf' is not a distribution",
-        ),
-        ("--output-len 0", "Invalid value for '--output-len': '0' is not a length: lengths go from 1"),
-        ("--num-prefixes 3", "--num-prefixes needs --shared-prefix-len"),
-        ("--dataset x --input-len 5", "--input-len makes prompts, and --dataset has them"),
-        ("--samples", "--samples needs --json"),
-        ("--slo fast", "Invalid value for '--slo': 'fast' is not an objective"),
-        ("--plot x.gif", "Invalid value for '--plot': 'x.gif' does not end in .png, .svg, .pdf"),
-        ("--model x", "--model needs --openai"),
-        ("--openai-api chat", "--openai-api needs --openai"),
-        ("--openai http://x/v1 --address a:1", "--address is for an Octavo scheduler, not for --openai"),
-        ("--openai http://x/v1 --tenant red", "--tenant is for an Octavo scheduler, not for --openai"),
-        ("--openai http://x/v1 --one-stream", "--one-stream is for an Octavo scheduler, not for --openai"),
-        ("--openai gpu:8000", "--openai: 'gpu:8000' is not a URL of an API, such as http://127.0.0.1:8080/v1"),
-    ],
+@each_row(
+    ("--rate -1", "Invalid value for '--rate': -1 is not a number above 0"),
+    ("--rate 0", "Invalid value for '--rate': 0 is not a number above 0"),
+    ("--rate nan", "Invalid value for '--rate': nan is not a number above 0"),
+    ("--rate 1e-300", "Invalid value for '--rate': 1e-300 is not from 1e-06 to 1e+06"),
+    ("--rate 5 --burstiness 1e-9", "Invalid value for '--burstiness': 1e-09 is not from 0.01 to 1e+06"),
+    ("--duration 1e308", "Invalid value for '--duration': 1e+308 is not from 0.001 to 1e+09"),
+    ("--timeout 1e18", "Invalid value for '--timeout': 1e+18 is not from 0.001 to 1e+09"),
+    ("--temperature nan", "Invalid value for '--temperature': 'nan' is not a number"),
+    ("--rate 5 --concurrency 2", "--concurrency is a closed loop and --rate an open one: give one of them"),
+    ("--burstiness 2", "--burstiness needs --rate"),
+    ("--rate 1e6 --duration 60", "--rate and --duration make about 60000000 requests; give --num-requests"),
+    (
+        "--input-len zipf:2:3",
+        "Invalid value for '--input-len': 'zipf:2:3' is not a length: 'zipf' is not a distribution",
+    ),
+    ("--output-len 0", "Invalid value for '--output-len': '0' is not a length: lengths go from 1"),
+    ("--num-prefixes 3", "--num-prefixes needs --shared-prefix-len"),
+    ("--dataset x --input-len 5", "--input-len makes prompts, and --dataset has them"),
+    ("--samples", "--samples needs --json"),
+    ("--slo fast", "Invalid value for '--slo': 'fast' is not an objective"),
+    ("--plot x.gif", "Invalid value for '--plot': 'x.gif' does not end in .png, .svg, .pdf"),
+    ("--model x", "--model needs --openai"),
+    ("--openai-api chat", "--openai-api needs --openai"),
+    ("--openai http://x/v1 --address a:1", "--address is for an Octavo scheduler, not for --openai"),
+    ("--openai http://x/v1 --tenant red", "--tenant is for an Octavo scheduler, not for --openai"),
+    ("--openai http://x/v1 --one-stream", "--one-stream is for an Octavo scheduler, not for --openai"),
+    ("--openai gpu:8000", "--openai: 'gpu:8000' is not a URL of an API, such as http://127.0.0.1:8080/v1"),
 )
-def test_flags_that_mean_nothing_are_refused(args: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_mean_nothing_are_refused(args: str, what: str, *, capsys: pytest.CaptureFixture[str]) -> None:
     status, text = said(capsys, *args.split())
     assert status == 2
     assert text.startswith(f"octavo: {what}")
@@ -82,17 +80,16 @@ def test_a_path_that_can_be_written_is_left_as_it_was(tmp_path: Path, capsys: py
     assert not new.exists()
 
 
-@pytest.mark.parametrize(
-    ("args", "what"),
-    [
-        (("--address", NOBODY), f'no scheduler answers at {NOBODY}; start one with "octavo up"'),
-        (
-            ("--openai", f"http://{NOBODY}/v1"),
-            f"no OpenAI-compatible server answers at http://{NOBODY}/v1: connection refused",
-        ),
-    ],
+@each_row(
+    (("--address", NOBODY), f'no scheduler answers at {NOBODY}; start one with "octavo up"'),
+    (
+        ("--openai", f"http://{NOBODY}/v1"),
+        f"no OpenAI-compatible server answers at http://{NOBODY}/v1: connection refused",
+    ),
 )
-def test_a_dead_endpoint_is_one_sentence(args: tuple[str, str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dead_endpoint_is_one_sentence(
+    args: tuple[str, str], what: str, *, capsys: pytest.CaptureFixture[str]
+) -> None:
     status = run(["bench", *args])
     captured = capsys.readouterr()
     assert (status, captured.out, captured.err) == (1, "", f"octavo: {what}\n")

@@ -4,6 +4,7 @@ import pytest
 
 from octavo.bench.dataset import DatasetEntry, load_dataset
 from octavo.bench.errors import BenchError
+from tests.support.each_row import each_row
 
 
 def test_lines_are_prompts(tmp_path: Path) -> None:
@@ -18,20 +19,17 @@ def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
     assert load_dataset(path) == [DatasetEntry("a\u2028b\x85c", None), DatasetEntry("d", None)]
 
 
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (b"", "has no prompt"),
-        (b'{"prompt": "a"}\nno json\n', "line 2 is not JSON"),
-        (b'["a"]', 'line 1: no object with a text as "prompt"'),
-        (b'{"prompt": ""}', "line 1: no object"),
-        (b'{"prompt": [1, 2]}', "line 1: no object"),
-        (b'{"prompt": "a", "max_tokens": 0}', '"max_tokens" is 0; it must be a whole number'),
-        (b'{"prompt": "a", "max_tokens": true}', '"max_tokens" is True'),
-        (b"\xff", "it is not UTF-8 text"),
-    ],
+@each_row(
+    (b"", "has no prompt"),
+    (b'{"prompt": "a"}\nno json\n', "line 2 is not JSON"),
+    (b'["a"]', 'line 1: no object with a text as "prompt"'),
+    (b'{"prompt": ""}', "line 1: no object"),
+    (b'{"prompt": [1, 2]}', "line 1: no object"),
+    (b'{"prompt": "a", "max_tokens": 0}', '"max_tokens" is 0; it must be a whole number'),
+    (b'{"prompt": "a", "max_tokens": true}', '"max_tokens" is True'),
+    (b"\xff", "it is not UTF-8 text"),
 )
-def test_what_is_no_dataset_is_refused_with_the_line(tmp_path: Path, content: bytes, what: str) -> None:
+def test_what_is_no_dataset_is_refused_with_the_line(content: bytes, what: str, *, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(content)
     with pytest.raises(BenchError) as refused:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from octavo.bench.lengths import parse_lengths
+from tests.support.each_row import each_row
 
 COUNT = 20_000
 
@@ -20,7 +21,7 @@ def test_uniform_has_both_limits_and_all_between_equally_often() -> None:
     assert abs(counts / COUNT - 0.2).max() < 0.01
 
 
-@pytest.mark.parametrize("name", ["normal", "lognormal"])
+@each_row("normal", "lognormal")
 def test_mean_and_deviation_are_those_of_the_lengths(name: str) -> None:
     lengths = draw(f"{name}:400:80")
     assert lengths.mean() == pytest.approx(400, rel=0.01)
@@ -46,33 +47,30 @@ def test_without_limits_a_length_is_at_least_one() -> None:
     assert draw("normal:2:5").min() == 1
 
 
-@pytest.mark.parametrize("name", ["normal", "lognormal"])
+@each_row("normal", "lognormal")
 def test_no_deviation_is_a_constant(name: str) -> None:
     assert set(draw(f"{name}:64:0")) == {64}
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("", "not a whole number"),
-        ("-5", "not a whole number"),
-        ("1.5", "not a whole number"),
-        ("0", "lengths go from 1"),
-        ("9999999999", "lengths go from 1"),
-        ("zipf:2:3", "'zipf' is not a distribution; write N, uniform:MIN:MAX"),
-        ("constant:2:3", "'constant' is not a distribution"),
-        ("uniform:5", "uniform does not take 1 numbers"),
-        ("uniform:9:5", "the shorter limit first"),
-        ("uniform:a:5", "'a' is not a whole number"),
-        ("normal:5:1:2", "normal does not take 3 numbers"),
-        ("normal:x:1", "'x' is not a number"),
-        ("normal:nan:1", "'nan' is not a number"),
-        ("normal:0:1", "the mean must be at least 1"),
-        ("lognormal:8:-1", "the deviation at least 0"),
-        ("lognormal:1:1e200", "mean and deviation must be at most 2147483647"),
-        ("normal:1e300:1", "mean and deviation must be at most 2147483647"),
-        ("lognormal:8:1:9:3", "the shorter limit first"),
-    ],
+@each_row(
+    ("", "not a whole number"),
+    ("-5", "not a whole number"),
+    ("1.5", "not a whole number"),
+    ("0", "lengths go from 1"),
+    ("9999999999", "lengths go from 1"),
+    ("zipf:2:3", "'zipf' is not a distribution; write N, uniform:MIN:MAX"),
+    ("constant:2:3", "'constant' is not a distribution"),
+    ("uniform:5", "uniform does not take 1 numbers"),
+    ("uniform:9:5", "the shorter limit first"),
+    ("uniform:a:5", "'a' is not a whole number"),
+    ("normal:5:1:2", "normal does not take 3 numbers"),
+    ("normal:x:1", "'x' is not a number"),
+    ("normal:nan:1", "'nan' is not a number"),
+    ("normal:0:1", "the mean must be at least 1"),
+    ("lognormal:8:-1", "the deviation at least 0"),
+    ("lognormal:1:1e200", "mean and deviation must be at most 2147483647"),
+    ("normal:1e300:1", "mean and deviation must be at most 2147483647"),
+    ("lognormal:8:1:9:3", "the shorter limit first"),
 )
 def test_what_is_no_length_is_refused_with_the_reason(text: str, what: str) -> None:
     with pytest.raises(ValueError, match="is not a length") as refused:

@@ -18,6 +18,7 @@ from octavo.bench.plan import plan_load
 from octavo.bench.progress import shown
 from octavo.bench.record import Outcome, RequestRecord, TargetInfo, TokenUsage
 from octavo.bench.session import SessionResult, run_session
+from tests.support.each_row import each_row
 from tests.unit.octavo.bench.settings import bench_config
 
 INFO = TargetInfo("octavo", "here", "tiny", 1024, 1000)
@@ -130,7 +131,7 @@ async def test_a_client_whose_server_is_gone_does_not_ask_without_a_pause() -> N
     assert 1 <= len(result.records) <= 3
 
 
-@pytest.mark.parametrize("how", [{"rate": 1000.0}, {"concurrency": 5}])
+@each_row({"rate": 1000.0}, {"concurrency": 5})
 async def test_an_interrupted_load_ends_at_once_with_what_it_has(how: dict[str, float]) -> None:
     target, stop = ScriptedTarget(), asyncio.Event()
     load = asyncio.create_task(run(target, stop, num_requests=1000, **how))
@@ -217,7 +218,7 @@ async def test_what_is_no_terminal_shows_nothing() -> None:
     assert console.file.getvalue() == ""
 
 
-@pytest.mark.parametrize("how", [{"rate": 1000.0}, {"concurrency": 2}])
+@each_row({"rate": 1000.0}, {"concurrency": 2})
 async def test_an_unexpected_error_is_that_of_its_request_and_the_load_goes_on(how: dict[str, Any]) -> None:
     def break_down(record: RequestRecord) -> bool:
         if record.planned.index == 1:

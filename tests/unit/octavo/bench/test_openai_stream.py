@@ -1,10 +1,12 @@
 import json
+from itertools import product
 
 import pytest
 
 from octavo.bench.errors import RequestFailedError
 from octavo.bench.openai_stream import StreamReader, error_message, spread
 from octavo.bench.record import RequestRecord
+from tests.support.each_row import each_row
 from tests.unit.octavo.bench.records import record
 
 
@@ -68,24 +70,21 @@ def test_a_finish_reason_is_an_end_too() -> None:
     assert read(chunk("a", "stop")).num_output_tokens == 1
 
 
-@pytest.mark.parametrize(
-    ("events", "why"),
-    [
-        ([chunk("a")], "the stream ended early"),
-        (["[DONE]"], "the answer had no tokens"),
-        ([chunk("a"), '{"error": {"message": "out of memory"}}'], "the stream ended in an error: out of memory"),
-        (["<html>"], "an event that is not JSON"),
-        (["[1]"], "an event that is not a JSON object"),
-        (['{"choices": {"text": "a"}}'], '"choices" are not a list of objects'),
-        (['{"choices": ["a"]}'], '"choices" are not a list of objects'),
-    ],
+@each_row(
+    ([chunk("a")], "the stream ended early"),
+    (["[DONE]"], "the answer had no tokens"),
+    ([chunk("a"), '{"error": {"message": "out of memory"}}'], "the stream ended in an error: out of memory"),
+    (["<html>"], "an event that is not JSON"),
+    (["[1]"], "an event that is not a JSON object"),
+    (['{"choices": {"text": "a"}}'], '"choices" are not a list of objects'),
+    (['{"choices": ["a"]}'], '"choices" are not a list of objects'),
 )
 def test_what_is_no_whole_answer_fails(events: list[str], why: str) -> None:
     with pytest.raises(RequestFailedError, match=why):
         read(*events)
 
 
-@pytest.mark.parametrize("count", [-1, 10**12, "3", 2.5])
+@each_row(-1, 10**12, "3", 2.5)
 def test_counts_that_cannot_be_are_left_out(count: object) -> None:
     output = json.dumps({"usage": {"completion_tokens": count}})
     assert read(chunk("a"), chunk("b", "stop"), output).event_num_tokens.tolist() == [1, 1]
@@ -93,19 +92,15 @@ def test_counts_that_cannot_be_are_left_out(count: object) -> None:
     assert read(chunk("a", "stop"), json.dumps({"usage": {"completion_tokens": 1, **others}})).usage == (None, 1, None)
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 3, 7, 64])
-@pytest.mark.parametrize("num_tokens", [0, 1, 5, 7, 64, 1000])
-def test_all_tokens_are_spread_evenly_and_the_first_part_has_one(num_tokens: int, num_parts: int) -> None:
+@each_row(*product([1, 2, 3, 7, 64], [0, 1, 5, 7, 64, 1000]))
+def test_all_tokens_are_spread_evenly_and_the_first_part_has_one(num_parts: int, num_tokens: int) -> None:
     counts = spread(num_tokens, num_parts)
     assert (sum(counts), len(counts)) == (num_tokens, num_parts)
     assert max(counts) - min(counts) <= 1
     assert counts[0] >= min(1, num_tokens)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [{"error": {"message": "no", "code": 4}}, {"message": "no"}, {"detail": "no"}, {"error": "no"}, "no"],
-)
+@each_row({"error": {"message": "no", "code": 4}}, {"message": "no"}, {"detail": "no"}, {"error": "no"}, "no")
 def test_messages_of_the_known_servers(body: object) -> None:
     assert error_message(body) == "no"
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from octavo.bench.openai_target import OpenAIApi, OpenAITarget, check_url
 from octavo.bench.plan import plan_load
 from octavo.bench.record import Outcome, RequestRecord, TargetInfo
 from octavo.errors import OctavoError
+from tests.support.each_row import each_row
 from tests.unit.octavo.bench.openai_server import OpenAIServer, openai_server
 from tests.unit.octavo.bench.settings import bench_config
 
@@ -43,8 +45,7 @@ async def answer(server: OpenAIServer, **fields: Any) -> RequestRecord:
         return record
 
 
-@pytest.mark.parametrize("api", list(OpenAIApi))
-@pytest.mark.parametrize("chunk_bytes", [1, 7, 10_000])
+@each_row(*product(list(OpenAIApi), [1, 7, 10_000]))
 async def test_a_stream_is_read_however_it_is_cut(api: OpenAIApi, chunk_bytes: int) -> None:
     async with openai_server(chunk_bytes=chunk_bytes) as server:
         record = await answer(server, api=api)
@@ -79,20 +80,17 @@ async def test_without_usage_parts_count() -> None:
     assert (record.usage, record.num_output_tokens, record.num_prompt_tokens) == (None, 5, 6)
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"refusal": (500, "text/html", "<html>")}, "HTTP 500: an answer of type text/html"),
-        ({"refusal": (429, "application/json", '{"message": "slow down."}')}, "HTTP 429: slow down"),
-        ({"refusal": (404, "application/json", '{"detail": "no model"}')}, "HTTP 404: no model; the URL usually ends"),
-        ({"refusal": (400, "application/json", '{"detail": "too long"}')}, "HTTP 400: too long"),
-        ({"refusal": (200, "application/json", "{}")}, "answered with application/json instead of a stream"),
-        ({"knows_ignore_eos": False}, "a server that does not know ignore_eos needs --no-ignore-eos"),
-        ({"events": ['{"choices": [{"text": "a"}]}']}, "the stream ended early"),
-        ({"events": ['{"error": {"message": "out of memory"}}']}, "the stream ended in an error: out of memory"),
-        ({"events": ["{"]}, "an event that is not JSON"),
-        ({"breaks": True}, "the connection broke before the answer was complete"),
-    ],
+@each_row(
+    ({"refusal": (500, "text/html", "<html>")}, "HTTP 500: an answer of type text/html"),
+    ({"refusal": (429, "application/json", '{"message": "slow down."}')}, "HTTP 429: slow down"),
+    ({"refusal": (404, "application/json", '{"detail": "no model"}')}, "HTTP 404: no model; the URL usually ends"),
+    ({"refusal": (400, "application/json", '{"detail": "too long"}')}, "HTTP 400: too long"),
+    ({"refusal": (200, "application/json", "{}")}, "answered with application/json instead of a stream"),
+    ({"knows_ignore_eos": False}, "a server that does not know ignore_eos needs --no-ignore-eos"),
+    ({"events": ['{"choices": [{"text": "a"}]}']}, "the stream ended early"),
+    ({"events": ['{"error": {"message": "out of memory"}}']}, "the stream ended in an error: out of memory"),
+    ({"events": ["{"]}, "an event that is not JSON"),
+    ({"breaks": True}, "the connection broke before the answer was complete"),
 )
 async def test_what_goes_wrong_is_said(fields: dict[str, Any], why: str) -> None:
     async with openai_server(**fields) as server:
@@ -145,12 +143,8 @@ async def test_the_key_is_sent() -> None:
             await describe(server.url)
 
 
-@pytest.mark.parametrize(
-    ("models", "why"),
-    [
-        (None, "has no OpenAI-compatible API .*text/html.*; the URL usually ends in /v1"),
-        ([], "lists no model: name one"),
-    ],
+@each_row(
+    (None, "has no OpenAI-compatible API .*text/html.*; the URL usually ends in /v1"), ([], "lists no model: name one")
 )
 async def test_a_server_without_models_is_refused(models: list[dict[str, Any]] | None, why: str) -> None:
     async with openai_server(models=models) as server:
@@ -188,7 +182,7 @@ def test_a_key_of_the_environment_does_not_travel_in_the_clear() -> None:
         check_url(url, "key", is_key_explicit=url.startswith("http://gpu"))
 
 
-@pytest.mark.parametrize("url", ["", "gpu:8000", "ftp://gpu/v1", "http://", "http://gpu:x/v1", "http://gpu:99999"])
+@each_row("", "gpu:8000", "ftp://gpu/v1", "http://", "http://gpu:x/v1", "http://gpu:99999")
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not a URL"):
         check_url(url, None, is_key_explicit=False)

@@ -8,6 +8,7 @@ from octavo.bench.errors import BenchError
 from octavo.bench.plan import plan_load, plan_probe, plan_warmup
 from octavo.bench.prompts import WORDS, Prompts, ordinary_token_ids
 from octavo.bench.record import PlannedRequest, TargetInfo
+from tests.support.each_row import each_row
 from tests.unit.octavo.bench.settings import bench_config
 
 INFO = TargetInfo("octavo", "here", "tiny", max_model_len=1024, vocab_size=1000)
@@ -44,7 +45,7 @@ def test_token_ids_are_of_the_middle_of_the_vocabulary() -> None:
     assert len(ids) > 700
 
 
-@pytest.mark.parametrize("vocab_size", [1, 2, 7, 8, 259, 128_256])
+@each_row(1, 2, 7, 8, 259, 128_256)
 def test_every_vocabulary_has_ordinary_token_ids(vocab_size: int) -> None:
     ids = ordinary_token_ids(vocab_size)
     assert len(ids) >= 1
@@ -137,10 +138,7 @@ def test_of_a_closed_loop_that_ends_by_time_only_what_is_sure_to_be_sent_is_judg
         by_number.check_fits(INFO)
 
 
-@pytest.mark.parametrize(
-    ("info", "input_len", "probe_len"),
-    [(INFO, "900", 16), (INFO, "3", 3 + 10), (TEXT, "900", 910), (TEXT, "99999", 2048)],
-)
+@each_row((INFO, "900", 16), (INFO, "3", 3 + 10), (TEXT, "900", 910), (TEXT, "99999", 2048))
 def test_the_probe_is_short_unless_the_server_does_not_say_what_it_takes(
     info: TargetInfo, input_len: str, probe_len: int
 ) -> None:

@@ -3,9 +3,11 @@ import itertools
 import pytest
 
 from octavo.bench.sse import SseParser
+from tests.support.each_row import each_row
 
 STREAM = (
-    b"\xef\xbb\xbf: a comment\r\n\r\n"
+    b"\xef\xbb\xbfdata: zero\n\n"
+    b": a comment\r\n\r\n"
     b"data: one\n\n"
     b"event: message\r\nid: 7\r\ndata:two\r\n\r\n"
     b"data: left\r\ndata: right\r\n\r\n"
@@ -16,7 +18,7 @@ STREAM = (
     b"data: [DONE]\n\n"
     b"data: not complete\n"
 )
-EVENTS = ["one", "two", "left\nright", "first\nsecond", "", " café 🐙", "[DONE]"]
+EVENTS = ["zero", "one", "two", "left\nright", "first\nsecond", "", " café 🐙", "[DONE]"]
 
 
 def parse(*chunks: bytes) -> list[str]:
@@ -28,7 +30,7 @@ def test_a_stream_in_one_piece() -> None:
     assert parse(STREAM) == EVENTS
 
 
-@pytest.mark.parametrize("cut", range(len(STREAM) + 1))
+@each_row(*range(len(STREAM) + 1))
 def test_a_stream_cut_at_any_byte(cut: int) -> None:
     assert parse(STREAM[:cut], STREAM[cut:]) == EVENTS
 

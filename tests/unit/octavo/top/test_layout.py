@@ -4,7 +4,6 @@ import itertools
 import json
 from pathlib import Path
 
-import pytest
 from rich.cells import cell_len
 
 from octavo.admin.v1 import admin_pb2
@@ -14,6 +13,7 @@ from octavo.top.overview import block_bar, executor_lines, overview_lines
 from octavo.top.rates import Picture, Rates
 from octavo.top.rows import Order, RequestRow, ended_rows, executor_rows, live_rows
 from octavo.top.snapshot import requests_title, snapshot_json, snapshot_text
+from tests.support.each_row import each_row
 from tests.unit.octavo.top.figure import FIGURE, without_fonts
 from tests.unit.octavo.top.scripted import ended, executor, lost_executor, picture, running, state, waiting
 
@@ -48,7 +48,7 @@ def busy_picture() -> Picture:
     return Picture(shown.answers, rates, tuple(map(float, range(200))), (0.0,) * 200)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@each_row(*WIDTHS)
 def test_nothing_is_wider_than_the_terminal(width: int) -> None:
     shown = busy_picture()
     lines = [
@@ -110,15 +110,12 @@ def test_the_overview_says_what_the_scheduler_does() -> None:
     assert lines[3].endswith("cache hits 43 %")
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "text"),
-    [
-        (state(), "   ready   "),
-        (state(is_draining=True), "   draining, takes no new requests   "),
-        (state(has_mixed_numerics=True), "   1 of 1 executor   several numerics ids"),
-        (state(step_log_trouble="No space left on device"), "   1 of 1 executor   step log stopped"),
-        (state(lost_executor()), "   no model yet   not ready: no executor is attached   "),
-    ],
+@each_row(
+    (state(), "   ready   "),
+    (state(is_draining=True), "   draining, takes no new requests   "),
+    (state(has_mixed_numerics=True), "   1 of 1 executor   several numerics ids"),
+    (state(step_log_trouble="No space left on device"), "   1 of 1 executor   step log stopped"),
+    (state(lost_executor()), "   no model yet   not ready: no executor is attached   "),
 )
 def test_it_says_whether_it_takes_requests(scheduler: object, text: str) -> None:
     shown = picture(scheduler)  # type: ignore[arg-type]
@@ -141,7 +138,7 @@ def test_slots_are_those_in_use_of_all() -> None:
     assert " – " in executor_lines(executor_rows(picture()), 110, max_lines=5)[1].plain
 
 
-@pytest.mark.parametrize("width", [80, 110, 200])
+@each_row(80, 110, 200)
 def test_what_is_wrong_with_an_attached_executor_is_in_its_line(width: int) -> None:
     warning = "a step has been running for 12.3 s"
     rows = executor_rows(picture(state(executor(warning=warning, num_slots=256), lost_executor())))
@@ -191,13 +188,8 @@ def test_a_snapshot_has_executors_and_the_oldest_requests_first() -> None:
     assert not any("\x1b" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ((0, 0), "no live requests"),
-        ((1, 1), "1 live request"),
-        ((200, 3412), "the 200 oldest of 3,412 live requests"),
-    ],
+@each_row(
+    ((0, 0), "no live requests"), ((1, 1), "1 live request"), ((200, 3412), "the 200 oldest of 3,412 live requests")
 )
 def test_it_says_how_many_requests_are_listed(numbers: tuple[int, int], text: str) -> None:
     assert requests_title(*numbers) == text

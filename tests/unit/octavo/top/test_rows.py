@@ -1,10 +1,9 @@
 """What a line says of a request or an executor, and the orders."""
 
-import pytest
-
 from octavo.admin.v1 import admin_pb2
 from octavo.top.rates import Rates
 from octavo.top.rows import Order, ended_rows, executor_rows, in_order, live_rows
+from tests.support.each_row import each_row
 from tests.unit.octavo.top.scripted import ended, executor, lost_executor, picture, running, state, waiting
 
 
@@ -28,13 +27,10 @@ def test_a_request_that_waits_says_why() -> None:
     assert (first.silent_ms, first.queued_ms, first.tokens_per_s) == (700, 700, None)
 
 
-@pytest.mark.parametrize(
-    ("status", "word", "place"),
-    [
-        (admin_pb2.REQUEST_STATUS_SWAPPED, "swapped", "in the host pool of 127.0.0.1:50061"),
-        (admin_pb2.REQUEST_STATUS_PREEMPTED, "preempted", "tokens are on their way from 127.0.0.1:50061"),
-        (admin_pb2.REQUEST_STATUS_PARKED, "parked", "suspected to break executors; others go first"),
-    ],
+@each_row(
+    (admin_pb2.REQUEST_STATUS_SWAPPED, "swapped", "in the host pool of 127.0.0.1:50061"),
+    (admin_pb2.REQUEST_STATUS_PREEMPTED, "preempted", "tokens are on their way from 127.0.0.1:50061"),
+    (admin_pb2.REQUEST_STATUS_PARKED, "parked", "suspected to break executors; others go first"),
 )
 def test_every_status_has_a_word_and_a_place(status: int, word: str, place: str) -> None:
     (row,) = live_rows(picture(None, running("a", status=status)))
@@ -55,7 +51,7 @@ def test_what_was_aborted_has_not_failed() -> None:
     assert (row.place, row.has_failed) == ("aborted: the client ended the call", False)
 
 
-@pytest.mark.parametrize("status", ["WAITING", "SWAPPED", "PREEMPTED", "PARKED"])
+@each_row("WAITING", "SWAPPED", "PREEMPTED", "PARKED")
 def test_a_request_that_does_not_run_waits_since_its_last_token(status: str) -> None:
     again = running("a", 9000, status=admin_pb2.RequestStatus.Value(f"REQUEST_STATUS_{status}"), last_token_age_ms=4000)
     first, runs = live_rows(picture(None, again, running("b")))
@@ -68,16 +64,13 @@ def test_what_clients_write_cannot_steer_the_terminal() -> None:
     assert (row.request_id, row.shown_id, row.tenant) == ("a\x1b]0;x\x07", "a�]0;x�", "red�")
 
 
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        (Order.AGE, "a b c d"),
-        (Order.SILENCE, "d b c a"),
-        (Order.WAIT, "c d b a"),
-        (Order.TOKENS, "b a d c"),
-        (Order.BLOCKS, "d a b c"),
-        (Order.TENANT, "d b a c"),
-    ],
+@each_row(
+    (Order.AGE, "a b c d"),
+    (Order.SILENCE, "d b c a"),
+    (Order.WAIT, "c d b a"),
+    (Order.TOKENS, "b a d c"),
+    (Order.BLOCKS, "d a b c"),
+    (Order.TENANT, "d b a c"),
 )
 def test_orders_put_the_most_first(order: Order, expected: str) -> None:
     requests = [

@@ -3,14 +3,13 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
 from octavo.admin.v1 import admin_pb2
 from scheduler_svc.admin.explanation import ahead_text, explain, obstacle_texts, queued_requests
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from tests.support.driving import group, max_tokens, small_limits
+from tests.support.each_row import each_row
 from tests.support.idle_engine import IdleEngine
 
 A, B = "10.0.0.1:50061", "10.0.0.2:50061"
@@ -27,7 +26,7 @@ def reasons(idle: IdleEngine) -> list[tuple[str, str]]:
 # In words ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_ahead", "text"), [(0, "next in line"), (1, "1 request ahead"), (4, "4 requests ahead")])
+@each_row((0, "next in line"), (1, "1 request ahead"), (4, "4 requests ahead"))
 def test_those_ahead_are_counted(num_ahead: int, text: str) -> None:
     assert ahead_text(num_ahead) == text
 
@@ -255,13 +254,10 @@ def test_a_running_request_says_why_it_is_on_its_executor() -> None:
     assert why(idle, request).endswith(f"{cost}; on {B} it would cost 99")
 
 
-@pytest.mark.parametrize(
-    ("num_sequences", "beam_search", "text"),
-    [
-        (1, None, "0 output tokens so far"),
-        (3, None, "0 output tokens in 3 outputs, 3 of them live"),
-        (1, BeamSearchParams(2), "a beam search of width 2, 0 output tokens in its live beams"),
-    ],
+@each_row(
+    (1, None, "0 output tokens so far"),
+    (3, None, "0 output tokens in 3 outputs, 3 of them live"),
+    (1, BeamSearchParams(2), "a beam search of width 2, 0 output tokens in its live beams"),
 )
 def test_a_running_request_says_what_it_makes(
     num_sequences: int, beam_search: BeamSearchParams | None, text: str
@@ -278,12 +274,9 @@ def test_a_running_request_says_what_it_makes(
 # What puts others first, and what is wrong with executors -----------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("num_later", "text"),
-    [
-        (1, "1 request ahead (1 came later and belongs to a tenant that has had fewer tokens for its weight)"),
-        (2, "2 requests ahead (2 came later and belong to tenants that have had fewer tokens for their weight)"),
-    ],
+@each_row(
+    (1, "1 request ahead (1 came later and belongs to a tenant that has had fewer tokens for its weight)"),
+    (2, "2 requests ahead (2 came later and belong to tenants that have had fewer tokens for their weight)"),
 )
 def test_who_came_later_and_goes_first_is_explained(num_later: int, text: str) -> None:
     idle = IdleEngine([A], small_limits(max_num_seqs=1))

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-import pytest
-
 from octavo.admin.v1 import admin_pb2
 from scheduler_svc.admin.explanation import explain_ended
 from scheduler_svc.admin.life import EVENT_KIND, ended_state, event_states
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
 from scheduler_svc.request.outputs import FinishReason
 from shared.wording import duration_text
+from tests.support.each_row import each_row
 
 TIMES = RequestTimes(100.0, 100.25, 100.5, 102.0, 102.0)
 ENDED = EndedRequest(
@@ -95,9 +94,6 @@ def test_the_end_is_explained_without_the_times_that_the_state_has() -> None:
     assert explained.explanation == "8.0 s ago it finished with 7 output tokens: length"
 
 
-@pytest.mark.parametrize(
-    ("milliseconds", "text"),
-    [(0, "0.000 s"), (42, "0.042 s"), (999, "0.999 s"), (59_940, "59.9 s"), (185_300, "3 min 5 s")],
-)
+@each_row((0, "0.000 s"), (42, "0.042 s"), (999, "0.999 s"), (59_940, "59.9 s"), (185_300, "3 min 5 s"))
 def test_spans_of_time_are_said_as_people_say_them(milliseconds: int, text: str) -> None:
     assert duration_text(milliseconds) == text

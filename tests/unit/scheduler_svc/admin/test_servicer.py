@@ -11,6 +11,7 @@ from scheduler_svc.admin.servicer import MAX_PAGE_SIZE, AdminServicer, number_in
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
 from shared.errors import InvalidFieldError, UnknownNameError
 from tests.support.driving import small_limits
+from tests.support.each_row import each_row
 from tests.support.idle_engine import IdleEngine
 
 NO_CONTEXT: Any = None
@@ -51,7 +52,7 @@ async def test_a_step_log_that_stopped_says_why(tmp_path: Path) -> None:
     assert troubles == ["", "No space left on device"]
 
 
-@pytest.mark.parametrize("token", ["x", "-1", "1.0", "\u0663", "9" * 19])
+@each_row("x", "-1", "1.0", "\u0663", "9" * 19)
 def test_a_page_token_is_a_number_that_was_given_out(token: str) -> None:
     with pytest.raises(InvalidFieldError, match="next_page_token"):
         number_in(token)

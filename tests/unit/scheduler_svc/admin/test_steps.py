@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 
-import pytest
-
 from scheduler_svc.admin.steps import step_state, step_summary, step_text
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.request.parameters import BeamSearchParams
 from scheduler_svc.telemetry.step_log import LoggedStep
 from tests.support.driving import Bench, max_tokens, small_limits
+from tests.support.each_row import each_row
 
 
 def log_steps(bench: Bench, num_steps: int) -> list[LoggedStep]:
@@ -88,7 +87,7 @@ def test_swapped_blocks_are_named_with_both_pools() -> None:
     assert sorted(host for _, host in moved_out) == sorted(host for host, _ in moved_in)
 
 
-@pytest.mark.parametrize("show", [step_state, step_summary])
+@each_row(step_state, step_summary)
 def test_a_step_in_flight_has_no_durations(show: Callable[[LoggedStep], object]) -> None:
     bench = Bench(small_limits())
     bench.add(0, 3)

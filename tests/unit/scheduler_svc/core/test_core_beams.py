@@ -1,11 +1,12 @@
 """Beam searches in the batch: slots, forks, blocks and preemption. The search itself: `test_beam_search.py`."""
 
-import pytest
+from itertools import product
 
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from tests.support.driving import Bench, chunks, delivered, max_tokens, small_limits, with_logprobs
+from tests.support.each_row import each_row
 from tests.support.toy_executor import hashed_next_token, search_alone
 
 VOCAB_SIZE = 13
@@ -116,9 +117,8 @@ def test_nothing_of_a_search_is_delivered_before_its_end() -> None:
     assert a.live_sequences == []
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("early_stopping", EarlyStopping)
-def test_a_search_finds_what_it_would_find_alone(early_stopping: EarlyStopping, depth: int) -> None:
+@each_row(*product([1, 2, 3], EarlyStopping))
+def test_a_search_finds_what_it_would_find_alone(depth: int, early_stopping: EarlyStopping) -> None:
     bench = bench_of(max_num_seqs=8)
     params = BeamSearchParams(beam_width=4, num_outputs=3, early_stopping=early_stopping)
     stop = StopConditions(max_tokens=10, stop_token_ids=frozenset({5}))
@@ -205,9 +205,8 @@ def test_tokens_of_beams_are_charged() -> None:
 # Preempted, aborted, lost ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("mode", PreemptionMode)
-def test_a_preempted_search_finds_the_same(mode: PreemptionMode, depth: int) -> None:
+@each_row(*product([1, 2, 3], PreemptionMode))
+def test_a_preempted_search_finds_the_same(depth: int, mode: PreemptionMode) -> None:
     limits = small_limits(
         vocab_size=VOCAB_SIZE, max_num_seqs=8, block_size=2, blocks=14, host_blocks=40, preemption_mode=mode
     )

@@ -9,6 +9,7 @@ from scheduler_svc.request.parameters import BeamSearchParams
 from shared.errors import ExecutorFaultError
 from shared.step import SamplingRow, StepResult
 from tests.support.driving import Bench, delivered, group, small_limits
+from tests.support.each_row import each_row
 
 TOKEN, MILLION = np.array([7], np.int32), np.zeros(10**6, np.int32)
 FAULTS = {
@@ -39,7 +40,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@each_row(*FAULTS)
 def test_wrong_result_is_refused_and_the_right_one_still_counts(fault: str) -> None:
     result, message = FAULTS[fault]
     bench = Bench(small_limits())
@@ -84,7 +85,7 @@ BEAM_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", BEAM_FAULTS)
+@each_row(*BEAM_FAULTS)
 def test_wrong_candidates_are_refused_and_the_right_ones_still_count(fault: str) -> None:
     token_ids, logprobs, message = BEAM_FAULTS[fault]
     bench = Bench(small_limits(vocab_size=13))
@@ -147,7 +148,7 @@ LOGPROB_FAULTS: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", LOGPROB_FAULTS)
+@each_row(*LOGPROB_FAULTS)
 def test_wrong_logprobs_are_refused_and_the_right_ones_still_count(fault: str) -> None:
     changes, message = LOGPROB_FAULTS[fault]
     bench = Bench(small_limits(vocab_size=13))

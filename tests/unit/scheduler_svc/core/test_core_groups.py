@@ -1,11 +1,13 @@
 """Groups of several outputs: one prompt, forks, and copy-on-write."""
 
+from itertools import product
+
 import numpy as np
-import pytest
 
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from shared.token_rules import TokenRules
 from tests.support.driving import Bench, admitted, chunks, delivered, group, max_tokens, small_limits
+from tests.support.each_row import each_row
 
 
 def shared_blocks(bench: Bench, members: int) -> int:
@@ -79,7 +81,7 @@ def test_slots_of_unborn_children_are_not_given_to_others() -> None:
     assert (bench.running, bench.waiting) == ("a", "b")
 
 
-@pytest.mark.parametrize(("num_prompt_tokens", "num_sequences", "fits"), [(8, 3, False), (7, 3, True), (8, 2, True)])
+@each_row((8, 3, False), (7, 3, True), (8, 2, True))
 def test_admission_counts_the_blocks_of_the_first_fork(num_prompt_tokens: int, num_sequences: int, fits: bool) -> None:
     """2 blocks for the prompt; then a block for each fork, or for each but one that writes in place."""
     core = Bench(small_limits(blocks=4, max_model_len=16)).core
@@ -90,7 +92,7 @@ def test_admission_counts_the_blocks_of_the_first_fork(num_prompt_tokens: int, n
 # Copy-on-write -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_sequences", [2, 3, 4])
+@each_row(2, 3, 4)
 def test_of_n_sharers_all_but_one_get_a_copy_at_their_next_append(num_sequences: int) -> None:
     bench = Bench(small_limits())
     bench.add(0, 6, num_sequences=num_sequences)
@@ -188,9 +190,8 @@ def test_copies_that_lack_blocks_preempt_the_last_group() -> None:
 # Whole lives -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("num_prompt_tokens", [3, 4, 5])
-def test_the_outputs_of_a_group_are_those_of_each_alone(num_prompt_tokens: int, depth: int) -> None:
+@each_row(*product([1, 2, 3], [3, 4, 5]))
+def test_the_outputs_of_a_group_are_those_of_each_alone(depth: int, num_prompt_tokens: int) -> None:
     bench = Bench(small_limits(budget=4))
     bench.add(0, num_prompt_tokens, max_tokens(6), num_sequences=3)
 
@@ -213,7 +214,7 @@ def test_a_group_and_lone_requests_mix_in_one_step() -> None:
 # What belongs to all of a group -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("beam_width", [0, 3])
+@each_row(0, 3)
 def test_forks_have_the_token_rules_and_the_salt_of_their_group(beam_width: int) -> None:
     bench = Bench(small_limits(vocab_size=300))
     search = BeamSearchParams(beam_width) if beam_width else None

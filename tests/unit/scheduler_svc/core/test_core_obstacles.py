@@ -1,11 +1,10 @@
 """Why a group is not admitted now, in words, and what placing it would cost."""
 
-import pytest
-
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle, Wait
 from tests.support.driving import Bench, group, small_limits
+from tests.support.each_row import each_row
 
 
 def obstacle(bench: Bench, candidate: SequenceGroup, now_s: float = 0.0) -> Obstacle:
@@ -65,17 +64,14 @@ def test_preempted_groups_are_in_the_way_of_newcomers() -> None:
     assert obstacle(bench, group(2, 1)) == Obstacle(Wait.IN_LINE, "preempted requests come back first: 1")
 
 
-@pytest.mark.parametrize(
-    ("candidate", "reason"),
-    [
-        (group(0, 12), "12 tokens and one more do not fit into max_model_len, 12"),
-        (group(0, 2, num_sequences=5), "the request needs 5 slots of the batch, which has 4"),
-        (
-            group(0, 8, num_sequences=2),
-            "the request needs 4 blocks and does not fit into the KV cache of 3 blocks of 4 tokens; "
-            "--kv-cache-gib of the executor sets its size",
-        ),
-    ],
+@each_row(
+    (group(0, 12), "12 tokens and one more do not fit into max_model_len, 12"),
+    (group(0, 2, num_sequences=5), "the request needs 5 slots of the batch, which has 4"),
+    (
+        group(0, 8, num_sequences=2),
+        "the request needs 4 blocks and does not fit into the KV cache of 3 blocks of 4 tokens; "
+        "--kv-cache-gib of the executor sets its size",
+    ),
 )
 def test_what_the_empty_core_cannot_hold_waits_for_ever(candidate: SequenceGroup, reason: str) -> None:
     bench = Bench(small_limits(blocks=3, max_model_len=12, max_num_seqs=4))

@@ -8,6 +8,7 @@ from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from tests.support.driving import Bench, admitted, chunks, max_tokens, small_limits
+from tests.support.each_row import each_row
 
 # Priorities --------------------------------------------------------------------------------------
 
@@ -47,8 +48,7 @@ def test_without_priorities_the_victim_came_last() -> None:
 
 def test_an_urgent_group_passes_swapped_ones() -> None:
     bench = Bench(
-        small_limits(blocks=6, budget=24, host_blocks=8, preemption_mode=PreemptionMode.SWAP),
-        policy=PriorityPolicy(),
+        small_limits(blocks=6, budget=24, host_blocks=8, preemption_mode=PreemptionMode.SWAP), policy=PriorityPolicy()
     )
     a = bench.add(0, 12, max_tokens(6), priority=1)
     b = bench.add(1, 12, max_tokens(6), priority=1)
@@ -138,7 +138,7 @@ def test_the_numbers_of_tenants_that_left_are_used_again() -> None:
 # The watermark -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("watermark", "expected"), [(0.0, "ab"), (0.125, "ab"), (0.126, "a")])
+@each_row((0.0, "ab"), (0.125, "ab"), (0.126, "a"))
 def test_admissions_leave_the_watermark_free(watermark: float, expected: str) -> None:
     """Of 8 blocks a has 3 and b wants 4: one is left."""
     bench = Bench(small_limits(blocks=8, budget=32, watermark=watermark))

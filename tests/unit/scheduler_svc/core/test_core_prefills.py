@@ -1,9 +1,10 @@
 """Long prefills, and the two ways in which prompts and decodes share steps."""
 
-import pytest
+from itertools import product
 
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, PrefillMode
 from tests.support.driving import Bench, admitted, chunks, max_tokens, small_limits
+from tests.support.each_row import each_row
 
 # Long prefills -----------------------------------------------------------------------------------
 
@@ -73,7 +74,7 @@ def test_as_many_long_prefills_run_at_once_as_may() -> None:
     assert chunks(bench.schedule()) == {0: 8, 1: 8}
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@each_row(1, 2, 3)
 def test_a_long_prompt_never_makes_decodes_wait(depth: int) -> None:
     bench = long_prompts_bench()
     for arrival in range(3):
@@ -169,9 +170,8 @@ def test_prefill_first_admits_before_it_decodes() -> None:
     assert bench.core.in_flight[-1].layout.num_decodes == 0
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("mode", PrefillMode)
-def test_the_outputs_do_not_depend_on_the_mode(mode: PrefillMode, depth: int) -> None:
+@each_row(*product([1, 2], PrefillMode))
+def test_the_outputs_do_not_depend_on_the_mode(depth: int, mode: PrefillMode) -> None:
     bench = Bench(small_limits(budget=6, prefill_mode=mode, blocks=9))
     for arrival in range(4):
         bench.add(arrival, 3 + 2 * arrival, max_tokens(5))

@@ -1,9 +1,8 @@
 """The prefix cache through the core: who finds what, when, and for how long."""
 
-import pytest
-
 from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import Bench, admitted, chunks, max_tokens, only_admission, small_limits
+from tests.support.each_row import each_row
 from tests.support.toy_executor import hashed_next_token
 
 COMMON = list(range(500, 508))  # two blocks
@@ -39,17 +38,14 @@ def test_a_prefix_that_was_computed_is_not_computed_again() -> None:
     assert list(chunks(step).values()) == [3]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "num_tokens"),
-    [
-        ([*COMMON, 1], 8),
-        (COMMON, 4),
-        (COMMON[:7], 4),
-        (COMMON[:5], 4),
-        (COMMON[:4], 0),
-        ([*COMMON[:4], 9, *COMMON[5:], 1], 4),
-        ([9, *COMMON[1:], 1], 0),
-    ],
+@each_row(
+    ([*COMMON, 1], 8),
+    (COMMON, 4),
+    (COMMON[:7], 4),
+    (COMMON[:5], 4),
+    (COMMON[:4], 0),
+    ([*COMMON[:4], 9, *COMMON[5:], 1], 4),
+    ([9, *COMMON[1:], 1], 0),
 )
 def test_full_blocks_of_the_longest_common_prefix_are_found_and_one_token_at_least_is_computed(
     prompt: list[int], num_tokens: int

@@ -1,20 +1,10 @@
 """Preemption by RECOMPUTE: who makes room, and what becomes of it."""
 
-import pytest
-
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.request.parameters import StopConditions
-from tests.support.driving import (
-    Bench,
-    admitted,
-    chunks,
-    delivered,
-    group,
-    max_tokens,
-    only_admission,
-    small_limits,
-)
+from tests.support.driving import Bench, admitted, chunks, delivered, group, max_tokens, only_admission, small_limits
+from tests.support.each_row import each_row
 
 
 def two_that_outgrow_the_pool(*, prefix_caching: bool = False) -> Bench:
@@ -183,7 +173,7 @@ def test_a_sibling_starts_when_the_blocks_that_it_shares_are_sent() -> None:
     assert bench.outputs["b1"] == [210, 212, 214, 216, 218, 220]
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@each_row(1, 2, 3)
 def test_a_group_of_which_some_have_ended_is_recomputed_without_them(depth: int) -> None:
     bench = Bench(small_limits(blocks=7, budget=24))
     bench.add(0, 8, max_tokens(9))
@@ -227,7 +217,7 @@ def test_a_lone_group_that_cannot_grow_fails_with_numbers() -> None:
     assert bench.num_free_blocks == 4
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@each_row(1, 2)
 def test_a_lone_group_does_not_fail_while_a_step_in_flight_may_end_a_sequence(depth: int) -> None:
     bench = Bench(small_limits(blocks=4, max_model_len=16))
     # At 12 tokens each needs a block more, and none is free. The token that makes it 13 ends a1.

@@ -1,7 +1,6 @@
 """Sliding windows: blocks that fell out are freed and given away; what a sequence needs is the window."""
 
 import numpy as np
-import pytest
 
 from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.integrity import check_integrity
@@ -10,6 +9,7 @@ from scheduler_svc.core.step.batch import Batch
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from tests.support.driving import Bench, chunks, group, max_tokens, only_admission, small_limits
+from tests.support.each_row import each_row
 from tests.support.toy_executor import hashed_next_token
 
 
@@ -50,7 +50,7 @@ def test_blocks_that_fell_out_of_the_window_are_freed() -> None:
     assert bench.outputs["a"] == list(range(101, 121))
 
 
-@pytest.mark.parametrize(("position", "num_freed"), [(9, 0), (10, 0), (11, 1), (14, 1), (15, 2)])
+@each_row((9, 0), (10, 0), (11, 1), (14, 1), (15, 2))
 def test_a_block_is_freed_when_the_next_token_sees_none_of_it(position: int, num_freed: int) -> None:
     """With a window of 8 the token at position 11 sees 4 to 11: block 0, positions 0 to 3, is out."""
     bench = Bench(window_limits(window=8, budget=16))
@@ -61,7 +61,7 @@ def test_a_block_is_freed_when_the_next_token_sees_none_of_it(position: int, num
     assert int(bench.core.batch.first_blocks[0]) == num_freed
 
 
-@pytest.mark.parametrize(("window", "first_blocks"), [(8, [0, 2, 0, 0]), (0, [0, 0, 0, 0])])
+@each_row((8, [0, 2, 0, 0]), (0, [0, 0, 0, 0]))
 def test_the_windows_of_the_named_slots_slide(window: int, first_blocks: list[int]) -> None:
     """With a window of 8 the token at position 15 sees 8 to 15: blocks 0 and 1 are out, at position 10 none is."""
     limits = window_limits(window=window, blocks=16)
@@ -121,7 +121,7 @@ def test_two_prompts_longer_than_the_pool_run_at_once() -> None:
     assert bench.outputs == {"a": [120, 121, 122], "b": [220, 221, 222]}
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@each_row(1, 2, 3)
 def test_the_window_slides_while_a_preempted_sequence_is_recomputed(depth: int) -> None:
     bench = Bench(window_limits(max_num_seqs=3))
     for arrival in range(3):
@@ -136,7 +136,7 @@ def test_the_window_slides_while_a_preempted_sequence_is_recomputed(depth: int) 
     assert bench.num_free_blocks == 6
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@each_row(1, 2, 3)
 def test_swapping_moves_only_what_is_in_the_window(depth: int) -> None:
     bench = Bench(window_limits(budget=15, max_num_seqs=3, host_blocks=8, mode=PreemptionMode.SWAP))
     for arrival in range(3):

@@ -1,10 +1,9 @@
 """Preemption by SWAP: when it is chosen, what moves, and the way back."""
 
-import pytest
-
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceStatus
 from tests.support.driving import Bench, admitted, chunks, max_tokens, names, only_admission, small_limits
+from tests.support.each_row import each_row
 
 SWAP, RECOMPUTE = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
 
@@ -24,16 +23,13 @@ def bench_with_victim(
 # Which mode --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("mode", "num_sequences", "expected"),
-    [
-        (None, 1, RECOMPUTE),
-        (None, 2, SWAP),
-        (SWAP, 1, SWAP),
-        (SWAP, 2, SWAP),
-        (RECOMPUTE, 1, RECOMPUTE),
-        (RECOMPUTE, 2, RECOMPUTE),
-    ],
+@each_row(
+    (None, 1, RECOMPUTE),
+    (None, 2, SWAP),
+    (SWAP, 1, SWAP),
+    (SWAP, 2, SWAP),
+    (RECOMPUTE, 1, RECOMPUTE),
+    (RECOMPUTE, 2, RECOMPUTE),
 )
 def test_one_sequence_is_recomputed_and_several_are_swapped_unless_a_mode_is_forced(
     mode: PreemptionMode | None, num_sequences: int, expected: PreemptionMode
@@ -57,7 +53,7 @@ def test_only_live_sequences_count_for_the_mode() -> None:
     assert bench.core.preemption.num_preemptions == {RECOMPUTE: 1, SWAP: 0}
 
 
-@pytest.mark.parametrize(("host_blocks", "expected"), [(0, RECOMPUTE), (2, RECOMPUTE), (3, SWAP)])
+@each_row((0, RECOMPUTE), (2, RECOMPUTE), (3, SWAP))
 def test_a_host_pool_that_is_too_full_falls_back_to_recompute(host_blocks: int, expected: PreemptionMode) -> None:
     bench = bench_with_victim(SWAP, host_blocks)
 

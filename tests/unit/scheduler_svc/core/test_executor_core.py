@@ -1,9 +1,8 @@
 """What a core decides in each step: the budget, chunks, slots, and blocks of prompts and outputs."""
 
-import pytest
-
 from shared.step import INT32_MAX, SAMPLING_ROW
 from tests.support.driving import Bench, admitted, chunks, delivered, group, max_tokens, only_admission, small_limits
+from tests.support.each_row import each_row
 
 
 def test_decodes_come_before_prefill_chunks() -> None:
@@ -109,7 +108,7 @@ def test_step_ids_count_from_one_without_gaps_and_carry_the_epoch() -> None:
     assert [(step.epoch, step.step_id) for step in steps] == [(7, 1), (7, 2), (7, 3)]
 
 
-@pytest.mark.parametrize(("num_tokens", "fits"), [(23, True), (24, False)])
+@each_row((23, True), (24, False))
 def test_a_prompt_needs_room_for_one_token_more(num_tokens: int, fits: bool) -> None:
     core = Bench(small_limits(max_model_len=24)).core
 
@@ -153,10 +152,7 @@ def test_tokens_count_as_computed_when_they_are_acknowledged() -> None:
     assert seen == [0, 4, 6]
 
 
-@pytest.mark.parametrize(
-    ("num_prompt_tokens", "num_blocks_at_admission", "num_output_tokens_before_the_next_block"),
-    [(1, 1, 4), (3, 1, 2), (4, 1, 1), (5, 2, 4)],
-)
+@each_row((1, 1, 4), (3, 1, 2), (4, 1, 1), (5, 2, 4))
 def test_block_boundary(
     num_prompt_tokens: int, num_blocks_at_admission: int, num_output_tokens_before_the_next_block: int
 ) -> None:
@@ -172,7 +168,7 @@ def test_block_boundary(
     assert num_output_tokens == num_output_tokens_before_the_next_block
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@each_row(1, 2, 3)
 def test_tokens_are_sampled_before_their_predecessors_are_known(depth: int) -> None:
     bench = Bench(small_limits())
     bench.add(0, 3, max_tokens(6))
@@ -251,7 +247,7 @@ def worn_bench() -> Bench:
     return bench
 
 
-@pytest.mark.parametrize("num_steps_in_flight", [1, 2, 4])
+@each_row(1, 2, 4)
 def test_requests_before_and_after_the_largest_generation_get_their_tokens(num_steps_in_flight: int) -> None:
     bench = worn_bench()
     sequences = [bench.add(arrival, 4, max_tokens(3)).sequences[0] for arrival in range(3)]

@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-import pytest
-
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.waiting.policy import PriorityPolicy
 from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.collection import no_collection
 from tests.support.driving import Bench, max_tokens, small_limits
+from tests.support.each_row import each_row
 from tests.support.toy_executor import hashed_next_token
 
 SIZES = (1, 4, 16, 64)
@@ -140,16 +139,14 @@ def after_steps(bench: Bench, num_steps: int) -> Bench:
     return bench
 
 
-@pytest.mark.parametrize("many", [running_groups, outputs_of_a_request, groups_of_four_outputs, waiting_groups])
+@each_row(running_groups, outputs_of_a_request, groups_of_four_outputs, waiting_groups)
 def test_a_steady_step_costs_the_same_however_many_there_are(many: Callable[[int], Bench]) -> None:
     costs = [cost_of_step(many(number)) for number in SIZES]
 
     assert max(costs) <= 1.02 * costs[0], costs
 
 
-@pytest.mark.parametrize(
-    "many", [tenants_that_run, groups_that_end, outputs_that_end, outputs_of_a_swapped_request, live_beams]
-)
+@each_row(tenants_that_run, groups_that_end, outputs_that_end, outputs_of_a_swapped_request, live_beams)
 def test_a_step_that_looks_at_each_one_looks_once(many: Callable[[int], Bench]) -> None:
     """Each one more costs what each one before did; looking at all of them for each would cost four times as much."""
     costs = [cost_of_step(many(number)) for number in SIZES]

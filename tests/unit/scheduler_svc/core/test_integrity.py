@@ -12,6 +12,7 @@ from scheduler_svc.core.sequence import Sequence, SequenceStatus
 from scheduler_svc.core.step.prefills import Prefill
 from shared.step import no_slots
 from tests.support.driving import Bench, small_limits
+from tests.support.each_row import each_row
 
 Fault = Callable[[ExecutorCore], None]
 
@@ -203,7 +204,7 @@ FAULTS: dict[Fault, str] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@each_row(*FAULTS)
 def test_a_fault_is_noticed(fault: Fault) -> None:
     bench = bench_in_full_swing()
     check_integrity(bench.core)

@@ -12,6 +12,7 @@ from scheduler_svc.request.parameters import BeamSearchParams
 from shared.errors import ExecutorFaultError
 from shared.step import RowFlag, SamplingRow, StepResult
 from tests.support.driving import Bench, delivered, group, small_limits
+from tests.support.each_row import each_row
 
 NAN = np.float32(np.nan)
 
@@ -141,7 +142,7 @@ STRICT: dict[str, tuple[Callable[[StepResult], StepResult], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", STRICT)
+@each_row(*STRICT)
 def test_flags_are_checked_strictly(fault: str) -> None:
     change, message = STRICT[fault]
     bench = Bench(flagging_limits())

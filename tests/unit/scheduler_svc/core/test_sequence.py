@@ -1,11 +1,14 @@
 """Groups and their sequences."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from tests.support.driving import group
+from tests.support.each_row import each_row
 
 
 def test_a_new_group_waits_with_its_prompt_and_has_no_slot() -> None:
@@ -41,8 +44,7 @@ def test_a_inflight_token_is_appended_and_leaves_the_prompt_alone() -> None:
     assert created.has_inflight_tokens
 
 
-@pytest.mark.parametrize("status", SequenceStatus)
-@pytest.mark.parametrize("slot", [-1, 0])
+@each_row(*product(SequenceStatus, [-1, 0]))
 def test_only_who_runs_has_a_slot_and_a_new_beam_has_none_yet(status: SequenceStatus, slot: int) -> None:
     (sequence,) = group(0, 2).sequences
     sequence.status, sequence.slot = status, slot
@@ -84,6 +86,6 @@ def test_a_search_chooses_its_own_sequences() -> None:
         group(0, 2, num_sequences=2, beam_search=BeamSearchParams(beam_width=4))
 
 
-@pytest.mark.parametrize(("max_tokens", "expected"), [(None, 20), (5, 8), (17, 20), (100, 20)])
+@each_row((None, 20), (5, 8), (17, 20), (100, 20))
 def test_the_length_limit_is_the_lesser_of_the_request_s_and_the_model_s(max_tokens: int | None, expected: int) -> None:
     assert StopConditions(max_tokens).length_limit(num_prompt_tokens=3, max_model_len=20) == expected

@@ -1,11 +1,11 @@
 """Why and when outputs end by themselves."""
 
 import numpy as np
-import pytest
 
 from scheduler_svc.core.stopping import StopChecker
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import StopConditions
+from tests.support.each_row import each_row
 
 EOS = 7
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -34,7 +34,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_row(*CASES)
 def test_a_running_and_a_waiting_sequence_end_for_the_same_reason(case: str) -> None:
     conditions, output, expected = CASES[case]
     checker = StopChecker(max_num_seqs=2, max_model_len=MAX_MODEL_LEN, eos_token_ids=(EOS, 8))

@@ -15,6 +15,7 @@ from scheduler_svc.request.served_model import ServedModel
 from shared.errors import CacheTooSmallError, InvalidFieldError, OctavoServiceError, QueueFullError
 from shared.step import Step
 from tests.support.driving import group, small_limits
+from tests.support.each_row import each_row
 from tests.support.idle_engine import IdleEngine
 from tests.support.patience import PATIENCE_S
 from tests.support.toy_executor import ToyExecutor, count_up
@@ -113,7 +114,7 @@ def test_a_bug_ends_the_requests_of_its_core_and_those_that_wait_and_no_others()
     assert kept.error is None
 
 
-@pytest.mark.parametrize("end", ["take_back", "fail_all"])
+@each_row("take_back", "fail_all")
 def test_preemptions_of_a_core_that_is_gone_still_count(end: str) -> None:
     idle = IdleEngine(["a", "b"], small_limits())
     for count, core in enumerate(idle.cores, start=1):
@@ -169,7 +170,7 @@ def test_a_loss_counts_at_once_against_those_that_came_after_a_finished_step() -
     assert (first.group.lost_on, later.group.lost_on) == ("a", "a")
 
 
-@pytest.mark.parametrize("works", [True, False])
+@each_row(True, False)
 def test_a_loss_without_a_result_counts_if_a_probe_succeeds_and_is_forgotten_if_it_fails(works: bool) -> None:
     idle, *both = lost(has_result=False)
     assert [request.num_losses for request in both] == [0, 0]

@@ -14,6 +14,7 @@ from scheduler_svc.request.parameters import StopConditions
 from shared.errors import DeadlineTooShortError
 from shared.step import SamplingRow
 from tests.support.driving import group, small_limits
+from tests.support.each_row import each_row
 from tests.support.idle_engine import IdleEngine
 from tests.unit.scheduler_svc.core.step.test_step_cost import step
 
@@ -127,7 +128,7 @@ def test_answers_are_expected_to_be_as_long_as_the_latest_and_no_longer_than_the
     assert estimate.expected_len(forced, grouped(forced)) == 80
 
 
-@pytest.mark.parametrize(("expected_len", "retry_after_s"), [(0, 1.0), (1, 2.0), (20, 40.0), (100, 60.0)])
+@each_row((0, 1.0), (1, 2.0), (20, 40.0), (100, 60.0))
 def test_who_is_refused_comes_back_when_half_of_the_queue_is_through(expected_len: int, retry_after_s: float) -> None:
     idle = measured("a", limits=limits(max_num_seqs=1))
     let_wait(idle, 8, expected_len)

@@ -1,12 +1,8 @@
-import pytest
-
 from scheduler_svc.executors.circuit_breaker import BACKOFF, Backoff, CircuitBreaker
+from tests.support.each_row import each_row
 
 
-@pytest.mark.parametrize(
-    ("num_failures", "share", "pause_s"),
-    [(1, 1.0, 0.5), (1, 0.0, 0.25), (2, 1.0, 1.0), (4, 0.5, 3.0), (7, 1.0, 30.0), (1000, 0.0, 15.0)],
-)
+@each_row((1, 1.0, 0.5), (1, 0.0, 0.25), (2, 1.0, 1.0), (4, 0.5, 3.0), (7, 1.0, 30.0), (1000, 0.0, 15.0))
 def test_pauses_double_up_to_the_longest_and_a_random_part_of_half_is_left_out(
     num_failures: int, share: float, pause_s: float
 ) -> None:

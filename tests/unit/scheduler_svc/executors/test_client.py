@@ -15,6 +15,7 @@ from scheduler_svc.executors.client import MAX_SIZES, ExecutorRefusedError, chec
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from shared.step import Step, TableDelta
 from shared.wire_agreement import WireAgreement
+from tests.support.each_row import each_row
 
 
 class StallingStream:
@@ -150,7 +151,7 @@ async def test_a_session_that_is_given_up_while_a_step_is_written_says_why() -> 
     session.close()
 
 
-@pytest.mark.parametrize("name", MAX_SIZES)
+@each_row(*MAX_SIZES)
 def test_an_executor_larger_than_any_machine_is_refused(name: str) -> None:
     info = pb.GetExecutorInfoResponse()
     setattr(info, name, MAX_SIZES[name])
@@ -169,7 +170,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each_row(*HOSTILE)
 async def test_an_answer_of_absurd_size_is_a_loss_in_words(name: str) -> None:
     started = pb.StreamStarted(instance_id="one")
     messages = [pb.StreamStepsResponse(started=started), pb.StreamStepsResponse(step=HOSTILE[name])]

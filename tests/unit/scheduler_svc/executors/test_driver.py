@@ -31,6 +31,7 @@ from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.telemetry.meter import Meter
 from shared.errors import OctavoServiceError
 from shared.step import SamplingRow, Step, StepResult
+from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
 
 ADDRESS = "virtual:1"
@@ -213,7 +214,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("steps_in_flight", [1, 2, 4])
+@each_row(1, 2, 4)
 async def test_no_more_steps_are_sent_than_may_be_in_flight(steps_in_flight: int) -> None:
     stage = Stage(steps_in_flight)
     async with stage.running():
@@ -601,7 +602,7 @@ async def test_groups_that_can_never_go_on_are_reported_even_if_there_is_no_step
         assert len(stage.owner.events) == 2
 
 
-@pytest.mark.parametrize("checks_batch_table", [False, True])
+@each_row(False, True)
 async def test_steps_carry_a_digest_only_for_debugging(checks_batch_table: bool) -> None:
     stage = Stage(checks_batch_table=checks_batch_table)
     async with stage.running():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from scheduler_svc.executors.in_flight_limit import InFlightLimit
+from tests.support.each_row import each_row
 
 REACTION_S = 0.0003
 
@@ -51,20 +52,17 @@ class Play:
         return 1 - self.busy_s / (self.executor_free_at_s - begin_s)
 
 
-@pytest.mark.parametrize(
-    ("link", "expected"),
-    [
-        (Link(step_ms=10, round_trip_ms=0.5), 2),
-        (Link(step_ms=10, round_trip_ms=5), 2),
-        (Link(step_ms=3, round_trip_ms=1), 2),
-        (Link(step_ms=3, round_trip_ms=5), 4),
-        (Link(step_ms=5, round_trip_ms=5), 3),
-        (Link(step_ms=1, round_trip_ms=50), 4),  # more would help; it is the most
-        (Link(step_ms=500, round_trip_ms=0.5), 1),  # a request that comes waits for one long step, not for two
-        (Link(step_ms=10, round_trip_ms=0.5, stops_per_step=16), 1),  # outputs of two tokens
-        (Link(step_ms=3, round_trip_ms=5, stops_per_step=3.2), 3),  # outputs of ten tokens: the fourth is not worth it
-        (Link(step_ms=3, round_trip_ms=5, stops_per_step=0.16), 4),  # outputs of 200 tokens
-    ],
+@each_row(
+    (Link(step_ms=10, round_trip_ms=0.5), 2),
+    (Link(step_ms=10, round_trip_ms=5), 2),
+    (Link(step_ms=3, round_trip_ms=1), 2),
+    (Link(step_ms=3, round_trip_ms=5), 4),
+    (Link(step_ms=5, round_trip_ms=5), 3),
+    (Link(step_ms=1, round_trip_ms=50), 4),  # more would help; it is the most
+    (Link(step_ms=500, round_trip_ms=0.5), 1),  # a request that comes waits for one long step, not for two
+    (Link(step_ms=10, round_trip_ms=0.5, stops_per_step=16), 1),  # outputs of two tokens
+    (Link(step_ms=3, round_trip_ms=5, stops_per_step=3.2), 3),  # outputs of ten tokens: the fourth is not worth it
+    (Link(step_ms=3, round_trip_ms=5, stops_per_step=0.16), 4),  # outputs of 200 tokens
 )
 def test_it_is_the_smallest_number_that_keeps_the_executor_busy(link: Link, expected: int) -> None:
     limit = InFlightLimit(None)

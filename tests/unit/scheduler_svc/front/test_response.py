@@ -16,6 +16,7 @@ from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.parameters import StopConditions
 from shared.errors import OctavoServiceError, RequestAbortedError
 from shared.step import NO_LOGPROBS, SamplingRow
+from tests.support.each_row import each_row
 from tests.support.live_requests import PlayedEngineSide
 from tests.support.tokenizers import EOS, byte_level_backend, make_tokenizer
 
@@ -142,7 +143,7 @@ async def test_the_last_token_ended_an_output_that_stopped_without_a_stop_string
     assert request.outputs[0].stop_token_id == ord("b")
 
 
-@pytest.mark.parametrize("is_wanted", [False, True])
+@each_row(False, True)
 async def test_logprobs_that_a_neighbour_asked_for_are_not_returned(is_wanted: bool) -> None:
     request = sampled_request(logprobs=is_wanted)
     push_text(request, 0, "ab", logprob=-0.25)
@@ -341,7 +342,7 @@ async def test_a_failed_best_of_hands_out_nothing() -> None:
         await request.next_delta()
 
 
-@pytest.mark.parametrize("is_wanted", [False, True])
+@each_row(False, True)
 async def test_hypotheses_come_at_the_end_in_their_order(is_wanted: bool) -> None:
     request = beam_request(logprobs=is_wanted)
     waiting = asyncio.ensure_future(request.next_delta())

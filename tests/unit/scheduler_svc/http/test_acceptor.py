@@ -12,6 +12,7 @@ import pytest
 from scheduler_svc.http.acceptor import Acceptor, peer_name
 from scheduler_svc.http.listeners import open_listeners
 from scheduler_svc.http.protocol_detection import Protocol
+from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
 
 
@@ -156,14 +157,11 @@ async def test_a_process_without_files_waits_and_goes_on(
     assert caplog.messages == ["event=cannot_accept cause='[Errno 24] planted'"]
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        (("192.0.2.7", 80), "ipv4:192.0.2.7:80"),
-        (("2001:db8::7", 80, 0, 0), "ipv6:[2001:db8::7]:80"),
-        (("::ffff:192.0.2.7", 80, 0, 0), "ipv4:192.0.2.7:80"),
-        (("::ffff:1", 80, 0, 0), "ipv6:[::ffff:1]:80"),
-    ],
+@each_row(
+    (("192.0.2.7", 80), "ipv4:192.0.2.7:80"),
+    (("2001:db8::7", 80, 0, 0), "ipv6:[2001:db8::7]:80"),
+    (("::ffff:192.0.2.7", 80, 0, 0), "ipv4:192.0.2.7:80"),
+    (("::ffff:1", 80, 0, 0), "ipv6:[::ffff:1]:80"),
 )
 def test_a_peer_is_named_as_grpc_names_it(address: tuple[str, int], expected: str) -> None:
     assert peer_name(address) == expected

@@ -1,12 +1,14 @@
 """What a ClientHello offers: real ones of OpenSSL, in pieces and in records of any size, and bytes that are none."""
 
 import ssl
+from itertools import product
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduler_svc.http.client_hello import MAX_RECORDS, ClientHello, NotAClientHelloError, read_client_hello
+from tests.support.each_row import each_row
 
 ALPN = [None, ["h2"], ["http/1.1"], ["h2", "http/1.1"], ["grpc-exp", "h2"], ["x" * 255, "y"]]
 
@@ -42,15 +44,13 @@ def reading(data: bytes) -> ClientHello | int | None:
         return None
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-@pytest.mark.parametrize("name", [None, "scheduler.octavo.svc"])
-@pytest.mark.parametrize("alpn", ALPN, ids=str)
-def test_a_real_hello_says_what_it_offers(alpn: list[str] | None, name: str | None, version: ssl.TLSVersion) -> None:
+@each_row(*product([ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], [None, "scheduler.octavo.svc"], ALPN))
+def test_a_real_hello_says_what_it_offers(version: ssl.TLSVersion, name: str | None, alpn: list[str] | None) -> None:
     expected = None if alpn is None else tuple(protocol.encode() for protocol in alpn)
     assert read_client_hello(client_hello(alpn, name, version)) == ClientHello(expected)
 
 
-@pytest.mark.parametrize("num_records", [1, 2, 3, 31, 32])
+@each_row(1, 2, 3, 31, 32)
 def test_a_hello_may_come_in_several_records(num_records: int) -> None:
     hello = client_hello(["h2", "http/1.1"])
     hello = in_records(hello, -(-(len(hello) - 5) // num_records))
@@ -65,7 +65,7 @@ def test_a_hello_in_tiny_records_is_refused_early() -> None:
         read_client_hello(hello[: 6 * MAX_RECORDS])
 
 
-@pytest.mark.parametrize("size", [60, 2**14])
+@each_row(60, 2**14)
 def test_a_part_of_a_hello_asks_for_more_but_never_for_too_much(size: int) -> None:
     hello = in_records(client_hello(["h2"]), size)
     for length in range(len(hello)):
@@ -95,16 +95,13 @@ def test_a_damaged_hello_raises_nothing_but_the_declared_error(data: st.DataObje
     assert found is None or isinstance(found, ClientHello) or found > cut
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x17\x03\x03\x00\x01\x01",  # not a handshake
-        b"\x16\x02\x00\x00\x01\x01",  # not TLS
-        b"\x16\x03\x01\x00\x00\x01",  # an empty record
-        b"\x16\x03\x01\x40\x01\x01",  # longer than a record may be
-        b"\x16\x03\x01\x00\x01\x02",  # another message first
-        b"\x16\x03\x01\x00\x06\x01\x00\x00\x02\x03\x03",  # a hello without its fields
-    ],
+@each_row(
+    b"\x17\x03\x03\x00\x01\x01",  # not a handshake
+    b"\x16\x02\x00\x00\x01\x01",  # not TLS
+    b"\x16\x03\x01\x00\x00\x01",  # an empty record
+    b"\x16\x03\x01\x40\x01\x01",  # longer than a record may be
+    b"\x16\x03\x01\x00\x01\x02",  # another message first
+    b"\x16\x03\x01\x00\x06\x01\x00\x00\x02\x03\x03",  # a hello without its fields
 )
 def test_what_is_no_hello_is_refused(data: bytes) -> None:
     with pytest.raises(NotAClientHelloError):

@@ -8,6 +8,7 @@ import pytest
 
 from scheduler_svc.http.listeners import open_listeners, reserve
 from shared.errors import AddressError
+from tests.support.each_row import each_row
 
 TAKEN = "it is taken, or not an address of this machine; set --admin-listen to another one"
 
@@ -41,8 +42,8 @@ def test_one_address_is_one_socket(opened: list[socket.socket]) -> None:
     assert not listener.getblocking()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "::"])
-def test_a_wildcard_of_either_family_is_both(opened: list[socket.socket], host: str) -> None:
+@each_row("0.0.0.0", "[::]", "::")
+def test_a_wildcard_of_either_family_is_both(host: str, *, opened: list[socket.socket]) -> None:
     opened += open_listeners(f"{host}:0", "--admin-listen")
     assert answers("127.0.0.1", port_of(opened[0]))
     assert answers("::1", port_of(opened[0])) == socket.has_dualstack_ipv6()
@@ -65,8 +66,8 @@ def test_the_brackets_of_ipv6_are_taken_off(opened: list[socket.socket]) -> None
     assert opened[0].getsockname()[0] == "::1"
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "[::]", "localhost"])
-def test_an_address_in_use_is_refused(opened: list[socket.socket], host: str) -> None:
+@each_row("127.0.0.1", "0.0.0.0", "[::]", "localhost")
+def test_an_address_in_use_is_refused(host: str, *, opened: list[socket.socket]) -> None:
     opened += open_listeners("127.0.0.1:0", "--admin-listen")
     taken = f"{host}:{port_of(opened[0])}"
     with pytest.raises(AddressError) as caught:
@@ -74,7 +75,7 @@ def test_an_address_in_use_is_refused(opened: list[socket.socket], host: str) ->
     assert str(caught.value) == f"cannot listen on {taken}: {TAKEN}"
 
 
-@pytest.mark.parametrize("address", ["192.0.2.1:0", "nobody.invalid:0"])
+@each_row("192.0.2.1:0", "nobody.invalid:0")
 def test_an_address_that_is_not_ours_is_refused(address: str) -> None:
     with pytest.raises(AddressError) as caught:
         open_listeners(address, "--admin-listen")
@@ -105,7 +106,7 @@ def test_a_name_is_reserved_with_all_its_addresses_on_one_port(
     assert len(set(map(port_of, opened))) == 1
 
 
-@pytest.mark.parametrize("listen", ["192.0.2.1:0", "nowhere.invalid:0"])
+@each_row("192.0.2.1:0", "nowhere.invalid:0")
 def test_what_is_not_ours_is_not_reserved(listen: str) -> None:
     with pytest.raises(AddressError, match=f"cannot listen on {re.escape(listen)}"):
         reserve(listen, "--listen")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from scheduler_svc.http.protocol_detection import MAX_PEEKED_BYTES, Protocol, detect_protocol, protocol_of
+from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
 from tests.unit.scheduler_svc.http.test_client_hello import client_hello, in_records
 
@@ -26,45 +27,43 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield client, accepted
 
 
-@pytest.mark.parametrize(
-    ("head", "expected"),
-    [
-        (b"", 1),
-        (b"P", 2),
-        (b"PRI", 4),
-        (PREFACE, GRPC),
-        (b"GET", 4),
-        (b"GET ", HTTP),
-        (b"POST / HTTP/1.1\r\n", HTTP),
-        (b"OPTIONS * HTTP/1.1\r\n", HTTP),
-        (b"VERSION-CONTROL", 16),
-        (b"VERSION-CONTROL /", HTTP),
-        (b"A" * 17, GRPC),
-        (b"get / HTTP/1.1", GRPC),
-        (b" ", GRPC),
-        (b"\r\n", GRPC),
-        (b"\x00\x01", GRPC),
-        (b"SSH-2.0-OpenSSH_9\r\n", GRPC),
-        (b"\xff" * 100, GRPC),
-    ],
+@each_row(
+    *(
+        (*row, speaks_tls)
+        for row in [
+            (b"", 1),
+            (b"P", 2),
+            (b"PRI", 4),
+            (PREFACE, GRPC),
+            (b"GET", 4),
+            (b"GET ", HTTP),
+            (b"POST / HTTP/1.1\r\n", HTTP),
+            (b"OPTIONS * HTTP/1.1\r\n", HTTP),
+            (b"VERSION-CONTROL", 16),
+            (b"VERSION-CONTROL /", HTTP),
+            (b"A" * 17, GRPC),
+            (b"get / HTTP/1.1", GRPC),
+            (b" ", GRPC),
+            (b"\r\n", GRPC),
+            (b"\x00\x01", GRPC),
+            (b"SSH-2.0-OpenSSH_9\r\n", GRPC),
+            (b"\xff" * 100, GRPC),
+        ]
+        for speaks_tls in [False, True]
+    )
 )
-@pytest.mark.parametrize("speaks_tls", [False, True])
 def test_the_first_bytes_say_the_protocol(head: bytes, expected: Protocol | int, speaks_tls: bool) -> None:
     assert protocol_of(head, speaks_tls=speaks_tls) == expected
 
 
-@pytest.mark.parametrize(
-    ("alpn", "expected"),
-    [
-        (["h2"], GRPC),
-        (["grpc-exp", "h2"], GRPC),
-        (["http/1.1"], HTTPS),
-        (["h2", "http/1.1"], HTTPS),
-        (["http/1.1", "h2"], HTTPS),
-        (None, HTTPS),
-        (["spdy/3"], GRPC),
-    ],
-    ids=str,
+@each_row(
+    (["h2"], GRPC),
+    (["grpc-exp", "h2"], GRPC),
+    (["http/1.1"], HTTPS),
+    (["h2", "http/1.1"], HTTPS),
+    (["http/1.1", "h2"], HTTPS),
+    (None, HTTPS),
+    (["spdy/3"], GRPC),
 )
 def test_a_tls_client_is_http_if_it_offers_that_or_nothing(alpn: list[str] | None, expected: Protocol) -> None:
     hello = client_hello(alpn)

@@ -8,6 +8,7 @@ from scheduler_svc.link.front_metrics import FrontMetrics, encode_families
 from shared.errors import CallerError
 from shared.histogram import Histogram
 from shared.metric import Family, Metric
+from tests.support.each_row import each_row
 
 CALLS = Metric("calls_total", "counter", "Calls.", ("method",))
 SECONDS = Metric("handling_seconds", "histogram", "Time.")
@@ -18,11 +19,7 @@ def families(num_calls: int, *, method: str = "a", expiry: float = 1.0) -> list[
     histogram = Histogram((1.0, 2.0))
     for _ in range(num_calls):
         histogram.observe(1.5)
-    return [
-        CALLS.family({(method,): num_calls}),
-        SECONDS.histogram_family({(): histogram}),
-        EXPIRY.single(expiry),
-    ]
+    return [CALLS.family({(method,): num_calls}), SECONDS.histogram_family({(): histogram}), EXPIRY.single(expiry)]
 
 
 def samples(found: Iterable[Family]) -> dict[tuple[str, ...], float]:
@@ -53,7 +50,7 @@ def test_without_fronts_the_metrics_are_the_own_ones() -> None:
     assert list(FrontMetrics().merged(own)) == own or samples(FrontMetrics().merged(own)) == samples(own)
 
 
-@pytest.mark.parametrize("content", [b"a b c d\n", b"\xff", b"metric{ 1\n"])
+@each_row(b"a b c d\n", b"\xff", b"metric{ 1\n")
 async def test_what_is_no_text_of_metrics_is_refused(content: bytes) -> None:
     with pytest.raises(CallerError):
         await FrontMetrics().take(1, content)

@@ -4,7 +4,6 @@ import inspect
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.core.v1 import core_service_pb2 as pb
@@ -41,6 +40,7 @@ from shared.errors import (
 from shared.grpc_status import rpc_status
 from shared.step import SamplingRow
 from shared.token_rules import TokenRules
+from tests.support.each_row import each_row
 
 PLAIN = EngineRequest("a", np.arange(5, dtype=np.int32), SamplingRow(), StopConditions())
 
@@ -65,7 +65,7 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+@each_row(*REQUESTS.values())
 def test_a_submission_is_the_request(request_: EngineRequest) -> None:
     message = pb.Submission.FromString(encode_submission(7, request_, "hash", 99).SerializeToString())
     assert (message.number, message.model_hash, message.max_model_len) == (7, "hash", 99)
@@ -107,7 +107,7 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@each_row(*ERRORS)
 def test_an_error_ends_a_call_as_it_would_have_without_the_link(error: OctavoServiceError) -> None:
     decoded = decode_failure(pb.Failure.FromString(encode_failure(error).SerializeToString()))
     assert type(decoded) is type(error)
@@ -132,7 +132,7 @@ def test_what_a_search_found() -> None:
     assert (decoded.score, decoded.finish_reason) == (found.score, found.finish_reason)
 
 
-@pytest.mark.parametrize("error", [None, UnavailableError("gone")])
+@each_row(None, UnavailableError("gone"))
 def test_the_end_of_a_request_on_another_clock(error: OctavoServiceError | None) -> None:
     ended = EndedRequest(
         "a",

@@ -20,6 +20,7 @@ from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
 from shared.step import SamplingRow
+from tests.support.each_row import each_row
 
 NUM_OUTPUTS = 2
 NO_CONDITIONS = StopConditions()
@@ -156,16 +157,13 @@ def test_a_token_again_and_one_that_is_too_far_make_no_wrong_list() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    ("conditions", "last_token", "ends"),
-    [
-        (StopConditions(max_tokens=3), 7, True),
-        (StopConditions(max_tokens=4), 7, False),
-        (StopConditions(max_tokens=4), 2, True),
-        (StopConditions(max_tokens=4, ignore_eos=True), 2, False),
-        (StopConditions(stop_token_ids=frozenset({7})), 7, True),
-        (StopConditions(accepted_len=4), 7, True),
-    ],
+@each_row(
+    (StopConditions(max_tokens=3), 7, True),
+    (StopConditions(max_tokens=4), 7, False),
+    (StopConditions(max_tokens=4), 2, True),
+    (StopConditions(max_tokens=4, ignore_eos=True), 2, False),
+    (StopConditions(stop_token_ids=frozenset({7})), 7, True),
+    (StopConditions(accepted_len=4), 7, True),
 )
 async def test_an_output_whose_last_token_ends_it_has_ended_though_no_core_said_so(
     conditions: StopConditions, last_token: int, ends: bool

@@ -7,6 +7,7 @@ from scheduler_svc.telemetry.step_log import LoggedStep
 from shared.batch_table import BatchTable
 from shared.errors import RequestAbortedError, UnavailableError
 from shared.step import Step, StepResult, TableDelta, no_slots
+from tests.support.each_row import each_row
 from tests.support.live_requests import ended_request
 
 
@@ -38,14 +39,11 @@ def test_an_executor_whose_clock_runs_fast_makes_no_negative_wait() -> None:
     assert meter.step_durations["wait"].sum == 0.0
 
 
-@pytest.mark.parametrize(
-    ("last_tokens_at_s", "num_gaps", "total_s"),
-    [
-        ([], 0, 0.0),
-        ([9.0, 9.0, 9.0], 3, 3.0),
-        ([9.0, 9.0, 4.0], 3, 8.0),
-        ([9.0, 10.0, 10.0], 1, 1.0),  # further outputs of one request, in the same step
-    ],
+@each_row(
+    ([], 0, 0.0),
+    ([9.0, 9.0, 9.0], 3, 3.0),
+    ([9.0, 9.0, 4.0], 3, 8.0),
+    ([9.0, 10.0, 10.0], 1, 1.0),  # further outputs of one request, in the same step
 )
 def test_the_gaps_of_a_step_are_counted(last_tokens_at_s: list[float], num_gaps: int, total_s: float) -> None:
     meter = Meter()

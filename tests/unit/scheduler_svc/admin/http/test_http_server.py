@@ -14,6 +14,7 @@ from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
 from scheduler_svc.admin.http.http_server import HttpServer
 from scheduler_svc.admin.http.json_transcoder import JsonTranscoder
 from scheduler_svc.admin.servicer import AdminServicer
+from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
 from tests.tls.services import Scheduler, running_scheduler
@@ -34,22 +35,19 @@ async def http(scheduler: Scheduler) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-@pytest.mark.parametrize(
-    ("headers", "status", "code"),
-    [
-        ({}, 200, None),
-        ({"Connect-Protocol-Version": "1", "Connect-Timeout-Ms": "9999999999"}, 200, None),
-        ({"Content-Type": "application/json; charset=utf-8"}, 200, None),
-        ({"Content-Encoding": "identity"}, 200, None),
-        ({"Sec-Fetch-Site": "same-origin"}, 200, None),
-        ({"Connect-Timeout-Ms": "0"}, 504, "deadline_exceeded"),
-        ({"Connect-Timeout-Ms": "-1"}, 400, "invalid_argument"),
-        ({"Connect-Timeout-Ms": "12345678901"}, 400, "invalid_argument"),
-        ({"Content-Encoding": "gzip"}, 501, "unimplemented"),
-    ],
+@each_row(
+    ({}, 200, None),
+    ({"Connect-Protocol-Version": "1", "Connect-Timeout-Ms": "9999999999"}, 200, None),
+    ({"Content-Type": "application/json; charset=utf-8"}, 200, None),
+    ({"Content-Encoding": "identity"}, 200, None),
+    ({"Sec-Fetch-Site": "same-origin"}, 200, None),
+    ({"Connect-Timeout-Ms": "0"}, 504, "deadline_exceeded"),
+    ({"Connect-Timeout-Ms": "-1"}, 400, "invalid_argument"),
+    ({"Connect-Timeout-Ms": "12345678901"}, 400, "invalid_argument"),
+    ({"Content-Encoding": "gzip"}, 501, "unimplemented"),
 )
 async def test_headers_mean_what_the_protocol_says(
-    http: aiohttp.ClientSession, headers: dict[str, str], status: int, code: str | None
+    headers: dict[str, str], status: int, code: str | None, *, http: aiohttp.ClientSession
 ) -> None:
     headers = {"Content-Type": "application/json"} | headers
     async with http.post(f"{PATH}/GetSchedulerState", data=b"{}", headers=headers) as response:
@@ -58,8 +56,8 @@ async def test_headers_mean_what_the_protocol_says(
     assert answer.get("code") == code
 
 
-@pytest.mark.parametrize("host", ["localhost:50052", "127.0.0.1", "[::1]:50052", "octavo.localhost"])
-async def test_local_names_are_answered(http: aiohttp.ClientSession, host: str) -> None:
+@each_row("localhost:50052", "127.0.0.1", "[::1]:50052", "octavo.localhost")
+async def test_local_names_are_answered(host: str, *, http: aiohttp.ClientSession) -> None:
     async with http.get("/", headers={"Host": host}) as response:
         assert response.status == 200
 

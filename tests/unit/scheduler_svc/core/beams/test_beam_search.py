@@ -1,4 +1,5 @@
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from scheduler_svc.core.beams.beam_search import BeamSearch, Candidates
 from scheduler_svc.request.outputs import FinishReason, Hypothesis
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from tests.support.beam_driving import HashedModel, run_search
+from tests.support.each_row import each_row
 
 END = 9
 FAR_LIMIT = 1000
@@ -36,9 +38,7 @@ def scores(hypotheses: list[Hypothesis]) -> list[float]:
 # Parameters ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("width", "num_outputs", "length_penalty"), [(4, 5, 1.0), (4, 0, 1.0), (4, 1, math.nan), (4, 1, math.inf)]
-)
+@each_row((4, 5, 1.0), (4, 0, 1.0), (4, 1, math.nan), (4, 1, math.inf))
 def test_params_that_mean_nothing_are_refused(width: int, num_outputs: int, length_penalty: float) -> None:
     with pytest.raises(AssertionError):
         BeamSearchParams(width, num_outputs, length_penalty)
@@ -52,7 +52,7 @@ def test_a_prompt_that_is_at_the_limit_is_refused() -> None:
 # Candidates ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_ends", "num_candidates"), [(0, 8), (1, 8), (2, 12), (3, 16)])
+@each_row((0, 8), (1, 8), (2, 12), (3, 16))
 def test_a_row_has_room_for_every_end_token(num_ends: int, num_candidates: int) -> None:
     search = start(BeamSearchParams(4), ends=frozenset(range(num_ends)))
 
@@ -169,7 +169,7 @@ def test_every_end_token_ends_a_beam() -> None:
     assert [hypothesis.token_ids.tolist() for hypothesis in search.finished_hypotheses()] == [[8], [9]]
 
 
-@pytest.mark.parametrize(("length_penalty", "score"), [(-1.0, -6.0), (0.0, -3.0), (1.0, -1.5), (2.0, -0.75)])
+@each_row((-1.0, -6.0), (0.0, -3.0), (1.0, -1.5), (2.0, -0.75))
 def test_the_score_counts_the_end_token_in_the_length_and_the_prompt_not(length_penalty: float, score: float) -> None:
     search = start(BeamSearchParams(2, length_penalty=length_penalty))
     search.advance([candidates((5, -1.0), (6, -9.0))])
@@ -206,7 +206,7 @@ def test_only_the_wanted_number_of_hypotheses_is_returned() -> None:
     assert [hypothesis.token_ids.tolist() for hypothesis in search.finished_hypotheses()] == [[5], [6]]
 
 
-@pytest.mark.parametrize("length_penalty", [-400.0, 400.0])
+@each_row(-400.0, 400.0)
 def test_an_extreme_length_penalty_loses_no_hypothesis(length_penalty: float) -> None:
     params = BeamSearchParams(4, num_outputs=4, length_penalty=length_penalty)
     model = HashedModel(seed=1, vocab_size=20)
@@ -227,10 +227,7 @@ def test_at_the_limit_the_first_width_beams_end() -> None:
     assert search.live == []
     assert [
         (hypothesis.token_ids.tolist(), hypothesis.finish_reason) for hypothesis in search.finished_hypotheses()
-    ] == [
-        ([5], FinishReason.LENGTH),
-        ([END], FinishReason.STOP),
-    ]
+    ] == [([5], FinishReason.LENGTH), ([END], FinishReason.STOP)]
 
 
 def test_a_search_without_a_beam_left_is_over() -> None:
@@ -251,7 +248,7 @@ def is_over_with_two_hypotheses(best_live: float, length_penalty: float, early_s
     return search.is_over
 
 
-@pytest.mark.parametrize("best_live", [-3.0, -5.0])
+@each_row(-3.0, -5.0)
 def test_early_stopping_true_stops_at_width_hypotheses(best_live: float) -> None:
     assert is_over_with_two_hypotheses(best_live, 1.0, EarlyStopping.TRUE)
 
@@ -267,20 +264,19 @@ def test_a_search_looks_for_width_hypotheses_even_if_fewer_are_wanted() -> None:
     assert search.is_over
 
 
-@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0])
-@pytest.mark.parametrize("early_stopping", [EarlyStopping.FALSE, EarlyStopping.NEVER])
+@each_row(*product([-1.0, 0.0, 1.0], [EarlyStopping.FALSE, EarlyStopping.NEVER]))
 def test_a_search_goes_on_while_the_best_live_beam_beats_the_worst_hypothesis(
-    early_stopping: EarlyStopping, length_penalty: float
+    length_penalty: float, early_stopping: EarlyStopping
 ) -> None:
     assert not is_over_with_two_hypotheses(-3.0, length_penalty, early_stopping)
 
 
-@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0])
+@each_row(-1.0, 0.0, 1.0)
 def test_early_stopping_false_judges_the_best_live_beam_at_its_present_length(length_penalty: float) -> None:
     assert is_over_with_two_hypotheses(-5.0, length_penalty, EarlyStopping.FALSE)
 
 
-@pytest.mark.parametrize(("length_penalty", "is_over"), [(-1.0, True), (0.0, True), (1.0, False)])
+@each_row((-1.0, True), (0.0, True), (1.0, False))
 def test_early_stopping_never_judges_it_at_the_limit_if_length_is_favoured(
     length_penalty: float, is_over: bool
 ) -> None:

@@ -1,11 +1,11 @@
 """Who gets which blocks at admission."""
 
 import numpy as np
-import pytest
 
 from scheduler_svc.core.blocks.block_manager import AllocStatus, BlockManager
 from scheduler_svc.core.sequence import SequenceGroup
 from tests.support.driving import group, small_limits
+from tests.support.each_row import each_row
 
 
 def manager_of(blocks: int = 8, *, watermark: float = 0.0, prefix_caching: bool = False) -> BlockManager:
@@ -20,12 +20,12 @@ def with_output(created: SequenceGroup, *outputs: list[int]) -> SequenceGroup:
     return created
 
 
-@pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+@each_row((0, 0), (1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 3))
 def test_num_blocks_for_block_boundaries(num_tokens: int, num_blocks: int) -> None:
     assert manager_of().num_blocks_for(num_tokens) == num_blocks
 
 
-@pytest.mark.parametrize("num_tokens", [1, 4, 5])
+@each_row(1, 4, 5)
 def test_a_plan_that_is_ok_hands_out_as_many_blocks_as_the_tokens_need(num_tokens: int) -> None:
     manager = manager_of()
 
@@ -53,7 +53,7 @@ def test_later_says_what_lacks() -> None:
     assert (plan.status, plan.num_needed, plan.num_free) == (AllocStatus.LATER, 2, 1)
 
 
-@pytest.mark.parametrize(("num_tokens", "expected"), [(7, True), (8, False)])
+@each_row((7, True), (8, False))
 def test_the_empty_pool_must_hold_the_group_and_its_first_fork(num_tokens: int, expected: bool) -> None:
     manager = manager_of(blocks=3)
     manager.allocator.allocate(3)  # a full pool does not matter
@@ -77,22 +77,19 @@ def test_watermark_does_not_hold_back_a_group_alone() -> None:
 # Groups ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_prompt_tokens", "num_needed"), [(7, 2 + 2), (8, 2 + 3), (9, 3 + 2)])
+@each_row((7, 2 + 2), (8, 2 + 3), (9, 3 + 2))
 def test_a_new_group_needs_its_prompt_and_the_blocks_of_its_first_fork(num_prompt_tokens: int, num_needed: int) -> None:
     plan = manager_of().plan_admission(group(0, num_prompt_tokens, num_sequences=3))
 
     assert (plan.num_needed, len(plan.sequences)) == (num_needed, 1)
 
 
-@pytest.mark.parametrize(
-    ("num_prompt_tokens", "outputs", "num_shared"),
-    [
-        (8, ([1], [2]), 2),
-        (7, ([1], [2]), 1),
-        (6, ([1, 1, 1], [1, 1, 2]), 2),
-        (6, ([1, 1], [1, 1]), 1),  # one token at least is computed of each
-        (6, ([1, 1, 1], [1, 1, 1, 1]), 2),
-    ],
+@each_row(
+    (8, ([1], [2]), 2),
+    (7, ([1], [2]), 1),
+    (6, ([1, 1, 1], [1, 1, 2]), 2),
+    (6, ([1, 1], [1, 1]), 1),  # one token at least is computed of each
+    (6, ([1, 1, 1], [1, 1, 1, 1]), 2),
 )
 def test_full_blocks_that_all_sequences_have_in_common_are_counted_once(
     num_prompt_tokens: int, outputs: tuple[list[int], list[int]], num_shared: int

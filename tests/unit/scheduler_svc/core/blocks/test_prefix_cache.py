@@ -1,9 +1,9 @@
 """Hashes of blocks, and the table of what is cached."""
 
 import numpy as np
-import pytest
 
 from scheduler_svc.core.blocks.prefix_cache import BlockHasher, PrefixCache
+from tests.support.each_row import each_row
 
 
 def hashes_of(token_ids: list[int], *, key: bytes = b"key", salt: int = 0, block_size: int = 2) -> list[bytes]:
@@ -30,7 +30,7 @@ def test_equal_blocks_behind_different_prefixes_differ() -> None:
     assert hashes_of([7, 7, 7, 7])[0] != hashes_of([7, 7, 7, 7])[1]
 
 
-@pytest.mark.parametrize("choice", [{"key": b"other"}, {"salt": 1}, {"salt": 2**64 - 1}])
+@each_row({"key": b"other"}, {"salt": 1}, {"salt": 2**64 - 1})
 def test_hashes_depend_on_key_and_salt(choice: dict[str, int]) -> None:
     assert hashes_of([1, 2], **choice) != hashes_of([1, 2])  # type: ignore[arg-type]
 

@@ -2,8 +2,7 @@
 
 import gc
 import weakref
-
-import pytest
+from itertools import product
 
 from scheduler_svc.core.dispatch.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
@@ -11,6 +10,7 @@ from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Obstacle, Wait
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from tests.support.driving import group, max_tokens, small_limits
+from tests.support.each_row import each_row
 from tests.support.fleet_driving import FleetBench, two_cores
 
 # Placement ---------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_of_two_cores_of_equal_load_the_one_with_more_free_blocks_takes_it() -> 
     assert bench.fleet.place(group(0, 2), now_s=0.0) is bench.members[1].core
 
 
-@pytest.mark.parametrize("num_cores", [1, 2, 3, 4])
+@each_row(1, 2, 3, 4)
 def test_a_burst_is_dispatched_in_a_few_steps_of_each_core(num_cores: int) -> None:
     bench = FleetBench(*[small_limits(max_num_seqs=64, budget=512, blocks=256)] * num_cores)
     for arrival in range(48):
@@ -358,8 +358,7 @@ def test_shares_of_tenants_are_kept_over_all_cores() -> None:
 # Stop strings -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_admitted", [False, True])
-@pytest.mark.parametrize("num_sequences", [1, 2])
+@each_row(*product([False, True], [1, 2]))
 def test_a_stop_string_ends_a_sequence_that_has_gone_to_another_core_since(
     is_admitted: bool, num_sequences: int
 ) -> None:

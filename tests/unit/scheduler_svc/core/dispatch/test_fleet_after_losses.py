@@ -1,10 +1,9 @@
 """Where a group goes that lost its executor, and what an executor in doubt gets."""
 
-import pytest
-
 from scheduler_svc.core.limits import PrefillMode
 from scheduler_svc.core.sequence import SequenceGroup
 from tests.support.driving import group, max_tokens, small_limits
+from tests.support.each_row import each_row
 from tests.support.fleet_driving import FleetBench
 
 
@@ -86,7 +85,7 @@ def test_a_group_that_was_lost_goes_to_no_core_in_doubt_while_a_sound_one_could_
     assert runs_on(bench) == {"a": [], "b": [], "c": [0, 1, 2]}
 
 
-@pytest.mark.parametrize("mode", PrefillMode)
+@each_row(*PrefillMode)
 def test_a_suspect_is_computed_alone_until_its_token_and_those_beside_it_wait(mode: PrefillMode) -> None:
     limits = small_limits(prefix_caching=False, budget=4, prefill_mode=mode)
     bench = FleetBench(limits)

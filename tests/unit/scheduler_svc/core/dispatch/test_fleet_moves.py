@@ -1,10 +1,9 @@
 """Groups that leave a core: it is lost, they were preempted, or their client left."""
 
-import pytest
-
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import group, max_tokens, small_limits
+from tests.support.each_row import each_row
 from tests.support.fleet_driving import FleetBench, two_cores
 
 
@@ -78,7 +77,7 @@ def bench_with_short_successor(max_model_len: int, *, beam_width: int) -> FleetB
     return bench
 
 
-@pytest.mark.parametrize("max_model_len", [8, 12, 30])
+@each_row(8, 12, 30)
 def test_a_search_on_a_core_with_another_length_limit_ends_where_a_sampled_request_does(max_model_len: int) -> None:
     sampled = bench_with_short_successor(max_model_len, beam_width=0)
     search = bench_with_short_successor(max_model_len, beam_width=2)

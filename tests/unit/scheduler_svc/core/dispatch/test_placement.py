@@ -12,6 +12,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Wait
 from scheduler_svc.core.waiting.waiting_queue import Turn
 from tests.support.driving import group, max_tokens, small_limits
+from tests.support.each_row import each_row
 from tests.support.fleet_driving import FleetBench
 from tests.support.toy_executor import ToyExecutor, count_up
 
@@ -40,7 +41,7 @@ def test_an_empty_core_costs_the_prompt() -> None:
     assert cost_of(FleetBench(small_limits()), group(0, 7)) == 7
 
 
-@pytest.mark.parametrize(("prompt", "cost"), [([1, 2, 3, 4, 5, 6], 2), ([1, 2, 3, 4], 4), ([1, 2, 3, 9, 5], 5)])
+@each_row(([1, 2, 3, 4, 5, 6], 2), ([1, 2, 3, 4], 4), ([1, 2, 3, 9, 5], 5))
 def test_a_cached_prefix_is_free_of_cost_but_for_the_last_token(prompt: list[int], cost: int) -> None:
     bench = FleetBench(small_limits(prefix_caching=True))
     bench.add(group(0, [1, 2, 3, 4, 5], max_tokens(1)))
@@ -145,7 +146,7 @@ def test_a_deeper_prefix_beats_a_smaller_load_only_if_less_is_to_be_computed() -
     assert idle.core.load == 0
 
 
-@pytest.mark.parametrize("is_used", [True, False])
+@each_row(True, False)
 def test_a_cached_block_that_nobody_uses_is_one_of_the_free_ones(is_used: bool) -> None:
     bench = FleetBench(small_limits(prefix_caching=True, blocks=6))
     [member] = bench.members

@@ -8,6 +8,7 @@ import pytest
 from scheduler_svc.core.step.step_cost import COLD_START_S, LEAST_SLACK, StepCost
 from shared.batch_table import StepLayout
 from shared.step import Int32Array
+from tests.support.each_row import each_row
 
 
 def ints(*values: int) -> Int32Array:
@@ -54,10 +55,7 @@ def test_the_first_step_of_a_kind_may_compile() -> None:
     assert cost.longest_s(step(1)) == 1.0 * LEAST_SLACK, "no step takes longer than one with more work"
 
 
-@pytest.mark.parametrize(
-    ("fixed_s", "token_s", "attended_s"),
-    [(0.0, 1e-3, 0.0), (0.02, 1e-5, 1e-9), (1e-4, 1e-6, 0.0), (0.05, 2e-3, 4e-7), (0.3, 0.0, 0.0)],
-)
+@each_row((0.0, 1e-3, 0.0), (0.02, 1e-5, 1e-9), (1e-4, 1e-6, 0.0), (0.05, 2e-3, 4e-7), (0.3, 0.0, 0.0))
 def test_no_step_of_an_executor_that_works_is_overdue(fixed_s: float, token_s: float, attended_s: float) -> None:
     """Short and long steps come in any order; times vary by a fifth."""
     chance = random.Random(7)
@@ -89,7 +87,7 @@ def test_a_slow_step_is_forgotten_in_time() -> None:
     assert (cost.longest_s(step(1)) or 0.0) < 0.02
 
 
-@pytest.mark.parametrize(("row_s", "row_tokens"), [(0.5e-4, 0.5), (1e-4, 1.0), (2e-4, 2.0), (1e-6, 0.25), (1.0, 4.0)])
+@each_row((0.5e-4, 0.5), (1e-4, 1.0), (2e-4, 2.0), (1e-6, 0.25), (1.0, 4.0))
 def test_what_a_row_costs_beside_a_token_of_a_prompt_is_learned(row_s: float, row_tokens: float) -> None:
     """A token takes 0.1 ms; all times vary by a tenth."""
     chance = random.Random(3)

@@ -1,10 +1,10 @@
 """A step while it is decided."""
 
 import numpy as np
-import pytest
 
 from scheduler_svc.core.step.step_plan import StepPlan
 from shared.step import Fork, SamplingRow
+from tests.support.each_row import each_row
 from tests.support.tables import admission
 
 
@@ -16,15 +16,12 @@ def test_a_new_plan_is_empty() -> None:
     assert new_plan().is_empty
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("num_decodes", 1),
-        ("released_slots", np.array([0], np.int32)),
-        ("prefill_chunks", [(0, 1)]),
-        ("blocks_to_swap_out", [(0, 1)]),
-        ("blocks_to_swap_in", [(0, 1)]),
-    ],
+@each_row(
+    ("num_decodes", 1),
+    ("released_slots", np.array([0], np.int32)),
+    ("prefill_chunks", [(0, 1)]),
+    ("blocks_to_swap_out", [(0, 1)]),
+    ("blocks_to_swap_in", [(0, 1)]),
 )
 def test_a_plan_that_computes_moves_or_releases_is_a_step(name: str, value: object) -> None:
     plan = new_plan()

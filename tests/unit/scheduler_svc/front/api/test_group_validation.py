@@ -12,13 +12,11 @@ from scheduler_svc.front.api.group_validation import beam_search_params, check_a
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from shared.errors import InvalidFieldError
+from tests.support.each_row import each_row
 
 
 def limits(
-    max_num_seqs: int = 8,
-    max_beam_width: int = 16,
-    tenants: frozenset[str] | None = None,
-    has_priorities: bool = True,
+    max_num_seqs: int = 8, max_beam_width: int = 16, tenants: frozenset[str] | None = None, has_priorities: bool = True
 ) -> RequestLimits:
     return RequestLimits(64, 64, 100, max_num_seqs, max_beam_width, tenants, has_priorities)
 
@@ -30,16 +28,13 @@ def params(**values: object) -> generation_pb2.SamplingParams:
 # Several outputs -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("values", "counts"),
-    [
-        ({}, (1, 1)),
-        ({"n": 3}, (3, 3)),
-        ({"best_of": 3}, (1, 3)),
-        ({"n": 2, "best_of": 2}, (2, 2)),
-        ({"n": 8, "best_of": 8}, (8, 8)),
-        ({"n": 1, "best_of": 1, "temperature": 0.0}, (1, 1)),
-    ],
+@each_row(
+    ({}, (1, 1)),
+    ({"n": 3}, (3, 3)),
+    ({"best_of": 3}, (1, 3)),
+    ({"n": 2, "best_of": 2}, (2, 2)),
+    ({"n": 8, "best_of": 8}, (8, 8)),
+    ({"n": 1, "best_of": 1, "temperature": 0.0}, (1, 1)),
 )
 def test_best_of_is_n_unless_set(values: dict[str, object], counts: tuple[int, int]) -> None:
     assert output_counts(params(**values), limits()) == counts
@@ -68,7 +63,7 @@ OUTPUT_RULES: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", OUTPUT_RULES)
+@each_row(*OUTPUT_RULES)
 def test_outputs_that_cannot_be_made_are_refused_with_the_rule(name: str) -> None:
     values, sentence = OUTPUT_RULES[name]
     with pytest.raises(InvalidFieldError) as caught:
@@ -79,7 +74,7 @@ def test_outputs_that_cannot_be_made_are_refused_with_the_rule(name: str) -> Non
 # Beam search -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("values", [{}, {"beam_width": 0}, {"n": 2, "temperature": 1.0}])
+@each_row({}, {"beam_width": 0}, {"n": 2, "temperature": 1.0})
 def test_without_a_width_there_is_no_search(values: dict[str, object]) -> None:
     assert beam_search_params(params(**values), limits()) is None
 
@@ -95,14 +90,11 @@ def test_the_numbers_of_a_search_arrive() -> None:
     assert beam_search_params(asked, limits()) == BeamSearchParams(8, 8, -0.5, EarlyStopping.NEVER)
 
 
-@pytest.mark.parametrize(
-    ("sent", "meant"),
-    [
-        (generation_pb2.EARLY_STOPPING_UNSPECIFIED, EarlyStopping.FALSE),
-        (generation_pb2.EARLY_STOPPING_TRUE, EarlyStopping.TRUE),
-        (generation_pb2.EARLY_STOPPING_FALSE, EarlyStopping.FALSE),
-        (generation_pb2.EARLY_STOPPING_NEVER, EarlyStopping.NEVER),
-    ],
+@each_row(
+    (generation_pb2.EARLY_STOPPING_UNSPECIFIED, EarlyStopping.FALSE),
+    (generation_pb2.EARLY_STOPPING_TRUE, EarlyStopping.TRUE),
+    (generation_pb2.EARLY_STOPPING_FALSE, EarlyStopping.FALSE),
+    (generation_pb2.EARLY_STOPPING_NEVER, EarlyStopping.NEVER),
 )
 def test_each_early_stopping_has_its_meaning(
     sent: generation_pb2.EarlyStopping.ValueType, meant: EarlyStopping
@@ -181,7 +173,7 @@ BEAM_RULES: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BEAM_RULES)
+@each_row(*BEAM_RULES)
 def test_a_search_that_contradicts_itself_is_refused_with_the_rule(name: str) -> None:
     values, sentence = BEAM_RULES[name]
     with pytest.raises(InvalidFieldError) as caught:
@@ -189,15 +181,12 @@ def test_a_search_that_contradicts_itself_is_refused_with_the_rule(name: str) ->
     assert str(caught.value) == f"sampling_params.{sentence}"
 
 
-@pytest.mark.parametrize(
-    ("max_num_seqs", "max_beam_width", "rule"),
-    [
-        (64, 16, "from 2 to 16 (max_beam_width), or 0"),
-        (4, 4, "from 2 to 4 (max_beam_width), or 0"),
-        (3, 16, "from 2 to 3 (max_num_seqs), or 0"),
-        (1, 16, "0: max_num_seqs is 1 on this server"),
-        (64, 0, "0: max_beam_width is 0 on this server"),
-    ],
+@each_row(
+    (64, 16, "from 2 to 16 (max_beam_width), or 0"),
+    (4, 4, "from 2 to 4 (max_beam_width), or 0"),
+    (3, 16, "from 2 to 3 (max_num_seqs), or 0"),
+    (1, 16, "0: max_num_seqs is 1 on this server"),
+    (64, 0, "0: max_beam_width is 0 on this server"),
 )
 def test_the_widest_search_is_the_servers_choice_and_its_cause_is_named(
     max_num_seqs: int, max_beam_width: int, rule: str
@@ -253,7 +242,7 @@ ACCOUNT_RULES = {
 }
 
 
-@pytest.mark.parametrize("name", ACCOUNT_RULES)
+@each_row(*ACCOUNT_RULES)
 def test_an_account_that_is_not_served_is_refused_with_the_rule(name: str) -> None:
     request, bounds, sentence = ACCOUNT_RULES[name]
     with pytest.raises(InvalidFieldError) as caught:

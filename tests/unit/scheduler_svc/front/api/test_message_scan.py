@@ -10,6 +10,7 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.front.api import message_scan
 from scheduler_svc.front.api.message_scan import CountLimit, MessageScan, peek
 from shared.errors import InvalidFieldError, MalformedMessageError
+from tests.support.each_row import each_row
 
 PATHS = ("token_ids.ids", "messages.messages", *(f"sampling_params.{name}" for name in ("stop", "logit_bias")))
 
@@ -71,7 +72,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@each_row(*REFUSED)
 def test_what_is_too_much_is_refused_with_field_value_and_limit(name: str) -> None:
     content, sentence = REFUSED[name]
     with pytest.raises(InvalidFieldError) as caught:
@@ -104,7 +105,7 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("name", MALFORMED)
+@each_row(*MALFORMED)
 def test_what_is_no_message_is_refused(name: str) -> None:
     with pytest.raises(MalformedMessageError):
         scan(MALFORMED[name])

@@ -17,6 +17,7 @@ from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from shared.errors import InvalidFieldError
 from shared.step import NO_LOGPROBS, SamplingRow
+from tests.support.each_row import each_row
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
 
 LIMITS = RequestLimits(max_model_len=64, max_cached_tokens=64, vocab_size=100, max_num_seqs=8, max_beam_width=4)
@@ -26,8 +27,7 @@ PROMPT = [1, 2, 3]
 
 def request(prompt: list[int] = PROMPT, **params: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(
-        token_ids=pb.TokenIds(ids=prompt),
-        sampling_params=generation_pb2.SamplingParams(**params),
+        token_ids=pb.TokenIds(ids=prompt), sampling_params=generation_pb2.SamplingParams(**params)
     )
 
 
@@ -94,7 +94,7 @@ def test_best_of_equal_to_n_is_plain_sampling() -> None:
     assert not valid.answer_options.is_ranked
 
 
-@pytest.mark.parametrize("logprobs", [{}, {"logprobs": 0}])
+@each_row({}, {"logprobs": 0})
 def test_a_beam_search_samples_nothing(logprobs: dict[str, Any]) -> None:
     never = generation_pb2.EARLY_STOPPING_NEVER
     valid = validate(request(beam_width=4, n=2, length_penalty=0.5, early_stopping=never, seed=3, **logprobs))
@@ -179,10 +179,7 @@ RULES: dict[str, tuple[pb.GenerateRequest, str]] = {
         request(stop=[LONG]),
         "sampling_params.stop is a list with a string of 1025 characters; it must be strings of 1 to 1024 characters",
     ),
-    "logprobs of alternatives": (
-        request(logprobs=21),
-        "sampling_params.logprobs is 21; it must be from 0 to 20",
-    ),
+    "logprobs of alternatives": (request(logprobs=21), "sampling_params.logprobs is 21; it must be from 0 to 20"),
     "logprobs of alternatives of beams": (
         request(logprobs=5, beam_width=2),
         "sampling_params.logprobs is 5; it must be 0 or unset with beam_width: beams have no alternatives",
@@ -199,7 +196,7 @@ RULES: dict[str, tuple[pb.GenerateRequest, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", RULES)
+@each_row(*RULES)
 def test_what_is_wrong_is_refused_with_field_value_and_limit(name: str) -> None:
     sent, sentence = RULES[name]
     with pytest.raises(InvalidFieldError) as caught:
@@ -213,7 +210,7 @@ UNSUPPORTED: dict[str, pb.GenerateRequest] = {
 }
 
 
-@pytest.mark.parametrize("field", UNSUPPORTED)
+@each_row(*UNSUPPORTED)
 def test_what_is_not_supported_is_refused_and_not_ignored(field: str) -> None:
     with pytest.raises(InvalidFieldError, match="it must be unset: this release does not support it") as caught:
         check_request_fields(UNSUPPORTED[field])

@@ -9,6 +9,7 @@ from scheduler_svc.front.api.sampling_validation import sampling_row
 from shared.errors import InvalidFieldError
 from shared.sampling_parameters import SAMPLING_PARAMETERS, SamplingParameter, Stage
 from shared.step import NO_LOGPROBS, SamplingRow
+from tests.support.each_row import each_row
 from tests.support.sampling_ranges import at_the_ends, beyond
 
 IN_ROW = [p for p in SAMPLING_PARAMETERS if p.is_public and p.wire_number is not None]
@@ -21,12 +22,12 @@ def row_of(is_beam: Any = False, /, **params: Any) -> SamplingRow:
     return sampling_row(generation_pb2.SamplingParams(**params), NO_LOGPROBS, is_beam=is_beam)
 
 
-@pytest.mark.parametrize(("parameter", "value"), ENDS, ids=lambda part: getattr(part, "name", part))
+@each_row(*ENDS)
 def test_a_number_at_the_end_of_its_range_reaches_the_row(parameter: SamplingParameter, value: float) -> None:
     assert getattr(row_of(**{parameter.name: value}), parameter.name) == pytest.approx(value)
 
 
-@pytest.mark.parametrize(("parameter", "value"), BEYOND, ids=lambda part: getattr(part, "name", part))
+@each_row(*BEYOND)
 def test_a_number_beyond_its_range_is_refused_with_the_limit(parameter: SamplingParameter, value: float) -> None:
     with pytest.raises(InvalidFieldError) as caught:
         row_of(**{parameter.name: value})
@@ -53,7 +54,7 @@ def test_min_tokens_above_max_tokens_is_refused_with_both_numbers() -> None:
         row_of(min_tokens=9, max_tokens=8)
 
 
-@pytest.mark.parametrize(("parameter", "value"), ENDS, ids=lambda part: getattr(part, "name", part))
+@each_row(*ENDS)
 def test_a_beam_has_what_changes_logits_and_nothing_that_draws(parameter: SamplingParameter, value: float) -> None:
     row = row_of(True, **{parameter.name: value})
 

@@ -10,6 +10,7 @@ from scheduler_svc.front.api.token_rule_validation import token_rules, tokenize_
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from shared.errors import InvalidFieldError
 from shared.token_rules import NO_TOKEN, TokenRules, pack_mask
+from tests.support.each_row import each_row
 
 VOCAB_SIZE, EOS = 20, 9
 LIMITS = RequestLimits(64, 64, VOCAB_SIZE, 8, 4, eos_token_ids=(EOS,))
@@ -46,7 +47,7 @@ def test_allowed_tokens_are_bits() -> None:
     assert rules.allowed_mask == b"\x01\x02\x08" == pack_mask(np.array([0, 9, 19], np.int32), VOCAB_SIZE)
 
 
-@pytest.mark.parametrize(("ignore_eos", "expected"), [(False, [3, EOS]), (True, [3])])
+@each_row((False, [3, EOS]), (True, [3]))
 def test_min_tokens_keeps_out_what_would_end_the_output(ignore_eos: bool, expected: list[int]) -> None:
     rules = rules_of(min_tokens=2, stop_token_ids=[3], ignore_eos=ignore_eos)
 
@@ -75,7 +76,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@each_row(*REFUSED)
 def test_what_is_wrong_is_refused_with_field_and_value(name: str) -> None:
     params, message = REFUSED[name]
 

@@ -9,6 +9,7 @@ from scheduler_svc.front.openai.logprobs import CompletionLogprobs, TokenLogprob
 from scheduler_svc.front.openai.token_texts import TokenTexts
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.request.outputs import Alternatives
+from tests.support.each_row import each_row
 from tests.support.tokenizers import byte_fallback_backend, byte_level_backend, make_tokenizer
 
 NOTHING = Alternatives([], [])
@@ -35,7 +36,7 @@ def test_a_token_has_the_text_and_the_bytes_that_it_adds(with_bytes: Tokenizer) 
         assert bytes(texts.content(token_id)) == content
 
 
-@pytest.mark.parametrize("text", ["é€🦊a", "a", "🦊"])
+@each_row("é€🦊a", "a", "🦊")
 def test_tokens_of_one_character_begin_where_it_does(text: str) -> None:
     tokenizer = make_tokenizer(byte_level_backend())
     ids = tokenizer.encode(text)

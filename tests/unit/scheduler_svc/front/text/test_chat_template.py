@@ -15,6 +15,7 @@ from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.template_sizes import MAX_TEXT_CHARS
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from shared.errors import InvalidFieldError
+from tests.support.each_row import each_row
 from tests.support.tokenizers import BOS, EOS, byte_level_backend, tokenizer_files
 
 LLAMA3_LIKE = """{{- bos_token }}
@@ -119,21 +120,14 @@ TOOL_JSON = (
 )
 
 
-@pytest.mark.parametrize(
-    ("source", "messages", "left_out"),
-    [
-        (
-            "{% for m in messages if m.role in ['user', 'assistant'] %}{{ m.content }}{% endfor %}",
-            [("tool", "hi")],
-            "tool",
-        ),
-        ("{{ messages[0].content }}", [("user", "hi"), ("system", "hello")], "system"),
-        ("{{ messages[0].content }}", [("user", "hi"), ("assistant", "hello")], None),
-        ("{{ messages[0].role }}{{ messages[0].content | trim }}", [("tool", " hi ")], None),
-        ("{{ messages[0].content }}", [("system", "")], None),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", [("tool", "hi"), ("system", "hi")], None),
-        (TOOL_JSON, [("tool", "{}")], None),  # it fails with other words
-    ],
+@each_row(
+    ("{% for m in messages if m.role in ['user', 'assistant'] %}{{ m.content }}{% endfor %}", [("tool", "hi")], "tool"),
+    ("{{ messages[0].content }}", [("user", "hi"), ("system", "hello")], "system"),
+    ("{{ messages[0].content }}", [("user", "hi"), ("assistant", "hello")], None),
+    ("{{ messages[0].role }}{{ messages[0].content | trim }}", [("tool", " hi ")], None),
+    ("{{ messages[0].content }}", [("system", "")], None),
+    ("{% for m in messages %}{{ m.content }}{% endfor %}", [("tool", "hi"), ("system", "hi")], None),
+    (TOOL_JSON, [("tool", "{}")], None),  # it fails with other words
 )
 def test_a_message_that_the_template_leaves_out_is_refused(
     source: str, messages: list[tuple[str, str]], left_out: str | None
@@ -145,13 +139,8 @@ def test_a_message_that_the_template_leaves_out_is_refused(
         render(source, messages)
 
 
-@pytest.mark.parametrize(
-    ("shows", "is_refused"),
-    [
-        ("", True),
-        ("{{ m.tool_calls }}", False),
-        ("{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}", False),
-    ],
+@each_row(
+    ("", True), ("{{ m.tool_calls }}", False), ("{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}", False)
 )
 def test_tool_calls_that_the_template_leaves_out_are_refused(shows: str, is_refused: bool) -> None:
     source = f"{{% for m in messages %}}{{{{ m.content }}}}{shows}{{% endfor %}}"
@@ -184,16 +173,12 @@ STRICT = """{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }
 AS_USER = "{% for m in messages %}{{ 'A' if m.role == 'assistant' else 'U' }}: {{ m.content }}{% endfor %}"
 
 
-@pytest.mark.parametrize(
-    ("source", "becomes", "known"),
-    [
-        (ANY_ROLE, "system", ()),
-        (OWN_PLACE, "developer", ("ipython",)),
-        (STRICT, "system", ("observation",)),
-        (AS_USER, "system", ()),
-        (LLAMA3_LIKE, "system", ()),
-    ],
-    ids=["any role", "a place of its own", "strict", "as the user's", "llama 3"],
+@each_row(
+    (ANY_ROLE, "system", ()),
+    (OWN_PLACE, "developer", ("ipython",)),
+    (STRICT, "system", ("observation",)),
+    (AS_USER, "system", ()),
+    (LLAMA3_LIKE, "system", ()),
 )
 def test_roles_are_known_or_system_or_refused_by_name(source: str, becomes: str, known: tuple[str, ...]) -> None:
     template = ChatTemplate(source, {"bos_token": BOS, "eos_token": EOS})
@@ -220,14 +205,11 @@ def test_roles_are_known_or_system_or_refused_by_name(source: str, becomes: str,
 NAMED = "{% for m in messages %}{{ m.role }}{{ m.name if shows }}: {{ m.content }}\n{% endfor %}"
 
 
-@pytest.mark.parametrize(
-    ("names", "is_refused"),
-    [
-        ({"user": ["ann", "bob"]}, True),
-        ({"user": ["ann", None, "ann"], "assistant": ["eve"]}, False),
-        ({"tool": ["now", "later"]}, False),  # told apart by their order
-        ({"system": ["example_user", "example_assistant"], "user": ["ann"]}, True),
-    ],
+@each_row(
+    ({"user": ["ann", "bob"]}, True),
+    ({"user": ["ann", None, "ann"], "assistant": ["eve"]}, False),
+    ({"tool": ["now", "later"]}, False),  # told apart by their order
+    ({"system": ["example_user", "example_assistant"], "user": ["ann"]}, True),
 )
 def test_names_that_tell_speakers_apart_are_refused_where_the_template_leaves_them_out(
     names: dict[str, list[str | None]], is_refused: bool
@@ -248,15 +230,12 @@ def test_names_that_tell_speakers_apart_are_refused_where_the_template_leaves_th
 CALLS = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}CALL{% endfor %}{% endfor %}{{ tools }}"
 
 
-@pytest.mark.parametrize(
-    ("written", "prompt"),
-    [
-        ("{{ c.function.name }} {{ c.function.arguments | tojson }}", 'now {"a": "ü"}'),
-        ("{{ c.function.name + ' ' + c.function.arguments }}", 'now {"a": "ü"}'),  # it fails on an object
-        ("{{ c.function.name }} {{ c.function.arguments }}", 'now {"a": "ü"}'),  # it would write Python's {'a': 'ü'}
-        ("{{ c.function.name }}({{ c.function.arguments.a }})", "now(ü)"),
-        ("{{ c.function.name }}", "now"),
-    ],
+@each_row(
+    ("{{ c.function.name }} {{ c.function.arguments | tojson }}", 'now {"a": "ü"}'),
+    ("{{ c.function.name + ' ' + c.function.arguments }}", 'now {"a": "ü"}'),  # it fails on an object
+    ("{{ c.function.name }} {{ c.function.arguments }}", 'now {"a": "ü"}'),  # it would write Python's {'a': 'ü'}
+    ("{{ c.function.name }}({{ c.function.arguments.a }})", "now(ü)"),
+    ("{{ c.function.name }}", "now"),
 )
 def test_arguments_of_calls_come_in_the_form_that_the_template_wants(written: str, prompt: str) -> None:
     calls = [{"id": "a", "type": "function", "function": {"name": "now", "arguments": {"a": "ü"}}}]
@@ -289,60 +268,51 @@ def test_refusal_of_the_template_names_the_field_and_says_why() -> None:
     assert "user, user" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages[7].role }}",
-        "{{ 1 // 0 }}",
-        "{{ messages | sum }}",
-        "{{ 'a'.index('b') }}",
-        "{{ [] | first | upper | list | random + 1 }}",
-        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
-        "{% include 'file' %}",
-        "{{ 'a' | truncate(1) }}",
-        "{% for m in 5 %}{% endfor %}",
-    ],
+@each_row(
+    "{{ messages[7].role }}",
+    "{{ 1 // 0 }}",
+    "{{ messages | sum }}",
+    "{{ 'a'.index('b') }}",
+    "{{ [] | first | upper | list | random + 1 }}",
+    "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    "{% include 'file' %}",
+    "{{ 'a' | truncate(1) }}",
+    "{% for m in 5 %}{% endfor %}",
 )
 def test_failure_inside_a_template_is_the_request_s_error(source: str) -> None:
     with pytest.raises(InvalidFieldError, match="chat template"):
         render(source)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
-        "{{ namespace(__class__=1) }}",
-        "{% set ns = namespace() %}{% set ns.__call__ = 1 %}",
-        "{{ raise_exception.__globals__ }}{{ (raise_exception | attr('__globals__')).json }}",
-        "{{ '{0.__class__}'.format(1).x.y }}",
-    ],
+@each_row(
+    "{{ ''.__class__.__mro__ }}",
+    "{{ messages.append(1) }}",
+    "{{ namespace(__class__=1) }}",
+    "{% set ns = namespace() %}{% set ns.__call__ = 1 %}",
+    "{{ raise_exception.__globals__ }}{{ (raise_exception | attr('__globals__')).json }}",
+    "{{ '{0.__class__}'.format(1).x.y }}",
 )
 def test_sandbox_keeps_a_template_from_python_s_internals(source: str) -> None:
     with pytest.raises(InvalidFieldError):
         render(source)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ 'a' * 10 ** 10 }}",
-        "{{ 10 ** 10 * [1] }}",
-        "{{ 9 ** (9 ** 9) }}",
-        "{{ '%99999999999d' % 1 }}",
-        "{{ '%*d' % (99999999999, 1) }}",
-        "{{ 'a'.ljust(99999999999) }}",
-        "{{ range(99999999) }}",
-        "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "{% set ns = namespace(x=9) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}"
-        "{% set ns.x = y %}{% endfor %}",
-        "{% macro two(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x='a') %}"
-        "{% for i in range(60) %}{% set ns.x = two(ns.x) %}{% endfor %}",
-        "{% set x = 'a' * 1000000 %}{% for i in range(1000) %}{{ x }}{% endfor %}",
-    ],
+@each_row(
+    "{{ 'a' * 10 ** 10 }}",
+    "{{ 10 ** 10 * [1] }}",
+    "{{ 9 ** (9 ** 9) }}",
+    "{{ '%99999999999d' % 1 }}",
+    "{{ '%*d' % (99999999999, 1) }}",
+    "{{ 'a'.ljust(99999999999) }}",
+    "{{ range(99999999) }}",
+    "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "{% set ns = namespace(x=9) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}"
+    "{% set ns.x = y %}{% endfor %}",
+    "{% macro two(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x='a') %}"
+    "{% for i in range(60) %}{% set ns.x = two(ns.x) %}{% endfor %}",
+    "{% set x = 'a' * 1000000 %}{% for i in range(1000) %}{{ x }}{% endfor %}",
 )
 def test_template_that_explodes_ends_with_an_error(source: str) -> None:
     with pytest.raises(InvalidFieldError):
@@ -455,7 +425,7 @@ def test_template_that_does_not_end_is_stopped(source: str, monkeypatch: pytest.
     assert time.thread_time() - started_s < 5
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{% for a in b %}" * 30 + "{% endfor %}" * 30, "{{ (" + "(" * 5000])
+@each_row("{% if %}", "{% for a in b %}" * 30 + "{% endfor %}" * 30, "{{ (" + "(" * 5000)
 def test_source_that_is_no_template_is_a_template_error(source: str) -> None:
     with pytest.raises(jinja2.TemplateError):
         ChatTemplate(source, {})

@@ -8,6 +8,7 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.json_text import MAX_ELEMENTS
 from shared.errors import InvalidFieldError
+from tests.support.each_row import each_row
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
@@ -35,9 +36,7 @@ def test_a_turn_has_what_it_was_given_and_no_more() -> None:
     assert (conversation.tools, conversation.add_generation_prompt, conversation.template_kwargs) == ([], True, {})
 
 
-@pytest.mark.parametrize(
-    ("sent", "seen"), [("cab", "abc"), ("ba", "ab"), ("cxa", "cxa"), ("aab", "aab"), ("", ""), ("b", "b")]
-)
+@each_row(("cab", "abc"), ("ba", "ab"), ("cxa", "cxa"), ("aab", "aab"), ("", ""), ("b", "b"))
 def test_results_come_in_the_order_of_their_calls(sent: str, seen: str) -> None:
     calls = [{**CALL, "id": "a"}, {**CALL, "id": "b"}, {**CALL, "id": ["no text"]}, 7, {**CALL, "id": "c"}]
     turns = [
@@ -51,7 +50,7 @@ def test_results_come_in_the_order_of_their_calls(sent: str, seen: str) -> None:
     assert "".join(turn["content"] for turn in messages) == f"{seen}?" * 2
 
 
-@pytest.mark.parametrize("arguments", ["no JSON", "[1]", 5])
+@each_row("no JSON", "[1]", 5)
 def test_arguments_that_are_no_object_stay_as_they_are(arguments: object) -> None:
     calls = [{"function": {"arguments": arguments}}, {"function": None}, 7]
     message = pb.ChatMessage(role="assistant", tool_calls_json=json.dumps(calls))
@@ -59,18 +58,15 @@ def test_arguments_that_are_no_object_stay_as_they_are(arguments: object) -> Non
     assert turn["tool_calls"] == calls
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "words"),
-    [
-        ({"tools_json": "{}"}, "messages.tools_json", "it must be a JSON array"),
-        ({"tools_json": "["}, "messages.tools_json", "a JSON array (EOF"),
-        ({"tools_json": "[" * MAX_ELEMENTS + "[["}, "messages.tools_json", "it has more than 262144 elements"),
-        ({"template_kwargs_json": "[]"}, "messages.template_kwargs_json", "it must be a JSON object"),
-        ({"template_kwargs_json": '{"tools": 1}'}, "messages.template_kwargs_json", "names are new"),
-        ({"template_kwargs_json": '{"bos_token": 1}'}, "messages.template_kwargs_json", "names are new"),
-        ({"template_kwargs_json": '{"render deadline": 1}'}, "messages.template_kwargs_json", "names are new"),
-        ({"template_kwargs_json": '{"_x": 1}'}, "messages.template_kwargs_json", "names are new"),
-    ],
+@each_row(
+    ({"tools_json": "{}"}, "messages.tools_json", "it must be a JSON array"),
+    ({"tools_json": "["}, "messages.tools_json", "a JSON array (EOF"),
+    ({"tools_json": "[" * MAX_ELEMENTS + "[["}, "messages.tools_json", "it has more than 262144 elements"),
+    ({"template_kwargs_json": "[]"}, "messages.template_kwargs_json", "it must be a JSON object"),
+    ({"template_kwargs_json": '{"tools": 1}'}, "messages.template_kwargs_json", "names are new"),
+    ({"template_kwargs_json": '{"bos_token": 1}'}, "messages.template_kwargs_json", "names are new"),
+    ({"template_kwargs_json": '{"render deadline": 1}'}, "messages.template_kwargs_json", "names are new"),
+    ({"template_kwargs_json": '{"_x": 1}'}, "messages.template_kwargs_json", "names are new"),
 )
 def test_what_is_no_such_json_is_refused(fields: dict[str, str], field: str, words: str) -> None:
     with pytest.raises(InvalidFieldError) as caught:
@@ -79,7 +75,7 @@ def test_what_is_no_such_json_is_refused(fields: dict[str, str], field: str, wor
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("field", ["name", "tool_call_id"])
+@each_row("name", "tool_call_id")
 def test_a_long_name_is_refused(field: str) -> None:
     message = pb.ChatMessage(role="user", content="a", **{field: "x" * 257})
     with pytest.raises(

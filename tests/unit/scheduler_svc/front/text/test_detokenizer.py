@@ -1,19 +1,13 @@
 import time
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.front.text.detokenizer import Detokenizer
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from tests.support.tokenizers import (
-    BOS,
-    byte_fallback_backend,
-    byte_level_backend,
-    byte_level_ids,
-    make_tokenizer,
-)
+from tests.support.each_row import each_row
+from tests.support.tokenizers import BOS, byte_fallback_backend, byte_level_backend, byte_level_ids, make_tokenizer
 
 REPLACEMENT = "�"
 
@@ -105,7 +99,7 @@ def test_invalid_run_of_byte_fallback_never_takes_text_back(run: list[int]) -> N
     assert text.endswith(" a")
 
 
-@pytest.mark.parametrize("skip", [True, False])
+@each_row(True, False)
 def test_special_tokens_follow_the_option(skip: bool) -> None:
     tokenizer = make_tokenizer(byte_level_backend())
     bos = tokenizer.id_of(BOS)

@@ -1,20 +1,16 @@
 from collections.abc import Iterable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.front.text.output_text import OutputText, TextOptions
+from tests.support.each_row import each_row
 from tests.support.tokenizers import BOS, byte_level_backend, make_tokenizer
 
 TOKENIZER = make_tokenizer(byte_level_backend())
 
 
-@given(
-    st.text("ab é🦊", max_size=40),
-    st.lists(st.text("ab é🦊", min_size=1, max_size=4), max_size=4),
-    st.booleans(),
-)
+@given(st.text("ab é🦊", max_size=40), st.lists(st.text("ab é🦊", min_size=1, max_size=4), max_size=4), st.booleans())
 def test_text_and_tokens_end_where_the_first_stop_string_ends(text: str, stops: list[str], include: bool) -> None:
     output = OutputText(TOKENIZER, TextOptions(tuple(stops), include))
     found, num_pushed, stop_string = "", 0, None
@@ -72,7 +68,7 @@ def test_special_tokens_stay_out_of_the_text_unless_wanted() -> None:
     assert shown.push(bos) == (BOS, None)
 
 
-@pytest.mark.parametrize("min_tokens", [0, 1, 4, 5, 6, 7, 8])
+@each_row(0, 1, 4, 5, 6, 7, 8)
 def test_no_stop_string_ends_the_text_before_min_tokens(min_tokens: int) -> None:
     output = OutputText(TOKENIZER, TextOptions(("b",), min_tokens=min_tokens))
 

@@ -1,10 +1,10 @@
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_svc.front.text.stop_strings import StopStringMatcher
+from tests.support.each_row import each_row
 
 # A small alphabet makes overlaps, and stop strings inside stop strings, likely.
 TEXTS = st.text("ab ", max_size=60)
@@ -103,16 +103,13 @@ def run_early(early: list[str], late: list[str], stops: list[str]) -> tuple[str,
     return "".join([*released, matcher.finish()]), None
 
 
-@pytest.mark.parametrize(
-    ("early", "late", "expected"),
-    [
-        (["a END b", " END"], [" c"], ("a END b END c", None)),
-        (["ENDEND"], ["xEND", "y"], ("ENDENDx", "END")),
-        (["a EN"], ["D"], ("a ", "END")),
-        (["abab"], ["a", "b"], ("ab", "abab")),
-        (["xab"], ["ab"], ("x", "abab")),
-        (["", "END"], [], ("END", None)),
-    ],
+@each_row(
+    (["a END b", " END"], [" c"], ("a END b END c", None)),
+    (["ENDEND"], ["xEND", "y"], ("ENDENDx", "END")),
+    (["a EN"], ["D"], ("a ", "END")),
+    (["abab"], ["a", "b"], ("ab", "abab")),
+    (["xab"], ["ab"], ("x", "abab")),
+    (["", "END"], [], ("END", None)),
 )
 def test_a_stop_string_that_comes_too_early_is_text_and_one_that_ends_later_counts(
     early: list[str], late: list[str], expected: tuple[str, str | None]

@@ -11,6 +11,7 @@ from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.tokenizer import Tokenizer, TooManyTokensError
 from shared.errors import InvalidFieldError, TokenizerFileError
 from shared.executor_info import TokenizerFile
+from tests.support.each_row import each_row
 from tests.support.tokenizers import (
     BOS,
     EOS,
@@ -60,7 +61,7 @@ SHOWS_ALL = (
 )
 
 
-@pytest.mark.parametrize("backend", [byte_level_backend(), byte_fallback_backend("abc")], ids=["bytes", "words"])
+@each_row(byte_level_backend(), byte_fallback_backend("abc"))
 def test_special_tokens_that_a_request_has_are_text_if_they_are_escaped(backend: tokenizers.Tokenizer) -> None:
     files = tokenizer_files(backend, SHOWS_ALL)
     plain, escaping = Tokenizer(files), Tokenizer(files, escapes_special_tokens=True)
@@ -103,12 +104,9 @@ def test_default_is_taken_from_a_list_of_templates() -> None:
 TOOLS = [{"type": "function", "function": {"name": "now"}}]
 
 
-@pytest.mark.parametrize(
-    ("templates", "with_tools", "without"),
-    [
-        (["{{ tools[0].function.name if tools }}", "no"], "now", "no"),
-        (["{{ 'x' ~ tools[0].function.name if tools else 'no' }}"], "xnow", "no"),
-    ],
+@each_row(
+    (["{{ tools[0].function.name if tools }}", "no"], "now", "no"),
+    (["{{ 'x' ~ tools[0].function.name if tools else 'no' }}"], "xnow", "no"),
 )
 def test_conversations_with_tools_have_the_template_for_tools(
     templates: list[str], with_tools: str, without: str
@@ -152,20 +150,17 @@ def test_without_a_template_messages_are_refused_with_what_to_use_instead() -> N
     assert caught.value.field == "messages"
 
 
-@pytest.mark.parametrize(
-    ("files", "sentence"),
-    [
-        ((config_file(),), "tokenizer.json is missing"),
-        ((TokenizerFile("tokenizer.json", b"{}"),), "tokenizer.json is not a tokenizer: "),
-        ((TokenizerFile("tokenizer.json", b"\xff"),), "tokenizer.json is not a tokenizer: "),
-        ((with_bos(), TokenizerFile("tokenizer_config.json", b"{")), "tokenizer_config.json is not JSON: "),
-        ((with_bos(), TokenizerFile("tokenizer_config.json", b"[]")), "tokenizer_config.json is not a JSON object"),
-        ((with_bos(), config_file(chat_template=7)), "tokenizer_config.json has a chat_template that is neither"),
-        ((with_bos(), config_file(chat_template="{% if %}")), "tokenizer_config.json holds no valid chat template: "),
-        ((with_bos(), TokenizerFile("chat_template.jinja", b"{{")), "chat_template.jinja holds no valid chat template"),
-        ((with_bos(), TokenizerFile("chat_template.jinja", b"\xff")), "chat_template.jinja is not UTF-8: "),
-        ((with_bos(), TokenizerFile("special_tokens_map.json", b"[" * 100_000)), "special_tokens_map.json is not JSON"),
-    ],
+@each_row(
+    ((config_file(),), "tokenizer.json is missing"),
+    ((TokenizerFile("tokenizer.json", b"{}"),), "tokenizer.json is not a tokenizer: "),
+    ((TokenizerFile("tokenizer.json", b"\xff"),), "tokenizer.json is not a tokenizer: "),
+    ((with_bos(), TokenizerFile("tokenizer_config.json", b"{")), "tokenizer_config.json is not JSON: "),
+    ((with_bos(), TokenizerFile("tokenizer_config.json", b"[]")), "tokenizer_config.json is not a JSON object"),
+    ((with_bos(), config_file(chat_template=7)), "tokenizer_config.json has a chat_template that is neither"),
+    ((with_bos(), config_file(chat_template="{% if %}")), "tokenizer_config.json holds no valid chat template: "),
+    ((with_bos(), TokenizerFile("chat_template.jinja", b"{{")), "chat_template.jinja holds no valid chat template"),
+    ((with_bos(), TokenizerFile("chat_template.jinja", b"\xff")), "chat_template.jinja is not UTF-8: "),
+    ((with_bos(), TokenizerFile("special_tokens_map.json", b"[" * 100_000)), "special_tokens_map.json is not JSON"),
 )
 def test_broken_file_is_named_in_one_sentence(files: tuple[TokenizerFile, ...], sentence: str) -> None:
     with pytest.raises(TokenizerFileError) as caught:

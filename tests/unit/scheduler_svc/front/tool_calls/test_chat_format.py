@@ -21,6 +21,7 @@ from scheduler_svc.front.tool_calls.formats import (
 )
 from scheduler_svc.front.tool_calls.tool_choice import RequestedTools, check_tools
 from shared.errors import InvalidFieldError
+from tests.support.each_row import each_row
 from tests.support.tokenizers import EOS, byte_level_backend, make_tokenizer
 from tests.unit.scheduler_svc.front.tool_calls.parsing import TOOLS, Parsed
 
@@ -47,7 +48,7 @@ TEMPLATES: Mapping[str, tuple[str, str | None, str | None]] = {
 }
 
 
-@pytest.mark.parametrize(("template", "tool_calls", "reasoning"), TEMPLATES.values(), ids=TEMPLATES)
+@each_row(*TEMPLATES.values())
 def test_template_says_how_the_model_writes(template: str, tool_calls: str | None, reasoning: str | None) -> None:
     found_calls, found_reasoning = tool_call_format("auto", template), reasoning_format("auto", template)
 
@@ -66,9 +67,7 @@ def test_a_setting_counts_more_than_the_template() -> None:
     assert reasoning_format("none", template) is None
 
 
-@pytest.mark.parametrize(
-    ("field", "rows"), [("tool_call_parser", TOOL_CALL_FORMATS), ("reasoning_parser", REASONING_FORMATS)]
-)
+@each_row(("tool_call_parser", TOOL_CALL_FORMATS), ("reasoning_parser", REASONING_FORMATS))
 def test_settings_have_a_name_for_each_format(
     field: str, rows: tuple[ToolCallFormat, ...] | tuple[ReasoningFormat, ...]
 ) -> None:
@@ -77,7 +76,7 @@ def test_settings_have_a_name_for_each_format(
     assert sorted(names) == sorted(["auto", "none", *(row.name for row in rows)])
 
 
-@pytest.mark.parametrize("row", [*TOOL_CALL_FORMATS, *REASONING_FORMATS], ids=lambda row: row.name)
+@each_row(*TOOL_CALL_FORMATS, *REASONING_FORMATS)
 def test_docs_have_each_format(row: ToolCallFormat | ReasoningFormat) -> None:
     text = (Path(__file__).parents[5] / "docs" / "openai.md").read_text("utf-8").replace("\\|", "|")
     lines = [line for line in text.splitlines() if f"`{row.name}`" in line.split(" | ")[0]]
@@ -95,15 +94,12 @@ def requested() -> RequestedTools:
     return checked
 
 
-@pytest.mark.parametrize(
-    ("template", "says"),
-    [
-        (None, "knows no tools"),
-        (TURNS + "<tool_call>", "knows no tools"),
-        ("{% if tools %}Environment: ipython <tool_call>{% endif %}" + TURNS, "knows no tools"),
-        ("{% if tools %}{{ raise_exception('no') }}{% endif %}<tool_call>" + TURNS, "knows no tools"),
-        (TEMPLATES["unknown"][0], "--tool-call-parser"),
-    ],
+@each_row(
+    (None, "knows no tools"),
+    (TURNS + "<tool_call>", "knows no tools"),
+    ("{% if tools %}Environment: ipython <tool_call>{% endif %}" + TURNS, "knows no tools"),
+    ("{% if tools %}{{ raise_exception('no') }}{% endif %}<tool_call>" + TURNS, "knows no tools"),
+    (TEMPLATES["unknown"][0], "--tool-call-parser"),
 )
 def test_tools_that_would_be_lost_are_refused(template: str | None, says: str) -> None:
     chat_format = ChatFormat.of(make_tokenizer(byte_level_backend(), template))
@@ -163,11 +159,7 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("model", "added", "special", "prompt", "output", "needs_special_tokens", "expected"),
-    MODELS,
-    ids=[row[0] for row in MODELS],
-)
+@each_row(*MODELS)
 def test_tokens_become_events(
     model: str,
     added: tuple[str, ...],

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from scheduler_svc.front.tool_calls.json_scanner import (
     is_json_object,
     unreadable_end,
 )
+from tests.support.each_row import each_row
 from tests.unit.scheduler_svc.front.tool_calls.parsing import cannot_be_completed
 
 VALUES = st.recursive(
@@ -77,31 +77,15 @@ def test_it_takes_the_values_that_python_takes(tokens: list[str], in_key: bool) 
     assert is_json_object(text) == python_takes(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "NaN",
-        "-Infinity",
-        "0x1",
-        '"\\x"',
-        '"\\u12g4"',
-        '"\x00"',
-        "1.",
-        "1e",
-        "-",
-        "tru3",
-        "'a'",
-        "[1,]",
-        "[,]",
-        "\u00a0",
-    ],
+@each_row(
+    "NaN", "-Infinity", "0x1", '"\\x"', '"\\u12g4"', '"\x00"', "1.", "1e", "-", "tru3", "'a'", "[1,]", "[,]", "\u00a0"
 )
 def test_it_refuses_what_is_no_json(text: str) -> None:
     assert not is_json_object(f'{{"a": {text}}}')
     assert not is_json_object(f'{{"a": {{"b": 1,}}, "c": {text}}}')
 
 
-@pytest.mark.parametrize("text", ["", "[]", "1", ' {"a": 1}', '{"a": 1} ', '{"a": 1,}', "{,}", '{"a"; 1}', '{"a": 1}}'])
+@each_row("", "[]", "1", ' {"a": 1}', '{"a": 1} ', '{"a": 1,}', "{,}", '{"a"; 1}', '{"a": 1}}')
 def test_only_one_object_and_nothing_else_is_an_object(text: str) -> None:
     assert not is_json_object(text)
 

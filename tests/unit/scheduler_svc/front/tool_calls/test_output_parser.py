@@ -1,6 +1,5 @@
 """Reasoning, content, tool calls and end tokens of one output, in any split."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,6 +7,7 @@ from scheduler_svc.front.tool_calls.events import ContentDelta, ReasoningDelta
 from scheduler_svc.front.tool_calls.formats import REASONING_FORMATS, ReasoningFormat
 from scheduler_svc.front.tool_calls.output_parser import OutputParser
 from scheduler_svc.front.tool_calls.reasoning import MAX_LEADING_CHARS, ReasoningParser, opens_reasoning
+from tests.support.each_row import each_row
 from tests.unit.scheduler_svc.front.tool_calls.parsing import Parsed, parse
 
 THINK, SQUARE = REASONING_FORMATS[1], REASONING_FORMATS[2]
@@ -39,7 +39,7 @@ def reader(reasoning: ReasoningFormat, starts_inside: bool) -> ReasoningParser:
     return ReasoningParser(reasoning, starts_inside=starts_inside)
 
 
-@pytest.mark.parametrize(("reasoning_format", "starts_inside", "text", "reasoning", "content"), OUTPUTS)
+@each_row(*OUTPUTS)
 def test_reasoning_is_apart_from_the_answer_however_the_text_is_cut(
     reasoning_format: ReasoningFormat, starts_inside: bool, text: str, reasoning: str, content: str
 ) -> None:
@@ -70,16 +70,13 @@ def test_only_what_may_be_a_marker_waits() -> None:
     assert reader(THINK, False).feed(" " * MAX_LEADING_CHARS) == ([], "")
 
 
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        ("Yes.<|im_end|>", "Yes."),
-        ("a</s>b</s>", "a</s>b"),
-        ("</s></s>", "</s>"),
-        ("Yes.<|im_end", "Yes.<|im_end"),
-        ("<</s>", "<"),
-        ("</s", "</s"),
-    ],
+@each_row(
+    ("Yes.<|im_end|>", "Yes."),
+    ("a</s>b</s>", "a</s>b"),
+    ("</s></s>", "</s>"),
+    ("Yes.<|im_end", "Yes.<|im_end"),
+    ("<</s>", "<"),
+    ("</s", "</s"),
 )
 def test_an_end_token_at_the_very_end_is_left_out(text: str, content: str) -> None:
     for pieces in [[text], text, *((text[:cut], text[cut:]) for cut in range(len(text)))]:
@@ -106,14 +103,11 @@ def test_any_split_of_all_together_gives_one_result(fragments: list[str], size: 
     assert in_pieces == parse("hermes", [text], reasoning=reader(THINK, starts_inside), end_tokens=END_TOKENS)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "opens"),
-    [
-        ("<|im_start|>assistant\n<think>\n", True),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
-        ("<think>\na</think><|im_start|>assistant\n", False),
-        ("", False),
-    ],
+@each_row(
+    ("<|im_start|>assistant\n<think>\n", True),
+    ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+    ("<think>\na</think><|im_start|>assistant\n", False),
+    ("", False),
 )
 def test_a_prompt_that_ends_with_the_marker_opens_the_reasoning(prompt: str, opens: bool) -> None:
     assert opens_reasoning(THINK, prompt) is opens

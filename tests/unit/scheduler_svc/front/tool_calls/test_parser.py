@@ -3,13 +3,13 @@
 import json
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.front.tool_calls.events import ContentDelta, ToolCallArguments, ToolCallBegin
 from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS
 from scheduler_svc.front.tool_calls.parser import MAX_GAP_CHARS, ToolCallParser
+from tests.support.each_row import each_row
 from tests.unit.scheduler_svc.front.tool_calls.parsing import TOOLS, format_named, parse
 
 PARIS = '{"city": "Paris"}'
@@ -135,10 +135,7 @@ CALLS = [
         "[get_weather(city='it\\'s, \"(1)\"', days = -3, places=[{'a': (1, 2)}, None], exact=true), now( )]",
         "",
         [
-            (
-                "get_weather",
-                '{"city": "it\'s, \\"(1)\\"", "days": -3, "places": [{"a": [1, 2]}, null], "exact": true}',
-            ),
+            ("get_weather", '{"city": "it\'s, \\"(1)\\"", "days": -3, "places": [{"a": [1, 2]}, null], "exact": true}'),
             ("now", "{}"),
         ],
     ),
@@ -209,7 +206,7 @@ NO_CALLS = [
 TEXTS = [(row[0], row[1]) for row in CALLS] + NO_CALLS
 
 
-@pytest.mark.parametrize(("call_format", "text", "content", "calls"), CALLS)
+@each_row(*CALLS)
 def test_calls_are_found_and_all_else_is_content(
     call_format: str, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
@@ -219,14 +216,14 @@ def test_calls_are_found_and_all_else_is_content(
     assert parsed.ids == [f"call{number}" for number in range(len(calls))]
 
 
-@pytest.mark.parametrize(("call_format", "text"), NO_CALLS)
+@each_row(*NO_CALLS)
 def test_what_is_no_call_is_content_to_the_last_character(call_format: str, text: str) -> None:
     parsed = parse(call_format, [text])
 
     assert (parsed.content, parsed.calls) == (text, [])
 
 
-@pytest.mark.parametrize(("call_format", "text"), TEXTS)
+@each_row(*TEXTS)
 def test_any_cut_gives_the_same_result(call_format: str, text: str) -> None:
     whole = parse(call_format, [text])
 
@@ -305,16 +302,13 @@ def test_ids_that_the_model_writes_are_kept_unless_it_writes_one_twice() -> None
     assert (parsed.ids, parsed.calls, parsed.content) == (["functions.now:7", "call0"], [("now", "{}")] * 2, "")
 
 
-@pytest.mark.parametrize(
-    ("call_format", "text", "last"),
-    [
-        ("mistral", "[TOOL_CALLS]no", "t"),
-        ("qwen3_coder", "<tool_call>\n<function=no", "t"),
-        ("hermes", '<tool_call>{"name": "not', '"'),
-        ("hermes", '<tool_call>{"name": "now", "arguments": ', "["),
-        ("hermes", '<tool_call>{"name": ', "5"),
-        ("json", '{"type": "x", "summary', '"'),
-    ],
+@each_row(
+    ("mistral", "[TOOL_CALLS]no", "t"),
+    ("qwen3_coder", "<tool_call>\n<function=no", "t"),
+    ("hermes", '<tool_call>{"name": "not', '"'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": ', "["),
+    ("hermes", '<tool_call>{"name": ', "5"),
+    ("json", '{"type": "x", "summary', '"'),
 )
 def test_what_cannot_become_a_call_does_not_wait(call_format: str, text: str, last: str) -> None:
     parser = ToolCallParser(format_named(call_format), TOOLS)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS, reasoning_format, tool_call_format
 from scheduler_svc.front.tool_calls.reasoning import ReasoningParser, opens_reasoning
 from shared.errors import InvalidFieldError
+from tests.support.each_row import each_row
 from tests.support.family_templates import EOS, FAMILIES, Family
 from tests.unit.scheduler_svc.front.tool_calls.parsing import TOOLS, Parsed, parse
 
@@ -57,7 +59,7 @@ def read(family: Family, prompt: str, pieces: Iterable[str]) -> Parsed:
     return parse(family.tool_calls, pieces, reasoning=reasoning)
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@each_row(*FAMILIES.values())
 def test_template_shows_tools_and_how_calls_are_written(family: Family) -> None:
     calls, reasoning = tool_call_format("auto", family.source), reasoning_format("auto", family.source)
 
@@ -72,9 +74,8 @@ def test_every_format_has_a_template() -> None:
     assert {family.tool_calls for family in FAMILIES.values()} == named
 
 
-@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_a_turn_that_the_template_writes_is_read_back(family: Family, turn: Mapping[str, Any]) -> None:
+@each_row(*product(TURNS.values(), FAMILIES.values()))
+def test_a_turn_that_the_template_writes_is_read_back(turn: Mapping[str, Any], family: Family) -> None:
     template = ChatTemplate(family.source, {"bos_token": "<s>", "eos_token": EOS})
     calls = turn["tool_calls"]
     if family.takes_one_call and len(calls) > 1:

@@ -1,0 +1,63 @@
+"""What `tests.support.each_row` makes of a test."""
+
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+from tests.support.each_row import each_row
+from tests.support.large_tables import SMALL, TESTS, step_of
+
+
+@each_row((1, 1), (2, 3), (4, 5), (6, 6))
+def two_of_four(one: int, other: int) -> None:
+    assert one == other
+
+
+@each_row("a", ("b", "c"), "d")
+async def one_of_three(value: object) -> None:
+    if value != ("b", "c"):
+        return
+    with pytest.raises(ValueError, match="never"):
+        pass
+
+
+def test_every_row_that_fails_is_told() -> None:
+    with pytest.raises(BaseExceptionGroup, match="2 of 4 rows fail") as told:
+        two_of_four()
+    assert [failure.__notes__ for failure in told.value.exceptions] == [["in the row (2, 3)"], ["in the row (4, 5)"]]
+
+
+async def test_one_that_fails_is_told_as_it_is() -> None:
+    with pytest.raises(pytest.fail.Exception) as told:
+        await one_of_three()
+    assert told.value.__notes__ == ["in the row (('b', 'c'),)"]
+
+
+def test_a_row_has_all_parameters() -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        each_row((1,))(lambda one, other: None)()
+
+
+def test_a_table_without_rows_is_refused() -> None:
+    with pytest.raises(AssertionError, match="tests nothing"):
+        each_row()(print)
+
+
+@each_row(*range(3))
+def test_fixtures_are_the_same_for_every_row(number: int, *, capsys: pytest.CaptureFixture[str]) -> None:
+    print(number)
+    assert capsys.readouterr().out == f"{number}\n"
+
+
+def test_of_a_large_table_in_an_area_a_step_is_quick_and_the_other_rows_are_further() -> None:
+    def test_of_numbers(number: int) -> None:
+        pass
+
+    elsewhere = {"__file__": str(TESTS / "numerics/test_tables.py")}
+    marked: Any = each_row(*range(SMALL + 1))(FunctionType(test_of_numbers.__code__, elsewhere))
+    [parts] = [mark.args[1] for mark in marked.pytestmark]
+    quick, further = ([number for (number,) in part.values[0]] for part in parts)
+    assert quick == list(range(0, SMALL + 1, step_of(SMALL + 1)))
+    assert sorted(quick + further) == list(range(SMALL + 1))
+    assert [mark.name for part in parts for mark in part.marks] == ["further_case"]
