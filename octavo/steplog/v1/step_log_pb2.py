@@ -27,7 +27,7 @@ from octavo.execution.v1 import sampling_params_pb2 as octavo_dot_execution_dot_
 from octavo.execution.v1 import step_pb2 as octavo_dot_execution_dot_v1_dot_step__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n octavo/steplog/v1/step_log.proto\x12\x11octavo.steplog.v1\x1a!octavo/core/v1/continuation.proto\x1a)octavo/execution/v1/sampling_params.proto\x1a\x1eoctavo/execution/v1/step.proto\"\xa0\x03\n\tLogHeader\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x0e\n\x06log_id\x18\x03 \x01(\t\x12\x13\n\x0b\x66ile_number\x18\x04 \x01(\r\x12\x1a\n\x12started_at_unix_us\x18\x05 \x01(\x03\x12\x14\n\x0cstarted_at_s\x18\x06 \x01(\x01\x12\x19\n\x11has_masked_tokens\x18\x07 \x01(\x08\x12\x13\n\x0b\x63ore_digest\x18\x08 \x01(\t\x12\x0e\n\x06policy\x18\t \x01(\t\x12\x37\n\x0etenant_weights\x18\n \x03(\x0b\x32\x1f.octavo.steplog.v1.TenantWeight\x12\x15\n\x08snapshot\x18\x0b \x01(\x0cH\x00\x88\x01\x01\x12\x19\n\x11num_earlier_calls\x18\x0c \x01(\x04\x12\x19\n\x11num_earlier_cores\x18\r \x01(\x04\x12,\n\x05\x63ores\x18\x0e \x03(\x0b\x32\x1d.octavo.steplog.v1.CoreJoined\x12\x12\n\nprefix_key\x18\x0f \x01(\x0c\x42\x0b\n\t_snapshot\"(\n\x08Snapshot\x12\x0c\n\x04rows\x18\x01 \x01(\t\x12\x0e\n\x06\x61rrays\x18\x02 \x01(\x0c\".\n\x0cTenantWeight\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\"\x86\t\n\tLogRecord\x12\x34\n\x0b\x63ore_joined\x18\x01 \x01(\x0b\x32\x1d.octavo.steplog.v1.CoreJoinedH\x00\x12\x34\n\x0b\x62locks_kept\x18\x1e \x01(\x0b\x32\x1d.octavo.steplog.v1.BlocksKeptH\x00\x12\x32\n\tcore_left\x18\x02 \x01(\x0b\x32\x1d.octavo.steplog.v1.CoreNumberH\x00\x12\x37\n\x0e\x63ore_forgotten\x18\x03 \x01(\x0b\x32\x1d.octavo.steplog.v1.CoreNumberH\x00\x12\x33\n\x0ctakes_groups\x18\x04 \x01(\x0b\x32\x1b.octavo.steplog.v1.CoreFlagH\x00\x12.\n\x07probing\x18\x05 \x01(\x0b\x32\x1b.octavo.steplog.v1.CoreFlagH\x00\x12\x33\n\tstep_cost\x18\x06 \x01(\x0b\x32\x1e.octavo.steplog.v1.StepCostSetH\x00\x12\x33\n\nhang_noted\x18\x07 \x01(\x0b\x32\x1d.octavo.steplog.v1.CoreNumberH\x00\x12\x34\n\x0bgroup_added\x18\x08 \x01(\x0b\x32\x1d.octavo.steplog.v1.GroupAddedH\x00\x12;\n\x11group_added_again\x18\t \x01(\x0b\x32\x1e.octavo.steplog.v1.GroupNumberH\x00\x12\x39\n\x0fgroup_withdrawn\x18\n \x01(\x0b\x32\x1e.octavo.steplog.v1.GroupNumberH\x00\x12\x37\n\rgroup_aborted\x18\x0b \x01(\x0b\x32\x1e.octavo.steplog.v1.GroupNumberH\x00\x12@\n\x11sequence_finished\x18\x0c \x01(\x0b\x32#.octavo.steplog.v1.SequenceFinishedH\x00\x12\x32\n\nloss_noted\x18\r \x01(\x0b\x32\x1c.octavo.steplog.v1.LossNotedH\x00\x12\x37\n\rloss_forgiven\x18\x0e \x01(\x0b\x32\x1e.octavo.steplog.v1.GroupNumberH\x00\x12\x36\n\x0cstep_decided\x18\x0f \x01(\x0b\x32\x1e.octavo.steplog.v1.StepDecidedH\x00\x12@\n\x11groups_dispatched\x18\x10 \x01(\x0b\x32#.octavo.steplog.v1.GroupsDispatchedH\x00\x12\x36\n\x0cresult_taken\x18\x11 \x01(\x0b\x32\x1e.octavo.steplog.v1.ResultTakenH\x00\x12\x32\n\nruns_alone\x18\x14 \x01(\x0b\x32\x1c.octavo.steplog.v1.GroupFlagH\x00\x12/\n\x08\x64raining\x18\x15 \x01(\x0b\x32\x1b.octavo.steplog.v1.CoreFlagH\x00\x12\x0e\n\x06raised\x18\x12 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x13 \x01(\x01\x42\x06\n\x04\x63\x61ll\"\x1a\n\nCoreNumber\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\"\'\n\x08\x43oreFlag\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x08\"<\n\nBlocksKept\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\x11\n\tblock_ids\x18\x02 \x03(\x05\x12\r\n\x05names\x18\x03 \x01(\x0c\"\x8c\x01\n\nCoreJoined\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x13\n\x0blimits_json\x18\x04 \x01(\t\x12\x11\n\tinfo_json\x18\x05 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x06 \x01(\t\x12\x16\n\x0eweights_digest\x18\x07 \x01(\t\"\x97\x01\n\x0bStepCostSet\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\r\n\x05slack\x18\x02 \x01(\x01\x12\x0f\n\x07\x63lasses\x18\x03 \x03(\x11\x12\x11\n\tslowest_s\x18\x04 \x03(\x01\x12\r\n\x05kinds\x18\x05 \x03(\r\x12\x12\n\ntoken_sums\x18\x06 \x03(\x01\x12\x10\n\x08row_sums\x18\x07 \x03(\x01\x12\x12\n\nrow_tokens\x18\x08 \x01(\x01\"\x1e\n\x0bGroupNumber\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\"\x9a\x05\n\nGroupAdded\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12\x35\n\x08sampling\x18\x04 \x01(\x0b\x32#.octavo.execution.v1.SamplingParams\x12\x39\n\x0btoken_rules\x18\x05 \x01(\x0b\x32\x1f.octavo.execution.v1.TokenRulesH\x00\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\x05\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x19\n\x0c\x61\x63\x63\x65pted_len\x18\t \x01(\rH\x02\x88\x01\x01\x12\x15\n\rnum_sequences\x18\n \x01(\r\x12=\n\x0b\x62\x65\x61m_search\x18\x0b \x01(\x0b\x32#.octavo.steplog.v1.BeamSearchParamsH\x03\x88\x01\x01\x12\x10\n\x08priority\x18\x0c \x01(\x03\x12\x0e\n\x06tenant\x18\r \x01(\t\x12\x12\n\ncache_salt\x18\x0e \x01(\x04\x12\x1b\n\x13num_prompt_logprobs\x18\x0f \x01(\x11\x12\x18\n\x0btraceparent\x18\x10 \x01(\tH\x04\x88\x01\x01\x12\x37\n\x0c\x63ontinuation\x18\x11 \x01(\x0b\x32\x1c.octavo.core.v1.ContinuationH\x05\x88\x01\x01\x12\x1e\n\x16requires_same_numerics\x18\x12 \x01(\x08\x42\x0e\n\x0c_token_rulesB\r\n\x0b_max_tokensB\x0f\n\r_accepted_lenB\x0e\n\x0c_beam_searchB\x0e\n\x0c_traceparentB\x0f\n\r_continuation\"k\n\x10\x42\x65\x61mSearchParams\x12\x12\n\nbeam_width\x18\x01 \x01(\r\x12\x13\n\x0bnum_outputs\x18\x02 \x01(\r\x12\x16\n\x0elength_penalty\x18\x03 \x01(\x01\x12\x16\n\x0e\x65\x61rly_stopping\x18\x04 \x01(\t\"G\n\x10SequenceFinished\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\x0f\n\x07\x61rrival\x18\x02 \x01(\x04\x12\x14\n\x0coutput_index\x18\x03 \x01(\r\".\n\tLossNoted\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\x12\x10\n\x08\x65xecutor\x18\x02 \x01(\t\"+\n\tGroupFlag\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x08\"\x9e\x01\n\x0bStepDecided\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\r\n\x05now_s\x18\x02 \x01(\x01\x12\x13\n\x0bis_complete\x18\x03 \x01(\x08\x12;\n\x04step\x18\x04 \x01(\x0b\x32(.octavo.execution.v1.ExecuteModelRequestH\x00\x88\x01\x01\x12\x17\n\x0f\x66\x61iled_arrivals\x18\x05 \x03(\x04\x42\x07\n\x05_step\"6\n\x10GroupsDispatched\x12\r\n\x05now_s\x18\x01 \x01(\x01\x12\x13\n\x0bis_complete\x18\x02 \x01(\x08\"V\n\x0bResultTaken\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\x39\n\x06result\x18\x02 \x01(\x0b\x32).octavo.execution.v1.ExecuteModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n octavo/steplog/v1/step_log.proto\x12\x11octavo.steplog.v1\x1a!octavo/core/v1/continuation.proto\x1a)octavo/execution/v1/sampling_params.proto\x1a\x1eoctavo/execution/v1/step.proto\"\x9e\x03\n\tLogHeader\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x0e\n\x06log_id\x18\x03 \x01(\t\x12\x13\n\x0b\x66ile_number\x18\x04 \x01(\r\x12\x1a\n\x12started_at_unix_us\x18\x05 \x01(\x03\x12\x14\n\x0cstarted_at_s\x18\x06 \x01(\x01\x12\x19\n\x11has_masked_tokens\x18\x07 \x01(\x08\x12\x13\n\x0b\x63ore_digest\x18\x08 \x01(\t\x12\x0e\n\x06policy\x18\t \x01(\t\x12\x37\n\x0etenant_weights\x18\n \x03(\x0b\x32\x1f.octavo.steplog.v1.TenantWeight\x12\x15\n\x08snapshot\x18\x0b \x01(\x0cH\x00\x88\x01\x01\x12\x19\n\x11num_earlier_calls\x18\x0c \x01(\x04\x12\x19\n\x11num_earlier_cores\x18\r \x01(\x04\x12,\n\x05\x63ores\x18\x0e \x03(\x0b\x32\x1d.octavo.steplog.v1.CoreJoinedB\x0b\n\t_snapshotJ\x04\x08\x0f\x10\x10R\nprefix_key\"7\n\x08Snapshot\x12\x0c\n\x04rows\x18\x01 \x01(\t\x12\x0e\n\x06\x61rrays\x18\x02 \x01(\x0c\x12\r\n\x05names\x18\x03 \x01(\x0c\".\n\x0cTenantWeight\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\"\x9c\t\n\tLogRecord\x12\x34\n\x0b\x63ore_joined\x18\x01 \x01(\x0b\x32\x1d.octavo.steplog.v1.CoreJoinedH\x00\x12\x34\n\x0b\x62locks_kept\x18\x1e \x01(\x0b\x32\x1d.octavo.steplog.v1.BlocksKeptH\x00\x12\x32\n\tcore_left\x18\x02 \x01(\x0b\x32\x1d.octavo.steplog.v1.CoreNumberH\x00\x12\x37\n\x0e\x63ore_forgotten\x18\x03 \x01(\x0b\x32\x1d.octavo.steplog.v1.CoreNumberH\x00\x12\x33\n\x0ctakes_groups\x18\x04 \x01(\x0b\x32\x1b.octavo.steplog.v1.CoreFlagH\x00\x12.\n\x07probing\x18\x05 \x01(\x0b\x32\x1b.octavo.steplog.v1.CoreFlagH\x00\x12\x33\n\tstep_cost\x18\x06 \x01(\x0b\x32\x1e.octavo.steplog.v1.StepCostSetH\x00\x12\x33\n\nhang_noted\x18\x07 \x01(\x0b\x32\x1d.octavo.steplog.v1.CoreNumberH\x00\x12\x34\n\x0bgroup_added\x18\x08 \x01(\x0b\x32\x1d.octavo.steplog.v1.GroupAddedH\x00\x12;\n\x11group_added_again\x18\t \x01(\x0b\x32\x1e.octavo.steplog.v1.GroupNumberH\x00\x12\x39\n\x0fgroup_withdrawn\x18\n \x01(\x0b\x32\x1e.octavo.steplog.v1.GroupNumberH\x00\x12\x37\n\rgroup_aborted\x18\x0b \x01(\x0b\x32\x1e.octavo.steplog.v1.GroupNumberH\x00\x12@\n\x11sequence_finished\x18\x0c \x01(\x0b\x32#.octavo.steplog.v1.SequenceFinishedH\x00\x12\x32\n\nloss_noted\x18\r \x01(\x0b\x32\x1c.octavo.steplog.v1.LossNotedH\x00\x12\x37\n\rloss_forgiven\x18\x0e \x01(\x0b\x32\x1e.octavo.steplog.v1.GroupNumberH\x00\x12\x36\n\x0cstep_decided\x18\x0f \x01(\x0b\x32\x1e.octavo.steplog.v1.StepDecidedH\x00\x12@\n\x11groups_dispatched\x18\x10 \x01(\x0b\x32#.octavo.steplog.v1.GroupsDispatchedH\x00\x12\x36\n\x0cresult_taken\x18\x11 \x01(\x0b\x32\x1e.octavo.steplog.v1.ResultTakenH\x00\x12\x32\n\nruns_alone\x18\x14 \x01(\x0b\x32\x1c.octavo.steplog.v1.GroupFlagH\x00\x12/\n\x08\x64raining\x18\x15 \x01(\x0b\x32\x1b.octavo.steplog.v1.CoreFlagH\x00\x12\x0e\n\x06raised\x18\x12 \x01(\t\x12\x0c\n\x04\x61t_s\x18\x13 \x01(\x01\x12\x14\n\x0cnamed_blocks\x18\x16 \x01(\x0c\x42\x06\n\x04\x63\x61ll\"\x1a\n\nCoreNumber\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\"\'\n\x08\x43oreFlag\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x08\"<\n\nBlocksKept\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\x11\n\tblock_ids\x18\x02 \x03(\x05\x12\r\n\x05names\x18\x03 \x01(\x0c\"\x8c\x01\n\nCoreJoined\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x13\n\x0blimits_json\x18\x04 \x01(\t\x12\x11\n\tinfo_json\x18\x05 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x06 \x01(\t\x12\x16\n\x0eweights_digest\x18\x07 \x01(\t\"\x97\x01\n\x0bStepCostSet\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\r\n\x05slack\x18\x02 \x01(\x01\x12\x0f\n\x07\x63lasses\x18\x03 \x03(\x11\x12\x11\n\tslowest_s\x18\x04 \x03(\x01\x12\r\n\x05kinds\x18\x05 \x03(\r\x12\x12\n\ntoken_sums\x18\x06 \x03(\x01\x12\x10\n\x08row_sums\x18\x07 \x03(\x01\x12\x12\n\nrow_tokens\x18\x08 \x01(\x01\"\x1e\n\x0bGroupNumber\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\"\x9a\x05\n\nGroupAdded\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12\x35\n\x08sampling\x18\x04 \x01(\x0b\x32#.octavo.execution.v1.SamplingParams\x12\x39\n\x0btoken_rules\x18\x05 \x01(\x0b\x32\x1f.octavo.execution.v1.TokenRulesH\x00\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\x05\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x19\n\x0c\x61\x63\x63\x65pted_len\x18\t \x01(\rH\x02\x88\x01\x01\x12\x15\n\rnum_sequences\x18\n \x01(\r\x12=\n\x0b\x62\x65\x61m_search\x18\x0b \x01(\x0b\x32#.octavo.steplog.v1.BeamSearchParamsH\x03\x88\x01\x01\x12\x10\n\x08priority\x18\x0c \x01(\x03\x12\x0e\n\x06tenant\x18\r \x01(\t\x12\x12\n\ncache_salt\x18\x0e \x01(\x04\x12\x1b\n\x13num_prompt_logprobs\x18\x0f \x01(\x11\x12\x18\n\x0btraceparent\x18\x10 \x01(\tH\x04\x88\x01\x01\x12\x37\n\x0c\x63ontinuation\x18\x11 \x01(\x0b\x32\x1c.octavo.core.v1.ContinuationH\x05\x88\x01\x01\x12\x1e\n\x16requires_same_numerics\x18\x12 \x01(\x08\x42\x0e\n\x0c_token_rulesB\r\n\x0b_max_tokensB\x0f\n\r_accepted_lenB\x0e\n\x0c_beam_searchB\x0e\n\x0c_traceparentB\x0f\n\r_continuation\"k\n\x10\x42\x65\x61mSearchParams\x12\x12\n\nbeam_width\x18\x01 \x01(\r\x12\x13\n\x0bnum_outputs\x18\x02 \x01(\r\x12\x16\n\x0elength_penalty\x18\x03 \x01(\x01\x12\x16\n\x0e\x65\x61rly_stopping\x18\x04 \x01(\t\"G\n\x10SequenceFinished\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\x0f\n\x07\x61rrival\x18\x02 \x01(\x04\x12\x14\n\x0coutput_index\x18\x03 \x01(\r\".\n\tLossNoted\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\x12\x10\n\x08\x65xecutor\x18\x02 \x01(\t\"+\n\tGroupFlag\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x08\"\x9e\x01\n\x0bStepDecided\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\r\n\x05now_s\x18\x02 \x01(\x01\x12\x13\n\x0bis_complete\x18\x03 \x01(\x08\x12;\n\x04step\x18\x04 \x01(\x0b\x32(.octavo.execution.v1.ExecuteModelRequestH\x00\x88\x01\x01\x12\x17\n\x0f\x66\x61iled_arrivals\x18\x05 \x03(\x04\x42\x07\n\x05_step\"6\n\x10GroupsDispatched\x12\r\n\x05now_s\x18\x01 \x01(\x01\x12\x13\n\x0bis_complete\x18\x02 \x01(\x08\"V\n\x0bResultTaken\x12\x0c\n\x04\x63ore\x18\x01 \x01(\x04\x12\x39\n\x06result\x18\x02 \x01(\x0b\x32).octavo.execution.v1.ExecuteModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,39 +35,39 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.steplog.v1.step_log_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOGHEADER']._serialized_start=166
-  _globals['_LOGHEADER']._serialized_end=582
-  _globals['_SNAPSHOT']._serialized_start=584
-  _globals['_SNAPSHOT']._serialized_end=624
-  _globals['_TENANTWEIGHT']._serialized_start=626
-  _globals['_TENANTWEIGHT']._serialized_end=672
-  _globals['_LOGRECORD']._serialized_start=675
-  _globals['_LOGRECORD']._serialized_end=1833
-  _globals['_CORENUMBER']._serialized_start=1835
-  _globals['_CORENUMBER']._serialized_end=1861
-  _globals['_COREFLAG']._serialized_start=1863
-  _globals['_COREFLAG']._serialized_end=1902
-  _globals['_BLOCKSKEPT']._serialized_start=1904
-  _globals['_BLOCKSKEPT']._serialized_end=1964
-  _globals['_COREJOINED']._serialized_start=1967
-  _globals['_COREJOINED']._serialized_end=2107
-  _globals['_STEPCOSTSET']._serialized_start=2110
-  _globals['_STEPCOSTSET']._serialized_end=2261
-  _globals['_GROUPNUMBER']._serialized_start=2263
-  _globals['_GROUPNUMBER']._serialized_end=2293
-  _globals['_GROUPADDED']._serialized_start=2296
-  _globals['_GROUPADDED']._serialized_end=2962
-  _globals['_BEAMSEARCHPARAMS']._serialized_start=2964
-  _globals['_BEAMSEARCHPARAMS']._serialized_end=3071
-  _globals['_SEQUENCEFINISHED']._serialized_start=3073
-  _globals['_SEQUENCEFINISHED']._serialized_end=3144
-  _globals['_LOSSNOTED']._serialized_start=3146
-  _globals['_LOSSNOTED']._serialized_end=3192
-  _globals['_GROUPFLAG']._serialized_start=3194
-  _globals['_GROUPFLAG']._serialized_end=3237
-  _globals['_STEPDECIDED']._serialized_start=3240
-  _globals['_STEPDECIDED']._serialized_end=3398
-  _globals['_GROUPSDISPATCHED']._serialized_start=3400
-  _globals['_GROUPSDISPATCHED']._serialized_end=3454
-  _globals['_RESULTTAKEN']._serialized_start=3456
-  _globals['_RESULTTAKEN']._serialized_end=3542
+  _globals['_LOGHEADER']._serialized_end=580
+  _globals['_SNAPSHOT']._serialized_start=582
+  _globals['_SNAPSHOT']._serialized_end=637
+  _globals['_TENANTWEIGHT']._serialized_start=639
+  _globals['_TENANTWEIGHT']._serialized_end=685
+  _globals['_LOGRECORD']._serialized_start=688
+  _globals['_LOGRECORD']._serialized_end=1868
+  _globals['_CORENUMBER']._serialized_start=1870
+  _globals['_CORENUMBER']._serialized_end=1896
+  _globals['_COREFLAG']._serialized_start=1898
+  _globals['_COREFLAG']._serialized_end=1937
+  _globals['_BLOCKSKEPT']._serialized_start=1939
+  _globals['_BLOCKSKEPT']._serialized_end=1999
+  _globals['_COREJOINED']._serialized_start=2002
+  _globals['_COREJOINED']._serialized_end=2142
+  _globals['_STEPCOSTSET']._serialized_start=2145
+  _globals['_STEPCOSTSET']._serialized_end=2296
+  _globals['_GROUPNUMBER']._serialized_start=2298
+  _globals['_GROUPNUMBER']._serialized_end=2328
+  _globals['_GROUPADDED']._serialized_start=2331
+  _globals['_GROUPADDED']._serialized_end=2997
+  _globals['_BEAMSEARCHPARAMS']._serialized_start=2999
+  _globals['_BEAMSEARCHPARAMS']._serialized_end=3106
+  _globals['_SEQUENCEFINISHED']._serialized_start=3108
+  _globals['_SEQUENCEFINISHED']._serialized_end=3179
+  _globals['_LOSSNOTED']._serialized_start=3181
+  _globals['_LOSSNOTED']._serialized_end=3227
+  _globals['_GROUPFLAG']._serialized_start=3229
+  _globals['_GROUPFLAG']._serialized_end=3272
+  _globals['_STEPDECIDED']._serialized_start=3275
+  _globals['_STEPDECIDED']._serialized_end=3433
+  _globals['_GROUPSDISPATCHED']._serialized_start=3435
+  _globals['_GROUPSDISPATCHED']._serialized_end=3489
+  _globals['_RESULTTAKEN']._serialized_start=3491
+  _globals['_RESULTTAKEN']._serialized_end=3577
 # @@protoc_insertion_point(module_scope)
