@@ -6,11 +6,13 @@ Two fleets decide and process the same steps in turns, one of them with a log wh
 same thread; the difference of a pair is what the log adds. Its share is of the CPU time that a step costs a scheduler
 process with gRPC, a fake executor and as many streams of a client (`benchmarks.metrics_cost`).
 
-A snapshot begins each file of a log: its time is spent on the event loop.
+A snapshot begins each file of a log: its time is spent on the event loop. The fleets cache prefixes: their blocks have
+names, and those that nobody uses have too.
 """
 
 import argparse
 import asyncio
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -44,7 +46,8 @@ class Side:
 
     def __init__(self, num_sequences: int, num_steps: int, writer: StepLogWriter | None) -> None:
         num_blocks_each = -(-(CONTEXT_TOKENS + num_steps + 2 * BLOCK_SIZE) // BLOCK_SIZE)
-        limits = limits_for(num_sequences, num_blocks_each * num_sequences, num_blocks_each, budget=2**20)
+        limits = limits_for(num_sequences, 2 * num_blocks_each * num_sequences, num_blocks_each, budget=2**20)
+        limits = dataclasses.replace(limits, prefix_caching=True, names_blocks=True)
         policy, queue = FcfsPolicy(), WaitingQueue(FcfsPolicy())
         self.writer = writer
         self.fleet = (
@@ -54,10 +57,11 @@ class Side:
         )
         self.core = self.fleet.join(limits, 1)
         self.executor = ToyExecutor(limits, count_up_in(limits.vocab_size))
-        for number in range(num_sequences):
+        for number in range(2 * num_sequences):  # the first ones end, and leave cached blocks behind
             prompt = ((number + np.arange(CONTEXT_TOKENS)) % limits.vocab_size).astype(np.int32)
-            conditions = StopConditions(None, ignore_eos=True)
+            conditions = StopConditions(1 if number < num_sequences else None, ignore_eos=True)
             self.fleet.add(SequenceGroup(str(number), prompt, SamplingRow(), conditions, number))
+        self.step_us()
         self.step_us()
 
     def step_us(self) -> float:
@@ -74,8 +78,8 @@ class Side:
         return (time.thread_time_ns() - executed_ns + decided_ns - begin_ns) / 1000
 
 
-def measure_added(num_sequences: int, num_steps: int) -> float:
-    """Return the CPU microseconds that the log adds to a step."""
+def measure_added(num_sequences: int, num_steps: int) -> tuple[float, float]:
+    """Return the CPU microseconds that the log adds to a step, and its bytes a step."""
     with tempfile.TemporaryDirectory() as folder:
         writer = StepLogWriter(StepLogSettings(Path(folder), 2**30))
         writer._is_closing.set()  # its thread ends; records are made here
@@ -83,11 +87,13 @@ def measure_added(num_sequences: int, num_steps: int) -> float:
         writer._begin_file(writer.header(0.0))
         sides = [Side(num_sequences, 2 * num_steps, None), Side(num_sequences, 2 * num_steps, writer)]
         pairs = np.empty((num_steps, 2))
+        num_bytes = writer._num_bytes
         for number in range(num_steps):
             for index in (0, 1) if number % 2 else (1, 0):
                 pairs[number, index] = sides[index].step_us()
         assert writer.is_recording
-    return float(np.median(pairs[:, 1] - pairs[:, 0]))
+        num_bytes = writer._num_bytes - num_bytes
+    return float(np.median(pairs[:, 1] - pairs[:, 0])), num_bytes / num_steps
 
 
 def measure_snapshot(num_sequences: int) -> tuple[float, int]:
@@ -98,7 +104,7 @@ def measure_snapshot(num_sequences: int) -> tuple[float, int]:
         begin_s = time.thread_time()
         content = dump(Snapshot(side.fleet, (1,), {}))
         times.append(time.thread_time() - begin_s)
-    return 1000 * statistics.median(times), len(content)
+    return 1000 * statistics.median(times), content.ByteSize()
 
 
 def main() -> None:
@@ -111,11 +117,11 @@ def main() -> None:
     console = Console()
     milliseconds, num_bytes = measure_snapshot(num_sequences)
     console.print(f"a snapshot takes {milliseconds:.1f} ms and has {num_bytes / 2**20:.2f} MiB before compression")
-    added_us = measure_added(num_sequences, arguments.steps)
+    added_us, step_bytes = measure_added(num_sequences, arguments.steps)
     service_us = asyncio.run(measure_service(num_sequences, arguments.steps))
     console.print(
         f"at {num_sequences} sequences the log adds {added_us:.0f} µs to a step of {service_us:,.0f} µs: "
-        f"{added_us / service_us:.2%}"
+        f"{added_us / service_us:.2%}, and {step_bytes:,.0f} bytes"
     )
     console.print(describe_machine())
 

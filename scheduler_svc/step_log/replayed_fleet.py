@@ -71,7 +71,7 @@ def _put(names: dict[bytes, bytes], key: bytes, name: bytes) -> None:
     names[key] = name
 
 
-class _LookUp(BlockHasher):
+class LookUpHasher(BlockHasher):
     """Finds names instead of making them."""
 
     def __init__(self, known: KnownNames, block_size: int) -> None:
@@ -110,5 +110,5 @@ class ReplayedFleet(Fleet):
     ) -> ExecutorCore:
         """See `Fleet`."""
         core = super().join(limits, epoch, name, numerics, info)
-        core.blocks.hasher = _LookUp(self.names, limits.block_size)
+        core.blocks.hasher = LookUpHasher(self.names, limits.block_size)
         return core

@@ -118,7 +118,8 @@ class Mutator:
         elif kind < 0.8:
             snapshot.rows = self._chance.choice(["[" * 10**6, "[]", "1" * 10**6, "{}", "[[],[]]", "nonsense"])
         else:
-            snapshot.arrays = self._flipped(snapshot.arrays)
+            name = self._chance.choice(["arrays", "names"])
+            setattr(snapshot, name, self._flipped(getattr(snapshot, name)))
         content = snapshot.SerializeToString()
         header.snapshot = zlib.compress(content if self._chance.random() < 0.97 else self._flipped(content))
         records[0] = header.SerializeToString()

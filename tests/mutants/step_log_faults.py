@@ -5,6 +5,7 @@ from tests.mutants.fault import Fault
 LOG = "scheduler_svc/step_log"
 UNIT = "tests/unit/scheduler_svc"
 REPLAYS = ("tests/property/test_step_log.py::test_a_recorded_fleet_decides_every_step_again",)
+NAMES = (f"{UNIT}/step_log/test_block_names.py",)
 
 FAULTS = (
     Fault(
@@ -36,11 +37,46 @@ FAULTS = (
         REPLAYS,
     ),
     Fault(
-        "names of blocks are made of tokens that the log does not have",
-        f"{LOG}/recording_fleet.py",
-        "            core.blocks.rename_tokens(self._mask.permutation)\n",
-        "            pass\n",
+        "digests of blocks are of tokens that the log does not have",
+        f"{LOG}/block_names.py",
+        "                content = mask.ids(np.frombuffer(content, TOKEN)).astype(TOKEN, copy=False).tobytes()\n",
+        "                pass\n",
         (f"{UNIT}/step_log/test_recording_fleet.py",),
+    ),
+    Fault(
+        "a file leaves out names that stand in the one before",
+        f"{LOG}/block_names.py",
+        '        """A file begins: what is in others is not known there."""\n        self._written.clear()\n',
+        '        """A file begins: what is in others is not known there."""\n',
+        NAMES,
+    ),
+    Fault(
+        "a snapshot has the names of the fleet",
+        f"{LOG}/writer.py",
+        "encode.snapshot.names = self._names.others(encode.snapshot.names)",
+        "pass",
+        NAMES,
+    ),
+    Fault(
+        "steps in a log have the names of the fleet",
+        f"{LOG}/block_names.py",
+        "for blocks in (record.blocks_kept, record.step_decided.step.registered_blocks):",
+        "for blocks in (record.blocks_kept,):",
+        NAMES,
+    ),
+    Fault(
+        "kept blocks in a log have the names of the fleet",
+        f"{LOG}/block_names.py",
+        "for blocks in (record.blocks_kept, record.step_decided.step.registered_blocks):",
+        "for blocks in (record.step_decided.step.registered_blocks,):",
+        NAMES,
+    ),
+    Fault(
+        "blocks that a look has named are forgotten",
+        f"{LOG}/recording_fleet.py",
+        "        self._begin_file_if_wanted()\n        try:\n            returned = call(*arguments)\n",
+        "        self._begin_file_if_wanted()\n        self._named.clear()\n        try:\n            returned = call(*arguments)\n",
+        NAMES,
     ),
     Fault(
         "the checksum of a record is not looked at",
