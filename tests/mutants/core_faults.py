@@ -113,7 +113,7 @@ FAULTS = (
     Fault(
         "the hash of a block does not depend on the block before it",
         f"{CORE}/blocks/prefix_cache.py",
-        "blake2b(parent + block).digest()",
+        "blake2b(before + block).digest()",
         "blake2b(block).digest()",
         (f"{UNIT}/blocks/test_prefix_cache.py",),
     ),

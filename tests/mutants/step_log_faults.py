@@ -74,8 +74,8 @@ FAULTS = (
     Fault(
         "blocks that a look has named are forgotten",
         f"{LOG}/recording_fleet.py",
-        "        self._begin_file_if_wanted()\n        try:\n            returned = call(*arguments)\n",
-        "        self._begin_file_if_wanted()\n        self._named.clear()\n        try:\n            returned = call(*arguments)\n",
+        "        try:\n            returned = call(*arguments)\n",
+        "        self._named.clear()\n        try:\n            returned = call(*arguments)\n",
         NAMES,
     ),
     Fault(
