@@ -76,7 +76,7 @@ def core_digest() -> str:
     return digest.hexdigest()
 
 
-def dump(snapshot: Snapshot[Fleet], mask: TokenMask | None = None) -> pb.Snapshot:
+def dump(snapshot: Snapshot[Any], mask: TokenMask | None = None) -> pb.Snapshot:
     """Return a snapshot, with masked tokens if there is a mask; the fleet is not changed.
 
     Blocks have the names that they have in the fleet: `LogNames` gives them others.

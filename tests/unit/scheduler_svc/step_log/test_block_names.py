@@ -172,16 +172,16 @@ def test_a_block_that_a_look_has_named_is_found(look: str, first_file: int, mask
 @pytest.mark.parametrize("first_file", [1, 2, 3])
 def test_blocks_that_an_executor_has_kept_are_found(first_file: int, masks_tokens: bool, tmp_path: Path) -> None:
     limits = small_limits(prefix_caching=True)
-    before = FleetBench(limits)
+    before, former = FleetBench(), ToyExecutor(limits, count_up)
+    member = before.join(limits, former)
     prompt = before.add(group(0, 9, max_tokens(2))).prompt_token_ids.tolist()
     before.run()
-    [member] = before.members
     cache = member.core.blocks.prefix_cache
     assert cache is not None
     kept = cache.is_registered.nonzero()[0].astype(np.int32)
     names = b"".join(cache.hash_of(block) or b"" for block in kept.tolist())
     executor = ToyExecutor(limits, count_up)
-    executor._cache = member.executor._cache
+    executor._cache = former._cache
     with recording(tmp_path, masks_tokens=masks_tokens) as make:
         bench = FleetBench(make_fleet=make)
         member = bench.join(limits, executor)
