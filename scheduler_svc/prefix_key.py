@@ -47,8 +47,6 @@ def write_prefix_key(path: Path) -> None:
         file.write(secrets.token_bytes(PREFIX_KEY_BYTES))
 
 
-def key_fingerprint(key: bytes, config: SchedulerConfig) -> bytes:
+def key_fingerprint(key: bytes) -> bytes:
     """Return what tells executors whether names were made with the same key, and tells nothing of it."""
-    if config.step_log is not None and config.step_log_tokens == "masked":
-        return secrets.token_bytes(FINGERPRINT_BYTES)  # names are made of masked tokens then, by a mask of this process
     return blake2b(b"fingerprint of the names of blocks", key=key, digest_size=FINGERPRINT_BYTES).digest()

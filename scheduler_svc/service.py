@@ -100,7 +100,7 @@ class SchedulerService:
         if tls := executor_tls(config):
             read_credentials(tls, FLAGS)  # what cannot be used ends the start, and not only every connection
         key = prefix_key(config)
-        self._step_log = step_log_writer(config, key)
+        self._step_log = step_log_writer(config)
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
         health = self._health = Health([GENERATION_SERVICE, ADMIN_SERVICE])
@@ -110,7 +110,7 @@ class SchedulerService:
         self._incarnation = Incarnation(scheduler_id(config))
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
-            functools.partial(executor_client, config, self._incarnation, key_fingerprint(key, config)),
+            functools.partial(executor_client, config, self._incarnation, key_fingerprint(key)),
             engine_settings(config, at_fault_point),
             files.load if is_joined or tokenizer is None else tokenizer.load,
             self._set_ready,
@@ -314,7 +314,7 @@ def model_tokenizer(config: SchedulerConfig) -> "ModelTokenizer":
     return ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
 
 
-def step_log_writer(config: SchedulerConfig, prefix_key: bytes) -> StepLogWriter | None:
+def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:
     """Return what writes the step log; None: none is asked for. Raises StepLogError: its folder cannot be used."""
     if config.step_log is None:
         return None
@@ -326,7 +326,6 @@ def step_log_writer(config: SchedulerConfig, prefix_key: bytes) -> StepLogWriter
             policy=config.policy,
             tenant_weights=config.weights_of_tenants,
             max_num_seqs_per_tenant=config.max_num_seqs_per_tenant,
-            prefix_key=prefix_key,
         )
     )
 

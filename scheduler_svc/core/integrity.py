@@ -9,14 +9,17 @@ from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.core.step.batch import running_sequences
 
 
-def check_integrity(core: ExecutorCore) -> None:
-    """Assert every invariant that can be seen between two calls."""
+def check_integrity(core: ExecutorCore, *, has_key: bool = True) -> None:
+    """Assert every invariant that can be seen between two calls.
+
+    Without the key of the hashes those that a sequence carries are not computed again.
+    """
     _check_slots(core)  # the others go from slot to slot
     _check_blocks(core)
     _check_host_blocks(core)
     _check_lengths(core)
     _check_written_blocks(core)
-    _check_registered_blocks(core)
+    _check_registered_blocks(core, has_key=has_key)
     _check_order(core)
 
 
@@ -89,7 +92,7 @@ def _check_written_blocks(core: ExecutorCore) -> None:
             assert core.blocks.allocator.ref_counts[block] == 1, "a shared block would be written"
 
 
-def _check_registered_blocks(core: ExecutorCore) -> None:
+def _check_registered_blocks(core: ExecutorCore, *, has_key: bool) -> None:
     """8: what is registered and in a block table has the hash of the tokens of that table."""
     cache, batch = core.blocks.prefix_cache, core.batch
     if cache is None:
@@ -98,7 +101,10 @@ def _check_registered_blocks(core: ExecutorCore) -> None:
     for sequence in running_sequences(batch.running):
         slot = sequence.slot
         num_tokens = min(int(batch.num_known_tokens[slot]), int(batch.num_computed_tokens[slot]))
-        hashes = core.blocks.hash_tokens(batch.table.token_ids[slot, :num_tokens], sequence.group.cache_salt)
+        if has_key:
+            hashes = core.blocks.hash_tokens(batch.table.token_ids[slot, :num_tokens], sequence.group.cache_salt)
+        else:
+            hashes = sequence.block_hashes[: num_tokens // core.blocks.block_size]
         for index, block in enumerate(batch.table.blocks_of(slot).tolist()):
             registered = cache.hash_of(block)
             is_named_by_content = hashes[index : index + 1] == [registered]

@@ -14,6 +14,7 @@ from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.replay.difference import FieldDifference, differences
 from scheduler_svc.step_log import decoding
+from scheduler_svc.step_log.replayed_fleet import ReplayedFleet
 from scheduler_svc.step_log.snapshot import Snapshot, empty_fleet
 from shared.wire import decode_result, encode_step
 
@@ -117,7 +118,7 @@ class CoreReplay:
         now_s: Time of the last decision.
     """
 
-    def __init__(self, header: pb.LogHeader, snapshot: Snapshot | None) -> None:
+    def __init__(self, header: pb.LogHeader, snapshot: Snapshot[ReplayedFleet] | None) -> None:
         self.now_s = header.started_at_s
         self.cores = _Known[ExecutorCore]("attachment")
         self.groups = _Known[SequenceGroup]("request")
@@ -138,7 +139,7 @@ class CoreReplay:
             for name in (field.name for field in pb.LogRecord.DESCRIPTOR.oneofs[0].fields)
         }
 
-    def _learn_groups(self, snapshot: Snapshot) -> None:
+    def _learn_groups(self, snapshot: Snapshot[ReplayedFleet]) -> None:
         self.groups |= snapshot.outside
         waiting = list(self.fleet.queue)
         admitted = [group for core in self.fleet.cores for group in (*core.batch.running, *core.groups.returning)]
@@ -154,9 +155,10 @@ class CoreReplay:
         kind = record.WhichOneof("call")
         assert kind is not None
         call = getattr(record, kind)
-        if record.raised:
-            return self._apply_failing(kind, call, record.raised)
         try:
+            self.fleet.names.learn(record.named_blocks)
+            if record.raised:
+                return self._apply_failing(kind, call, record.raised)
             return self._calls[kind](call) or Applied(core=getattr(call, "core", 0))
         except (DifferenceError, NoSenseError):
             raise
@@ -186,7 +188,8 @@ class CoreReplay:
         self.joined[call.core] = call
 
     def _blocks_kept(self, call: pb.BlocksKept) -> None:
-        self.fleet.adopt_blocks(self.cores[call.core], np.array(call.block_ids, np.int32), call.names)
+        names = self.fleet.names.own(call.names)
+        self.fleet.adopt_blocks(self.cores[call.core], np.array(call.block_ids, np.int32), names)
 
     def _core_left(self, call: pb.CoreNumber) -> Applied:
         return Applied(core=call.core, evacuated=self.fleet.leave(self.cores.take(call.core)))
@@ -258,6 +261,8 @@ class CoreReplay:
         step = decision.step
         decided = None if step is None else encode_step(step)
         recorded = call.step if call.HasField("step") else None
+        if recorded is not None and recorded.registered_blocks.names:
+            recorded.registered_blocks.names = self.fleet.names.own(recorded.registered_blocks.names)
         step_id = recorded.step_id if recorded is not None else core.last_scheduled_step_id + (step is None)
         name = StepName(call.core, core.name, core.epoch, step_id)
         if _content(decided) != _content(recorded):

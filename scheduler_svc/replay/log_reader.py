@@ -18,6 +18,7 @@ from scheduler_svc.step_log.log_files import (
     files_in,
     read_records,
 )
+from scheduler_svc.step_log.replayed_fleet import ReplayedFleet
 from scheduler_svc.step_log.snapshot import Snapshot, SnapshotError, core_digest, load
 from shared.errors import OctavoServiceError
 
@@ -74,7 +75,7 @@ class LogFile:
             )
         return record
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> Snapshot[ReplayedFleet] | None:
         """Return the fleet with which it begins; None: an empty one.
 
         Raises: SnapshotError: it was written by another core, or cannot be read.

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from shared.wording import counted
 
 MAGIC = b"octavo step log\n"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # Length and CRC-32 of what follows.
 FRAME = Struct("<II")
 

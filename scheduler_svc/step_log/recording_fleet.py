@@ -18,6 +18,7 @@ from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from scheduler_svc.step_log import encoding
+from scheduler_svc.step_log.block_names import NamedBlocks, NotingHasher
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.snapshot import Snapshot, dump
 from scheduler_svc.step_log.writer import Encoder, StepLogWriter
@@ -52,6 +53,8 @@ class RecordingFleet(Fleet):
         self._number_of: dict[ExecutorCore, int] = {}
         # Groups that were in the fleet and are in the engine's hands alone: parked, or of a core that just left.
         self._outside: dict[int, SequenceGroup] = {}
+        # Blocks that were named since the last call; looks name some too.
+        self._named: list[NamedBlocks] = []
 
     # Executors -----------------------------------------------------------------------------------
 
@@ -68,8 +71,7 @@ class RecordingFleet(Fleet):
         if self._writer.masks_tokens and (self._mask is None or self._mask.vocab_size != limits.vocab_size):
             self._mask = TokenMask.make(limits.vocab_size)
         core = super().join(limits, epoch, name, numerics, info)
-        if self._mask is not None:
-            core.blocks.rename_tokens(self._mask.permutation)
+        core.blocks.hasher = NotingHasher(self._prefix_key, limits.block_size, self._named)
         self._num_cores += 1
         number = self._number_of[core] = self._num_cores
         self._note(encoding.core_joined, number, epoch, name, limits, numerics, info)
@@ -196,7 +198,8 @@ class RecordingFleet(Fleet):
 
     def _note(self, encode: Encoder, *recorded: Any, raised: str = "") -> None:
         self._num_calls += 1
-        self._writer.put(encode, recorded, self._mask, raised)
+        self._writer.put(encode, recorded, self._mask, raised, tuple(self._named))
+        self._named.clear()
 
     def _begin_file_if_wanted(self) -> None:
         """Let a file end that is full: the next one begins with the fleet as it is."""

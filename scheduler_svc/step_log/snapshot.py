@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import scheduler_svc.core
 import scheduler_svc.request
@@ -23,6 +23,7 @@ from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.step_log import decoding
 from scheduler_svc.step_log.masking import TokenMask
+from scheduler_svc.step_log.replayed_fleet import ReplayedFleet
 from scheduler_svc.step_log.state_codec import SnapshotError as SnapshotError
 from scheduler_svc.step_log.state_codec import StateReader, StateWriter
 from scheduler_svc.step_log.state_fields import FORMS, Surroundings, masks_of
@@ -35,12 +36,14 @@ _SHARED_SOURCES = (
 _REQUEST_SOURCES = ("continuation", "life", "outputs", "parameters", "provenance")
 
 
+AnyFleet = TypeVar("AnyFleet", bound=Fleet)
+
 # Of a tenant: what was computed for it, divided by it, does not overflow.
 MAX_WEIGHT = 1e30
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Generic[AnyFleet]):
     """A fleet at one moment.
 
     Attributes:
@@ -49,7 +52,7 @@ class Snapshot:
         outside: Live groups that no core has and that do not wait, by arrival.
     """
 
-    fleet: Fleet
+    fleet: AnyFleet
     core_numbers: tuple[int, ...]
     outside: dict[int, SequenceGroup]
 
@@ -73,25 +76,27 @@ def core_digest() -> str:
     return digest.hexdigest()
 
 
-def dump(snapshot: Snapshot, mask: TokenMask | None = None) -> bytes:
-    """Return a snapshot as bytes, with masked tokens if there is a mask; the fleet is not changed."""
+def dump(snapshot: Snapshot[Any], mask: TokenMask | None = None) -> pb.Snapshot:
+    """Return a snapshot, with masked tokens if there is a mask; the fleet is not changed.
+
+    Blocks have the names that they have in the fleet: `LogNames` gives them others.
+    """
     surroundings = Surroundings(snapshot.core_numbers, snapshot.outside, snapshot.fleet._past_preemptions)
-    rows, arrays = StateWriter(FORMS, masks_of(mask)).write([surroundings, *_parts(snapshot.fleet)])
-    return pb.Snapshot(rows=rows, arrays=arrays).SerializeToString()
+    rows, arrays, names = StateWriter(FORMS, masks_of(mask)).write([surroundings, *_parts(snapshot.fleet)])
+    return pb.Snapshot(rows=rows, arrays=arrays, names=names)
 
 
-def empty_fleet(header: pb.LogHeader) -> Fleet:
+def empty_fleet(header: pb.LogHeader) -> ReplayedFleet:
     """Return the fleet of a log before its first call. Raises SnapshotError: the header does not say which."""
     policies: dict[str, Policy] = {"fcfs": FcfsPolicy(), "priority": PriorityPolicy()}
     weights = {item.tenant: item.weight for item in header.tenant_weights}
     if header.policy not in policies or not all(1 / MAX_WEIGHT <= weight <= MAX_WEIGHT for weight in weights.values()):
         raise SnapshotError("the header has a policy or a weight of a tenant that no scheduler has")
     policy = policies[header.policy]
-    queue = WaitingQueue(policy, weights, header.max_num_seqs_per_tenant or None)
-    return Fleet(queue, policy, header.prefix_key)
+    return ReplayedFleet(WaitingQueue(policy, weights, header.max_num_seqs_per_tenant or None), policy)
 
 
-def load(content: bytes, header: pb.LogHeader) -> Snapshot:
+def load(content: bytes, header: pb.LogHeader) -> Snapshot[ReplayedFleet]:
     """Return the snapshot that was dumped, by the same sources of the core, for a file with a header.
 
     Raises: SnapshotError: the bytes are none of ours.
@@ -102,7 +107,8 @@ def load(content: bytes, header: pb.LogHeader) -> Snapshot:
         for joined in header.cores:
             decoding.join(fleet, joined)
         surroundings = Surroundings((), {}, Counter())
-        for value in StateReader(FORMS, message.rows, message.arrays).read([surroundings, *_parts(fleet)]):
+        reader = StateReader(FORMS, message.rows, message.arrays, message.names)
+        for value in reader.read([surroundings, *_parts(fleet)]):
             if isinstance(value, SequenceGroup):
                 decoding.check_group(value)
         fleet._past_preemptions = surroundings.past_preemptions
@@ -136,4 +142,4 @@ def _check(fleet: Fleet, surroundings: Surroundings) -> None:
         raise SnapshotError("two cores have one bit")
     fleet.dispatcher.holders._bits = sum(bits)
     for core in fleet.cores:
-        check_integrity(core)
+        check_integrity(core, has_key=False)

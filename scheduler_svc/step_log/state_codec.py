@@ -2,9 +2,9 @@
 
 A row has the values of the declared fields of one object, in their order. Another object is the distance to its row. An
 array is its shape: arrays follow each other in one string of bytes as they do in the rows; one that was there before is
-its number. A file says neither a class nor a field by name, and what it says is read with the checks of the declared
-type, so that the worst that it can hold is a wrong value of the right kind. Nothing here recurses with the content, and
-what is read takes memory in proportion to it.
+its number. Names of blocks follow each other in another string. A file says neither a class nor a field by name, and
+what it says is read with the checks of the declared type, so that the worst that it can hold is a wrong value of the
+right kind. Nothing here recurses with the content, and what is read takes memory in proportion to it.
 """
 
 import collections
@@ -26,6 +26,8 @@ from shared.step import BLOCK_NAME_BYTES
 
 # A score or log-probability, which may be infinite. A plain `float` is not, and far from overflow.
 Score = NewType("Score", float)
+# Names of blocks, one after the other.
+BlockNames = NewType("BlockNames", bytes)
 MAX_FLOAT = 1e100
 # The rows of a snapshot, which take some thirty times as much as objects.
 MAX_ROW_BYTES = 2**25
@@ -96,9 +98,10 @@ class StateWriter:
         self._arrays: dict[int, int] = {}
         self._kept: list[_Array] = []  # while its id stands for it
         self._parts: list[bytes] = []
+        self._names: list[bytes] = []
 
-    def write(self, roots: list[Any]) -> tuple[str, bytes]:
-        """Return the rows of objects, which a reader has already, and of all that they refer to, and the arrays."""
+    def write(self, roots: list[Any]) -> tuple[str, bytes, bytes]:
+        """Return the rows of objects, which a reader has already, and of all that they refer to, arrays, and names."""
         for root in roots:
             self.number(root)
         rows: list[list[Any]] = []
@@ -111,7 +114,8 @@ class StateWriter:
             rows.append(row)
         kinds = [self._classes[type(value)] for value in self._objects[len(roots) :]]
         # Some numbers are NumPy's.
-        return json.dumps([kinds, rows], separators=(",", ":"), default=np.generic.item), b"".join(self._parts)
+        text = json.dumps([kinds, rows], separators=(",", ":"), default=np.generic.item)
+        return text, b"".join(self._parts), b"".join(self._names)
 
     def number(self, value: Any) -> int:
         """Return the number of an object."""
@@ -140,6 +144,11 @@ class StateWriter:
         self._parts.append(content)
         return len(content)
 
+    def names(self, names: bytes) -> int:
+        """Return the length of some names of blocks."""
+        self._names.append(names)
+        return len(names)
+
 
 def _plan(form: Form, masks: Mapping[str, Callable[[Any], Any]]) -> tuple[Callable[[Any], Any], list[tuple[int, _Put]]]:
     steps: list[tuple[int, _Put]] = []
@@ -165,17 +174,18 @@ class StateReader:
 
     Args:
         forms: Of all classes, as they were for the writer.
-        rows, arrays: What the writer returned.
+        rows, arrays, names: What the writer returned.
 
     Raises: SnapshotError: it is nothing that a writer returns.
     """
 
-    def __init__(self, forms: Forms, rows: str, arrays: bytes) -> None:
+    def __init__(self, forms: Forms, rows: str, arrays: bytes, names: bytes) -> None:
         if len(rows) > MAX_ROW_BYTES:
             raise SnapshotError(f"its rows have {len(rows)} bytes, more than the {MAX_ROW_BYTES} that are read")
         self._forms = list(forms.values())
         self._by_kind = forms
         self._bytes = memoryview(arrays)
+        self._names = memoryview(names)
         self._arrays: list[_Array] = []
         self._objects: list[Any] = []
         self._row = 0
@@ -221,6 +231,13 @@ class StateReader:
             raise SnapshotError("an array is longer than what is left of the bytes")
         content, self._bytes = bytes(self._bytes[:length]), self._bytes[length:]
         return content
+
+    def names(self, length: Any) -> bytes:
+        """Return the next names of blocks, which are then gone."""
+        if check_size(length) > len(self._names) or length % BLOCK_NAME_BYTES:
+            raise SnapshotError(f"names of blocks have {length} bytes, and {len(self._names)} are left")
+        names, self._names = bytes(self._names[:length]), self._names[length:]
+        return names
 
 
 def check_list(value: Any, length: int | None = None) -> list[Any]:
@@ -273,6 +290,8 @@ def _codec(hint: Any) -> tuple[_Put | None, _Take]:
         return None, functools.partial(_take_float, MAX_FLOAT if hint is float else math.inf)
     if hint in (bool, str, None):
         return None, functools.partial(_take_plain, types.NoneType if hint is None else hint)
+    if hint is BlockNames:
+        return (lambda writer, value: writer.names(value)), (lambda reader, value: reader.names(value))
     if hint is bytes:
         return (lambda writer, value: writer.content(value)), (lambda reader, value: reader.content(value))
     if kind in (types.UnionType, typing.Union):
@@ -333,12 +352,10 @@ def _mapping(kind: type, key: Any, value: Any) -> tuple[_Put, _Take]:
 
 
 def _put_names(writer: StateWriter, names: list[bytes]) -> int:
-    return writer.content(b"".join([name or _NO_NAME for name in names]))
+    return writer.names(b"".join([name or _NO_NAME for name in names]))
 
 
 def _take_names(reader: StateReader, length: Any) -> list[bytes]:
-    content = reader.content(length)
-    if len(content) % BLOCK_NAME_BYTES:
-        raise SnapshotError(f"names of blocks have {len(content)} bytes")
+    content = reader.names(length)
     names = [content[start : start + BLOCK_NAME_BYTES] for start in range(0, len(content), BLOCK_NAME_BYTES)]
     return [b"" if name == _NO_NAME else name for name in names]

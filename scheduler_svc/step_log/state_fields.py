@@ -42,7 +42,7 @@ from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from scheduler_svc.request.provenance import Provenance, Span
 from scheduler_svc.step_log.masking import TokenMask
-from scheduler_svc.step_log.state_codec import Form, Score, SnapshotError
+from scheduler_svc.step_log.state_codec import BlockNames, Form, Score, SnapshotError
 from shared.batch_table import BatchTable, IndexArray, StepLayout
 from shared.sampling_parameters import MAX_ALTERNATIVES
 from shared.sampling_row import SAMPLING_ROW
@@ -314,6 +314,7 @@ def _all_forms() -> dict[type, Form]:
         elif isinstance(hint, type) and is_dataclass(hint) and hint not in forms:
             forms[hint] = Form.of(hint)
             pending += forms[hint].hints.values()
+    forms[Step] = replace(forms[Step], hints={**forms[Step].hints, "block_names": BlockNames})
     for kind in (Step, BeamSearchParams):
         form = forms[kind]
         forms[kind] = replace(form, put=functools.partial(_put_checked, form))

@@ -12,12 +12,13 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import octavo
 from octavo.steplog.v1 import step_log_pb2 as pb
+from scheduler_svc.step_log.block_names import LogNames, NamedBlocks
 from scheduler_svc.step_log.log_files import FORMAT_VERSION, MAGIC, FileName, begin_name, files_in, frame
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.snapshot import core_digest
@@ -52,7 +53,6 @@ class StepLogSettings:
         masks_tokens: Whether token ids are written under other names.
         policy: Name of the queue's policy.
         tenant_weights: Shares by tenant.
-        prefix_key: Secret of the names of blocks.
         max_num_seqs_per_tenant: Sequences of one tenant that run at most; None: any number.
     """
 
@@ -61,7 +61,6 @@ class StepLogSettings:
     masks_tokens: bool = False
     policy: str = "fcfs"
     tenant_weights: Mapping[str, float] | None = None
-    prefix_key: bytes = field(default=b"", repr=False)
     max_num_seqs_per_tenant: int | None = None
 
 
@@ -70,7 +69,10 @@ class _FileStart:
     """A file is to begin with a snapshot."""
 
     header: pb.LogHeader
-    snapshot: bytes
+    snapshot: pb.Snapshot
+
+
+_Call: TypeAlias = tuple[Encoder | _FileStart, tuple[Any, ...], str, TokenMask | None, tuple[NamedBlocks, ...], float]
 
 
 def _make_private(directory: Path) -> None:
@@ -102,7 +104,8 @@ class StepLogWriter:
         self.trouble = ""
         self.wants_snapshot = False
         self._settings = settings
-        self._pending: deque[tuple[Encoder | _FileStart, tuple[Any, ...], str, TokenMask | None, float]] = deque()
+        self._pending: deque[_Call] = deque()
+        self._names = LogNames()
         self._log_id = secrets.token_hex(16)
         self._name: FileName = begin_name(self._log_id, time.time())._replace(number=0)
         self._file_bytes = max(1, settings.max_bytes // NUM_FILES)
@@ -128,19 +131,34 @@ class StepLogWriter:
 
     # On the event loop ---------------------------------------------------------------------------
 
-    def put(self, encode: Encoder, arguments: tuple[Any, ...], mask: TokenMask | None, raised: str = "") -> None:
-        """Take a call: how its record is made, and of what; `raised`: the class of its exception."""
+    def put(
+        self,
+        encode: Encoder,
+        arguments: tuple[Any, ...],
+        mask: TokenMask | None,
+        raised: str = "",
+        named: tuple[NamedBlocks, ...] = (),
+    ) -> None:
+        """Take a call.
+
+        Args:
+            encode: How its record is made.
+            arguments: Of what.
+            mask: Gives tokens other names; None: they stay.
+            raised: The class of its exception; empty: none.
+            named: Blocks that were named since the call before it.
+        """
         if not self.is_recording:
             return
-        self._pending.append((encode, arguments, raised, mask, monotonic_s()))
+        self._pending.append((encode, arguments, raised, mask, named, monotonic_s()))
         if len(self._pending) > MAX_PENDING_CALLS:
             self._stop(f"the disk is too slow: {MAX_PENDING_CALLS} calls wait to be written")
 
-    def begin_file(self, header: pb.LogHeader, snapshot: bytes) -> None:
+    def begin_file(self, header: pb.LogHeader, snapshot: pb.Snapshot) -> None:
         """Begin the next file before the next call, with a snapshot of the fleet as it is now."""
         self.wants_snapshot = False
         if self.is_recording:
-            self._pending.append((_FileStart(header, snapshot), (), "", None, 0.0))
+            self._pending.append((_FileStart(header, snapshot), (), "", None, (), 0.0))
 
     def header(self, now_s: float) -> pb.LogHeader:
         """Return the header of a file that begins now, without a snapshot."""
@@ -154,7 +172,6 @@ class StepLogWriter:
             has_masked_tokens=self._settings.masks_tokens,
             core_digest=core_digest(),
             policy=self._settings.policy,
-            prefix_key=self._settings.prefix_key,
             max_num_seqs_per_tenant=self._settings.max_num_seqs_per_tenant or 0,
             tenant_weights=[pb.TenantWeight(tenant=name, weight=weight) for name, weight in weights.items()],
         )
@@ -183,17 +200,21 @@ class StepLogWriter:
         try:
             frames: list[bytes] = []
             for _ in range(len(self._pending)):
-                encode, arguments, raised, mask, at_s = self._pending.popleft()
+                encode, arguments, raised, mask, named, at_s = self._pending.popleft()
                 if isinstance(encode, _FileStart):
                     self._write(frames)
                     frames = []
-                    encode.header.snapshot = zlib.compress(encode.snapshot, 1)
+                    encode.snapshot.names = self._names.others(encode.snapshot.names)
+                    encode.header.snapshot = zlib.compress(encode.snapshot.SerializeToString(), 1)
                     self._begin_file(encode.header)
                     continue
                 record = encode(mask, *arguments)
                 record.at_s = at_s
                 if raised:
                     record.raised = raised
+                self._names.rename(record)
+                if rows := self._names.rows(named, mask):
+                    record.named_blocks = rows
                 frames.append(frame(record.SerializeToString()))
             self._write(frames)
         except OSError as error:
@@ -220,6 +241,7 @@ class StepLogWriter:
         self._close_file()
         self._name = self._name._replace(number=self._name.number + 1)
         header.file_number = self._name.number
+        self._names.begin_file()
         path = self._settings.directory / str(self._name)
         self._make_room(path)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -18,6 +18,7 @@ from executor_svc.service.servicer import ExecutionServicer
 from octavo.execution.v1 import capability_pb2, execution_service_pb2_grpc, step_pb2
 from octavo.execution.v1 import execution_service_pb2 as pb
 from tests.support.stack import ExecutorProcess, Stack, collect, running_scheduler, token_request, until
+from tests.support.step_logs import check_replay
 
 NUM_PROMPT_TOKENS = 40
 
@@ -55,6 +56,18 @@ async def test_a_scheduler_of_the_same_name_and_key_finds_what_was_cached(key_fi
         async with running_scheduler(one, scheduler_id="one", prefix_key_file=key_file) as second:
             assert await num_cached(second) == cached
             assert await num_cached(second, first_id=50) == 0
+
+
+@pytest.mark.parametrize("tokens", ["plain", "masked"])
+async def test_with_a_step_log_too_and_the_log_replays(tokens: str, key_file: Path, tmp_path: Path) -> None:
+    own: dict[str, Any] = {"scheduler_id": "one", "prefix_key_file": key_file}
+    own |= {"step_log": tmp_path / "log", "step_log_tokens": tokens}
+    async with executor() as one:
+        async with running_scheduler(one, **own) as first:
+            await num_cached(first)
+        async with running_scheduler(one, **own) as second:
+            assert await num_cached(second) > 0
+    assert check_replay(tmp_path / "log").counts.num_logs == 2
 
 
 @pytest.mark.parametrize("change", ["name", "key", "no key"])

@@ -121,7 +121,8 @@ class Mutator:
         elif kind < 0.8:
             snapshot.rows = self._chance.choice(["[" * 10**6, "[]", "1" * 10**6, "{}", "[[],[]]", "nonsense"])
         else:
-            snapshot.arrays = flipped(snapshot.arrays, self._chance)
+            name = self._chance.choice(["arrays", "names"])
+            setattr(snapshot, name, flipped(getattr(snapshot, name), self._chance))
         content = snapshot.SerializeToString()
         header.snapshot = zlib.compress(content if self._chance.random() < 0.97 else flipped(content, self._chance))
         records[0] = header.SerializeToString()

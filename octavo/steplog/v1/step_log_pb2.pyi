@@ -28,7 +28,8 @@ class LogHeader(_message.Message):
     A file is the 16 bytes "octavo step log\\n", then records. A record is its length in bytes and the CRC-32 (zlib) of
     its content, each as uint32 in little endian, then the content: LogHeader first, then LogRecord.
 
-    With masked tokens, every token id in the file is its image under a secret permutation of the vocabulary.
+    With masked tokens, every token id in the file is its image under a secret permutation of the vocabulary. Every name of
+    a block is its image under a secret function: 8 bytes, then zeros up to the 16 of a name.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -47,7 +48,6 @@ class LogHeader(_message.Message):
     NUM_EARLIER_CALLS_FIELD_NUMBER: _builtins.int
     NUM_EARLIER_CORES_FIELD_NUMBER: _builtins.int
     CORES_FIELD_NUMBER: _builtins.int
-    PREFIX_KEY_FIELD_NUMBER: _builtins.int
     MAX_NUM_SEQS_PER_TENANT_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of this format. A reader refuses another one."""
@@ -75,8 +75,6 @@ class LogHeader(_message.Message):
     """Calls that were recorded before this file."""
     num_earlier_cores: _builtins.int
     """Cores that joined before this file."""
-    prefix_key: _builtins.bytes
-    """Secret of the names of blocks."""
     max_num_seqs_per_tenant: _builtins.int
     """Sequences of one tenant that run at most; 0: any number."""
     @_builtins.property
@@ -104,12 +102,11 @@ class LogHeader(_message.Message):
         num_earlier_calls: _builtins.int = ...,
         num_earlier_cores: _builtins.int = ...,
         cores: _abc.Iterable[Global___CoreJoined] | None = ...,
-        prefix_key: _builtins.bytes = ...,
         max_num_seqs_per_tenant: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "core_digest", b"core_digest", "cores", b"cores", "file_number", b"file_number", "format_version", b"format_version", "has_masked_tokens", b"has_masked_tokens", "log_id", b"log_id", "max_num_seqs_per_tenant", b"max_num_seqs_per_tenant", "num_earlier_calls", b"num_earlier_calls", "num_earlier_cores", b"num_earlier_cores", "policy", b"policy", "prefix_key", b"prefix_key", "release", b"release", "snapshot", b"snapshot", "started_at_s", b"started_at_s", "started_at_unix_us", b"started_at_unix_us", "tenant_weights", b"tenant_weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "core_digest", b"core_digest", "cores", b"cores", "file_number", b"file_number", "format_version", b"format_version", "has_masked_tokens", b"has_masked_tokens", "log_id", b"log_id", "max_num_seqs_per_tenant", b"max_num_seqs_per_tenant", "num_earlier_calls", b"num_earlier_calls", "num_earlier_cores", b"num_earlier_cores", "policy", b"policy", "release", b"release", "snapshot", b"snapshot", "started_at_s", b"started_at_s", "started_at_unix_us", b"started_at_unix_us", "tenant_weights", b"tenant_weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__snapshot: _TypeAlias = _typing.Literal["snapshot"]  # noqa: Y015
     _WhichOneofArgType__snapshot: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot"]  # noqa: Y015
@@ -127,19 +124,23 @@ class Snapshot(_message.Message):
 
     ROWS_FIELD_NUMBER: _builtins.int
     ARRAYS_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
     rows: _builtins.str
     """The rows of objects, as JSON: the class of each by its number, then the values of each."""
     arrays: _builtins.bytes
-    """All arrays and names of blocks, one after the other."""
+    """All arrays, one after the other."""
+    names: _builtins.bytes
+    """All names of blocks, one after the other, 16 bytes each. Zeros: none."""
     def __init__(
         self,
         *,
         rows: _builtins.str = ...,
         arrays: _builtins.bytes = ...,
+        names: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrays", b"arrays", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrays", b"arrays", "names", b"names", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -201,10 +202,16 @@ class LogRecord(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     RAISED_FIELD_NUMBER: _builtins.int
     AT_S_FIELD_NUMBER: _builtins.int
+    NAMED_BLOCKS_FIELD_NUMBER: _builtins.int
     raised: _builtins.str
     """The exception that the call raised, by its class. Empty: it returned."""
     at_s: _builtins.float
     """When it was recorded, in seconds, on the scheduler's monotonic clock."""
+    named_blocks: _builtins.bytes
+    """Blocks that were named since the call before this one began, as far as the last 131,072 rows of the file do not
+    have them. A row has 24 bytes: the first 8 of the name of the block before it, or the salt of a first block in little
+    endian; the first 8 of the BLAKE2b hash of its token ids, int32 in little endian; the first 8 of its name.
+    """
     @_builtins.property
     def core_joined(self) -> Global___CoreJoined:
         """A core joined."""
@@ -310,10 +317,11 @@ class LogRecord(_message.Message):
         draining: Global___CoreFlag | None = ...,
         raised: _builtins.str = ...,
         at_s: _builtins.float = ...,
+        named_blocks: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "draining", b"draining", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "draining", b"draining", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "raised", b"raised", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "draining", b"draining", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "named_blocks", b"named_blocks", "probing", b"probing", "raised", b"raised", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["core_joined", "blocks_kept", "core_left", "core_forgotten", "takes_groups", "probing", "step_cost", "hang_noted", "group_added", "group_added_again", "group_withdrawn", "group_aborted", "sequence_finished", "loss_noted", "loss_forgiven", "step_decided", "groups_dispatched", "result_taken", "runs_alone", "draining"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015

@@ -75,6 +75,9 @@ class BlockManager:
         limits: Sizes of pool and blocks, watermark, window.
         prefix_key: Secret of the hashes; see `prefix_cache.py`.
         holders: The fleet's index of registered blocks; None: there is no fleet.
+
+    Attributes:
+        hasher: Names blocks. The step log gives a core another one before its first name.
     """
 
     def __init__(self, limits: CoreLimits, prefix_key: bytes = b"", holders: BlockHolders | None = None) -> None:
@@ -84,14 +87,10 @@ class BlockManager:
             self.prefix_cache = PrefixCache(limits.num_blocks, holders, sends_names=limits.names_blocks)
         self.allocator = BlockAllocator(limits.num_blocks, self.prefix_cache)
         self.num_watermark_blocks = math.ceil(limits.num_blocks * limits.watermark)
-        self._hasher = BlockHasher(prefix_key, limits.block_size)
+        self.hasher = BlockHasher(prefix_key, limits.block_size)
         # Tokens of a sequence that have blocks at once; more only without a window.
         window = limits.sliding_window
         self._max_resident_tokens = window + limits.max_num_batched_tokens if window else limits.max_model_len
-
-    def rename_tokens(self, renamed: Int32Array) -> None:
-        """Make the names of blocks of `renamed[token id]`; see `BlockHasher`."""
-        self._hasher.rename_tokens(renamed)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that hold `num_tokens` computed tokens."""
@@ -166,13 +165,13 @@ class BlockManager:
             return []
         if sequence.hashed_block_size != self.block_size:  # another executor of the fleet has other blocks
             sequence.block_hashes, sequence.hashed_block_size = [], self.block_size
-        self._hasher.extend(sequence.block_hashes, sequence.token_ids, sequence.group.cache_salt)
+        self.hasher.extend(sequence.block_hashes, sequence.token_ids, sequence.group.cache_salt)
         return sequence.block_hashes
 
     def hash_tokens(self, token_ids: Int32Array, cache_salt: int) -> list[bytes]:
         """Return the hashes of the full blocks of `token_ids`."""
         hashes: list[bytes] = []
-        self._hasher.extend(hashes, token_ids, cache_salt)
+        self.hasher.extend(hashes, token_ids, cache_salt)
         return hashes
 
     def _plan_sequence(self, sequence: Sequence, num_shared: int) -> SequenceBlocks:
@@ -239,7 +238,7 @@ class BlockManager:
         num_full_blocks = len(token_ids) // self.block_size
         if self.prefix_cache is None or num_full_blocks <= first:
             return first
-        self._hasher.extend(sequence.block_hashes, token_ids, sequence.group.cache_salt)
+        self.hasher.extend(sequence.block_hashes, token_ids, sequence.group.cache_salt)
         self.prefix_cache.register(
             sequence.block_hashes[first:num_full_blocks], block_ids[first:num_full_blocks].tolist()
         )

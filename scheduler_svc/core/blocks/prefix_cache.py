@@ -48,26 +48,24 @@ class BlockHasher:
     def __init__(self, key: bytes, block_size: int) -> None:
         self._key = key
         self._block_size = block_size
-        self._renamed: Int32Array | None = None
         self._block = Struct(f"{TOKEN.itemsize * block_size}s")
         self._root = lru_cache(MAX_ROOTS)(self._make_root)
-
-    def rename_tokens(self, renamed: Int32Array) -> None:
-        """Make names of `renamed[token id]` from now on: equal contents keep equal names. Before the first name."""
-        self._renamed = renamed
 
     def extend(self, hashes: list[bytes], token_ids: Int32Array, cache_salt: int) -> None:
         """Append the hashes of the full blocks of `token_ids` that `hashes` does not have yet."""
         num_full_blocks = len(token_ids) // self._block_size
         if len(hashes) >= num_full_blocks:
             return
-        new = slice(len(hashes) * self._block_size, num_full_blocks * self._block_size)
-        named = token_ids[new] if self._renamed is None else self._renamed[token_ids[new]]
-        content = named.astype(TOKEN, copy=False).tobytes()
-        parent = hashes[-1] if hashes else self._root(cache_salt)
+        new = token_ids[len(hashes) * self._block_size : num_full_blocks * self._block_size]
+        content = new.astype(TOKEN, copy=False).tobytes()
+        hashes += self.name(hashes[-1] if hashes else None, cache_salt, content)
+
+    def name(self, parent: bytes | None, cache_salt: int, content: bytes) -> list[bytes]:
+        """Return the hashes of the blocks of `content` behind another block; None: they are the first."""
+        before = self._root(cache_salt) if parent is None else parent
         # The cut: naming the size to blake2b, or its key, takes longer than hashing a block.
-        hashes += [
-            parent := blake2b(parent + block).digest()[:HASH_BYTES] for (block,) in self._block.iter_unpack(content)
+        return [
+            before := blake2b(before + block).digest()[:HASH_BYTES] for (block,) in self._block.iter_unpack(content)
         ]
 
     def _make_root(self, cache_salt: int) -> bytes:

@@ -61,8 +61,8 @@ def flip_a_length(path: Path) -> str:
 
 
 def another_version(path: Path) -> str:
-    edit_header(path, lambda header: setattr(header, "format_version", 7))
-    return rf"{path.name} has version 7 of the format, written by release \S+; this release reads version 2: use"
+    edit_header(path, lambda header: setattr(header, "format_version", 2))
+    return rf"{path.name} has version 2 of the format, written by release \S+; this release reads version 3: use"
 
 
 def empty(path: Path) -> str:

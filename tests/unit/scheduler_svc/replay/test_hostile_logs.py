@@ -81,10 +81,10 @@ def a_field_more(kinds: list[int], rows: list[list[Any]], snapshot: pb.Snapshot)
     row_of(StopConditions, kinds, rows).append("__class__")
 
 
-def arrays_out_of_nothing(kinds: list[int], rows: list[list[Any]], snapshot: pb.Snapshot) -> None:
+def names_out_of_nothing(kinds: list[int], rows: list[list[Any]], snapshot: pb.Snapshot) -> None:
     """Take nearly all bytes for the names of blocks of each of a thousand slots."""
     cache = rows[len(rows) - len(kinds) - 1]
-    cache[place_of(PrefixCache, "written")] = [[slot, len(snapshot.arrays) // 32 * 16] for slot in range(1000)]
+    cache[place_of(PrefixCache, "written")] = [[slot, len(snapshot.names) // 32 * 16] for slot in range(1000)]
 
 
 def limits_of(**values: Any) -> Callable[[pb.LogHeader], None]:
@@ -109,7 +109,7 @@ def limits_of(**values: Any) -> Callable[[pb.LogHeader], None]:
             set_in(VirtualTokenCounter, "tenant", 10**6),
             "int '1000000' stands where an integer from -\\d+ to \\d+ should",
         ),
-        (edited(arrays_out_of_nothing), "an array is longer than what is left of the bytes"),
+        (edited(names_out_of_nothing), "names of blocks have \\d+ bytes, and \\d+ are left"),
         (
             lambda header: setattr(header, "snapshot", zlib.compress(bytes(2**28 + 1), 1)),
             "more than the 268435456 bytes",

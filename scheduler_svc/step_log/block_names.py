@@ -1,0 +1,118 @@
+"""Names of blocks in a log, which are not those of the fleet: with these, and the key, prompts could be guessed.
+
+A log has another name for each one, made with a secret that is drawn at the start and written nowhere. So a replay can
+compute none: it looks them up. Each record has the blocks that were named since the one before, a row for each:
+
+    the block before it, or the salt of a first block; a digest of its tokens, as the log has them; its name
+
+A row is left out if its name stands in one of the last rows of the file. Read next: `replayed_fleet.py`, which reads
+them.
+"""
+
+import secrets
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+from octavo.steplog.v1 import step_log_pb2 as pb
+from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, TOKEN, BlockHasher
+from scheduler_svc.step_log.masking import TokenMask
+
+# Of a name in a row, where it stands alone; elsewhere zeros follow, up to the length that names have.
+ROW_NAME_BYTES = 8
+PADDING = bytes(HASH_BYTES - ROW_NAME_BYTES)
+# A name that stands in so many last rows is not written again.
+MAX_WRITTEN_NAMES = 2**17
+_NO_NAME = bytes(HASH_BYTES)
+
+
+class NamedBlocks(NamedTuple):
+    """Blocks that were named: those of `content`, behind the block `parent`; None: they are the first with a salt."""
+
+    parent: bytes | None
+    cache_salt: int
+    content: bytes
+    names: list[bytes]
+
+
+class NotingHasher(BlockHasher):
+    """A hasher that notes what it names.
+
+    Args:
+        key, block_size: See `BlockHasher`.
+        noted: Gets it.
+    """
+
+    def __init__(self, key: bytes, block_size: int, noted: list[NamedBlocks]) -> None:
+        super().__init__(key, block_size)
+        self._noted = noted
+
+    def name(self, parent: bytes | None, cache_salt: int, content: bytes) -> list[bytes]:
+        """See `BlockHasher`."""
+        names = super().name(parent, cache_salt, content)
+        self._noted.append(NamedBlocks(parent, cache_salt, content, names))
+        return names
+
+
+class LogNames:
+    """The names of blocks in one log. Only its writer's thread uses it."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+        self._written: set[bytes] = set()
+        self._mask: TokenMask | None = None
+
+    def begin_file(self) -> None:
+        """A file begins: what is in others is not known there."""
+        self._written.clear()
+
+    def rename(self, record: pb.LogRecord) -> None:
+        """Give blocks in a record their names in the log."""
+        for blocks in (record.blocks_kept, record.step_decided.step.registered_blocks):
+            if blocks.names:
+                blocks.names = self.others(blocks.names)
+
+    def others(self, names: bytes) -> bytes:
+        """Return the names in the log of names that stand one after the other; zeros are none, and stay."""
+        single = [names[start : start + HASH_BYTES] for start in range(0, len(names), HASH_BYTES)]
+        other_of = {name: self._other(name) + PADDING for name in set(single)}
+        other_of[_NO_NAME] = _NO_NAME
+        return b"".join([other_of[name] for name in single])
+
+    def rows(self, noted: Iterable[NamedBlocks], mask: TokenMask | None) -> bytes:
+        """Return the rows of blocks that were named."""
+        if mask is not self._mask:  # their contents have other digests
+            self._mask = mask
+            self._written.clear()
+        rows: list[bytes] = []
+        for parent, cache_salt, content, names in noted:
+            if self._written.issuperset(names):
+                continue
+            if mask is not None:
+                content = mask.ids(np.frombuffer(content, TOKEN)).astype(TOKEN, copy=False).tobytes()
+            before = first_parent(cache_salt) if parent is None else self._other(parent)
+            for name, digest in zip(names, digests(content, len(content) // len(names)), strict=True):
+                other = self._other(name)
+                if name not in self._written:
+                    rows += before, digest, other
+                    if len(self._written) >= MAX_WRITTEN_NAMES:
+                        self._written.clear()
+                    self._written.add(name)
+                before = other
+        return b"".join(rows)
+
+    def _other(self, name: bytes) -> bytes:
+        return blake2b(self._secret + name).digest()[:ROW_NAME_BYTES]
+
+
+def digests(content: bytes, block_bytes: int) -> list[bytes]:
+    """Return what stands for the content of each block in a row."""
+    blocks = [content[start : start + block_bytes] for start in range(0, len(content), block_bytes)]
+    return [blake2b(block).digest()[:ROW_NAME_BYTES] for block in blocks]
+
+
+def first_parent(cache_salt: int) -> bytes:
+    """Return what stands in a row for the block before a first one."""
+    return cache_salt.to_bytes(ROW_NAME_BYTES, "little")
