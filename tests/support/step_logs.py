@@ -30,7 +30,7 @@ def recording(
 
     def make(queue: WaitingQueue, policy: Policy, prefix_key: bytes, is_complete: Callable[[], bool]) -> Fleet:
         name = "priority" if isinstance(policy, PriorityPolicy) else "fcfs"
-        settings = StepLogSettings(directory, AMPLE_BYTES, masks_tokens, name, weights)
+        settings = StepLogSettings(directory, AMPLE_BYTES, masks_tokens, name, weights, queue.max_num_seqs_per_tenant)
         writer = StepLogWriter(settings)
         writers.append(writer)
         fleet = RecordingFleet(queue, policy, prefix_key, is_complete, writer)
