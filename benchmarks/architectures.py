@@ -15,7 +15,7 @@ import transformers
 from rich.console import Console
 
 from executor_svc.models.transformers_model import TransformersModel
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 from tests.numerics.architectures import (
     ARCHITECTURES,
     compare_with_transformers,

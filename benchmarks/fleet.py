@@ -22,14 +22,14 @@ from rich.table import Table
 
 from benchmarks.machine import describe_machine
 from benchmarks.scheduler_core import BLOCK_SIZE, EOS_TOKEN_ID, FIRST_ORDINARY_ID, VOCAB_SIZE, Spread, timed
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.step_wire.step import SamplingRow, StepResult
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import StopConditions
-from shared.step import SamplingRow, StepResult
 
 NUM_CORES = (1, 4, 16, 64)
 NUM_PROMPTS = 8000

@@ -28,13 +28,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe_machine
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.step_wire.step import SamplingRow, Step, StepResult
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import StopConditions
-from shared.step import SamplingRow, Step, StepResult
 
 NUM_SEQUENCES = (32, 256, 1024, 4096)
 BLOCK_SIZE = 16

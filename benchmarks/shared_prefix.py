@@ -12,14 +12,14 @@ from itertools import count
 import numpy as np
 
 from benchmarks.scheduler_core import BLOCK_SIZE, EOS_TOKEN_ID, FIRST_ORDINARY_ID, VOCAB_SIZE
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.step_wire.step import SamplingRow, StepResult
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import StopConditions
-from shared.step import SamplingRow, StepResult
 
 NUM_SLOTS = 64
 MAX_NUM_BATCHED_TOKENS = 512

@@ -9,9 +9,9 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.parallel.ranks import RankAssignment, assignment_from
 from executor_svc.service.process import run_executor
 from executor_svc.worker.interface import Worker
-from shared.config import load_config_or_exit
-from shared.errors import ModelLoadError
-from shared.garbage_collection import freeze
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.process.config import load_config_or_exit
+from octavo_shared.process.garbage_collection import freeze
 
 
 def main() -> int:

@@ -1,10 +1,10 @@
-"""The settings of the executor and of the fake executor; the scheme is in `shared/config.py`."""
+"""The settings of the executor and of the fake executor; the scheme is in `shared/octavo_shared/process/config.py`."""
 
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shared.service_config import ADDRESS_PATTERN, ServiceConfig
+from octavo_shared.process.service_config import ADDRESS_PATTERN, ServiceConfig
 
 
 class _BatchConfig(ServiceConfig):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo.client import Client
-    from octavo.llm import LLM
-    from octavo.sampling_params import SamplingParams
+    from octavo.local.llm import LLM
+    from octavo.values.sampling_params import SamplingParams
 
 __version__ = "0.2.0.dev0"
 
-_HOMES = {"Client": "octavo.client", "LLM": "octavo.llm", "SamplingParams": "octavo.sampling_params"}
+_HOMES = {"Client": "octavo.client", "LLM": "octavo.local.llm", "SamplingParams": "octavo.values.sampling_params"}
 
 __all__ = ["LLM", "Client", "SamplingParams", "__version__"]
 

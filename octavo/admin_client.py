@@ -13,10 +13,10 @@ import grpc.aio
 from octavo.admin.v1 import admin_pb2, admin_service_pb2_grpc
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.answer_reading import message_of
+from octavo.calls.scheduler_channel import Endpoint, SchedulerChannel
+from octavo.calls.tls import TlsOptions
 from octavo.client import DEFAULT_ADMIN_ADDRESS
 from octavo.errors import OctavoError, UnavailableError
-from octavo.scheduler_channel import Endpoint, SchedulerChannel
-from octavo.tls import TlsOptions
 
 if TYPE_CHECKING:  # only the type stub of the generated module has it
     _Stub = admin_service_pb2_grpc.AdminServiceAsyncStub

@@ -1,7 +1,7 @@
 """The async client of a scheduler: typed events in, typed errors out.
 
-Values are in octavo/outputs.py, errors in octavo/errors.py. An answer whose call is cut goes on in another call
-(octavo/resumption.py): callers get each token once, and notice a pause. A request that no scheduler has accepted goes
+Values are in octavo/values/outputs.py, errors in octavo/errors.py. An answer whose call is cut goes on in another call
+(octavo/calls/resumption.py): callers get each token once, and notice a pause. A request that no scheduler has accepted goes
 to other addresses only, each once. Callers who want more catch `OverloadedError` and `UnavailableError` and decide.
 """
 
@@ -15,6 +15,12 @@ import grpc
 import grpc.aio
 
 from octavo.answer_reading import reading_answers
+from octavo.calls.generation_calls import GenerationCalls, grpc_timeout, now_s
+from octavo.calls.many_requests import ManyRequests
+from octavo.calls.request_stream import RequestStream
+from octavo.calls.resumption import DEFAULT_RESUME_TIMEOUT_S
+from octavo.calls.scheduler_channel import Endpoint, is_elsewhere_better
+from octavo.calls.tls import TlsOptions
 from octavo.errors import (
     DeadlineError,
     InternalError,
@@ -23,9 +29,7 @@ from octavo.errors import (
     UnavailableError,
 )
 from octavo.generation.v1 import generation_service_pb2
-from octavo.generation_calls import GenerationCalls, grpc_timeout, now_s
-from octavo.many_requests import ManyRequests
-from octavo.outputs import (
+from octavo.values.outputs import (
     Accepted,
     Event,
     FailedRequest,
@@ -36,12 +40,8 @@ from octavo.outputs import (
     TokenizedPrompt,
     model_from_proto,
 )
-from octavo.prompts import detokenize_request, generate_request, tokenize_request
-from octavo.request_stream import RequestStream
-from octavo.resumption import DEFAULT_RESUME_TIMEOUT_S
-from octavo.sampling_params import SamplingParams, list_params, one_for_each, with_keywords
-from octavo.scheduler_channel import Endpoint, is_elsewhere_better
-from octavo.tls import TlsOptions
+from octavo.values.prompts import detokenize_request, generate_request, tokenize_request
+from octavo.values.sampling_params import SamplingParams, list_params, one_for_each, with_keywords
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"

@@ -29,10 +29,10 @@ import grpc
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2
 
-from octavo.status_details import LOST_TOO_OFTEN, names_us, packed_details, reason_of, unpack_detail
+from octavo.values.status_details import LOST_TOO_OFTEN, names_us, packed_details, reason_of, unpack_detail
 
 if TYPE_CHECKING:
-    from octavo.outputs import Output
+    from octavo.values.outputs import Output
 
 TIME_LIMIT_PASSED = "the time limit passed before the answer was complete"
 

@@ -1,4 +1,4 @@
-"""What `generate.py` writes from the table of sampling parameters, shared/sampling_parameters.py.
+"""What `generate.py` writes from the table of sampling parameters, octavo/values/sampling_parameters.py.
 
 The message of the execution wire, the row that both tiers keep, and the fields of the client's value: declared in the
 table once, and here as people, type checkers and buf read them.
@@ -7,17 +7,17 @@ table once, and here as people, type checkers and buf read them.
 import textwrap
 from collections.abc import Iterable
 
-from shared.sampling_parameters import ROW_PARAMETERS, SAMPLING_PARAMETERS, SamplingParameter
+from octavo.values.sampling_parameters import ROW_PARAMETERS, SAMPLING_PARAMETERS, SamplingParameter
 
-_ORIGIN = "Written by `make protos` from shared/sampling_parameters.py; changes here are lost."
+_ORIGIN = "Written by `make protos` from octavo/values/sampling_parameters.py; changes here are lost."
 
 
 def sources() -> dict[str, str]:
     """Return the content of each file, by its path in the repository."""
     return {
         "protos/octavo/execution/v1/sampling_params.proto": _proto(),
-        "shared/sampling_row.py": _row(),
-        "octavo/sampling_numbers.py": _numbers(),
+        "shared/octavo_shared/step_wire/sampling_row.py": _row(),
+        "octavo/values/sampling_numbers.py": _numbers(),
     }
 
 

@@ -3,11 +3,11 @@
 import os
 import sys
 
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.front_count import choose_fronts
-from scheduler_svc.process import run_service, run_to_end
-from shared.config import load_config_or_exit
-from shared.stop_request import StopRequest
+from octavo_shared.process.config import load_config_or_exit
+from octavo_shared.process.stop_request import StopRequest
+from scheduler_svc.config.front_count import choose_fronts
+from scheduler_svc.config.scheduler_config import SchedulerConfig
+from scheduler_svc.processes.process import run_service, run_to_end
 
 
 def main() -> int:
@@ -24,10 +24,12 @@ async def serve(config: SchedulerConfig) -> int:
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
     config = choose_fronts(config)
     if config.num_fronts:
-        from scheduler_svc.supervisor import Supervisor
+        from scheduler_svc.processes.supervisor import Supervisor
 
         return await Supervisor(config).run(stop.wait())
-    from scheduler_svc.service import SchedulerService  # takes longest to import, and a supervisor does without
+    from scheduler_svc.processes.service import (
+        SchedulerService,  # takes longest to import, and a supervisor does without
+    )
 
     await run_service(SchedulerService(config), config, stop)
     return 0

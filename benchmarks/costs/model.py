@@ -40,8 +40,8 @@ from executor_svc.sampler.sampler import Sampler
 from executor_svc.worker import assembly
 from executor_svc.worker.interface import Worker, execute
 from executor_svc.worker.loading import load_worker
-from shared.step import SAMPLING_ROW, Admission, Int32Array, SamplingRow, Step, TableDelta, pairs
-from shared.token_rules import TokenRules, pack_mask, pad_words
+from octavo_shared.step_wire.step import SAMPLING_ROW, Admission, Int32Array, SamplingRow, Step, TableDelta, pairs
+from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 
 BLOCK_SIZE = 16
 

@@ -26,8 +26,8 @@ from octavo.bench.one_stream_target import OneStreamTarget
 from octavo.bench.openai_target import OpenAIApi, OpenAITarget
 from octavo.bench.plan import plan_load
 from octavo.bench.record import Outcome
-from octavo.outputs import Delta
-from scheduler_svc.kept_process import LONGEST_PAUSE_S
+from octavo.values.outputs import Delta
+from scheduler_svc.processes.kept_process import LONGEST_PAUSE_S
 from tests.support.processes import Service, children_of, running_service, start_service
 from tests.unit.octavo.bench.settings import bench_config
 
@@ -185,7 +185,7 @@ async def killed_core(scheduler: Service, num_streams: int, pause_s: float) -> F
                 num_tokens[number] += 1
 
     def cores() -> list[int]:
-        return children_of(scheduler.process.pid, "scheduler_svc.core_process")
+        return children_of(scheduler.process.pid, "scheduler_svc.processes.core_process")
 
     async with octavo.Client(scheduler.address) as one, octavo.Client(scheduler.address) as two:
         await one.wait_until_ready(PATIENCE_S)

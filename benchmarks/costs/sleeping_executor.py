@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_svc.fake import __main__ as fake
-from shared.step import Step, StepResult
+from octavo_shared.step_wire.step import Step, StepResult
 
 # A row for each step; all zeros: it has not been run.
 STEP_TIMES = np.dtype([("begin_ns", "<i8"), ("end_ns", "<i8"), ("num_active", "<i8")])

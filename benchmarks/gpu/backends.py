@@ -6,7 +6,7 @@ from executor_svc.attention.interface import AttentionBackend, AttentionLayer, D
 from executor_svc.attention.rules import AttentionNeeds
 from executor_svc.attention.selection import CUDA_BACKENDS, choose_backend
 from executor_svc.attention.torch_backend import TorchAttentionBackend
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 
 def usable_backends(device: torch.device, dtype: torch.dtype) -> dict[str, tuple[AttentionBackend, int]]:

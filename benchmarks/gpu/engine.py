@@ -9,13 +9,13 @@ from itertools import count
 import numpy as np
 
 from executor_svc.worker.interface import RunningStep, Worker
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.step_wire.step import Int32Array, SamplingRow
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import StopConditions
-from shared.step import Int32Array, SamplingRow
 
 GREEDY = SamplingRow()
 

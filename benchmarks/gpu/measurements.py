@@ -78,7 +78,7 @@ def idle_figure(run: Run, num_sequences: int) -> Figure:
 def sampling_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     """Measure sampling on the device, all filters on."""
     from executor_svc.sampler.device_sampling import sample_on_device
-    from shared.step import SAMPLING_ROW, SamplingRow
+    from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
 
     num_rows, vocab_size = sizes.workload.batch_size, sizes.large_model["vocab_size"]
     logits = torch.randn(num_rows, vocab_size, device=device) * 3

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.engine import Prompt
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from executor_svc.config import ExecutorConfig, FakeConfig
-from scheduler_svc.client_side_config import FrontConfig
-from scheduler_svc.config import SchedulerConfig
-from shared.config import CONFIG_VARIABLE
-from shared.service_config import ADDRESS_PATTERN, ServiceConfig
+from octavo_shared.process.config import CONFIG_VARIABLE
+from octavo_shared.process.service_config import ADDRESS_PATTERN, ServiceConfig
+from scheduler_svc.config.client_side_config import FrontConfig
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 
 CONFIG_CLASSES: tuple[type[ServiceConfig], ...] = (SchedulerConfig, FrontConfig, ExecutorConfig, FakeConfig)
 

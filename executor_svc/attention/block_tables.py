@@ -11,7 +11,7 @@ import torch
 
 from executor_svc.attention.interface import AttentionMetadata, DecodeBatch, LayerCache
 from executor_svc.device.transfer import to_device
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 
 
 class BlockTables(Protocol):

@@ -28,7 +28,7 @@ from executor_svc.attention.interface import (
 )
 from executor_svc.attention.key_value_write import WriteKeysAndValues, write_in_torch
 from executor_svc.device.transfer import to_device
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 
 
 class FlashAttention2Backend:

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from executor_svc.attention.rules import (
     dtype_name,
 )
 from executor_svc.attention.torch_backend import TorchAttentionBackend
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 BackendName = Literal["auto", "triton", "flash_attn", "xformers", "torch"]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from executor_svc.attention.interface import AttentionMetadata, LayerCache
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 
 # Rows that see up to this many tokens share a bucket: splitting them saves less than a launch costs.
 MIN_BUCKET_TOKENS = 128

@@ -18,7 +18,7 @@ from executor_svc.attention.block_tables import own_blocks_only
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache, Rotation
 from executor_svc.attention.key_value_write import WriteKeysAndValues, write_in_torch
 from executor_svc.device.transfer import index_to_device, to_device
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 
 
 class XformersBackend:

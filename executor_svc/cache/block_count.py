@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from executor_svc.cache.cache_engine import CacheShape
 from executor_svc.device.memory import GpuMemory, available_memory_bytes, total_memory_bytes
-from shared.errors import ModelLoadError
-from shared.events import Event
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.process.events import Event
 
 if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
     from executor_svc.config import ExecutorConfig

@@ -13,7 +13,7 @@ import torch
 from executor_svc.attention.interface import LayerCache
 from executor_svc.cache.swap_stream import swap_stream
 from executor_svc.device.transfer import index_to_device, pin
-from shared.step import Int32Array, Step
+from octavo_shared.step_wire.step import Int32Array, Step
 
 # Blocks of a swap that are gathered on the device at once: all the memory that swapping takes there.
 MAX_STAGED_BLOCKS = 64

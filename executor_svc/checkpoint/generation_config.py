@@ -4,8 +4,8 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from shared.events import Event
-from shared.sampling_parameters import SAMPLING_PARAMETERS
+from octavo.values.sampling_parameters import SAMPLING_PARAMETERS
+from octavo_shared.process.events import Event
 
 _logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 _GIT_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from executor_svc.checkpoint.hub_answers import check_answers
 from executor_svc.checkpoint.model_directory import INDEX_FILE, read_json_object
 from executor_svc.checkpoint.model_files import SMALL_FILES, weight_files, why_no_model
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 
 @dataclass(frozen=True, slots=True)

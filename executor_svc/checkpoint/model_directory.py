@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from executor_svc.checkpoint.generation_config import sampling_defaults
-from octavo.rust_panic import words_of
-from shared.errors import ModelLoadError
-from shared.executor_info import TokenizerFile
-from shared.model_file import read_model_file
+from octavo.values.rust_panic import words_of
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.step_wire.executor_info import TokenizerFile
+from octavo_shared.step_wire.model_file import read_model_file
 
 # The weights: one file, or shards with an index.
 SINGLE_FILE = "model.safetensors"

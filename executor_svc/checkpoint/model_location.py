@@ -10,7 +10,7 @@ from pathlib import Path
 from executor_svc.checkpoint.hub_model import HubModel, NotAtHubError, fetch_hub_model, is_hub_id
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.model_files import FORMAT, WEIGHT_SUFFIXES, why_no_model
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 GIT_LFS_POINTER = b"version https://git-lfs"
 

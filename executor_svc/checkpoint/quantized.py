@@ -8,7 +8,7 @@ from pathlib import Path
 
 from executor_svc.checkpoint.model_directory import read_json_object
 from executor_svc.checkpoint.model_files import MODEL_OPT_FILE
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 # Where tools leave their settings in config.json: transformers and most others, llm-compressor once, MLX.
 CONFIG_FIELDS = ("quantization_config", "compression_config", "quantization")

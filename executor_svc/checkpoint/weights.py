@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, read_json_object
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.checkpoint.weights_digest import WeightsDigest
-from shared.errors import ModelLoadError
-from shared.events import Event
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.process.events import Event
 
 logger = logging.getLogger(__name__)
 

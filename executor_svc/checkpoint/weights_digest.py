@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 # A tensor's digest is that of the digests of its pieces, so that several threads can work on one. Another size is
 # another digest.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from shared.errors import DeviceLostError, StepFailedError
+from octavo_shared.errors import DeviceLostError, StepFailedError
 
 # A device that still computes earlier steps answers behind them; one that is gone may never answer.
 PROBE_TIMEOUT_S = 60.0

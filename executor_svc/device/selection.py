@@ -6,8 +6,8 @@ import warnings
 
 import torch
 
-from shared.errors import ModelLoadError
-from shared.events import Event
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.process.events import Event
 
 _logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.events import Event
+from octavo_shared.process.events import Event
 
 # Visible to all CUDA contexts of the process, as torch's pinned memory is.
 PORTABLE = 1

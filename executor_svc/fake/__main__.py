@@ -10,7 +10,7 @@ from executor_svc.config import FakeConfig
 from executor_svc.fake.faults import FakeFaults, FaultPlan, parse_slow_step_every
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.process import run_executor
-from shared.config import load_config_or_exit
+from octavo_shared.process.config import load_config_or_exit
 
 __all__ = ["FakeWorker", "main"]
 

@@ -11,9 +11,9 @@ All work is in arrays: no Python loop over tokens.
 import numpy as np
 import numpy.typing as npt
 
-from shared.batch_table import BatchTable, IndexArray, StepLayout
-from shared.errors import StepFailedError
-from shared.step import Fork, Int32Array, Step, TableDelta
+from octavo_shared.errors import StepFailedError
+from octavo_shared.step_wire.batch_table import BatchTable, IndexArray, StepLayout
+from octavo_shared.step_wire.step import Fork, Int32Array, Step, TableDelta
 
 UInt64Array = npt.NDArray[np.uint64]
 

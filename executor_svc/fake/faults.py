@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.errors import StepFailedError
+from octavo_shared.errors import StepFailedError
 
 EXIT_CODE = 1
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE
 from executor_svc.sampler.sample_rows import uniforms
-from shared.step import BoolArray, Int32Array
+from octavo_shared.step_wire.step import BoolArray, Int32Array
 
 # Raised by whoever changes what follows a history.
 LANGUAGE_VERSION = 1

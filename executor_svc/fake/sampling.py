@@ -11,7 +11,7 @@ import numpy.typing as npt
 from executor_svc.fake.language import FakeLanguage, Float32Array, UInt64Array
 from executor_svc.fake.tokenizer import VOCAB_SIZE
 from executor_svc.sampler.sample_rows import FlatTokens, SampleRows
-from shared.step import NO_LOGPROBS, Int32Array, StepResult
+from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, StepResult
 
 SEED_STRIDE = np.uint64(0x9E3779B97F4A7C15)
 

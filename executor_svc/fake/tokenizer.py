@@ -7,7 +7,7 @@ JSON, so that the fake needs no tokenizer library.
 import functools
 import json
 
-from shared.executor_info import TokenizerFile
+from octavo_shared.step_wire.executor_info import TokenizerFile
 
 IM_START_TOKEN_ID = 256
 EOS_TOKEN_ID = 257

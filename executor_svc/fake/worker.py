@@ -20,9 +20,9 @@ from executor_svc.fake.sampling import add_samples, likeliest, processed_scores
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step
-from shared.batch_table import BatchTable, StepLayout
-from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.step import UNKNOWN_TOKEN, BoolArray, Int32Array, RowFlag, Step, StepResult
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from octavo_shared.step_wire.step import UNKNOWN_TOKEN, BoolArray, Int32Array, RowFlag, Step, StepResult
 
 
 class FakeWorker:

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from shared.errors import ModelLoadError, UnsupportedModelError
+from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 
 # More than any model has. For the first three lines something is made one by one as soon as config.json is read.
 MOST: Final[Mapping[str, int]] = MappingProxyType(

@@ -21,7 +21,7 @@ from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.library import NativeLibrary, load_library
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 CpuKernels = Literal["auto", "native", "torch"]
 Numerics = Literal["fast", "invariant"]

@@ -12,7 +12,7 @@ import torch
 from executor_svc.attention.interface import Rotation
 from executor_svc.models.config import LinearScaling, Llama3Scaling, RopeConfig
 from executor_svc.models.fields import ConfigFields
-from shared.errors import ModelLoadError, UnsupportedModelError
+from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 
 
 def read_rope(fields: ConfigFields, max_position_embeddings: int, *, layer_type: str = "") -> RopeConfig:

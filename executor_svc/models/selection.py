@@ -31,8 +31,8 @@ from executor_svc.models.sharding import Shard
 from executor_svc.models.weight_format import Quantization
 from executor_svc.native.library import NativeLibrary
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
-from shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
-from shared.events import Event
+from octavo_shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
+from octavo_shared.process.events import Event
 
 if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
     from executor_svc.config import ExecutorConfig

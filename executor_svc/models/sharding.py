@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.checkpoint.weight_map import Range
 from executor_svc.models.config import ModelConfig
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 
 class TorchaoLinear:

@@ -8,7 +8,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from executor_svc.checkpoint.model_directory import read_json_object
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 # Its frequencies depend on the longest sequence of a batch, so a token's keys would depend on its neighbours. Those
 # of the type "dynamic" change beyond max_position_embeddings only, which no sequence reaches.

@@ -25,8 +25,8 @@ from executor_svc.models.transformers_attention import AttentionHook, PagedStep,
 from executor_svc.models.transformers_check import check_logits
 from executor_svc.models.transformers_config import find_architecture, refusal
 from executor_svc.models.transformers_probe import AttentionFacts, probe_attention
-from shared.errors import ModelLoadError
-from shared.events import Event
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.process.events import Event
 
 logger = logging.getLogger(__name__)
 

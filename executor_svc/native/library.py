@@ -13,7 +13,7 @@ from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, Scr
 from executor_svc.native.build import build_library, cache_directory
 from executor_svc.native.model_structs import BatchStruct, ModelStruct, StepStruct
 from executor_svc.native.structs import EmbeddingStruct, MatrixStruct, NormStruct, NumberFormat, SegmentStruct
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 
 
 class TeamStruct(ctypes.Structure):

@@ -16,7 +16,7 @@ import torch
 from executor_svc.native.binding import INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import build_library, cache_directory
 from executor_svc.native.library import TeamStruct
-from shared.sampling_parameters import SamplingParameter, Stage, of_stage
+from octavo.values.sampling_parameters import SamplingParameter, Stage, of_stage
 
 Integers = npt.NDArray[np.integer]
 Int32Array = npt.NDArray[np.int32]

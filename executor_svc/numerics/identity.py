@@ -42,8 +42,8 @@ from executor_svc.native.sampling import NativeSampling
 from executor_svc.numerics.probe import probe_bits
 from executor_svc.numerics.triton_code import triton_parts
 from executor_svc.sampler.sampler import Sampler
-from shared.events import Event
-from shared.sampling_parameters import Stage, of_stage
+from octavo.values.sampling_parameters import Stage, of_stage
+from octavo_shared.process.events import Event
 
 REVISION = 1
 

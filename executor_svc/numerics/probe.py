@@ -21,8 +21,8 @@ from executor_svc.numerics.probe_models import MAX_POSITION_EMBEDDINGS, CountedW
 from executor_svc.sampler.interface import Alternatives
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.sampler.sampler import Sampler
-from shared.step import NO_LOGPROBS, SAMPLING_ROW, Int32Array, SamplingRow
-from shared.token_rules import TokenRules, pack_mask, pad_words
+from octavo_shared.step_wire.step import NO_LOGPROBS, SAMPLING_ROW, Int32Array, SamplingRow
+from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = MAX_POSITION_EMBEDDINGS // _BLOCK_SIZE

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from executor_svc.parallel.ranks import RankAssignment
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 
 class LocalRanks:

@@ -7,7 +7,7 @@ WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 
 @dataclass(frozen=True, slots=True)

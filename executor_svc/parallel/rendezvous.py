@@ -21,8 +21,8 @@ from executor_svc.parallel.group import DistributedGroup
 from executor_svc.parallel.local_ranks import LocalRanks
 from executor_svc.parallel.ranks import RankAssignment
 from executor_svc.parallel.step_channel import StepAddress, StepChannel, connect
-from shared.errors import ModelLoadError
-from shared.events import Event
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.process.events import Event
 
 # A rank that says nothing for so long is frozen or cut off: its signs of life come every 2 s, from a
 # thread that needs the interpreter for microseconds.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from executor_svc.parallel.connection import Connection, ConnectionLostError, FrameKind, receive_frame, send_frame
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 SECRET_BYTES = 32
 HELLO_TIMEOUT_S = 10.0

@@ -12,7 +12,7 @@ import torch
 
 from executor_svc.sampler.likeliest import block_maxima, block_sums, largest, weights_of
 from executor_svc.sampler.logprobs import log_totals
-from shared.step import BoolArray
+from octavo_shared.step_wire.step import BoolArray
 
 # How many of the likeliest tokens the shortcut looks at, at first and then; most nuclei of a model are smaller.
 WIDTHS = (64, 512)

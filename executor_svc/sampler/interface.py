@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from executor_svc.sampler.sample_rows import SampleRows
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 
 Float32Array = npt.NDArray[np.float32]
 

@@ -9,7 +9,7 @@ import torch
 
 from executor_svc.sampler.interface import Alternatives, Float32Array
 from executor_svc.sampler.likeliest import block_maxima, block_sums, likeliest, weights_of
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 
 
 def log_totals(

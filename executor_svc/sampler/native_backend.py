@@ -7,7 +7,7 @@ import torch
 from executor_svc.native.sampling import NO_MASK, NO_PROCESSING, PROCESSING, PROCESSORS, NativeSampling, Processors
 from executor_svc.sampler.interface import Alternatives, Float32Array
 from executor_svc.sampler.sample_rows import FlatTokens, SampleRows, uniforms
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shared.batch_table import BatchTable, StepLayout
-from shared.sampling_parameters import NO_LOGPROBS, Stage, of_stage
-from shared.step import BoolArray, Int32Array
-from shared.token_rules import NO_TOKEN, TokenRules
+from octavo.values.sampling_parameters import NO_LOGPROBS, Stage, of_stage
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.step import BoolArray, Int32Array
+from octavo_shared.step_wire.token_rules import NO_TOKEN, TokenRules
 
 Int64Array = npt.NDArray[np.int64]
 

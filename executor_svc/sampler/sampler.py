@@ -18,7 +18,7 @@ from executor_svc.sampler.interface import (
 from executor_svc.sampler.native_backend import NativeBackend
 from executor_svc.sampler.sample_rows import SampleRows, uniforms
 from executor_svc.sampler.torch_backend import TorchBackend
-from shared.step import NO_LOGPROBS, Int32Array, RowFlag, RowFlags
+from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, RowFlag, RowFlags
 
 # Logits of a prompt that exist at once, in rows: a whole chunk's would be hundreds of MiB.
 PROMPT_TOKENS_AT_ONCE = 128

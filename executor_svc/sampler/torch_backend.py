@@ -22,7 +22,7 @@ from executor_svc.sampler.likeliest import are_finite, largest_index, likeliest
 from executor_svc.sampler.logprobs import log_softmax, logprobs_of, rows_of, take_first
 from executor_svc.sampler.processors import process
 from executor_svc.sampler.sample_rows import SampleRows, uniforms
-from shared.step import BoolArray, Int32Array
+from octavo_shared.step_wire.step import BoolArray, Int32Array
 
 # Logits that are worked on at one time: it takes some ten times their memory, in float64 and int64 too.
 VALUES_AT_ONCE = 4 * 2**20

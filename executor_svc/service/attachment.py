@@ -10,7 +10,7 @@ Of schedulers with one id, a later incarnation acquires only once the holder's s
 import math
 from collections import OrderedDict
 
-from shared.errors import FencedError
+from octavo_shared.errors import FencedError
 
 # How long the holder may be without a stream, and not be heard of, before a later incarnation acquires, in seconds.
 GRACE_S = 0.5

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.execution.v1 import step_pb2
-from shared.batch_table import BatchTable
-from shared.errors import InvalidFieldError, InvalidStepError
-from shared.step import BLOCK_NAME_BYTES, BoolArray, Int32Array, Step, find_repeated
-from shared.wire import encode_registered_blocks
+from octavo_shared.errors import InvalidFieldError, InvalidStepError
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.step import BLOCK_NAME_BYTES, BoolArray, Int32Array, Step, find_repeated
+from octavo_shared.step_wire.wire import encode_registered_blocks
 
 NAMES_OF_A_PAGE = 65_536
 

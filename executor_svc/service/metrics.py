@@ -6,8 +6,8 @@ Their names, types and meanings are the constants below; docs/metrics.md is made
 from collections.abc import Iterator
 
 from executor_svc.service.step_meter import StepMeter
-from shared.executor_info import ExecutorInfo
-from shared.metric import Family, Metric
+from octavo_shared.process.metric import Family, Metric
+from octavo_shared.step_wire.executor_info import ExecutorInfo
 
 ATTACHED = Metric(
     "octavo_executor_attached", "gauge", "Whether a scheduler holds the executor: 1 or 0; 0 while the model loads."

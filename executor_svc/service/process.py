@@ -14,16 +14,24 @@ from contextlib import contextmanager
 from executor_svc.service.servicer import SERVICE_NAME, ExecutionServicer
 from executor_svc.worker.interface import Worker
 from octavo.execution.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
-from shared.errors import DeviceLostError, ModelLoadError, OctavoServiceError
-from shared.events import Event, configure_logging
-from shared.exposure import warn_if_exposed
-from shared.grpc_metrics import CallMetrics, service_families
-from shared.grpc_server import GrpcServer, Port, Ports, announce_listening, announce_serving, probe_server, shut_down
-from shared.metrics_server import MetricsServer
-from shared.service_config import ServiceConfig
-from shared.stop_request import StopRequest
-from shared.tls import server_tls
-from shared.tracing import start_tracing
+from octavo_shared.errors import DeviceLostError, ModelLoadError, OctavoServiceError
+from octavo_shared.grpc.exposure import warn_if_exposed
+from octavo_shared.grpc.grpc_metrics import CallMetrics, service_families
+from octavo_shared.grpc.grpc_server import (
+    GrpcServer,
+    Port,
+    Ports,
+    announce_listening,
+    announce_serving,
+    probe_server,
+    shut_down,
+)
+from octavo_shared.grpc.tls import server_tls
+from octavo_shared.process.events import Event, configure_logging
+from octavo_shared.process.metrics_server import MetricsServer
+from octavo_shared.process.service_config import ServiceConfig
+from octavo_shared.process.stop_request import StopRequest
+from octavo_shared.process.tracing import start_tracing
 
 # The step thread shares the interpreter with the step stream. A thread that wants the interpreter
 # waits up to this long for one that computes in Python. The default of 5 ms turned a round trip of

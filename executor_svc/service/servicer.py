@@ -2,7 +2,7 @@
 
 The protocol is the comment of protos/octavo/execution/v1/execution_service.proto. Ownership is in
 `executor_svc/service/attachment.py`, the queue of steps in `executor_svc/service/step_runner.py`, one open stream
-in `executor_svc/service/step_stream.py`. Errors are raised; `shared/grpc_status.py` turns them into status.
+in `executor_svc/service/step_stream.py`. Errors are raised; `shared/octavo_shared/grpc/grpc_status.py` turns them into status.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from executor_svc.worker.interface import Worker
 from octavo.execution.v1 import capability_pb2, step_pb2
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1.execution_service_pb2_grpc import ExecutionServiceServicer
-from shared import wire
-from shared.batch_table import BatchTable
-from shared.capability import Capability, common, names_of
-from shared.clock import monotonic_s
-from shared.errors import DeviceLostError, FencedError, InvalidFieldError, UnavailableError, UnknownNameError
-from shared.events import Event
-from shared.incarnation import require_believable
-from shared.metric import Family
-from shared.step import SamplingRow
-from shared.wire_agreement import WireAgreement
+from octavo_shared.errors import DeviceLostError, FencedError, InvalidFieldError, UnavailableError, UnknownNameError
+from octavo_shared.process.clock import monotonic_s
+from octavo_shared.process.events import Event
+from octavo_shared.process.metric import Family
+from octavo_shared.step_wire import wire
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.capability import Capability, common, names_of
+from octavo_shared.step_wire.incarnation import require_believable
+from octavo_shared.step_wire.step import SamplingRow
+from octavo_shared.step_wire.wire_agreement import WireAgreement
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 

@@ -1,7 +1,7 @@
 """The responses of the last steps of an epoch, kept so that a broken stream can be resumed."""
 
 from octavo.execution.v1 import step_pb2
-from shared.errors import StepGapError
+from octavo_shared.errors import StepGapError
 
 NUM_KEPT_RESPONSES = 16
 

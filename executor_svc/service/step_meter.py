@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shared.clock import monotonic_s
-from shared.histogram import Histogram
-from shared.step import BoolArray, TableDelta
+from octavo_shared.process.clock import monotonic_s
+from octavo_shared.process.histogram import Histogram
+from octavo_shared.step_wire.step import BoolArray, TableDelta
 
 # From a decode of the fake executor to the longest prompt; each at most 2.5 times the one before.
 STEP_BOUNDS_S = (*(scale * 10**power for power in range(-4, 1) for scale in (1.0, 2.5, 5.0)), 10.0, 25.0, 60.0)

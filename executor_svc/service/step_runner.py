@@ -24,13 +24,13 @@ from executor_svc.service.step_meter import StepMeter, StepTokens
 from executor_svc.service.step_thread import StepThread, wake
 from executor_svc.worker.interface import RunningStep, Worker
 from octavo.execution.v1 import step_pb2
-from shared import wire
-from shared.capability import Capability
-from shared.errors import DeviceLostError, FencedError, InvalidStepError, StepFailedError, UnavailableError
-from shared.events import Event
-from shared.executor_info import ExecutorInfo
-from shared.step import BoolArray, Step, StepResult, TableDelta
-from shared.wire_agreement import WireAgreement
+from octavo_shared.errors import DeviceLostError, FencedError, InvalidStepError, StepFailedError, UnavailableError
+from octavo_shared.process.events import Event
+from octavo_shared.step_wire import wire
+from octavo_shared.step_wire.capability import Capability
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import BoolArray, Step, StepResult, TableDelta
+from octavo_shared.step_wire.wire_agreement import WireAgreement
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 from executor_svc.service.step_runner import Response, StepRunner
 from octavo.execution.v1 import execution_service_pb2, step_pb2
-from shared.errors import InvalidFieldError
+from octavo_shared.errors import InvalidFieldError
 
 Request = execution_service_pb2.StreamStepsRequest
 

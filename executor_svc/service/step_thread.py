@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TypeVar
 
-from shared.events import Event
+from octavo_shared.process.events import Event
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from executor_svc.worker.interface import RunningStep, Worker
-from shared.batch_table import BatchTable
-from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.step import Admission, Step, TableDelta
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from octavo_shared.step_wire.step import Admission, Step, TableDelta
 
 
 @dataclass(slots=True, eq=False)

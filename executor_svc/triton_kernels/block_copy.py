@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from executor_svc.device.transfer import to_device
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 
 # 8-byte words that a program copies.
 TILE_WORDS: Final = 2048

@@ -16,7 +16,7 @@ import triton.language as tl
 from executor_svc.attention.interface import AttentionLayer, LayerCache
 from executor_svc.triton_kernels.common import LOG2_E, LOWEST_SCORE, dot, shape_scores, slot_offsets
 from executor_svc.triton_kernels.tiles import WIDEST_WINDOW, PrefillTile, pad
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 
 
 @triton.jit

@@ -43,8 +43,8 @@ from executor_svc.worker.model_runner import ModelRunner, Runner
 from executor_svc.worker.native_runner import NativeRunner
 from executor_svc.worker.torch_worker import TorchWorker
 from executor_svc.worker.warm_up import warm_up
-from shared.events import Event
-from shared.executor_info import ExecutorInfo, TokenizerFile
+from octavo_shared.process.events import Event
+from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 
 if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
     from executor_svc.config import ExecutorConfig

@@ -18,8 +18,8 @@ from executor_svc.device.memory import GpuMemory
 from executor_svc.device.transfer import to_device
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.worker.last_tokens import LastTokens
-from shared.batch_table import BatchTable, StepLayout
-from shared.events import Event
+from octavo_shared.process.events import Event
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 
 # Larger batches keep a GPU busy without a graph.
 MAX_BATCH_SIZE = 512

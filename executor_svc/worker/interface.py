@@ -8,11 +8,11 @@ one thread only, so a worker needs no locks.
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.batch_table import BatchTable, StepLayout
-from shared.errors import InvalidStepError, StepFailedError
-from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.request_check import check_known_ids, check_number, check_rules
-from shared.step import Admission, Fork, Int32Array, Step, StepResult
+from octavo_shared.errors import InvalidStepError, StepFailedError
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from octavo_shared.step_wire.request_check import check_known_ids, check_number, check_rules
+from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, StepResult
 
 
 class RunningStep(Protocol):

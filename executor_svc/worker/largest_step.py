@@ -7,9 +7,9 @@ tokens as a step may have, logits of as many rows, and what the sampler takes fo
 import numpy as np
 
 from executor_svc.worker.interface import Worker, execute
-from shared.executor_info import ExecutorInfo
-from shared.step import Admission, Int32Array, SamplingRow, Step, TableDelta, pairs
-from shared.token_rules import TokenRules
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import Admission, Int32Array, SamplingRow, Step, TableDelta, pairs
+from octavo_shared.step_wire.token_rules import TokenRules
 
 # Nothing is cut off by rank, so that the whole vocabulary is filtered; alternatives beside the token.
 NUM_ALTERNATIVES = 20

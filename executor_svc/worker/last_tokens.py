@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from executor_svc.device.transfer import index_to_device
-from shared.step import UNKNOWN_TOKEN, Int32Array
+from octavo_shared.step_wire.step import UNKNOWN_TOKEN, Int32Array
 
 
 class LastTokens:

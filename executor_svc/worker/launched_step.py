@@ -7,8 +7,8 @@ import torch
 
 from executor_svc.device.probe import DeviceProbe, step_error
 from executor_svc.worker.step_timer import StepTimer
-from shared.batch_table import StepLayout
-from shared.step import Int32Array, RowFlag, StepResult
+from octavo_shared.step_wire.batch_table import StepLayout
+from octavo_shared.step_wire.step import Int32Array, RowFlag, StepResult
 
 
 class LaunchedStep:

@@ -17,8 +17,8 @@ from executor_svc.numerics.identity import find_numerics, log_numerics
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker, cache_shape_of
 from executor_svc.worker.torch_worker import TorchWorker
-from shared.errors import ModelLoadError
-from shared.events import Event
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.process.events import Event
 
 logger = logging.getLogger(__name__)
 

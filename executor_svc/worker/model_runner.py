@@ -17,8 +17,8 @@ from executor_svc.device.transfer import index_to_device
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.worker.decode_graphs import DecodeGraphs
 from executor_svc.worker.last_tokens import LastTokens
-from shared.batch_table import BatchTable, StepLayout
-from shared.step import Int32Array
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.step import Int32Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_forward import NativeForward
 from executor_svc.native.model_structs import BatchStruct
 from executor_svc.worker.model_runner import SampleLogits, wanted_tokens
-from shared.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 
 
 class NativeRunner:

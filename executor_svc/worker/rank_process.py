@@ -17,8 +17,8 @@ from executor_svc.parallel.rendezvous import FollowingRank, LeadingRank, end_gro
 from executor_svc.worker.interface import Worker
 from executor_svc.worker.loading import check_model, load_worker
 from executor_svc.worker.rank_worker import LeaderWorker, follow
-from shared.errors import ModelLoadError, StepFailedError
-from shared.events import Event, configure_logging
+from octavo_shared.errors import ModelLoadError, StepFailedError
+from octavo_shared.process.events import Event, configure_logging
 
 logger = logging.getLogger(__name__)
 

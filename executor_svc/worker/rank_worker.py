@@ -15,11 +15,11 @@ from executor_svc.parallel.connection import Connection, FrameKind
 from executor_svc.parallel.step_channel import StepChannel
 from executor_svc.worker.interface import RunningStep, Worker
 from octavo.execution.v1 import step_pb2
-from shared.batch_table import BatchTable
-from shared.errors import InvalidStepError, StepFailedError
-from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.step import Step, StepResult
-from shared.wire import decode_step, encode_step
+from octavo_shared.errors import InvalidStepError, StepFailedError
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from octavo_shared.step_wire.step import Step, StepResult
+from octavo_shared.step_wire.wire import decode_step, encode_step
 
 
 class EndGroup(Protocol):

@@ -7,8 +7,8 @@ from executor_svc.models.language_model import LanguageModel
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.sampler.sampler import Sampled, Sampler, flags_of_candidates, prompt_spans
 from executor_svc.worker.model_runner import SampleLogits
-from shared.batch_table import BatchTable, StepLayout
-from shared.step import NO_LOGPROBS, UNKNOWN_TOKEN, Int32Array, Step, StepResult
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.step import NO_LOGPROBS, UNKNOWN_TOKEN, Int32Array, Step, StepResult
 
 
 def is_sampled_alone(layout: StepLayout, rows: SampleRows, computed: SampleLogits) -> bool:

@@ -25,10 +25,10 @@ from executor_svc.worker.launched_step import LaunchedStep
 from executor_svc.worker.model_runner import Runner, SampleLogits
 from executor_svc.worker.step_answer import answer_step, follow_answer, is_sampled_alone, no_answer
 from executor_svc.worker.step_timer import StepTimer, start_timer
-from shared.batch_table import BatchTable, StepLayout
-from shared.errors import InvalidStepError, StepFailedError
-from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.step import RowFlag, Step, StepResult
+from octavo_shared.errors import InvalidStepError, StepFailedError
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from octavo_shared.step_wire.step import RowFlag, Step, StepResult
 
 
 class TorchWorker:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from executor_svc.worker.interface import Worker, execute
-from shared.step import Admission, SamplingRow, Step, TableDelta, pairs
+from octavo_shared.step_wire.step import Admission, SamplingRow, Step, TableDelta, pairs
 
 # Sequences decode greedily, and draw with every filter.
 SAMPLINGS = (

@@ -10,8 +10,8 @@ from octavo.bench.errors import RequestFailedError
 from octavo.bench.record import RequestRecord, TargetInfo, TokenUsage
 from octavo.client import Client
 from octavo.errors import InvalidRequestError
-from octavo.outputs import Delta, Finished, FinishReason
-from octavo.sampling_params import SamplingParams
+from octavo.values.outputs import Delta, Finished, FinishReason
+from octavo.values.sampling_params import SamplingParams
 
 
 class OctavoTarget:

@@ -9,11 +9,11 @@ from typing import Any, Self
 
 from octavo.bench.errors import RequestFailedError
 from octavo.bench.record import RequestRecord, TargetInfo, TokenUsage
+from octavo.calls.request_stream import RequestStream
 from octavo.client import Client
 from octavo.errors import TIME_LIMIT_PASSED, DeadlineError, InvalidRequestError, OctavoError
-from octavo.outputs import Delta, FailedRequest, Finished
-from octavo.request_stream import RequestStream
-from octavo.sampling_params import SamplingParams
+from octavo.values.outputs import Delta, FailedRequest, Finished
+from octavo.values.sampling_params import SamplingParams
 
 
 class OneStreamTarget:

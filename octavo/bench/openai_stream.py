@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.bench.errors import RequestFailedError
 from octavo.bench.record import RequestRecord, TokenUsage
-from octavo.wording import printable
+from octavo.values.wording import printable
 
 _DONE = "[DONE]"
 

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from octavo.address import is_loopback
 from octavo.bench.errors import BenchError, RequestFailedError
 from octavo.bench.openai_stream import StreamReader, error_message
 from octavo.bench.record import RequestRecord, TargetInfo
 from octavo.bench.sse import SseParser
-from octavo.wording import printable
+from octavo.values.address import is_loopback
+from octavo.values.wording import printable
 
 _MAX_MESSAGE_CHARACTERS = 300
 

@@ -8,8 +8,8 @@ import click
 from octavo.commands.options import DEFAULT_MAX_TOKENS
 from octavo.commands.waiting import WaitingStatus
 from octavo.errors import OctavoError
-from octavo.outputs import Accepted, Delta, Event, Finished, FinishReason, Output, Prompt, RequestOutput, Usage
-from octavo.sampling_params import SamplingParams
+from octavo.values.outputs import Accepted, Delta, Event, Finished, FinishReason, Output, Prompt, RequestOutput, Usage
+from octavo.values.sampling_params import SamplingParams
 
 # To read a prompt of fewer tokens takes no time that a person would notice.
 LONG_PROMPT_TOKENS = 1000

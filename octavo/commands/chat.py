@@ -20,8 +20,8 @@ from octavo.commands.connection import connection_options
 from octavo.commands.flag_names import in_flags
 from octavo.commands.options import account_options, bounded, sampling_options
 from octavo.errors import InvalidRequestError, NotConnectedError, OctavoError
-from octavo.outputs import ChatMessage
-from octavo.sampling_params import SamplingParams
+from octavo.values.outputs import ChatMessage
+from octavo.values.sampling_params import SamplingParams
 
 _HELP = """\
 /help             show this list

@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from octavo.sampling_params import SamplingParams
-from octavo.wording import did_you_mean
-from shared.sampling_parameters import BY_NAME
+from octavo.values.sampling_parameters import BY_NAME
+from octavo.values.sampling_params import SamplingParams
+from octavo.values.wording import did_you_mean
 
 
 def change_setting(params: SamplingParams, text: str, context: click.Context) -> SamplingParams:

@@ -3,7 +3,7 @@
 import click
 from click.shell_completion import get_completion_class
 
-# The shell's script sets this variable to say what it wants; `octavo.command_line` then answers it.
+# The shell's script sets this variable to say what it wants; `octavo.commands.command_line` then answers it.
 COMPLETION_VARIABLE = "_OCTAVO_COMPLETE"
 
 _PROGRAM = "octavo"

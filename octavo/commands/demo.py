@@ -15,10 +15,10 @@ from octavo.admin_client import AdminClient
 from octavo.client import Client
 from octavo.commands.service_options import ServiceCommand, service_options
 from octavo.errors import InternalError, LocalServiceError
-from octavo.local import LocalServices
-from octavo.local_options import LocalOptions
-from octavo.outputs import Accepted, ChatMessage, Delta
-from octavo.sampling_params import SamplingParams
+from octavo.local.options import LocalOptions
+from octavo.local.services import LocalServices
+from octavo.values.outputs import Accepted, ChatMessage, Delta
+from octavo.values.sampling_params import SamplingParams
 
 _QUESTION = "Why is the sky blue? Answer in three sentences."
 

@@ -13,7 +13,7 @@ from octavo.commands.options import Number
 from octavo.top.as_json import to_values
 from octavo.top.report import Report, UnknownRequestError, ask_report, resolve_id
 from octavo.top.report_text import event_lines, explanation_line, report_lines
-from octavo.wording import json_line
+from octavo.values.wording import json_line
 
 
 @click.command()

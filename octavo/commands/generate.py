@@ -11,9 +11,9 @@ from octavo.client import Client
 from octavo.commands.answer import complete_answer, print_answer, print_outputs, say_if_cut_short
 from octavo.commands.connection import connection_options
 from octavo.commands.options import Number, account_options, bounded, number_option, sampling_options
-from octavo.outputs import ChatMessage, Prompt
-from octavo.sampling_params import SamplingParams
-from octavo.wording import json_line
+from octavo.values.outputs import ChatMessage, Prompt
+from octavo.values.sampling_params import SamplingParams
+from octavo.values.wording import json_line
 
 
 @click.command()

@@ -13,7 +13,7 @@ from octavo.client import Client
 from octavo.commands.options import address_option
 from octavo.errors import OctavoError
 from octavo.models.local_models import LocalModel, ModelState, list_local_models
-from octavo.wording import printable
+from octavo.values.wording import printable
 
 # A scheduler of this machine answers in milliseconds; nobody waits for one that is elsewhere and down.
 _LONGEST_WAIT_S = 1.0

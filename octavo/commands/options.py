@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import click
 
-from octavo.address import port_trouble, target_trouble
 from octavo.client import DEFAULT_ADDRESS
 from octavo.commands.flag_names import in_flags
 from octavo.errors import InvalidRequestError
-from octavo.sampling_params import EarlyStopping, SamplingParams
-from shared.sampling_parameters import BY_NAME, SAMPLING_PARAMETERS
+from octavo.values.address import port_trouble, target_trouble
+from octavo.values.sampling_parameters import BY_NAME, SAMPLING_PARAMETERS
+from octavo.values.sampling_params import EarlyStopping, SamplingParams
 
 _R = TypeVar("_R")
 

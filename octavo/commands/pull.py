@@ -6,7 +6,7 @@ from rich.filesize import decimal
 from octavo.models.names import is_demo_model, with_bars
 from octavo.models.progress import ModelPrepareError
 from octavo.models.store import find_model, prepare_model
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 
 @click.command()

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from octavo.address import port_trouble
 from octavo.errors import OctavoError
 from octavo.top.formatting import counted, span_text
 from octavo.top.overview import BLOCK_CELLS, legend
@@ -20,7 +19,8 @@ from octavo.top.rates import RateMeter
 from octavo.top.report_text import event_lines
 from octavo.top.snapshot import snapshot_text
 from octavo.top.terminal import MIN_COLUMNS
-from octavo.wording import printable
+from octavo.values.address import port_trouble
+from octavo.values.wording import printable
 
 if TYPE_CHECKING:  # needs the packages of the scheduler
     from scheduler_svc.replay.core_replay import DifferenceError
@@ -67,8 +67,8 @@ def replay(directory: Path, executor: str | None, at: str | None, follow: str | 
     if sum(option is not None for option in (executor, at, follow)) > 1:
         raise click.UsageError("choose one of --executor, --at and --follow", click.get_current_context())
     try:
+        from octavo_shared.errors import OctavoServiceError
         from scheduler_svc.replay.run import ReplayRun
-        from shared.errors import OctavoServiceError
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise ReplayError(f"octavo replay needs the package {package}: pip install 'octavo[scheduler]'") from error

@@ -154,7 +154,7 @@ def _plain_names() -> tuple[str, ...]:
     """Return the settings that have a flag, common ones first; none where the packages of the services are missing."""
     if importlib.util.find_spec("pydantic") is None:  # LocalOptions says so
         return ()
-    from octavo.service_settings import plain_names
+    from octavo.local.service_settings import plain_names
 
     return (*_COMMON, *(name for name in plain_names() if name not in (*_COMMON, *_OWN)))
 
@@ -163,7 +163,7 @@ def _names_of_one_service() -> list[str]:
     """Return the settings that both services have, and that are given to each by itself."""
     if importlib.util.find_spec("pydantic") is None:
         return []
-    from octavo.service_settings import CONFIG_CLASSES, services_of, settable_names
+    from octavo.local.service_settings import CONFIG_CLASSES, services_of, settable_names
 
     return [name for name in settable_names(CONFIG_CLASSES[0]) if not services_of(name)]
 
@@ -172,14 +172,14 @@ def _removed_hint(flag: str) -> str:
     """Return what there is to say of a flag that an earlier release had; "": nothing."""
     if importlib.util.find_spec("pydantic") is None:
         return ""
-    from scheduler_svc.config import SchedulerConfig
-    from shared.config import removed_flag_hint
+    from octavo_shared.process.config import removed_flag_hint
+    from scheduler_svc.config.scheduler_config import SchedulerConfig
 
     return removed_flag_hint(SchedulerConfig, flag)
 
 
 def _setting_option(name: str) -> _SettingOption:
-    from octavo.service_settings import field_of
+    from octavo.local.service_settings import field_of
 
     field = field_of(name)
     is_bool = field.annotation is bool

@@ -11,18 +11,18 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from octavo.address import exposure_warning
 from octavo.admin_client import AdminClient
 from octavo.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Client
 from octavo.commands.options import check_listen, check_listen_or_off
 from octavo.commands.service_options import ServiceCommand, service_options
 from octavo.errors import OctavoError
-from octavo.local import LocalServices
-from octavo.local_options import LocalOptions
-from octavo.taken_ports import check_ports, is_octavos_openai_port, is_taken
+from octavo.local.options import LocalOptions
+from octavo.local.services import LocalServices
+from octavo.local.taken_ports import check_ports, is_octavos_openai_port, is_taken
+from octavo.values.address import exposure_warning
 
 if TYPE_CHECKING:  # needs the packages of the services
-    from scheduler_svc.config import SchedulerConfig
+    from scheduler_svc.config.scheduler_config import SchedulerConfig
 
 DEFAULT_OPENAI_ADDRESS = "127.0.0.1:8080"
 

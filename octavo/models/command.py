@@ -1,4 +1,4 @@
-"""`octavo model prepare` and `octavo model path`; `octavo.command_line` registers the group `model`.
+"""`octavo model prepare` and `octavo model path`; `octavo.commands.command_line` registers the group `model`.
 
 The directory goes to standard output, so that a script can use it; bars and errors go to standard error.
 """

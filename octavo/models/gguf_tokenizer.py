@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from octavo.models.gguf_metadata import GGUFMetadata
 from octavo.models.progress import ModelPrepareError
-from octavo.rust_panic import is_panic, words_of
+from octavo.values.rust_panic import is_panic, words_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -17,7 +17,7 @@ from executor_svc.checkpoint.hub_answers import require_sha256
 from executor_svc.checkpoint.hub_model import HubFile, HubModel, fetch_hub_model
 from octavo.models.progress import ProgressCallback
 from octavo.models.store import exclusive_lock
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 # Partial files that end so are known to the hub's tools, which can remove them.
 SUFFIX = ".octavo.incomplete"

@@ -15,7 +15,7 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.quantized import refuse_quantized
 from octavo.models.hub_transfer import SUFFIX
 from octavo.models.store import DEMO_MODELS, find_model
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 if TYPE_CHECKING:  # only with the executor's packages
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo

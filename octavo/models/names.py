@@ -7,7 +7,7 @@ from pathlib import Path
 from octavo.errors import LocalServiceError
 from octavo.models.progress import ModelPrepareError, ProgressCallback, ignore_progress
 from octavo.models.store import DEMO_MODELS, find_model, prepare_model
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 DEMO_MODEL = DEMO_MODELS[0].name
 

@@ -23,7 +23,7 @@ from octavo.top.formatting import (
 )
 from octavo.top.rates import Picture, attached_models
 from octavo.top.rows import ExecutorRow
-from octavo.wording import printable
+from octavo.values.wording import printable
 
 # Shared, used by one sequence, cached, free: told apart by their shape also where there are no colours.
 BLOCK_CELLS = (("█", "#5fafd7"), ("▓", "#5f87af"), ("░", "#5f87af"), ("·", "dim"))

@@ -11,7 +11,7 @@ from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin_client import NotFoundError
 from octavo.errors import OctavoError, UnavailableError
 from octavo.top.polling import MAX_SEARCHED_REQUESTS, AdminSource
-from octavo.wording import printable
+from octavo.values.wording import printable
 
 # Live requests among which an id is looked for by its beginning, the oldest ones.
 _MAX_SEARCHED_LIVE = 10 * MAX_SEARCHED_REQUESTS

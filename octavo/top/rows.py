@@ -7,7 +7,7 @@ from enum import Enum
 from octavo.admin.v1 import admin_pb2
 from octavo.top.polling import Answers
 from octavo.top.rates import Picture
-from octavo.wording import printable
+from octavo.values.wording import printable
 
 _ABORTED = "ABORTED: "
 

@@ -10,7 +10,7 @@ from octavo.top.formatting import counted
 from octavo.top.overview import executor_lines, legend, overview_lines
 from octavo.top.rates import Picture
 from octavo.top.rows import Order, executor_rows, in_order, live_rows
-from octavo.wording import json_line
+from octavo.values.wording import json_line
 
 
 def snapshot_text(picture: Picture, address: str, width: int) -> str:

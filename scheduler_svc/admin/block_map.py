@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
-from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_core import ExecutorCore
 
 MAX_HOLDERS = 100
 

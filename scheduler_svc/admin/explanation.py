@@ -9,15 +9,15 @@ from itertools import islice
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
+from octavo_shared.wording import counted, duration_text
 from scheduler_svc.admin.life import ended_state, milliseconds
 from scheduler_svc.admin.state import RequestLocation, RequestLocations, num_output_tokens
-from scheduler_svc.core.executor_core import DRAINING, ExecutorCore
 from scheduler_svc.core.sequence import Placed, SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle, Wait
+from scheduler_svc.core.step.executor_core import DRAINING, ExecutorCore
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest
-from shared.wording import counted, duration_text
 
 MAX_EXECUTORS_IN_TEXT = 3
 MAX_JUDGED_AHEAD = 200

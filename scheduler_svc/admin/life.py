@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 
 from octavo.admin.v1 import admin_pb2
+from octavo_shared.wording import counted
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
-from shared.wording import counted
 
 EVENT_KIND: Mapping[EventKind, "admin_pb2.RequestEventKind.ValueType"] = {
     EventKind.ADMITTED: admin_pb2.REQUEST_EVENT_KIND_ADMITTED,

@@ -12,21 +12,21 @@ import grpc.aio
 import octavo
 from octavo.admin.v1 import admin_pb2, admin_service_pb2_grpc
 from octavo.admin.v1 import admin_service_pb2 as pb
+from octavo_shared.errors import CallerError, InvalidFieldError, NoExecutorError, UnknownNameError
+from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.admin.block_map import block_states, describe_block
 from scheduler_svc.admin.explanation import explain, explain_ended, no_executor_text, queued_requests
 from scheduler_svc.admin.life import ended_state, milliseconds
 from scheduler_svc.admin.state import RequestLocations, executor_state, request_state
 from scheduler_svc.admin.steps import step_state, step_summary
-from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.engine.ended_requests import NUM_KEPT_REQUESTS
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.telemetry.step_log import NUM_KEPT_STEPS
-from shared.clock import monotonic_s
-from shared.errors import CallerError, InvalidFieldError, NoExecutorError, UnknownNameError
 
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from octavo.admin.v1 import admin_pb2
 from scheduler_svc.admin.life import event_states, milliseconds, set_times
-from scheduler_svc.core.blocks.swapping import NO_BLOCK
-from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.swapping import NO_BLOCK
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.executors.driver import ExecutorDriver

@@ -3,10 +3,10 @@
 import operator
 from collections import Counter
 
-from scheduler_svc.core.blocks.swapping import NO_BLOCK
-from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.core.step.batch import running_sequences
+from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.swapping import NO_BLOCK
 
 
 def check_integrity(core: ExecutorCore, *, has_key: bool = True) -> None:

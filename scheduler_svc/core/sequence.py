@@ -27,12 +27,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduler_svc.core.beams.beam_search import BeamSearch
+from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, SamplingRow
+from octavo_shared.step_wire.token_rules import TokenRules
+from scheduler_svc.core.beam_search import BeamSearch
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from scheduler_svc.request.provenance import ENDED, Progress, Provenance
-from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
-from shared.token_rules import TokenRules
 
 
 class SequenceStatus(enum.Enum):

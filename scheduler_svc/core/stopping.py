@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from octavo_shared.step_wire.batch_table import IndexArray
+from octavo_shared.step_wire.step import BoolArray, Int32Array
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import StopConditions
-from shared.batch_table import IndexArray
-from shared.step import BoolArray, Int32Array
 
 
 class StopChecker:

@@ -18,8 +18,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.errors import (
+    CacheTooSmallError,
+    NoExecutorError,
+    RequestAbortedError,
+    RequestExistsError,
+    UnavailableError,
+)
+from octavo_shared.process.clock import monotonic_s
+from scheduler_svc.core.fleet.fleet import Fleet
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
@@ -46,14 +54,6 @@ from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.writer import StepLogWriter
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.request_log import log_end
-from shared.clock import monotonic_s
-from shared.errors import (
-    CacheTooSmallError,
-    NoExecutorError,
-    RequestAbortedError,
-    RequestExistsError,
-    UnavailableError,
-)
 
 # Until a group that was dispatched to a core which has stalled is given to another one, at most, in seconds.
 TICK_INTERVAL_S = 0.5

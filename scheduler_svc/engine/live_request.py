@@ -3,6 +3,8 @@
 What its client gets is made elsewhere, by the `TokenSink` that came with it (`request/engine_client.py`).
 """
 
+from octavo_shared.errors import OctavoServiceError
+from octavo_shared.grpc.grpc_status import status_code
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.request_life import RequestLife
 from scheduler_svc.request.continuation import Continuation
@@ -10,8 +12,6 @@ from scheduler_svc.request.engine_client import TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest, RequestTimes
 from scheduler_svc.request.outputs import FinishReason
-from shared.errors import OctavoServiceError
-from shared.grpc_status import status_code
 
 
 class LiveRequest:

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TypeAlias
 
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.errors import CacheTooSmallError, NotFiniteError, OctavoServiceError
+from octavo_shared.process.clock import monotonic_s
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.suspects import Suspects, is_suspect
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestKey
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
-from shared.clock import monotonic_s
-from shared.errors import CacheTooSmallError, NotFiniteError, OctavoServiceError
 
 # Of how many answers the lengths are kept.
 _NUM_LENGTHS = 128

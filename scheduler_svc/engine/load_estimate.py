@@ -8,15 +8,15 @@ answers, at most. Where no step has been measured yet there is no estimate.
 import math
 from collections.abc import Sequence
 
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.errors import DeadlineTooShortError
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.core.waiting.waiting_work import Work
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.telemetry.meter import Meter
-from shared.errors import DeadlineTooShortError
 
 # A request is refused whose estimate is so many times what its call has left.
 HOPELESS_FACTOR = 2.0

@@ -11,12 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from scheduler_svc.core.dispatch.fleet import Fleet
+from octavo_shared.errors import UnavailableError
+from octavo_shared.process.clock import monotonic_s
+from octavo_shared.process.events import Event
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.live_request import LiveRequest
-from shared.clock import monotonic_s
-from shared.errors import UnavailableError
-from shared.events import Event
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from scheduler_svc.core.dispatch.fleet import Fleet
-from shared.events import Event
+from octavo_shared.process.events import Event
+from scheduler_svc.core.fleet.fleet import Fleet
 
 log = logging.getLogger(__name__)
 

@@ -4,13 +4,13 @@
 what follows from two of them.
 """
 
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.errors import LostTooOftenError, OctavoServiceError
+from octavo_shared.process.clock import monotonic_s
+from scheduler_svc.core.fleet.fleet import Fleet
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.request.life import EventKind, LifeEvent
-from shared.clock import monotonic_s
-from shared.errors import LostTooOftenError, OctavoServiceError
 
 
 class Recovery:

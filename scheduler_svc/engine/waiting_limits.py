@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from octavo_shared.errors import QueueFullError
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.policy import DEFAULT_WEIGHT
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.suspects import Suspects
-from shared.errors import QueueFullError
 
 
 class _Limit(NamedTuple):

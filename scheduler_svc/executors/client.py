@@ -14,23 +14,23 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from octavo.calls.tls import TlsOptions, handshake_trouble
 from octavo.execution.v1 import capability_pb2
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
-from octavo.tls import TlsOptions, handshake_trouble
-from scheduler_svc.dial_tls import read_credentials
+from octavo_shared.errors import ExecutorFaultError, FencedError, InvalidFieldError, OctavoServiceError
+from octavo_shared.grpc.certificates import TlsFileError
+from octavo_shared.grpc.grpc_status import failure_text
+from octavo_shared.process.events import Event
+from octavo_shared.step_wire.capability import Capability, common, names_of
+from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN, ExecutorInfo
+from octavo_shared.step_wire.message_bytes import CheckedAnswers
+from octavo_shared.step_wire.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info, encode_capabilities
+from octavo_shared.step_wire.wire_agreement import WireAgreement
+from scheduler_svc.config.dial_tls import read_credentials
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from scheduler_svc.executors.tls import FLAGS
-from scheduler_svc.incarnation import Incarnation
-from shared.capability import Capability, common, names_of
-from shared.certificates import TlsFileError
-from shared.errors import ExecutorFaultError, FencedError, InvalidFieldError, OctavoServiceError
-from shared.events import Event
-from shared.executor_info import MAX_MODEL_LEN, ExecutorInfo
-from shared.grpc_status import failure_text
-from shared.message_bytes import CheckedAnswers
-from shared.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info, encode_capabilities
-from shared.wire_agreement import WireAgreement
+from scheduler_svc.processes.incarnation import Incarnation
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,12 @@ from collections import deque
 from dataclasses import replace
 from typing import NamedTuple
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.errors import ExecutorFaultError, OctavoServiceError, TokenizerFileError
+from octavo_shared.process.clock import monotonic_s
+from octavo_shared.process.events import SLOW_STEP, Event
+from octavo_shared.step_wire.step import StepResult
+from octavo_shared.wording import counted
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.executors.circuit_breaker import CircuitBreaker
@@ -28,11 +33,6 @@ from scheduler_svc.executors.step_watch import StepWatch
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.step_log import LoggedStep, StepLog
-from shared.clock import monotonic_s
-from shared.errors import ExecutorFaultError, OctavoServiceError, TokenizerFileError
-from shared.events import SLOW_STEP, Event
-from shared.step import StepResult
-from shared.wording import counted
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.executors.circuit_breaker import CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver import ExecutorDriver

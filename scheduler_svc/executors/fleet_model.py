@@ -12,16 +12,16 @@ from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.process.events import Event
+from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.executors.client import ExecutorRefusedError
 from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
 from scheduler_svc.executors.session import ExecutorSession
 from scheduler_svc.request.provenance import Numerics
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
-from shared.events import Event
-from shared.executor_info import ExecutorInfo, TokenizerFile
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
-from shared.events import Event
+from octavo_shared.process.events import Event
 
 log = logging.getLogger(__name__)
 

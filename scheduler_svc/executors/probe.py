@@ -8,16 +8,16 @@ import asyncio
 
 import numpy as np
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.process.clock import monotonic_s
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
 from scheduler_svc.request.parameters import StopConditions
-from shared.clock import monotonic_s
-from shared.executor_info import ExecutorInfo
-from shared.step import SamplingRow
 
 # Two steps of one token. A process that has just started may compile before the first one.
 PROBE_TIMEOUT_S = 60.0

@@ -3,13 +3,10 @@
 import logging
 from dataclasses import dataclass
 
-from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
-from scheduler_svc.executors.client import ExecutorRefusedError
-from shared.errors import ExecutorFaultError
-from shared.events import Event
-from shared.executor_info import ExecutorInfo
-from shared.step_size import admission_bytes, max_rules_bytes, other_bytes
-from shared.token_rules import (
+from octavo_shared.errors import ExecutorFaultError
+from octavo_shared.process.events import Event
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.token_rules import (
     MAX_BANNED_TOKENS,
     MAX_BANNED_WORD_TOKENS,
     MAX_BANNED_WORDS,
@@ -17,6 +14,9 @@ from shared.token_rules import (
     MAX_STOP_TOKEN_IDS,
     num_mask_bytes,
 )
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
+from scheduler_svc.core.step.step_size import admission_bytes, max_rules_bytes, other_bytes
+from scheduler_svc.executors.client import ExecutorRefusedError
 
 log = logging.getLogger(__name__)
 

@@ -20,16 +20,16 @@ import numpy as np
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.execution.v1 import step_pb2
+from octavo_shared.errors import ExecutorFaultError, InvalidStepError, OctavoServiceError
+from octavo_shared.grpc.grpc_status import failure_text
+from octavo_shared.process.clock import monotonic_s
+from octavo_shared.process.events import Event
+from octavo_shared.step_wire.capability import Capability
+from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from octavo_shared.step_wire.step import Int32Array, Step, StepResult, find_repeated, no_slots
+from octavo_shared.step_wire.wire import decode_registered_blocks, decode_result, encode_step
+from octavo_shared.step_wire.wire_agreement import WireAgreement
 from scheduler_svc.executors.stream import StepStream, StreamBrokenError, read_message, write_message
-from shared.capability import Capability
-from shared.clock import monotonic_s
-from shared.errors import ExecutorFaultError, InvalidStepError, OctavoServiceError
-from shared.events import Event
-from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.grpc_status import failure_text
-from shared.step import Int32Array, Step, StepResult, find_repeated, no_slots
-from shared.wire import decode_registered_blocks, decode_result, encode_step
-from shared.wire_agreement import WireAgreement
 
 log = logging.getLogger(__name__)
 

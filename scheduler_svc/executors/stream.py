@@ -7,9 +7,9 @@ import grpc
 import grpc.aio
 
 from octavo.execution.v1 import execution_service_pb2 as pb
-from octavo.status_details import is_from_service
-from shared.errors import ExecutorFaultError, MalformedMessageError
-from shared.grpc_status import failure_text, is_refused
+from octavo.values.status_details import is_from_service
+from octavo_shared.errors import ExecutorFaultError, MalformedMessageError
+from octavo_shared.grpc.grpc_status import failure_text, is_refused
 
 StepStream = grpc.aio.StreamStreamCall[pb.StreamStepsRequest, pb.StreamStepsResponse]
 

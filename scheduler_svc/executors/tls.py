@@ -1,7 +1,7 @@
 """TLS of the scheduler's side of the hop to its executors."""
 
-from octavo.tls import TlsOptions
-from scheduler_svc.config import SchedulerConfig
+from octavo.calls.tls import TlsOptions
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 
 # What the names of its settings begin with.
 FLAGS = "--executor-tls"

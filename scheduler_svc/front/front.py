@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
-from scheduler_svc.client_services import GENERATION_SERVICE
-from scheduler_svc.client_side_config import ClientSideConfig
-from scheduler_svc.config import SchedulerConfig
+from octavo_shared.grpc.grpc_metrics import CallMetrics
+from octavo_shared.grpc.grpc_server import GrpcServer
+from octavo_shared.grpc.health import Health
+from octavo_shared.grpc.tls import server_tls
+from octavo_shared.process.metric import Family
+from octavo_shared.process.tracing import Tracing, start_tracing
+from scheduler_svc.config.client_side_config import ClientSideConfig
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.request_limits import FrontSettings
 from scheduler_svc.front.api.servicer import GenerationServicer
 from scheduler_svc.front.text.text_model import ModelTokenizer
+from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from scheduler_svc.request.engine_client import EngineClient
-from shared.grpc_metrics import CallMetrics
-from shared.grpc_server import GrpcServer
-from shared.health import Health
-from shared.metric import Family
-from shared.tls import server_tls
-from shared.tracing import Tracing, start_tracing
 
 if TYPE_CHECKING:  # these import aiohttp and opentelemetry
     from scheduler_svc.front.openai.server import OpenAIServer

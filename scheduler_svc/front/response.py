@@ -19,6 +19,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from octavo_shared.errors import OctavoServiceError, TokenizerFailedError
+from octavo_shared.step_wire.step import NO_LOGPROBS
 from scheduler_svc.front.continued import ContinuedAnswer
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.output import AnswerOptions, Delta, Output, PromptDelta
@@ -30,8 +32,6 @@ from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.provenance import UNKNOWN, Numerics, Provenance, Span
-from shared.errors import OctavoServiceError, TokenizerFailedError
-from shared.step import NO_LOGPROBS
 
 
 class Response:

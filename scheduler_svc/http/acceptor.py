@@ -7,8 +7,8 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
+from octavo_shared.process.events import Event
 from scheduler_svc.http.protocol_detection import Protocol, detect_protocol
-from shared.events import Event
 
 # A connection whose protocol is not known after so long is closed, in seconds.
 DETECTION_TIMEOUT_S = 10.0

@@ -12,8 +12,8 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.http_exceptions import InvalidURLError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
+from octavo_shared.process.events import Event
 from scheduler_svc.http.http_tls import HttpTls
-from shared.events import Event
 
 _HANDSHAKE_TIMEOUT_S = 10.0
 _TLS_GOODBYE_TIMEOUT_S = 1.0

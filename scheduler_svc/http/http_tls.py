@@ -7,9 +7,9 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from shared.certificates import PemFile, TlsFileError, read_authorities, read_pair
-from shared.service_config import ServiceConfig
-from shared.watched_files import WatchedFiles
+from octavo_shared.grpc.certificates import PemFile, TlsFileError, read_authorities, read_pair
+from octavo_shared.grpc.watched_files import WatchedFiles
+from octavo_shared.process.service_config import ServiceConfig
 
 
 class HttpTls:

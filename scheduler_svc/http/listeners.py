@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from shared.errors import AddressError
+from octavo_shared.errors import AddressError
 
 _BACKLOG = 1024
 

@@ -9,17 +9,17 @@ from typing import Any
 from grpc_health.v1 import health as health_names
 
 from octavo.core.v1 import core_service_pb2_grpc
-from scheduler_svc.config import SchedulerConfig
+from octavo_shared.errors import MalformedMessageError, PermissionDeniedError
+from octavo_shared.grpc.certificates import PemFile
+from octavo_shared.grpc.grpc_peer import certificate_names, peer_address
+from octavo_shared.grpc.grpc_server import GrpcServer
+from octavo_shared.grpc.grpc_status import abort
+from octavo_shared.grpc.health import Health
+from octavo_shared.grpc.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
+from octavo_shared.grpc.tls import ServerTls
+from octavo_shared.process.events import Event
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.link.core_servicer import CoreServicer
-from shared.certificates import PemFile
-from shared.errors import MalformedMessageError, PermissionDeniedError
-from shared.events import Event
-from shared.grpc_peer import certificate_names, peer_address
-from shared.grpc_server import GrpcServer
-from shared.grpc_status import abort
-from shared.health import Health
-from shared.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
-from shared.tls import ServerTls
 
 log = logging.getLogger(__name__)
 

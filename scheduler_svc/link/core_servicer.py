@@ -13,16 +13,16 @@ import grpc.aio
 from octavo.admin.v1 import admin_pb2
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
+from octavo_shared.errors import CallerError, FencedError, UnavailableError
+from octavo_shared.grpc.grpc_peer import peer_address
+from octavo_shared.process.events import Event
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.incarnation import Incarnation
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_metrics import FrontMetrics
 from scheduler_svc.link.front_session import FrontSession
 from scheduler_svc.link.state import CoreState
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
-from shared.errors import CallerError, FencedError, UnavailableError
-from shared.events import Event
-from shared.grpc_peer import peer_address
+from scheduler_svc.processes.incarnation import Incarnation
 
 log = logging.getLogger(__name__)
 

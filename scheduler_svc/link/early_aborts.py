@@ -9,8 +9,8 @@ taken for an earlier one, and an abort is missed only if it came as soon after i
 from collections import OrderedDict
 from collections.abc import Callable
 
+from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.request.engine_request import MAX_REQUEST_ID_LENGTH
-from shared.clock import monotonic_s
 
 # As long as a check may take.
 GRACE_S = 30.0

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.core.v1 import core_service_pb2 as pb
+from octavo_shared.errors import OctavoServiceError
+from octavo_shared.grpc.grpc_status import status_code
+from octavo_shared.step_wire.wire import FLOAT32, INT32
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
 from scheduler_svc.request.outputs import FinishReason, Hypothesis
 from scheduler_svc.request.provenance import Numerics, Progress, Provenance, Span
-from shared.errors import OctavoServiceError
-from shared.grpc_status import status_code
-from shared.wire import FLOAT32, INT32
 
 REASONS = {FinishReason.STOP: pb.END_REASON_STOP, FinishReason.LENGTH: pb.END_REASON_LENGTH}
 _FINISH_REASONS = {value: reason for reason, value in REASONS.items()}

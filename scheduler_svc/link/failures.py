@@ -4,8 +4,8 @@ import inspect
 import json
 
 from octavo.core.v1 import core_service_pb2 as pb
-from shared import errors
-from shared.errors import OctavoServiceError
+from octavo_shared import errors
+from octavo_shared.errors import OctavoServiceError
 
 _KINDS: dict[str, type[OctavoServiceError]] = {
     name: kind for name, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, OctavoServiceError)

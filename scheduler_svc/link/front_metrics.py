@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from shared.errors import CallerError
-from shared.metric import Family
+from octavo_shared.errors import CallerError
+from octavo_shared.process.metric import Family
 
 _Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -4,8 +4,11 @@ import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 
 from octavo.core.v1 import core_service_pb2 as pb
+from octavo_shared.errors import CallerError, OctavoServiceError, RequestAbortedError, UnavailableError
+from octavo_shared.process.turns import in_turns
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.core_batch import CoreBatch
+from scheduler_svc.link.credit_gate import CreditGate
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.ends import REASONS, decode_reason, encode_ended, encode_search_end, encode_span
 from scheduler_svc.link.failures import decode_failure, encode_failure
@@ -17,9 +20,6 @@ from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.provenance import Span
-from shared.credit_gate import CreditGate
-from shared.errors import CallerError, OctavoServiceError, RequestAbortedError, UnavailableError
-from shared.turns import in_turns
 
 # How long a front may take nothing.
 SLOW_FRONT_S = 10.0

@@ -4,10 +4,10 @@ import asyncio
 
 from octavo.admin.v1 import admin_pb2
 from octavo.core.v1 import core_service_pb2_grpc
+from octavo_shared.grpc.grpc_server import GrpcServer
+from octavo_shared.grpc.health import Health
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.front_session import FrontSession
-from shared.grpc_server import GrpcServer
-from shared.health import Health
 
 # How long fronts may take to leave at the end, in seconds.
 LEAVE_S = 5.0

@@ -20,6 +20,21 @@ import grpc.aio
 
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
+from octavo_shared.errors import (
+    InvalidFieldError,
+    MalformedMessageError,
+    NoExecutorError,
+    OctavoServiceError,
+    QueueFullError,
+    RequestAbortedError,
+    UnavailableError,
+)
+from octavo_shared.grpc.grpc_status import failure_text
+from octavo_shared.process.events import Event
+from octavo_shared.process.metric import Family
+from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from octavo_shared.step_wire.incarnation import require_believable
+from octavo_shared.step_wire.message_bytes import CheckedAnswers
 from scheduler_svc.link.absence import LIMIT_S, Absence
 from scheduler_svc.link.ends import REASONS, decode_reason, decode_search_end, decode_span
 from scheduler_svc.link.failures import encode_failure
@@ -31,21 +46,6 @@ from scheduler_svc.request.engine_client import AnswerSink, EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.served_model import ServedModel
-from shared.errors import (
-    InvalidFieldError,
-    MalformedMessageError,
-    NoExecutorError,
-    OctavoServiceError,
-    QueueFullError,
-    RequestAbortedError,
-    UnavailableError,
-)
-from shared.events import Event
-from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.grpc_status import failure_text
-from shared.incarnation import require_believable
-from shared.message_bytes import CheckedAnswers
-from shared.metric import Family
 
 log = logging.getLogger(__name__)
 

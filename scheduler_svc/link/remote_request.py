@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from octavo.core.v1 import core_service_pb2 as pb
+from octavo_shared.errors import OctavoServiceError, UnavailableError
+from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.link.ends import decode_ended
 from scheduler_svc.link.failures import decode_failure
 from scheduler_svc.link.submissions import encode_submission
@@ -12,8 +14,6 @@ from scheduler_svc.request.engine_client import AnswerSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.served_model import ServedModel
-from shared.clock import monotonic_s
-from shared.errors import OctavoServiceError, UnavailableError
 
 
 class TokenGapError(OctavoServiceError):

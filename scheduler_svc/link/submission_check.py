@@ -3,11 +3,17 @@
 An executor refuses a whole step for one request that it cannot compute, and is lost then. Here it is the request.
 """
 
+from octavo_shared.errors import CallerError, InvalidStepError
+from octavo_shared.step_wire.request_check import (
+    check_answerable,
+    check_known_ids,
+    check_number,
+    check_rules,
+    check_sampling,
+)
 from scheduler_svc.executors.client import MAX_SIZES
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.served_model import ServedModel
-from shared.errors import CallerError, InvalidStepError
-from shared.request_check import check_answerable, check_known_ids, check_number, check_rules, check_sampling
 
 
 def check_size(num_sequences: int, beam_width: int) -> None:

@@ -3,13 +3,13 @@
 import numpy as np
 
 from octavo.core.v1 import core_service_pb2 as pb
-from scheduler_svc.continuation_message import decode_continuation, encode_continuation
+from octavo_shared.process.clock import monotonic_s
+from octavo_shared.step_wire.step import NO_LOGPROBS
+from octavo_shared.step_wire.wire import INT32, decode_sampling, encode_sampling
+from octavo_shared.step_wire.wire_rules import decode_rules, encode_rules
+from scheduler_svc.request.continuation_message import decode_continuation, encode_continuation
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
-from shared.clock import monotonic_s
-from shared.step import NO_LOGPROBS
-from shared.wire import INT32, decode_sampling, encode_sampling
-from shared.wire_rules import decode_rules, encode_rules
 
 
 def encode_submission(

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from octavo.core.v1 import core_service_pb2 as pb
-from shared.errors import MalformedMessageError, UnavailableError
-from shared.executor_info import TokenizerFile
-from shared.grpc_status import failure_text
+from octavo_shared.errors import MalformedMessageError, UnavailableError
+from octavo_shared.grpc.grpc_status import failure_text
+from octavo_shared.step_wire.executor_info import TokenizerFile
 
 if TYPE_CHECKING:
     from octavo.core.v1 import core_service_pb2_grpc as pb_grpc

@@ -2,9 +2,9 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from octavo_shared.errors import UnavailableError
+from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from scheduler_svc.executors.fleet_model import LoadTokenizer
-from shared.errors import UnavailableError
-from shared.executor_info import ExecutorInfo, TokenizerFile
 
 
 class TokenizerFiles:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from octavo_shared.step_wire.batch_table import StepLayout
+from octavo_shared.step_wire.step import Int32Array, StepResult
 from scheduler_svc.core.sequence import Sequence
-from shared.batch_table import StepLayout
-from shared.step import Int32Array, StepResult
 
 
 @dataclass(frozen=True, slots=True)

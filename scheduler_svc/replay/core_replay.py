@@ -8,15 +8,15 @@ import numpy as np
 
 from octavo.execution.v1 import step_pb2
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.step_wire.wire import decode_result, encode_step
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.replay.difference import FieldDifference, differences
 from scheduler_svc.step_log import decoding
 from scheduler_svc.step_log.replayed_fleet import ReplayedFleet
 from scheduler_svc.step_log.snapshot import Snapshot, empty_fleet
-from shared.wire import decode_result, encode_step
 
 # Ended groups are forgotten when so many are known.
 _MIN_KNOWN_GROUPS = 4096

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from octavo.steplog.v1 import step_log_pb2 as pb
+from octavo_shared.step_wire.executor_info import ExecutorInfo
 from scheduler_svc.step_log.decoding import decode_info, decode_limits
-from shared.executor_info import ExecutorInfo
 
 _DIGITS_SHOWN = 12
 # Of an executor and of a core: what is said of it, and the flag that sets it.

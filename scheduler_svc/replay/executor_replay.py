@@ -16,9 +16,14 @@ from dataclasses import dataclass, replace
 import grpc
 import grpc.aio
 
+from octavo.calls.tls import handshake_trouble
 from octavo.steplog.v1 import step_log_pb2 as pb
-from octavo.tls import handshake_trouble
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.errors import InvalidStepError, OctavoServiceError
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.step import StepResult
+from octavo_shared.step_wire.wire import decode_result
+from octavo_shared.wording import counted
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
@@ -27,11 +32,6 @@ from scheduler_svc.replay.core_replay import CoreReplay
 from scheduler_svc.replay.executor_fit import misfits, other_kind
 from scheduler_svc.replay.player import CannotLoadError, LoadedCore, Player
 from scheduler_svc.replay.run import ReplayRun
-from shared.batch_table import BatchTable
-from shared.errors import InvalidStepError, OctavoServiceError
-from shared.step import StepResult
-from shared.wire import decode_result
-from shared.wording import counted
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from octavo.admin.v1 import admin_pb2
+from octavo_shared.wording import counted
 from scheduler_svc.admin.life import event_states
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.replay.log_reader import LogFile
 from scheduler_svc.replay.requests import ReplayedRequests
 from scheduler_svc.replay.run import ReplayRun
-from shared.wording import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from octavo.steplog.v1 import step_log_pb2 as pb
+from octavo_shared.errors import OctavoServiceError
 from scheduler_svc.step_log.log_files import (
     FORMAT_VERSION,
     BrokenFileError,
@@ -20,7 +21,6 @@ from scheduler_svc.step_log.log_files import (
 )
 from scheduler_svc.step_log.replayed_fleet import ReplayedFleet
 from scheduler_svc.step_log.snapshot import Snapshot, SnapshotError, core_digest, load
-from shared.errors import OctavoServiceError
 
 # A snapshot of a fleet with sixty million tokens that are alive.
 MAX_SNAPSHOT_BYTES = 2**28

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.steplog.v1 import step_log_pb2
+from octavo_shared.errors import OctavoServiceError
 from scheduler_svc.admin.block_map import block_states
 from scheduler_svc.admin.state import RequestLocation, locations_in, request_state, set_core_state
 from scheduler_svc.admin.steps import step_text
-from scheduler_svc.core.dispatch.fleet import Fleet
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.group_event import GroupEvent
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.replay.core_replay import StepName
@@ -17,7 +18,6 @@ from scheduler_svc.replay.log_reader import read_logs
 from scheduler_svc.replay.requests import ReplayedRequests
 from scheduler_svc.replay.run import Moment, ReplayRun
 from scheduler_svc.telemetry.step_log import LoggedStep
-from shared.errors import OctavoServiceError
 
 
 class UnknownStepError(OctavoServiceError):

@@ -9,12 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler_svc.core.blocks.swapping import NO_BLOCK, SwappedTable
-from scheduler_svc.core.executor_core import ExecutorCore
-from scheduler_svc.executors.session import ExecutorSession
-from shared.batch_table import BatchTable, StepLayout
-from shared.errors import OctavoServiceError
-from shared.step import (
+from octavo_shared.errors import OctavoServiceError
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.step import (
     Admission,
     Fork,
     Int32Array,
@@ -26,6 +23,9 @@ from shared.step import (
     no_slots,
     pairs,
 )
+from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.swapping import NO_BLOCK, SwappedTable
+from scheduler_svc.executors.session import ExecutorSession
 
 _SCRATCH = SamplingRow()
 

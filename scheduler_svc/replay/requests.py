@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from octavo.steplog.v1 import step_log_pb2 as pb
+from octavo_shared.errors import OctavoServiceError
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.engine.live_request import LiveRequest
@@ -12,7 +13,6 @@ from scheduler_svc.request.engine_client import RequestHandle
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.provenance import Span
-from shared.errors import OctavoServiceError
 
 # Only these end groups.
 _ENDING_CALLS = ("group_aborted", "result_taken", "sequence_finished", "step_decided")

@@ -6,9 +6,9 @@ holds the tokens so far can have the rest from any executor of the same kind.
 
 from dataclasses import dataclass
 
+from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
-from shared.step import Int32Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from octavo_shared.errors import OctavoServiceError
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.provenance import Span
 from scheduler_svc.request.served_model import ServedModel
-from shared.errors import OctavoServiceError
 
 
 class RequestHandle(Protocol):

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, SamplingRow
+from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
-from shared.step import NO_LOGPROBS, Int32Array, SamplingRow
-from shared.token_rules import TokenRules
 
 # In characters.
 MAX_REQUEST_ID_LENGTH = 256

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 
 Float32Array = npt.NDArray[np.float32]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.executor_info import ExecutorInfo
+from octavo_shared.step_wire.executor_info import ExecutorInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 import numpy as np
 
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.continuation_message import decode_continuation
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo.values.sampling_parameters import MAX_ALTERNATIVES
+from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN, ExecutorInfo
+from octavo_shared.step_wire.wire import INT32, decode_sampling
+from octavo_shared.step_wire.wire_rules import decode_rules
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.step_cost import StepCost, Sums
+from scheduler_svc.request.continuation_message import decode_continuation
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from scheduler_svc.request.provenance import Numerics
-from shared.executor_info import MAX_MODEL_LEN, ExecutorInfo
-from shared.sampling_parameters import MAX_ALTERNATIVES
-from shared.wire import INT32, decode_sampling
-from shared.wire_rules import decode_rules
 
 Described = TypeVar("Described", CoreLimits, ExecutorInfo)
 

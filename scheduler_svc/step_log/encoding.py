@@ -10,17 +10,17 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.continuation_message import encode_continuation
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import Int32Array, Step, StepResult
+from octavo_shared.step_wire.wire import INT32, encode_result, encode_sampling, encode_step
+from octavo_shared.step_wire.wire_rules import encode_rules
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_cost import StepCost
+from scheduler_svc.request.continuation_message import encode_continuation
 from scheduler_svc.request.parameters import BeamSearchParams
 from scheduler_svc.request.provenance import Numerics
 from scheduler_svc.step_log.masking import TokenMask
-from shared.executor_info import ExecutorInfo
-from shared.step import Int32Array, Step, StepResult
-from shared.wire import INT32, encode_result, encode_sampling, encode_step
-from shared.wire_rules import encode_rules
 
 Mask: TypeAlias = TokenMask | None
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from octavo_shared.step_wire.step import Int32Array, Step, StepResult
+from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.request.parameters import StopConditions
-from shared.step import Int32Array, Step, StepResult
-from shared.token_rules import TokenRules
 
 
 class TokenMask:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.process.clock import monotonic_s
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import Int32Array, StepResult
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_plan import Decision
@@ -22,9 +25,6 @@ from scheduler_svc.step_log.block_names import NamedBlocks, NotingHasher
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.snapshot import Snapshot, dump
 from scheduler_svc.step_log.writer import Encoder, StepLogWriter
-from shared.clock import monotonic_s
-from shared.executor_info import ExecutorInfo
-from shared.step import Int32Array, StepResult
 
 Returned = TypeVar("Returned")
 

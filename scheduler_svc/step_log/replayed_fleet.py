@@ -7,10 +7,11 @@ call it otherwise are translated.
 from hashlib import blake2b
 from struct import Struct
 
+from octavo_shared.step_wire.executor_info import ExecutorInfo
 from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, BlockHasher
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
@@ -21,7 +22,6 @@ from scheduler_svc.step_log.block_names import (
     digests,
     first_parent,
 )
-from shared.executor_info import ExecutorInfo
 
 # Rows that are remembered: those that the log does not repeat, and as many names of our own.
 MAX_KNOWN_NAMES = 2 * MAX_WRITTEN_NAMES

@@ -16,7 +16,7 @@ import scheduler_svc.core
 import scheduler_svc.request
 import shared
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.core.dispatch.fleet import Fleet
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy

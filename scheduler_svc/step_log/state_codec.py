@@ -22,7 +22,7 @@ from typing import Any, NewType, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shared.step import BLOCK_NAME_BYTES
+from octavo_shared.step_wire.step import BLOCK_NAME_BYTES
 
 # A score or log-probability, which may be infinite. A plain `float` is not, and far from overflow.
 Score = NewType("Score", float)

@@ -14,24 +14,29 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.beams.beam_batch import BeamBatch
-from scheduler_svc.core.beams.beam_batch import Continuation as BeamContinuation
-from scheduler_svc.core.beams.beam_search import BeamSearch, Candidates
+from octavo.values.sampling_parameters import MAX_ALTERNATIVES
+from octavo_shared.step_wire.batch_table import BatchTable, IndexArray, StepLayout
+from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
+from octavo_shared.step_wire.step import Admission, BoolArray, Int32Array, Step, TableDelta
+from octavo_shared.step_wire.token_rules import TokenRules
+from scheduler_svc.core.beam_search import BeamSearch, Candidates
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.eviction_order import EvictionOrder
 from scheduler_svc.core.blocks.prefix_cache import PrefixCache
-from scheduler_svc.core.blocks.swapping import SwappedGroups, SwappedTable, _SwapInPlan
-from scheduler_svc.core.dispatch.dispatcher import Dispatcher
-from scheduler_svc.core.dispatch.inbox import Assignment, Inbox
-from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.fleet.dispatcher import Dispatcher
+from scheduler_svc.core.fleet.inbox import Assignment, Inbox
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.batch import Batch
+from scheduler_svc.core.step.beam_batch import BeamBatch
+from scheduler_svc.core.step.beam_batch import Continuation as BeamContinuation
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
 from scheduler_svc.core.step.prefills import Prefill, Prefills
 from scheduler_svc.core.step.step_cost import StepCost, Sums
 from scheduler_svc.core.step.step_pace import StepPace
 from scheduler_svc.core.step.step_plan import StepInFlight
+from scheduler_svc.core.step.swapping import SwappedGroups, SwappedTable, _SwapInPlan
 from scheduler_svc.core.stopping import StopChecker
 from scheduler_svc.core.waiting.policy import FairShare, _Level, _Tenant
 from scheduler_svc.core.waiting.waiting_lines import GroupsByArrival, Level
@@ -43,11 +48,6 @@ from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from scheduler_svc.request.provenance import Provenance, Span
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.state_codec import BlockNames, Form, Score, SnapshotError
-from shared.batch_table import BatchTable, IndexArray, StepLayout
-from shared.sampling_parameters import MAX_ALTERNATIVES
-from shared.sampling_row import SAMPLING_ROW
-from shared.step import Admission, BoolArray, Int32Array, Step, TableDelta
-from shared.token_rules import TokenRules
 
 Masks: TypeAlias = Mapping[type, Mapping[str, Callable[[Any], Any]]]
 

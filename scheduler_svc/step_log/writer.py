@@ -18,13 +18,13 @@ from typing import Any, TypeAlias
 
 import octavo
 from octavo.steplog.v1 import step_log_pb2 as pb
+from octavo_shared.errors import OctavoServiceError
+from octavo_shared.process.clock import monotonic_s
+from octavo_shared.process.events import Event
 from scheduler_svc.step_log.block_names import LogNames, NamedBlocks
 from scheduler_svc.step_log.log_files import FORMAT_VERSION, MAGIC, FileName, begin_name, files_in, frame
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.snapshot import core_digest
-from shared.clock import monotonic_s
-from shared.errors import OctavoServiceError
-from shared.events import Event
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ looked at when somebody asks. `metrics.py` turns both into metrics.
 from collections import Counter
 from collections.abc import Sequence
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.process.histogram import Histogram
+from octavo_shared.step_wire.step import NO_LOGPROBS
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.telemetry.step_log import LoggedStep
-from shared.histogram import Histogram
-from shared.step import NO_LOGPROBS
 
 # Doubling from 10 ms to 82 s, as OpenTelemetry's conventions for generative AI have it for the duration of a
 # request; from 1.25 ms on, since a prompt in the prefix cache of a small model has its first token so soon.

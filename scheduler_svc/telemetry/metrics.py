@@ -7,10 +7,10 @@ that are known beforehand, and the addresses of the executors that are in the fl
 from collections import Counter
 from collections.abc import Iterator
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.process.metric import Family, LabelValues, Metric
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
-from shared.metric import Family, LabelValues, Metric
 
 _EXECUTOR = ("executor",)
 _VLLM = ("model_name", "engine")

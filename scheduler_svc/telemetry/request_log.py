@@ -2,8 +2,8 @@
 
 import logging
 
+from octavo_shared.process.events import Event
 from scheduler_svc.request.life import EndedRequest
-from shared.events import Event
 
 log = logging.getLogger(__name__)
 

@@ -25,12 +25,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from octavo.generation.v1 import generation_service_pb2
+from octavo_shared.errors import InvalidFieldError, OctavoServiceError
+from octavo_shared.grpc.grpc_status import status_code
+from octavo_shared.process.tracing import traceparent_of
 from scheduler_svc.front.response import Response
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import RequestTimes
-from shared.errors import InvalidFieldError, OctavoServiceError
-from shared.grpc_status import status_code
-from shared.tracing import traceparent_of
 
 # A refused request may have an id or a tenant of any length.
 MAX_NAME_CHARS = 256

@@ -4,10 +4,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.batch_table import StepLayout
-from shared.clock import monotonic_s
-from shared.step import Step, StepResult
-from shared.step_size import step_bytes
+from octavo_shared.process.clock import monotonic_s
+from octavo_shared.step_wire.batch_table import StepLayout
+from octavo_shared.step_wire.step import Step, StepResult
+from scheduler_svc.core.step.step_size import step_bytes
 
 NUM_KEPT_STEPS = 256
 

@@ -20,7 +20,7 @@ from executor_svc.sampler.filters import filtered_scores
 from executor_svc.sampler.sampler import Sampler
 from octavo import Client, SamplingParams
 from octavo.cli import main
-from shared.sampling_row import SamplingRow
+from octavo_shared.step_wire.sampling_row import SamplingRow
 from tests.added_parameter.edits import NAME
 from tests.support.sample_rows import Row, sample_rows, sampling_of
 from tests.support.stack import Stack, collect, running_stack, token_request

@@ -33,7 +33,7 @@ EDITS = (
         "  optional float epsilon_cutoff = 100;\n",
     ),
     _before(
-        "shared/sampling_parameters.py",
+        "octavo/values/sampling_parameters.py",
         '    SamplingParameter(\n        name="repetition_penalty",\n',
         "    SamplingParameter(\n"
         '        name="epsilon_cutoff",\n'

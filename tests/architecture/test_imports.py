@@ -79,14 +79,18 @@ PLANTS = [
     (PURE_CORE, "scheduler_svc/core/planted.py", "import logging.handlers"),
     (PURE_CORE, "scheduler_svc/core/planted.py", "import grpc.aio"),
     (PURE_CORE, "scheduler_svc/core/planted.py", "from google.protobuf import message"),
-    (PURE_CORE, "scheduler_svc/core/planted.py", "from shared.wire import encode_step"),
-    (PURE_CORE, "scheduler_svc/core/planted.py", "import shared.config"),
+    (PURE_CORE, "scheduler_svc/core/planted.py", "from octavo_shared.step_wire.wire import encode_step"),
+    (PURE_CORE, "scheduler_svc/core/planted.py", "import octavo_shared.process.config"),
     (PURE_CORE, "scheduler_svc/core/planted.py", "import scheduler_svc.executors.session"),
     (FRONT_BY_INTERFACE, "scheduler_svc/front/planted.py", "import scheduler_svc.core.sequence"),
     (FRONT_BY_INTERFACE, "scheduler_svc/front/api/planted.py", LAZY.format("import scheduler_svc.engine.engine")),
     (FRONT_BY_INTERFACE, "scheduler_svc/front/text/planted.py", "from scheduler_svc.executors import serving_limits"),
     (FRONT_BY_INTERFACE, "scheduler_svc/front/planted.py", "from scheduler_svc.link.remote_core import RemoteCore"),
-    (FRONT_PROCESS_BY_INTERFACE, "scheduler_svc/front_process.py", "from scheduler_svc.engine.engine import Engine"),
+    (
+        FRONT_PROCESS_BY_INTERFACE,
+        "scheduler_svc/processes/front_process.py",
+        "from scheduler_svc.engine.engine import Engine",
+    ),
     (
         FRONT_PROCESS_BY_INTERFACE,
         "scheduler_svc/link/remote_core.py",
@@ -216,7 +220,13 @@ TYPES_ONLY = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from shar
 
 @pytest.mark.parametrize(
     "statement",
-    ["import shared.b", "from shared import b", "from shared.b import B", LAZY.format("import shared.b"), TYPES_ONLY],
+    [
+        "import shared.b",
+        "from octavo_shared import b",
+        "from shared.b import B",
+        LAZY.format("import shared.b"),
+        TYPES_ONLY,
+    ],
 )
 def test_an_import_cycle_is_found(tmp_path: Path, statement: str) -> None:
     (tmp_path / "shared" / "room").mkdir(parents=True)
@@ -266,9 +276,15 @@ def test_the_fake_executor_imports_no_torch_in_a_fresh_process() -> None:
 # What a process of the scheduler does without, and would start later by.
 LATE = {
     "scheduler_svc.__main__": ["aiohttp", "cryptography", "numpy", "scheduler_svc.core", "tokenizers"],
-    "scheduler_svc.supervisor": ["aiohttp", "cryptography", "numpy", "scheduler_svc.core", "tokenizers"],
-    "scheduler_svc.core_process": ["aiohttp", "cryptography", "jinja2", "scheduler_svc.front.front", "tokenizers"],
-    "scheduler_svc.front_process": ["aiohttp", "cryptography", "opentelemetry", "scheduler_svc.core"],
+    "scheduler_svc.processes.supervisor": ["aiohttp", "cryptography", "numpy", "scheduler_svc.core", "tokenizers"],
+    "scheduler_svc.processes.core_process": [
+        "aiohttp",
+        "cryptography",
+        "jinja2",
+        "scheduler_svc.front.front",
+        "tokenizers",
+    ],
+    "scheduler_svc.processes.front_process": ["aiohttp", "cryptography", "opentelemetry", "scheduler_svc.core"],
     "executor_svc.__main__": ["aiohttp", "cryptography", "torch"],
 }
 
@@ -284,7 +300,7 @@ def test_the_check_for_torch_can_fail() -> None:
 
 def test_a_front_process_loads_nothing_of_the_core() -> None:
     """Nor when it has imported what it imports only if it is configured: tracing."""
-    modules = ["scheduler_svc.front_process", *modules_below("scheduler_svc.front")]
+    modules = ["scheduler_svc.processes.front_process", *modules_below("scheduler_svc.front")]
     modules.append("scheduler_svc.telemetry.request_tracing")
 
     assert loaded_after_importing(modules, [*CORE_ROOMS, *HEAVY]) == []

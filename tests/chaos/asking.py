@@ -10,7 +10,7 @@ import openai
 
 from octavo import Client, SamplingParams
 from octavo.errors import OctavoError, UnavailableError
-from octavo.outputs import Accepted, Delta, Finished
+from octavo.values.outputs import Accepted, Delta, Finished
 from tests.chaos.result import Result
 
 # Pause before a request is sent again that was refused.

@@ -7,12 +7,12 @@ the step, from 1, counted from when the core sees the file. With ABSENCE_LIMIT_S
 import os
 import sys
 
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.front_count import choose_fronts
-from scheduler_svc.process import run_to_end
-from scheduler_svc.supervisor import Supervisor
-from shared.config import load_config_or_exit
-from shared.stop_request import StopRequest
+from octavo_shared.process.config import load_config_or_exit
+from octavo_shared.process.stop_request import StopRequest
+from scheduler_svc.config.front_count import choose_fronts
+from scheduler_svc.config.scheduler_config import SchedulerConfig
+from scheduler_svc.processes.process import run_to_end
+from scheduler_svc.processes.supervisor import Supervisor
 
 # What its processes run; without the variables they are as in production.
 CORE = "tests.chaos.doomed_core"

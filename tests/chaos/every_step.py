@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from octavo import Client
-from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.executors.driver_interface import FaultPoint
-from scheduler_svc.service import SchedulerService
+from scheduler_svc.processes.service import SchedulerService
 from tests.chaos.asking import Ask, answer_to, by_grpc, compare
 from tests.chaos.result import Result
 from tests.chaos.scale import Scale

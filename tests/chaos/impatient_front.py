@@ -3,8 +3,8 @@
 import os
 import sys
 
-from scheduler_svc.front_process import main
 from scheduler_svc.link import absence
+from scheduler_svc.processes.front_process import main
 from tests.chaos.doomed_scheduler import ABSENCE_LIMIT_S
 
 if __name__ == "__main__":

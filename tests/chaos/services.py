@@ -167,11 +167,11 @@ class Scheduler:
 
     def cores(self) -> list[int]:
         """The process of its core, if it has fronts and the core runs."""
-        return self._children("scheduler_svc.core_process", CORE)
+        return self._children("scheduler_svc.processes.core_process", CORE)
 
     def fronts(self) -> list[int]:
         """The processes of its fronts."""
-        return self._children("scheduler_svc.front_process", FRONT)
+        return self._children("scheduler_svc.processes.front_process", FRONT)
 
     def _children(self, *modules: str) -> list[int]:
         pid = self.service.process.pid

@@ -18,7 +18,7 @@ from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.servicer import SERVICE_NAME, ExecutionServicer
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc, step_pb2
-from shared.grpc_server import GrpcServer
+from octavo_shared.grpc.grpc_server import GrpcServer
 
 MAX_MESSAGE_BYTES = 2**20
 

@@ -12,13 +12,13 @@ import grpc.aio
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
+from octavo.calls.resumption import ResumeWindow
 from octavo.client import Client
 from octavo.errors import OctavoError
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.outputs import Delta, FailedRequest, Finished
-from octavo.resumption import ResumeWindow
-from shared.executor_info import MAX_MODEL_LEN
+from octavo.values.outputs import Delta, FailedRequest, Finished
+from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN
 from tests.contract.test_continuation import continued, cut_behind, refused, run
 from tests.contract.test_resumption import Cutter
 from tests.support.stack import Stack, running_stack, token_request, until

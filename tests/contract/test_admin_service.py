@@ -18,7 +18,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_pb2, admin_service_pb2_grpc
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.generation.v1.generation_service_pb2 import GenerateRequest
-from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from tests.support.stack import ExecutorProcess, Stack, running_stack, token_request, until
 
 

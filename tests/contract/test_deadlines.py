@@ -14,7 +14,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.client import Client
 from octavo.errors import DeadlineError, OverloadedError
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.sampling_params import SamplingParams
+from octavo.values.sampling_params import SamplingParams
 from tests.support.stack import Stack, collect, running_stack, token_request, until
 
 STEP_MS = 20

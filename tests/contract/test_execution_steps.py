@@ -9,9 +9,9 @@ import pytest
 from executor_svc.service.step_log import NUM_KEPT_RESPONSES
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import step_pb2
-from shared.batch_table import BatchTable
-from shared.step import TableDelta
-from shared.wire import decode_admission
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.step import TableDelta
+from octavo_shared.step_wire.wire import decode_admission
 from tests.contract.execution_harness import (
     MAX_MESSAGE_BYTES,
     Executor,

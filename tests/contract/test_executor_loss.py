@@ -14,10 +14,10 @@ from executor_svc.service.servicer import ExecutionServicer
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import StepFailedError
+from octavo_shared.step_wire.executor_info import TokenizerFile
+from octavo_shared.step_wire.step import Step, StepResult
 from scheduler_svc.executors.session import SessionTimings
-from shared.errors import StepFailedError
-from shared.executor_info import TokenizerFile
-from shared.step import Step, StepResult
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import Answer, Stack, collect, running_stack, token_request, until
 
@@ -69,7 +69,9 @@ async def losses_of(stack: Stack, answer: Answer) -> list[str]:
 
 def resume_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a scheduler try for an hour to resume a stream that broke."""
-    monkeypatch.setattr("scheduler_svc.service.SessionTimings", partial(SessionTimings, resume_timeout_s=3600.0))
+    monkeypatch.setattr(
+        "scheduler_svc.processes.service.SessionTimings", partial(SessionTimings, resume_timeout_s=3600.0)
+    )
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 20])

@@ -15,8 +15,8 @@ from octavo.core.v1 import core_service_pb2 as core
 from octavo.core.v1 import core_service_pb2_grpc as core_grpc
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
-from scheduler_svc.incarnation import SupersededError
 from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.processes.incarnation import SupersededError
 from tests.contract.test_several_schedulers import Running, attached, fake_executors, scheduler_of
 from tests.support.stack import ExecutorProcess, until
 

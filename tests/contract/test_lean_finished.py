@@ -8,7 +8,7 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from octavo import Client, SamplingParams
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.outputs import Event, Finished
+from octavo.values.outputs import Event, Finished
 from tests.support.stack import running_stack, token_request
 
 ASKED: dict[str, dict[str, Any]] = {

@@ -29,10 +29,12 @@ from octavo.execution.v1 import step_pb2
 from octavo.execution.v1.sampling_params_pb2 import SamplingParams
 from octavo.generation.v1 import generation_service_pb2 as generation
 from octavo.generation.v1 import generation_service_pb2_grpc as generation_pb2_grpc
-from octavo.outputs import Accepted, Event, Finished
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.continuation_message import encode_continuation
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo.values.outputs import Accepted, Event, Finished
+from octavo_shared.errors import FencedError
+from octavo_shared.errors import UnavailableError as UnavailableOfServiceError
+from octavo_shared.step_wire.step import SamplingRow
+from scheduler_svc.config.scheduler_config import SchedulerConfig
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link import absence, front_session, remote_core
@@ -43,13 +45,11 @@ from scheduler_svc.link.front_session import FrontSession
 from scheduler_svc.link.joined_fronts import JoinedFronts
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.submissions import encode_submission
+from scheduler_svc.processes.service import SchedulerService
 from scheduler_svc.request.continuation import Continuation, ContinuedOutput
+from scheduler_svc.request.continuation_message import encode_continuation
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
-from scheduler_svc.service import SchedulerService
-from shared.errors import FencedError
-from shared.errors import UnavailableError as UnavailableOfServiceError
-from shared.step import SamplingRow
 from tests.support.fronts import fronts_in_this_process
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import ExecutorProcess, Stack, collect, running_stack, token_request, until

@@ -12,11 +12,11 @@ from executor_svc.fake.faults import FakeFaults, FaultPlan
 from executor_svc.fake.worker import FakeWorker
 from octavo import Client, SamplingParams
 from octavo.errors import LostTooOftenError
+from octavo_shared.errors import StepFailedError
+from octavo_shared.step_wire.step import Step, StepResult
 from scheduler_svc.executors import circuit_breaker
 from scheduler_svc.executors import driver as executor_driver
 from scheduler_svc.executors.circuit_breaker import Backoff
-from shared.errors import StepFailedError
-from shared.step import Step, StepResult
 from tests.support.stack import Stack, collect, running_stack, token_request, until
 
 NUM_REQUESTS = 60

@@ -7,7 +7,7 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo import Client, SamplingParams
-from shared.step import SamplingRow
+from octavo_shared.step_wire.step import SamplingRow
 from tests.support.stack import Stack, running_stack, token_request
 
 # Numbers that float32 holds exactly.

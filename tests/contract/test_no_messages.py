@@ -17,10 +17,10 @@ from octavo.admin.v1 import admin_service_pb2
 from octavo.core.v1 import core_service_pb2
 from octavo.execution.v1 import execution_service_pb2
 from octavo.generation.v1 import generation_service_pb2
-from scheduler_svc.client_services import GENERATION_SERVICE
+from octavo_shared.grpc.grpc_server import GrpcServer
+from octavo_shared.grpc.interceptor import Handler, HandlerInterceptor, handler_parts
 from scheduler_svc.link import joined_fronts
-from shared.grpc_server import GrpcServer
-from shared.interceptor import Handler, HandlerInterceptor, handler_parts
+from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from tests.support import stack as stack_support
 from tests.support.fronts import NUM_FRONTS
 from tests.support.stack import Stack, collect, running_stack, token_request, until
@@ -124,7 +124,7 @@ async def test_answers_that_are_none_are_the_executors_fault(
 ) -> None:
     answering = Answering()
     monkeypatch.setattr(stack_support, "GrpcServer", partial(GrpcServer, readers=[answering]))
-    monkeypatch.setattr("scheduler_svc.service.HEARTBEATS_PER_LEASE", 1000)
+    monkeypatch.setattr("scheduler_svc.processes.service.HEARTBEATS_PER_LEASE", 1000)
     async with running_stack(ready=False) as stack:
         answering.method = method
         await until(lambda: stack.engine.drivers)

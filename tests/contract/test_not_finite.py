@@ -7,8 +7,8 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_service_pb2 as pb
-from shared.capability import Capability
-from shared.executor_info import ExecutorInfo
+from octavo_shared.step_wire.capability import Capability
+from octavo_shared.step_wire.executor_info import ExecutorInfo
 from tests.support.stack import Stack, collect, running_stack, token_request, until
 
 NAN_TOKEN = 200

@@ -16,7 +16,7 @@ from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.client import Client
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.generation.v1.generation_pb2 import Provenance as Span
-from octavo.outputs import Delta, Provenance
+from octavo.values.outputs import Delta, Provenance
 from tests.support.stack import ExecutorProcess, Stack, collect, running_stack, token_request, until
 
 DIGEST = FakeWorker().info.weights_digest

@@ -10,12 +10,12 @@ import grpc.aio
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
+from octavo.calls.request_stream import RequestStream
 from octavo.client import Client
 from octavo.errors import OctavoError
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.outputs import Accepted, Delta, FailedRequest, Finished, Prompt
-from octavo.request_stream import RequestStream
-from octavo.sampling_params import SamplingParams
+from octavo.values.outputs import Accepted, Delta, FailedRequest, Finished, Prompt
+from octavo.values.sampling_params import SamplingParams
 from scheduler_svc.front.api import request_stream
 from tests.support.stack import Stack, running_stack, token_request, until
 

@@ -11,7 +11,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.client import Client
 from octavo.errors import UnavailableError
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.outputs import FailedRequest, Finished
+from octavo.values.outputs import FailedRequest, Finished
 from scheduler_svc.front.api import request_stream
 from tests.contract.test_request_stream import assert_nothing_is_left, ends, error_of, submission
 from tests.support.patience import PATIENCE_S

@@ -15,7 +15,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.client import Client
 from octavo.errors import DeadlineError, NotConnectedError, UnavailableError
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.outputs import Accepted, Delta, Event, FailedRequest, Finished, PromptLogprobs
+from octavo.values.outputs import Accepted, Delta, Event, FailedRequest, Finished, PromptLogprobs
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import Stack, running_stack, until
 

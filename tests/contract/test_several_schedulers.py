@@ -8,12 +8,12 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.client import Client
-from octavo.sampling_params import SamplingParams
-from scheduler_svc.config import SchedulerConfig
+from octavo.values.sampling_params import SamplingParams
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.session import ExecutorSession
-from scheduler_svc.service import SchedulerService, scheduler_id
+from scheduler_svc.processes.service import SchedulerService, scheduler_id
 from tests.support.stack import ExecutorProcess, losing_soon, until
 
 

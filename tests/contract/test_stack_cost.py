@@ -10,8 +10,8 @@ from benchmarks.end_to_end.workloads import Request, Shape, Workload
 from executor_svc.config import ExecutorConfig
 from executor_svc.worker.loading import load_worker
 from octavo.client import Client
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.service import engine_settings
+from scheduler_svc.config.scheduler_config import SchedulerConfig
+from scheduler_svc.processes.service import engine_settings
 from tests.numerics.tiny_models import save_tiny_model
 from tests.support.stack import running_stack
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
-from octavo.command_line import run
+from octavo.commands.command_line import run
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.steplog.v1 import step_log_pb2 as steplog
 from scheduler_svc.step_log import writer

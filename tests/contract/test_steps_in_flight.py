@@ -9,7 +9,7 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.worker.interface import RunningStep
-from shared.step import Step, StepResult
+from octavo_shared.step_wire.step import Step, StepResult
 from tests.contract.test_executor_loss import REQUESTS, assert_same, tokens_arrived
 from tests.support.stack import Answer, collect, running_stack, token_request
 

@@ -15,8 +15,8 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.step_wire.executor_info import TokenizerFile
 from scheduler_svc.front.api import tokenization
-from shared.executor_info import TokenizerFile
 from tests.support.stack import Stack, WithoutTokenizer, collect, running_stack, until
 from tests.support.tokenizers import BOS, byte_level_backend, tokenizer_files
 

@@ -8,7 +8,7 @@ from executor_svc.fake.tokenizer import VOCAB_SIZE, fake_tokenizer_files
 from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from shared.executor_info import TokenizerFile
+from octavo_shared.step_wire.executor_info import TokenizerFile
 from tests.support.stack import Stack, WithoutTokenizer, collect, running_stack, token_request
 
 IMAGE = "<|image|>"

@@ -15,10 +15,10 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.fake.tokenizer import fake_tokenizer_files
 from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import ModelLoadError, TokenizerFileError
+from octavo_shared.step_wire.executor_info import TokenizerFile
 from scheduler_svc.front.text import text_threads
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from shared.errors import ModelLoadError, TokenizerFileError
-from shared.executor_info import TokenizerFile
 from tests.contract.openai.api import running_api
 from tests.support.stack import Stack, collect, running_stack, token_request
 

@@ -16,6 +16,7 @@ import pytest
 
 from octavo import __version__
 from octavo.admin_client import AdminClient, AdminPortError
+from octavo.calls.tls import TlsOptions
 from octavo.commands.explain import explain_request
 from octavo.errors import (
     NotConnectedError,
@@ -24,7 +25,6 @@ from octavo.errors import (
     TlsHandshakeError,
     UnauthenticatedError,
 )
-from octavo.tls import TlsOptions
 from octavo.top.app import TopApp
 from octavo.top.polling import Poller
 from octavo.top.rates import Picture, RateMeter

@@ -9,7 +9,7 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from octavo import Client
 from octavo.errors import DeadlineError, OctavoError, RequestAbortedError
-from octavo.outputs import Delta, FailedRequest, Finished, FinishReason, RequestOutput
+from octavo.values.outputs import Delta, FailedRequest, Finished, FinishReason, RequestOutput
 from tests.support.stack import Stack, running_stack, until
 
 PROMPT = "Twelve words"

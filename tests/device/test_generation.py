@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu.backends import usable_backends
 from benchmarks.gpu.engine import GREEDY, InProcessEngine, Prompt
 from executor_svc.attention.interface import DecodePlanner
-from shared.step import SamplingRow
+from octavo_shared.step_wire.step import SamplingRow
 from tests.device.conftest import MODELS
 from tests.device.workers import DEVICE, IS_GPU, worker_with
 from tests.kernels.products import add_up_rows_alike

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import click
 
 from executor_svc.config import ExecutorConfig, FakeConfig
-from octavo.command_line import cli
-from scheduler_svc.config import SchedulerConfig
-from shared.config import ConfigError, load_config
-from shared.service_config import ServiceConfig
+from octavo.commands.command_line import cli
+from octavo_shared.process.config import ConfigError, load_config
+from octavo_shared.process.service_config import ServiceConfig
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 
 SERVICES: dict[str, type[ServiceConfig]] = {
     "scheduler_svc": SchedulerConfig,

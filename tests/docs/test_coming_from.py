@@ -6,8 +6,8 @@ from dataclasses import fields
 import click
 
 from octavo import SamplingParams
-from octavo.command_line import cli
-from shared.sampling_parameters import SAMPLING_PARAMETERS
+from octavo.commands.command_line import cli
+from octavo.values.sampling_parameters import SAMPLING_PARAMETERS
 from tests.docs.flags import SERVICES
 from tests.docs.pages import REPOSITORY
 from tests.support.each_row import each_row

@@ -10,9 +10,9 @@ import pytest
 
 from executor_svc.config import FakeConfig
 from executor_svc.fake.worker import FakeWorker
-from scheduler_svc.config import SchedulerConfig
-from shared.config import load_config
-from shared.service_config import ServiceConfig
+from octavo_shared.process.config import load_config
+from octavo_shared.process.service_config import ServiceConfig
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from tests.docs.shell import Shell
 from tests.support.certificates import Authority
 from tests.support.sessions import Typed, console_sessions, is_as_printed

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from docs.tools import configuration, reference
-from shared.config import load_config
-from shared.service_config import ServiceConfig
+from octavo_shared.process.config import load_config
+from octavo_shared.process.service_config import ServiceConfig
 
 
 def test_no_page_is_stale() -> None:

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
-from shared.step import SamplingRow
 from tests.numerics.real_model import RealModel
 from tests.numerics.test_beam_search_oracle import Case, generated
 from tests.numerics.ties import assert_same_search

@@ -95,10 +95,10 @@ async def test_a_signal_ends_it_cleanly_and_a_closed_stdin_does_not(number: sign
 DYING = """
 import sys
 from executor_svc.config import FakeConfig
-from shared.errors import DeviceLostError
+from octavo_shared.errors import DeviceLostError
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.process import run_executor
-from shared.config import load_config_or_exit
+from octavo_shared.process.config import load_config_or_exit
 
 class DyingWorker(FakeWorker):
     def execute(self, step):

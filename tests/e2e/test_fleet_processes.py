@@ -8,7 +8,7 @@ import pytest
 
 from octavo import Client, SamplingParams
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
-from octavo.outputs import Delta, Finished, Output
+from octavo.values.outputs import Delta, Finished, Output
 from tests.support.processes import Service, running_service, start_service
 
 pytestmark = pytest.mark.timeout(300)

@@ -18,7 +18,7 @@ import pytest
 from octavo.admin_client import AdminClient
 from octavo.client import Client
 from octavo.errors import UnavailableError
-from octavo.outputs import Delta, Finished
+from octavo.values.outputs import Delta, Finished
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import Service, children_of, running_service
 
@@ -34,11 +34,11 @@ class Running:
 
     def fronts(self) -> list[int]:
         """The processes of its fronts."""
-        return children_of(self.scheduler.process.pid, "scheduler_svc.front_process")
+        return children_of(self.scheduler.process.pid, "scheduler_svc.processes.front_process")
 
     def cores(self) -> list[int]:
         """The process of its core, if there is one now."""
-        return children_of(self.scheduler.process.pid, "scheduler_svc.core_process")
+        return children_of(self.scheduler.process.pid, "scheduler_svc.processes.core_process")
 
 
 @asynccontextmanager

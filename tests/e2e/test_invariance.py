@@ -16,10 +16,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from executor_svc.worker.interface import Worker
+from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
-from shared.step import SamplingRow
 from tests.numerics.architectures import VOCAB_SIZE, save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import QUANTIZATIONS

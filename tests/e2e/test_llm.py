@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from octavo import LLM, SamplingParams
 from octavo.errors import LocalServiceError
-from octavo.outputs import ChatMessage
+from octavo.values.outputs import ChatMessage
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 

@@ -15,10 +15,10 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ClosedError, InvalidRequestError, LocalServiceError
-from octavo.local import LocalServices
-from octavo.local_options import LocalOptions
-from octavo.prompt_batch import generate_all
-from octavo.restarts import RestartPolicy
+from octavo.local.options import LocalOptions
+from octavo.local.prompt_batch import generate_all
+from octavo.local.restarts import RestartPolicy
+from octavo.local.services import LocalServices
 
 AT_ONCE = RestartPolicy(initial_pause_s=0.0, max_failed_starts=2)
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
@@ -26,7 +26,7 @@ ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
 # The same for programs that run in a process of their own.
 USE_FAKE_EXECUTOR = """
 import sys
-from octavo.local_options import LocalOptions
+from octavo.local.options import LocalOptions
 
 COMMAND = [sys.executable, "-P", "-m", "executor_svc.fake", "--listen", "127.0.0.1:0", "--exit-on-stdin-close"]
 LocalOptions.executor_command = lambda self: COMMAND
@@ -170,7 +170,7 @@ def test_a_service_that_is_killed_is_started_again_and_the_answers_go_on(
             return generate_all(services, requests, max_in_flight, on_end)
 
         with monkeypatch.context() as patched:
-            patched.setattr("octavo.llm.generate_all", kill_at_first_end)
+            patched.setattr("octavo.local.llm.generate_all", kill_at_first_end)
             disturbed = answers(llm)
         assert pid not in child_pids()
         assert disturbed == answers(llm)
@@ -195,7 +195,7 @@ runpy.run_module("executor_svc.fake", run_name="__main__")
 """
     command = [sys.executable, "-P", "-c", source, "--listen", "127.0.0.1:0", "--exit-on-stdin-close"]
     monkeypatch.setattr(LocalOptions, "executor_command", lambda _: command)
-    monkeypatch.setattr("octavo.restarts.RestartPolicy", lambda: AT_ONCE)
+    monkeypatch.setattr("octavo.local.restarts.RestartPolicy", lambda: AT_ONCE)
     before = child_pids()
     with LLM("fake", progress=False) as llm:
         os.kill(min(child_pids() - before), signal.SIGKILL)

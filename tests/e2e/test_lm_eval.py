@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from octavo.local import LocalServices
-from octavo.local_options import LocalOptions
+from octavo.local.options import LocalOptions
+from octavo.local.services import LocalServices
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo import Client, SamplingParams
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
-from octavo.local import LocalServices
+from octavo.local.services import LocalServices
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 

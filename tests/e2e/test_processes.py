@@ -13,7 +13,7 @@ import octavo
 from octavo import Client, SamplingParams
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.errors import UnavailableError
-from octavo.outputs import Delta, Finished, RequestOutput
+from octavo.values.outputs import Delta, Finished, RequestOutput
 from tests.support.each_row import each_row
 from tests.support.processes import Service, running_service, start_service
 

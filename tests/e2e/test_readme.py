@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from octavo import Client, SamplingParams
-from octavo.outputs import ChatMessage
+from octavo.values.outputs import ChatMessage
 from tests.support.patience import PATIENCE_S
 from tests.support.sessions import Typed, console_sessions, find_grpcurl, is_as_printed
 

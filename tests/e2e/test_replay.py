@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.client import Client
 from octavo.errors import OctavoError
 from octavo.models.store import find_model
-from octavo.sampling_params import SamplingParams
+from octavo.values.sampling_params import SamplingParams
 from tests.support.processes import Service, running_service, start_service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -15,7 +15,7 @@ import pytest
 from executor_svc.config import ExecutorConfig
 from executor_svc.worker.loading import load_worker
 from octavo import Client, SamplingParams
-from octavo.outputs import Delta, Finished
+from octavo.values.outputs import Delta, Finished
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import StepDriver
 from tests.support.patience import PATIENCE_S

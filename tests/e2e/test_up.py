@@ -16,8 +16,8 @@ import pytest_asyncio
 
 from octavo import Client, SamplingParams
 from octavo.admin_client import AdminClient
-from octavo.command_line import run
-from octavo.outputs import Accepted, Delta
+from octavo.commands.command_line import run
+from octavo.values.outputs import Accepted, Delta
 from tests.support.processes import running_service
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")
 # The command line, with fake executors in place of those with a model.
 PROGRAM = """
 import os, sys
-from octavo.local_options import LocalOptions
+from octavo.local.options import LocalOptions
 
 FAKE = [sys.executable, "-P", "-m", "executor_svc.fake", "--exit-on-stdin-close", *os.environ["FAKE_FLAGS"].split()]
 LocalOptions.executor_command = lambda self: [*FAKE, "--listen", "127.0.0.1:0"]
@@ -168,7 +168,7 @@ def another_program() -> Iterator[str]:
 async def test_a_port_of_another_program_is_told(
     flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.taken_ports._ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("octavo.local.taken_ports._ANSWER_TIMEOUT_S", 0.2)
     with another_program() as address:
         flags = {"--listen": "127.0.0.1:0", "--admin-listen": "127.0.0.1:0", flag: address}
         assert await second(*(word for pair in flags.items() for word in pair)) == 1

@@ -19,17 +19,19 @@ from google.protobuf.message_factory import GetMessageClass
 from executor_svc.fake.tokenizer import fake_tokenizer_files
 from executor_svc.fake.worker import FakeWorker
 from octavo.admin_client import AdminClient
+from octavo.calls.scheduler_channel import SchedulerChannel
 from octavo.client import Client
 from octavo.core.v1 import core_service_pb2 as core
 from octavo.errors import OctavoError
 from octavo.generation.v1 import generation_service_pb2 as generation
-from octavo.sampling_params import SamplingParams
-from octavo.scheduler_channel import SchedulerChannel
 from octavo.top.polling import Poller
 from octavo.top.rates import RateMeter
 from octavo.top.report import ask_report
 from octavo.top.report_text import report_lines
 from octavo.top.snapshot import snapshot_json, snapshot_text
+from octavo.values.sampling_params import SamplingParams
+from octavo_shared.errors import OctavoServiceError
+from octavo_shared.step_wire.executor_info import ExecutorInfo
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.settings import EngineSettings
@@ -44,8 +46,6 @@ from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.link import remote_core
 from scheduler_svc.link.remote_core import RemoteCore
-from shared.errors import OctavoServiceError
-from shared.executor_info import ExecutorInfo
 from tests.fuzz.calls import method_of, requests
 from tests.fuzz.messages import changed
 from tests.fuzz.target import Case, LoopTarget

@@ -17,10 +17,10 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.fake.tokenizer import fake_tokenizer_files
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.models.selection import read_model_config
+from octavo_shared.errors import InvalidFieldError, ModelLoadError, TokenizerFailedError, TokenizerFileError
+from octavo_shared.step_wire.executor_info import TokenizerFile
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from shared.errors import InvalidFieldError, ModelLoadError, TokenizerFailedError, TokenizerFileError
-from shared.executor_info import TokenizerFile
 from tests.contract.openai.api import HELLO, Api, running_api
 from tests.fuzz.target import Case, LoopTarget, Target, flipped
 from tests.fuzz.values import changed_json

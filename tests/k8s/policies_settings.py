@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from executor_svc.config import ExecutorConfig
-from scheduler_svc.client_side_config import FrontConfig
-from scheduler_svc.config import SchedulerConfig
-from shared.config import CONFIG_VARIABLE, ConfigError, load_config
-from shared.service_config import ServiceConfig
+from octavo_shared.process.config import CONFIG_VARIABLE, ConfigError, load_config
+from octavo_shared.process.service_config import ServiceConfig
+from scheduler_svc.config.client_side_config import FrontConfig
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from tests.k8s.manifests import Manifests, Object, PodTemplate, environment
 
 SERVICES: dict[str, type[ServiceConfig]] = {

@@ -75,7 +75,7 @@ def test_an_image_is_as_it_should_be(path: Path) -> None:
     ("COPY --from=build /opt/octavo /opt/octavo\n", "", "takes what it was built with along"),
     ("org.opencontainers.image.licenses", "licenses", "has no label licenses"),
     ('"scheduler_svc"]', '"executor_svc"]', "starts something else"),
-    ("import scheduler_svc.service", "import scheduler_svc.gone", "imports a module that does not exist"),
+    ("import scheduler_svc.processes.service", "import scheduler_svc.gone", "imports a module that does not exist"),
     ("EXTRAS=scheduler", "EXTRAS=executor", "has torch"),
     ("--constraint constraints.txt", "", "installs versions that nothing pins"),
     ("setuptools pip", "setuptools", "has pip"),

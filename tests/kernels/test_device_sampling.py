@@ -16,7 +16,7 @@ from executor_svc.sampler.drawing import draw
 from executor_svc.sampler.filters import filtered_scores
 from executor_svc.sampler.interface import NOT_FINITE
 from executor_svc.sampler.likeliest import largest_index
-from shared.step import SamplingRow
+from octavo_shared.step_wire.step import SamplingRow
 from tests.kernels.device import DEVICE, RANDOM_CASES, SLOW_IF_INTERPRETED
 from tests.support.sample_rows import KEPT_OF_TIES, ROWS_OF_FILTERS, sampling_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_service_pb2 as pb
-from shared.events import Event
+from octavo_shared.process.events import Event
 from tests.monitoring.live import scrape, value_of
 from tests.support.stack import Stack, collect, running_stack, token_request, until
 

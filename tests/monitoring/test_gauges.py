@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 from executor_svc.fake.worker import FakeWorker
-from shared.step import Step, StepResult
+from octavo_shared.step_wire.step import Step, StepResult
 from tests.monitoring.live import scrape, value_of
 from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S

@@ -6,9 +6,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from executor_svc.service.metrics import METRICS as EXECUTOR_METRICS
+from octavo_shared.grpc.grpc_metrics import METRICS as SERVICE_METRICS
+from octavo_shared.process.metric import Metric
 from scheduler_svc.telemetry.metrics import ALIASES, METRICS
-from shared.grpc_metrics import METRICS as SERVICE_METRICS
-from shared.metric import Metric
 from tests.monitoring.expressions import dashboard_expressions, missing_names, rule_groups, rules_with, sample_names
 from tests.monitoring.live import NUM_REQUESTS, Scrapes, value_of
 from tests.monitoring.promtool import check_metrics

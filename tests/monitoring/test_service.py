@@ -9,11 +9,11 @@ from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.metrics import executor_families
 from executor_svc.service.servicer import ExecutionServicer
 from executor_svc.service.step_meter import StepMeter, StepTokens
-from scheduler_svc.config import SchedulerConfig
+from octavo_shared.errors import UnavailableError
+from octavo_shared.process.metrics_server import MetricsServer
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.executors.membership import Membership
-from scheduler_svc.service import SchedulerService
-from shared.errors import UnavailableError
-from shared.metrics_server import MetricsServer
+from scheduler_svc.processes.service import SchedulerService
 from tests.monitoring.live import scrape, value_of
 from tests.support.stack import collect, running_stack, token_request, until
 

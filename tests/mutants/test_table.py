@@ -104,7 +104,7 @@ def test_a_mutant_is_planted_in_a_copy_and_taken_out_again(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_mutant_is_caught_or_survives_and_a_row_without_a_run_is_stale(tmp_path: Path) -> None:
     copy, mutant = TreeCopy(tmp_path / "copy"), MUTANTS[0]
-    elsewhere = "tests/unit/shared/test_histogram.py"
+    elsewhere = "tests/unit/octavo_shared/process/test_histogram.py"
 
     def verdict(mutant: Mutant, failing: tuple[str, ...] = ()) -> Verdict:
         return try_mutant(copy, mutant, failing, timeout_s=300).verdict

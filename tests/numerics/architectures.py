@@ -23,7 +23,7 @@ from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_forward import NativeForward, native_forward
 from executor_svc.models.selection import choose_model
 from executor_svc.native.model_structs import BatchStruct
-from shared.step import Int32Array
+from octavo_shared.step_wire.step import Int32Array
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 
 VOCAB_SIZE = 97

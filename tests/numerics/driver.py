@@ -14,7 +14,7 @@ from executor_svc.sampler.interface import DrawOnDevice
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.sampler.sampler import Sampled, Sampler
 from executor_svc.worker.interface import Worker, execute
-from shared.step import (
+from octavo_shared.step_wire.step import (
     Admission,
     Fork,
     Int32Array,

@@ -9,7 +9,7 @@ from executor_svc.sampler.drawing import Draws, draw
 from executor_svc.sampler.filters import SamplingRows, filtered_scores
 from executor_svc.sampler.likeliest import are_finite, largest_index
 from executor_svc.worker.interface import RunningStep
-from shared.step import Int32Array, SamplingRow, Step, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.step import Int32Array, SamplingRow, Step, StepResult, TableDelta, pairs
 from tests.numerics.driver import StepDriver
 
 NUM_NEW_TOKENS = 12

@@ -12,7 +12,7 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.selection import read_model_config
 from executor_svc.models.transformers_model import TransformersModel, load_transformers_model
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 from tests.numerics.architectures import (
     ALL_WINDOWS,
     ARCHITECTURES,

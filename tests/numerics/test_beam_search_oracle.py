@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from scheduler_svc.core.beams.beam_search import BeamSearch
+from scheduler_svc.core.beam_search import BeamSearch
 from scheduler_svc.request.outputs import FinishReason, Float32Array, Hypothesis
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from tests.numerics.tiny_models import VOCAB_SIZE, save_tiny_model

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared.step import Admission, Int32Array, SamplingRow, TableDelta, pairs
+from octavo_shared.step_wire.step import Admission, Int32Array, SamplingRow, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import RecordingSampler, StepDriver, fork_of
 from tests.numerics.reference import MakeDriver, assert_close, random_prompt, reference_logits

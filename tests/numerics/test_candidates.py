@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shared.step import UNKNOWN_TOKEN, SamplingRow, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.step import UNKNOWN_TOKEN, SamplingRow, StepResult, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import StepDriver, fork_of
 from tests.numerics.reference import MakeDriver, assert_close, random_prompt, reference_logits

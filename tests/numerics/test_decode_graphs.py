@@ -16,7 +16,7 @@ from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.config import ExecutorConfig
 from executor_svc.worker.decode_graphs import MAX_BATCH_SIZE, Replay, batch_sizes
 from executor_svc.worker.loading import load_worker
-from shared.step import SamplingRow, TableDelta
+from octavo_shared.step_wire.step import SamplingRow, TableDelta
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, StepDriver
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES

@@ -20,8 +20,8 @@ from executor_svc.models.decoder import Decoder
 from executor_svc.sampler.sampler import Sampler
 from executor_svc.worker.loading import load_worker
 from executor_svc.worker.torch_worker import TorchWorker
-from shared.step import Admission, SamplingRow, StepResult, TableDelta, pairs
-from shared.token_rules import TokenRules, pack_mask, pad_words
+from octavo_shared.step_wire.step import Admission, SamplingRow, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 from tests.numerics.architectures import VOCAB_SIZE, save_tiny_architecture
 from tests.numerics.driver import StepDriver
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES

@@ -17,8 +17,8 @@ from executor_svc.models.kernels import CpuKernels, make_model
 from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.worker.loading import load_worker
-from shared.errors import ModelLoadError
-from shared.step import TableDelta
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.step_wire.step import TableDelta
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import RecordingSampler, StepDriver

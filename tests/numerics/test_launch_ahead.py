@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from shared.errors import DeviceLostError, StepFailedError
-from shared.step import UNKNOWN_TOKEN, Fork, SamplingRow, TableDelta, pairs
+from octavo_shared.errors import DeviceLostError, StepFailedError
+from octavo_shared.step_wire.step import UNKNOWN_TOKEN, Fork, SamplingRow, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import StepDriver
 from tests.numerics.launch_ahead import NUM_NEW_TOKENS, Ahead, admit, assert_same, one_at_a_time

@@ -12,7 +12,7 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.sampler.drawing import draw
 from executor_svc.sampler.sample_rows import uniforms
 from executor_svc.worker.loading import load_worker
-from shared.step import SamplingRow, TableDelta, pairs
+from octavo_shared.step_wire.step import SamplingRow, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import RecordingSampler, StepDriver, fork_of
 from tests.numerics.reference import (

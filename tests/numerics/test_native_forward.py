@@ -14,7 +14,7 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.worker.loading import load_worker
 from executor_svc.worker.native_runner import NativeRunner
 from executor_svc.worker.torch_worker import TorchWorker
-from shared.step import SamplingRow, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.step import SamplingRow, StepResult, TableDelta, pairs
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, StepDriver, fork_of
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES

@@ -15,8 +15,8 @@ from executor_svc.sampler.filters import filtered_scores
 from executor_svc.sampler.interface import NOT_FINITE
 from executor_svc.sampler.processors import process
 from executor_svc.sampler.sampler import Sampler
-from shared.step import SamplingRow
-from shared.token_rules import TokenRules, pack_mask
+from octavo_shared.step_wire.step import SamplingRow
+from octavo_shared.step_wire.token_rules import TokenRules, pack_mask
 from tests.numerics.native import LANES, NUM_THREADS, library_path
 from tests.numerics.test_processors import ROWS, logits_of
 from tests.support.sample_rows import KEPT_OF_TIES, ROWS_OF_FILTERS, Row, sample_rows, sampling_of

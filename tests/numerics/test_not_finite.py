@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from executor_svc.config import ExecutorConfig
 from executor_svc.sampler.sampler import Sampled, Sampler, flags_of_candidates
 from executor_svc.worker.loading import load_worker
-from shared.step import RowFlag, SamplingRow, StepResult, TableDelta, pairs
-from shared.token_rules import TokenRules, pack_mask
+from octavo_shared.step_wire.step import RowFlag, SamplingRow, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.token_rules import TokenRules, pack_mask
 from tests.numerics.driver import StepDriver
 from tests.numerics.launch_ahead import draw_in_torch
 from tests.numerics.native import LANES

@@ -18,9 +18,9 @@ from executor_svc.sampler import torch_backend
 from executor_svc.sampler.filters import SamplingRows, filtered_scores
 from executor_svc.sampler.sampler import Sampler
 from executor_svc.worker.loading import load_worker
-from shared.errors import ModelLoadError
-from shared.sampling_parameters import Stage, of_stage
-from shared.step import SAMPLING_ROW, SamplingRow
+from octavo.values.sampling_parameters import Stage, of_stage
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
 from tests.numerics import record_numerics
 from tests.numerics.architectures import ARCHITECTURES, save_tiny_architecture
 from tests.numerics.conftest import TinyModel

@@ -25,8 +25,8 @@ from transformers import (
 from executor_svc.sampler.filters import filtered_scores
 from executor_svc.sampler.processors import process
 from executor_svc.sampler.sampler import Sampled, Sampler
-from shared.step import SamplingRow
-from shared.token_rules import NO_TOKEN, TokenRules, pack_mask, pad_words
+from octavo_shared.step_wire.step import SamplingRow
+from octavo_shared.step_wire.token_rules import NO_TOKEN, TokenRules, pack_mask, pad_words
 from tests.support.each_row import each_row
 from tests.support.sample_rows import Row, sample_rows
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executor_svc.sampler import sampler
-from shared.step import SamplingRow, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.step import SamplingRow, StepResult, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.reference import MakeDriver, assert_close, random_prompt, reference_logits
 

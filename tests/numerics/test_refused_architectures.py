@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers.masking_utils import create_causal_mask
 from transformers.models.olmo import modeling_olmo
 
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 from tests.numerics.architectures import load_architecture, save_tiny_architecture
 
 CANNOT = "cannot run on paged attention: "

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from executor_svc.native.sampling import NativeSampling
 from executor_svc.sampler.interface import Alternatives
 from executor_svc.sampler.sampler import Sampler
-from shared.step import Int32Array, SamplingRow
-from shared.token_rules import TokenRules, pack_mask, pad_words
+from octavo_shared.step_wire.step import Int32Array, SamplingRow
+from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 from tests.numerics.native import LANES, library_path
 from tests.numerics.test_processors import ROWS
 from tests.support.each_row import each_row

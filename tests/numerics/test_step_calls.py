@@ -17,7 +17,7 @@ from executor_svc.native import sampling as native_sampling
 from executor_svc.native.binding import bind
 from executor_svc.worker.interface import execute
 from executor_svc.worker.loading import load_worker
-from shared.step import SamplingRow, Step, TableDelta
+from octavo_shared.step_wire.step import SamplingRow, Step, TableDelta
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import StepDriver
 from tests.numerics.launch_ahead import admit

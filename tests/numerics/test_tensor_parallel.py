@@ -15,10 +15,10 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.worker.loading import check_model, load_worker
 from executor_svc.worker.torch_worker import TorchWorker
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.step_wire.step import SamplingRow, StepResult, TableDelta, pairs
 from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.request.parameters import StopConditions
-from shared.errors import ModelLoadError
-from shared.step import SamplingRow, StepResult, TableDelta, pairs
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES

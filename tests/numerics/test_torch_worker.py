@@ -24,8 +24,8 @@ from executor_svc.worker.interface import RunningStep, Worker, execute
 from executor_svc.worker.largest_step import run_largest_steps
 from executor_svc.worker.loading import load_worker
 from executor_svc.worker.warm_up import warm_up
-from shared.errors import DeviceLostError, InvalidStepError, ModelLoadError, StepFailedError
-from shared.step import Int32Array, SamplingRow, Step, TableDelta, pairs
+from octavo_shared.errors import DeviceLostError, InvalidStepError, ModelLoadError, StepFailedError
+from octavo_shared.step_wire.step import Int32Array, SamplingRow, Step, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import fork_of
 from tests.numerics.launch_ahead import draw_in_torch

@@ -15,7 +15,7 @@ from executor_svc.models.linear import Linear
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.models.torchao_linear import TorchaoLinear
 from executor_svc.native.structs import NumberFormat
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 from tests.numerics.architectures import PagedRun, save_tiny_architecture
 
 PROMPT = list(range(3, 48))

@@ -20,8 +20,8 @@ from executor_svc.models.weight_format import Quantization, matrix_formats
 from executor_svc.native.structs import NumberFormat
 from executor_svc.numerics.identity import find_numerics
 from executor_svc.worker.loading import load_worker
-from shared.errors import ModelLoadError
-from shared.step import TableDelta
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.step_wire.step import TableDelta
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import RecordingSampler, StepDriver
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES

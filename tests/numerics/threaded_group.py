@@ -11,9 +11,9 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.worker.interface import DoneStep, execute
 from executor_svc.worker.loading import load_worker
 from executor_svc.worker.torch_worker import TorchWorker
-from shared.batch_table import BatchTable
-from shared.executor_info import ExecutorInfo, TokenizerFile
-from shared.step import Step
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from octavo_shared.step_wire.step import Step
 
 TIMEOUT_S = 30.0
 

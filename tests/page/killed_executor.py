@@ -23,9 +23,9 @@ from playwright.async_api import Page
 from octavo.admin.v1 import admin_pb2
 from octavo.admin_client import AdminClient, NotFoundError
 from octavo.client import DEFAULT_ADMIN_ADDRESS, Client
-from octavo.sampling_params import SamplingParams
 from octavo.top.app import TopApp
 from octavo.top.polling import Poller
+from octavo.values.sampling_params import SamplingParams
 from tests.page.browser import running_browser, watched_page
 from tests.page.terminal_text import terminal_text
 from tests.unit.octavo.top.figure import without_fonts

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.core.beams.beam_search import BeamSearch
+from scheduler_svc.core.beam_search import BeamSearch
 from scheduler_svc.request.outputs import FinishReason, Hypothesis
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from tests.support.beam_driving import HashedModel, live_histories, run_search, top_candidates

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator, OutOfBlocksError
 from scheduler_svc.core.blocks.prefix_cache import PrefixCache
-from shared.step import Int32Array
 
 
 def blocks_of(table: list[int]) -> Int32Array:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.provenance import Numerics

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID
 from executor_svc.fake.worker import FakeWorker
+from octavo_shared.step_wire.step import SamplingRow
+from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
-from shared.step import SamplingRow
-from shared.token_rules import TokenRules
 from tests.support.fleet import Outcome
 from tests.support.schedules import GREEDY, Play, Request, Schedule
 

@@ -15,9 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.batch_table import BatchTable, StepLayout
-from shared.errors import InvalidStepError
-from shared.step import UNKNOWN_TOKEN, Admission, Fork, Int32Array, SamplingRow, Step, TableDelta, pairs
+from octavo_shared.errors import InvalidStepError
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.step import (
+    UNKNOWN_TOKEN,
+    Admission,
+    Fork,
+    Int32Array,
+    SamplingRow,
+    Step,
+    TableDelta,
+    pairs,
+)
 from tests.support.random_steps import BLOCK_SIZE, MAX_BLOCKS, MAX_MODEL_LEN, NUM_BLOCKS, NUM_SLOTS, StepMaker
 from tests.support.tables import assert_columns_equal, assert_same, columns
 from tests.support.toy_executor import over_the_wire

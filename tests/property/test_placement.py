@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.core.dispatch.capacity import Capacity, Demand, num_expected_tokens
-from scheduler_svc.core.dispatch.placement import Offer, Placement
+from scheduler_svc.core.fleet.capacity import Capacity, Demand, num_expected_tokens
+from scheduler_svc.core.fleet.placement import Offer, Placement
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.waiting_queue import Turn
 from tests.support.driving import group, max_tokens, small_limits

@@ -6,13 +6,13 @@ import numpy as np
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.execution.v1 import execution_service_pb2 as pb
+from octavo_shared.step_wire.step import INT32_MAX, Admission, Fork, Int32Array, SamplingRow, Step, TableDelta, no_pairs
+from octavo_shared.step_wire.token_rules import TokenRules
+from octavo_shared.step_wire.wire import encode_step
 from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.step.step_size import step_bytes
 from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
-from shared.step import INT32_MAX, Admission, Fork, Int32Array, SamplingRow, Step, TableDelta, no_pairs
-from shared.step_size import step_bytes
-from shared.token_rules import TokenRules
-from shared.wire import encode_step
 from tests.support.driving import Bench, max_tokens
 from tests.support.each_row import each_row
 

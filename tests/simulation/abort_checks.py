@@ -11,8 +11,8 @@ So such a request costs the steps that are decided until the word comes, and tho
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.link.front_session import FrontSession, _RemoteSink
 from tests.simulation.machines import SchedulerMachine

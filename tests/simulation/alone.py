@@ -7,12 +7,12 @@ import functools
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.worker.interface import execute
+from octavo.calls.streamed_answer import StreamedAnswer
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.outputs import Finished, event_from_proto
-from octavo.prompts import generate_request
-from octavo.sampling_params import with_keywords
-from octavo.streamed_answer import StreamedAnswer
-from scheduler_svc.core.dispatch.fleet import Fleet
+from octavo.values.outputs import Finished, event_from_proto
+from octavo.values.prompts import generate_request
+from octavo.values.sampling_params import with_keywords
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.live_request import LiveRequest, group_of

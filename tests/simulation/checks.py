@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from octavo.calls.resumption import DEFAULT_RESUME_TIMEOUT_S
 from octavo.errors import (
     DeadlineError,
     InternalError,
@@ -19,13 +20,12 @@ from octavo.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from octavo.outputs import Accepted, Delta, Event, Finished, Output
-from octavo.resumption import DEFAULT_RESUME_TIMEOUT_S
+from octavo.values.outputs import Accepted, Delta, Event, Finished, Output
+from octavo_shared.process import events
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.absence import LIMIT_S
 from scheduler_svc.link.core_servicer import CoreServicer
-from shared import events
 from tests.simulation.alone import answer_alone
 from tests.simulation.engine_checks import COUNTED_OUT, EngineChecks
 from tests.simulation.link_checks import LinkChecks

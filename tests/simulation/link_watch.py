@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from octavo.core.v1 import core_service_pb2 as pb
+from octavo_shared.errors import CallerError, FencedError, OctavoServiceError, SlowCallerError
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.link.core_servicer import CoreServicer
@@ -12,7 +13,6 @@ from scheduler_svc.link.front_session import FrontSession, _RemoteSink
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import FinishReason
-from shared.errors import CallerError, FencedError, OctavoServiceError, SlowCallerError
 from tests.simulation.watching import Watcher
 
 RARE_ON_THE_LINK = {

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.surroundings import PREFIX_KEY_BYTES, Surroundings
 from scheduler_svc.link.core_servicer import CoreServicer

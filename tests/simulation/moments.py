@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from tests.simulation.plan import (
     CORE_FAULTS,
     MOMENTS,

@@ -423,7 +423,7 @@ BUGS = (
     ),
     Bug(
         "a core ignores a larger incarnation",
-        "scheduler_svc/incarnation.py",
+        "scheduler_svc/processes/incarnation.py",
         "        if told < self.number or (told == self.number and self._is_granted):\n",
         "        if told:\n",
         LIVENESS,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
 from tests.simulation.machines import ExecutorMachine, FrontMachine, SchedulerMachine

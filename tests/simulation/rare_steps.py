@@ -4,12 +4,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.process.events import Event
+from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.sequence import SequenceStatus
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
-from shared.events import Event
-from shared.step import Step
 from tests.simulation.checks import RequestRecord
 from tests.simulation.rare import Rare
 

@@ -63,7 +63,9 @@ def _virtual(name: str, clock: Callable[[], float]) -> Callable[[], float]:
     def tell() -> float:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if caller.split(".", 1)[0] in OURS:
-            raise RealWorldError(f"{caller} reads time.{name}(); shared/clock.py has the time of the loop")
+            raise RealWorldError(
+                f"{caller} reads time.{name}(); shared/octavo_shared/process/clock.py has the time of the loop"
+            )
         return clock()
 
     return tell

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_svc.fake.cache import Histories
-from shared.batch_table import BatchTable, StepLayout
-from shared.sampling_row import SAMPLING_ROW
-from shared.step import NO_LOGPROBS, UNKNOWN_TOKEN, Float32Array, Int32Array, Step, StepResult
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
+from octavo_shared.step_wire.step import NO_LOGPROBS, UNKNOWN_TOKEN, Float32Array, Int32Array, Step, StepResult
 
 # The tokens, the hash of the history, how it is sampled, the length of its prompt, and its rules.
 RowKey = tuple[bytes, int, bytes, int, bytes | None]

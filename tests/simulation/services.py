@@ -16,8 +16,10 @@ from octavo.client import Client
 from octavo.core.v1 import core_service_pb2_grpc
 from octavo.execution.v1 import execution_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2_grpc
+from octavo_shared.grpc.grpc_status import StatusInterceptor
+from octavo_shared.process.metric import Metric
 from scheduler_svc.admin.servicer import AdminServicer
-from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.surroundings import Surroundings
 from scheduler_svc.executors.client import ExecutorClient
@@ -28,14 +30,12 @@ from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.servicer import GenerationServicer
 from scheduler_svc.front.front import PROMPT_METHODS, front_settings
 from scheduler_svc.front.text.text_model import ModelTokenizer
-from scheduler_svc.incarnation import Incarnation
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
-from scheduler_svc.own_front import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
-from scheduler_svc.service import HEARTBEATS_PER_LEASE, engine_settings
-from shared.grpc_status import StatusInterceptor
-from shared.metric import Metric
+from scheduler_svc.processes.incarnation import Incarnation
+from scheduler_svc.processes.own_front import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
+from scheduler_svc.processes.service import HEARTBEATS_PER_LEASE, engine_settings
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.network.client import SimulatedChannel
 from tests.simulation.network.link import Network

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
+from octavo.calls.request_stream import RequestStream
 from octavo.errors import DeadlineError, InternalError, OctavoError
-from octavo.outputs import Event, FailedRequest, Finished
-from octavo.request_stream import RequestStream
+from octavo.values.outputs import Event, FailedRequest, Finished
 from tests.simulation.services import SimulatedClient
 
 

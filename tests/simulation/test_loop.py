@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from shared import clock
+from octavo_shared.process import clock
 from tests.simulation.loop import (
     LONGEST_THREAD_CALL_S,
     DeadlockError,

@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from tests.simulation import checks
 from tests.simulation.draw import draw_plan
 from tests.simulation.loop import START_S

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.process.events import Event
+from octavo_shared.step_wire.step import StepResult
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.request.life import EndedRequest, EventKind
-from shared.events import Event
-from shared.step import StepResult
 from tests.simulation.checks import RequestRecord
 from tests.simulation.loop import START_S
 from tests.simulation.plan import FaultPlan

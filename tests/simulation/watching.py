@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.process.events import Event
+from octavo_shared.step_wire.step import StepResult
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import Sequence as TokenSequence
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest
-from shared.events import Event
-from shared.step import StepResult
 from tests.simulation.plan import FaultPlan
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import numpy as np
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.worker.interface import DoneStep, RunningStep
-from shared.batch_table import StepLayout
-from shared.errors import StepFailedError
-from shared.step import Step, StepResult
+from octavo_shared.errors import StepFailedError
+from octavo_shared.step_wire.batch_table import StepLayout
+from octavo_shared.step_wire.step import Step, StepResult
 from tests.simulation.alone import EOS_PROBABILITY
 from tests.simulation.plan import ExecutorPlan
 from tests.simulation.remembered import keys_of, remember, remembered

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
+from octavo.calls.resumption import DEFAULT_RESUME_TIMEOUT_S
 from octavo.errors import OctavoError, OverloadedError, UnavailableError
-from octavo.outputs import Event, Finished
-from octavo.resumption import DEFAULT_RESUME_TIMEOUT_S
+from octavo.values.outputs import Event, Finished
 from tests.simulation.checks import Checks, RequestRecord
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.machines import ExecutorMachine, FrontMachine, Machine, SchedulerMachine

@@ -21,7 +21,7 @@ from tests.support.stack import ExecutorProcess
 
 FAKE = "executor_svc.fake"
 SCHEDULER = "scheduler_svc"
-FRONT = "scheduler_svc.own_front"
+FRONT = "scheduler_svc.processes.own_front"
 
 WORKING_TREE = Path(__file__).parents[2]
 RELEASE_ARCHIVES = sorted(Path(__file__).parent.glob("octavo-*.zip"))
@@ -31,7 +31,7 @@ State = admin_service_pb2.GetSchedulerStateResponse
 # Runs a module after it has given the wire another range.
 WITH_WIRE_RANGE = """
 import runpy
-from shared import wire
+from octavo_shared.step_wire import wire
 wire.MIN_WIRE_VERSION, wire.MAX_WIRE_VERSION = {lowest}, {highest}
 runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 """
@@ -54,39 +54,39 @@ class Code:
     @property
     def has_admin_port(self) -> bool:
         """Whether the scheduler serves operators on a port of their own; that of 0.1.0 does it on its main port."""
-        return self._has("scheduler_svc/config.py", "admin_listen")
+        return self._has("scheduler_svc/config/scheduler_config.py", "admin_listen")
 
     @property
     def has_fronts(self) -> bool:
         """Whether fronts of their own can join the scheduler."""
-        return self._has("scheduler_svc/config.py", "core_listen")
+        return self._has("scheduler_svc/config/scheduler_config.py", "core_listen")
 
     @property
     def keeps_names(self) -> bool:
         """Whether a scheduler that starts again finds what executors have cached."""
-        return self._has("scheduler_svc/config.py", "prefix_key_file")
+        return self._has("scheduler_svc/config/scheduler_config.py", "prefix_key_file")
 
     @property
     def has_row_flags(self) -> bool:
         """Whether an executor says which outputs cannot go on."""
-        return self._has("shared/capability.py", "ROW_FLAGS")
+        return self._has("shared/octavo_shared/step_wire/capability.py", "ROW_FLAGS")
 
     @property
     def has_continuations(self) -> bool:
         """Whether a client goes on elsewhere with an answer that was cut."""
-        return bool(self._read("octavo/resumption.py"))
+        return bool(self._read("octavo/calls/resumption.py"))
 
     @property
     def tells_accepted_length(self) -> bool:
         """Whether clients and schedulers tell each other for which length a request was accepted."""
-        return self._has("octavo/streamed_answer.py", "max_model_len")
+        return self._has("octavo/calls/streamed_answer.py", "max_model_len")
 
     @property
     def wire_versions(self) -> tuple[int, int]:
         """The lowest and the highest version of octavo.execution.v1 that it speaks."""
         found = {
             ast.unparse(node.targets[0]): ast.literal_eval(node.value)
-            for node in ast.parse(self._read("shared/wire.py")).body
+            for node in ast.parse(self._read("shared/octavo_shared/step_wire/wire.py")).body
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("MIN_WIRE_VERSION", "MAX_WIRE_VERSION")
         }
         return found["MIN_WIRE_VERSION"], found["MAX_WIRE_VERSION"]

@@ -23,7 +23,11 @@ PACKAGES = ("executor_svc", "octavo", "scheduler_svc", "shared")
 # What the tests start or import; everything that these import comes with them.
 ROOTS = (
     *("executor_svc.fake.__main__", "octavo.client", "scheduler_svc.__main__"),
-    *("scheduler_svc.core_process", "scheduler_svc.front_process", "scheduler_svc.own_front"),
+    *(
+        "scheduler_svc.processes.core_process",
+        "scheduler_svc.processes.front_process",
+        "scheduler_svc.processes.own_front",
+    ),
 )
 
 # The least that the format can say: midnight, 1 January 1980.

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from octavo import Client, SamplingParams
-from octavo.outputs import Accepted, Delta, Event, FailedRequest, Finished, Output, PromptLogprobs
+from octavo.values.outputs import Accepted, Delta, Event, FailedRequest, Finished, Output, PromptLogprobs
 
 NUM_TOKENS = 48
 NUM_PROMPT_TOKENS = 20

@@ -16,13 +16,13 @@ from executor_svc.service.step_log import StepLog
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.execution.v1 import step_pb2
+from octavo_shared.errors import ExecutorFaultError
+from octavo_shared.step_wire.capability import Capability
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import Step, TableDelta
+from octavo_shared.step_wire.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS
 from scheduler_svc.executors.client import WANTED, ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.session import ExecutorSession, SessionTimings
-from shared.capability import Capability
-from shared.errors import ExecutorFaultError
-from shared.executor_info import ExecutorInfo
-from shared.step import Step, TableDelta
-from shared.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS
 from tests.contract.execution_harness import first_step, refusal
 from tests.skew.peers import FAKE, RELEASES, Code, each, executor_here, running, until_serving
 from tests.support.each_row import each_row

@@ -8,7 +8,7 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from octavo import Client
 from octavo.errors import OctavoError, RequestAbortedError, ResourceExhaustedError, UnavailableError
-from octavo.outputs import Delta, FinishReason
+from octavo.values.outputs import Delta, FinishReason
 from tests.skew.peers import CURRENT, FRONT, SCHEDULER, WITH_FRONTS, Code, each, executor_here, running, state_when
 from tests.skew.requests import REQUESTS, STOPPED_BY_STRING, Stream, run_all, until_all_stream
 from tests.support.processes import Service

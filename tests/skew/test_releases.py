@@ -10,7 +10,7 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo import Client
-from octavo.outputs import FinishReason
+from octavo.values.outputs import FinishReason
 from tests.skew.peers import (
     CURRENT,
     FAKE,
@@ -50,7 +50,7 @@ STEP_MS = 10
 
 PRINT_HOMES = """
 import sys
-import executor_svc.fake, octavo.client, octavo.execution.v1.step_pb2, scheduler_svc.service, shared.wire
+import executor_svc.fake, octavo.client, octavo.execution.v1.step_pb2, scheduler_svc.processes.service, octavo_shared.step_wire.wire
 ours = ("executor_svc", "octavo", "scheduler_svc", "shared")
 print(*(m.__file__ for name, m in sorted(sys.modules.items()) if name.partition(".")[0] in ours), sep="\\n")
 """

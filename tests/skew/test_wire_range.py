@@ -9,12 +9,12 @@ from executor_svc.service.servicer import Context, ExecutionServicer
 from octavo import Client
 from octavo.errors import UnavailableError
 from octavo.execution.v1 import execution_service_pb2 as pb
+from octavo_shared.process.events import Event
+from octavo_shared.step_wire import wire
+from octavo_shared.step_wire.step import Step, TableDelta
 from scheduler_svc.executors import client as executor_client
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.session import SessionTimings
-from shared import wire
-from shared.events import Event
-from shared.step import Step, TableDelta
 from tests.skew.peers import (
     CURRENT,
     FAKE,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_svc.core.beams.beam_search import BeamSearch, Candidates
+from scheduler_svc.core.beam_search import BeamSearch, Candidates
 from scheduler_svc.request.outputs import Float32Array, Hypothesis
 
 # Log-probabilities of the next token after each history, [num_histories, vocab_size].

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.step_wire.step import Admission, SamplingRow, Step, StepResult
 from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
-from shared.step import Admission, SamplingRow, Step, StepResult
 from tests.support.toy_executor import NextToken, ToyExecutor, count_up
 
 MAX_STEPS = 300

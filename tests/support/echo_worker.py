@@ -8,9 +8,9 @@ import numpy as np
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.sampler.sample_rows import SampleRows
-from shared.batch_table import StepLayout
-from shared.executor_info import TokenizerFile
-from shared.step import Int32Array, Step, StepResult
+from octavo_shared.step_wire.batch_table import StepLayout
+from octavo_shared.step_wire.executor_info import TokenizerFile
+from octavo_shared.step_wire.step import Int32Array, Step, StepResult
 
 # A prompt's last word of this kind; what follows it, up to the end of the message, is the output.
 SAY = b"SAY:"

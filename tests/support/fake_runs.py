@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from executor_svc.fake.worker import FakeWorker
-from shared.step import Admission, SamplingRow, Step, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.step import Admission, SamplingRow, Step, StepResult, TableDelta, pairs
 
 Moves = dict[str, Any]
 

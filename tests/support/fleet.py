@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from executor_svc.worker.interface import Worker, execute
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.step import Step, StepResult
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import PromptLogprobs
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
-from shared.batch_table import BatchTable
-from shared.step import Step, StepResult
 from tests.support.toy_executor import over_the_wire, result_over_the_wire
 
 MakeFleet: TypeAlias = Callable[[WaitingQueue, Policy, bytes, Callable[[], bool]], Fleet]

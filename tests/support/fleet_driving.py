@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from scheduler_svc.core.dispatch.fleet import Fleet
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.request.provenance import UNKNOWN, Numerics

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.front_process import serve
-from scheduler_svc.fronts import Fronts
+from scheduler_svc.config.scheduler_config import SchedulerConfig
+from scheduler_svc.processes.front_process import serve
+from scheduler_svc.processes.fronts import Fronts
 
 # Set to a number: every stack of the contract tests has so many fronts.
 NUM_FRONTS_VARIABLE = "OCTAVO_TEST_FRONTS"

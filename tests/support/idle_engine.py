@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.step_wire.executor_info import ExecutorInfo
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
@@ -14,7 +15,6 @@ from scheduler_svc.executors.driver_interface import DriverSettings
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.executors.session import SessionTimings
-from shared.executor_info import ExecutorInfo
 from tests.support.live_requests import live_request
 
 TIMINGS = SessionTimings(lease_s=10.0, heartbeat_interval_s=2.0, step_timeout_s=600.0)

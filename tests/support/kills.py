@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from executor_svc.worker.interface import Worker
+from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
-from shared.step import SamplingRow
 from tests.support.fleet import Member, Outcome, VirtualFleet, WiredWorker, assert_same_outcomes
 
 NUM_TOKENS = 64

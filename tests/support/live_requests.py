@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
+from octavo_shared.errors import OctavoServiceError
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.live_request import LiveRequest, group_of
 from scheduler_svc.request.engine_client import RequestHandle, TokenSink
@@ -10,7 +11,6 @@ from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.provenance import Provenance, Span
-from shared.errors import OctavoServiceError
 from tests.support.driving import group as make_group
 
 

@@ -8,11 +8,11 @@ import math
 
 import numpy as np
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.limits import CoreLimits, PrefillMode
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle, Wait
-from shared.step import Step
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from tests.support.fleet import Member, VirtualFleet
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shared.step import Admission, Fork, SamplingRow, Step, TableDelta, pairs
-from shared.token_rules import TokenRules, pad_words
+from octavo_shared.step_wire.step import Admission, Fork, SamplingRow, Step, TableDelta, pairs
+from octavo_shared.step_wire.token_rules import TokenRules, pad_words
 
 NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 4, 14, 3, 20
 MAX_BLOCKS = -(-MAX_MODEL_LEN // BLOCK_SIZE)

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_svc.sampler.sample_rows import SampleRows
-from shared.step import SAMPLING_ROW, SamplingRow
-from shared.token_rules import TokenRules
+from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
+from octavo_shared.step_wire.token_rules import TokenRules
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from shared.sampling_parameters import ROW_PARAMETERS, SamplingParameter
+from octavo.values.sampling_parameters import ROW_PARAMETERS, SamplingParameter
 
 
 def at_the_ends(parameter: SamplingParameter) -> list[Any]:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from executor_svc.worker.interface import Worker
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import NO_LOGPROBS, SamplingRow, Step
+from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
-from shared.executor_info import ExecutorInfo
-from shared.step import NO_LOGPROBS, SamplingRow, Step
-from shared.token_rules import TokenRules
 from tests.support.fleet import FoundHypothesis, Member, Outcome, Output, VirtualFleet, WiredWorker
 
 MAX_ROUNDS = 5000

@@ -22,15 +22,15 @@ from executor_svc.worker.interface import Worker
 from octavo.admin.v1 import admin_service_pb2_grpc
 from octavo.execution.v1 import execution_service_pb2, execution_service_pb2_grpc
 from octavo.generation.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc
-from scheduler_svc.config import SchedulerConfig
+from octavo_shared.grpc.grpc_server import GrpcServer
+from octavo_shared.step_wire.executor_info import TokenizerFile
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.front import Front
-from scheduler_svc.service import SchedulerService
-from shared.executor_info import TokenizerFile
-from shared.grpc_server import GrpcServer
+from scheduler_svc.processes.service import SchedulerService
 from tests.support.fronts import NUM_FRONTS, FrontsInProcess, fronts_in_this_process
 from tests.support.patience import PATIENCE_S
 
@@ -140,7 +140,7 @@ def losing_soon(*, is_so: bool = True) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if is_so:
             patch.setattr(
-                "scheduler_svc.service.SessionTimings", partial(SessionTimings, resume_timeout_s=LOST_AFTER_S)
+                "scheduler_svc.processes.service.SessionTimings", partial(SessionTimings, resume_timeout_s=LOST_AFTER_S)
             )
         yield
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.core.dispatch.fleet import Fleet
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.waiting.policy import Policy, PriorityPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.replay.run import ReplayRun

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from scheduler_svc.core.executor_core import ExecutorCore
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
 

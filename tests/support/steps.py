@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass, field
 
-from shared.step import StepResult
+from octavo_shared.step_wire.step import StepResult
 
 
 @dataclass

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shared.batch_table import BatchTable
-from shared.step import Admission, SamplingRow, TableDelta, pairs
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.step import Admission, SamplingRow, TableDelta, pairs
 
 COLUMNS = (
     "live",

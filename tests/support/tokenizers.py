@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from octavo_shared.step_wire.executor_info import TokenizerFile
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from shared.executor_info import TokenizerFile
 
 BOS, EOS = "<|start|>", "<|end|>"
 

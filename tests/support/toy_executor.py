@@ -11,13 +11,13 @@ from collections.abc import Callable
 import numpy as np
 
 from octavo.execution.v1 import step_pb2
-from scheduler_svc.core.beams.beam_search import BeamSearch, Candidates
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.step import UNKNOWN_TOKEN, Int32Array, Step, StepResult
+from octavo_shared.step_wire.wire import decode_result, decode_step, encode_result, encode_step
+from scheduler_svc.core.beam_search import BeamSearch, Candidates
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.request.outputs import FinishReason, Hypothesis
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
-from shared.batch_table import BatchTable, StepLayout
-from shared.step import UNKNOWN_TOKEN, Int32Array, Step, StepResult
-from shared.wire import decode_result, decode_step, encode_result, encode_step
 
 NextToken = Callable[[list[int], int], int]
 """The next token of a history, for an output index."""

@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import StopConditions
-from shared.step import SamplingRow
 
 
 def waiting_group(

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.step_wire.step import SamplingRow, StepResult
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.life import EventKind
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
-from shared.step import SamplingRow, StepResult
 from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone
 
 VOCAB_SIZE = 13

@@ -11,11 +11,11 @@ from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.servicer import SERVICE_NAME, ExecutionServicer
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from octavo.execution.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
-from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.service import SchedulerService
-from shared.certificates import PemFile
-from shared.grpc_server import GrpcServer
-from shared.tls import ServerTls
+from octavo_shared.grpc.certificates import PemFile
+from octavo_shared.grpc.grpc_server import GrpcServer
+from octavo_shared.grpc.tls import ServerTls
+from scheduler_svc.config.scheduler_config import SchedulerConfig
+from scheduler_svc.processes.service import SchedulerService
 from tests.support.certificates import PairFiles
 from tests.support.stack import until
 

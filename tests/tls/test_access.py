@@ -17,8 +17,8 @@ from octavo.client import Client
 from octavo.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.generation.v1 import generation_service_pb2_grpc
-from octavo.outputs import Accepted, FailedRequest
-from octavo.sampling_params import SamplingParams
+from octavo.values.outputs import Accepted, FailedRequest
+from octavo.values.sampling_params import SamplingParams
 from scheduler_svc.front.api import generation
 from tests.support.certificates import PairFiles, replace
 from tests.tls.services import Scheduler, running_pair, running_scheduler, tls_settings

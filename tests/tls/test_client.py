@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.address import is_loopback
-from octavo.bearer_token import read_token, token_metadata
+from octavo.calls.bearer_token import read_token, token_metadata
+from octavo.calls.tls import TlsOptions, handshake_trouble
 from octavo.client import Client
 from octavo.errors import (
     ConnectionOptionsError,
@@ -15,8 +15,8 @@ from octavo.errors import (
     TlsHandshakeError,
     UnauthenticatedError,
 )
-from octavo.sampling_params import SamplingParams
-from octavo.tls import TlsOptions, handshake_trouble
+from octavo.values.address import is_loopback
+from octavo.values.sampling_params import SamplingParams
 from tests.support.certificates import Authority, PairFiles
 from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S

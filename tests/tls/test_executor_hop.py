@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from octavo.client import Client
-from octavo.sampling_params import SamplingParams
-from shared.certificates import TlsFileError
+from octavo.values.sampling_params import SamplingParams
+from octavo_shared.grpc.certificates import TlsFileError
 from tests.support.certificates import DAY, HOUR, Authority, PairFiles, replace
 from tests.support.patience import PATIENCE_S
 from tests.tls.services import Scheduler, running_executor, running_scheduler, server_tls
@@ -96,7 +96,7 @@ async def test_a_certificate_outside_its_time(
     end: object,
     sentence: str,
 ) -> None:
-    monkeypatch.setattr("shared.certificates._check_validity", lambda file, certificate: None)
+    monkeypatch.setattr("octavo_shared.grpc.certificates._check_validity", lambda file, certificate: None)
     authority.issue("127.0.0.1", validity=(begin, end)).write(server_files.cert.parent)  # type: ignore[arg-type]
     async with running_executor(server_tls(server_files)) as executor, scheduler_of(executor, ca=ca) as scheduler:
         assert await scheduler.last_error() == sentence

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.config import SchedulerConfig
+from octavo_shared.grpc.certificates import PemFile, read_pair
+from octavo_shared.grpc.exposure import warn_if_exposed
+from scheduler_svc.config.prefix_key import prefix_key
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.front.access.token_table import read_tokens
-from scheduler_svc.prefix_key import prefix_key
-from shared.certificates import PemFile, read_pair
-from shared.exposure import warn_if_exposed
 from tests.support.certificates import PairFiles
 
 PLAIN = (

@@ -7,11 +7,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from executor_svc.config import FakeConfig
+from octavo.calls.tls import TlsOptions, channel_credentials
 from octavo.errors import ConnectionOptionsError
-from octavo.tls import TlsOptions, channel_credentials
-from scheduler_svc.config import SchedulerConfig
-from shared.certificates import PemFile, TlsFileError, read_authorities, read_pair
-from shared.config import ConfigError, load_config
+from octavo_shared.grpc.certificates import PemFile, TlsFileError, read_authorities, read_pair
+from octavo_shared.process.config import ConfigError, load_config
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from tests.support.certificates import DAY, HOUR, Authority, Pair, PairFiles
 from tests.support.each_row import each_row
 from tests.tls.services import server_tls

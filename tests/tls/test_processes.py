@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.child_process import ChildProcess
 from octavo.errors import LocalServiceError
+from octavo.local.child_process import ChildProcess
 from tests.support.certificates import Authority, PairFiles
 from tests.support.processes import running_service
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from octavo.calls.tls import TlsOptions
 from octavo.client import Client
 from octavo.errors import TlsHandshakeError
-from octavo.outputs import Finished
-from octavo.sampling_params import SamplingParams
-from octavo.tls import TlsOptions
-from shared.errors import OctavoServiceError
-from shared.watched_files import RETRY_INTERVAL_S, WatchedFiles
+from octavo.values.outputs import Finished
+from octavo.values.sampling_params import SamplingParams
+from octavo_shared.errors import OctavoServiceError
+from octavo_shared.grpc.watched_files import RETRY_INTERVAL_S, WatchedFiles
 from tests.support.certificates import DAY, HOUR, Authority, Pair, PairFiles, replace
 from tests.support.patience import PATIENCE_S
 from tests.tls.services import running_pair, running_scheduler, server_tls, tls_settings

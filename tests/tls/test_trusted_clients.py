@@ -8,9 +8,9 @@ import grpc.aio
 import pytest
 
 from octavo.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
+from octavo.calls.tls import TlsOptions, channel_credentials
 from octavo.client import Client
 from octavo.errors import UnauthenticatedError
-from octavo.tls import TlsOptions, channel_credentials
 from tests.support.certificates import Authority, PairFiles
 from tests.tls.services import Scheduler, running_scheduler, tls_settings
 

@@ -29,10 +29,11 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.errors import QueueFullError
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.suspects import Suspects
@@ -40,7 +41,6 @@ from scheduler_svc.engine.waiting_limits import WaitingLimits
 from scheduler_svc.executors.driver_interface import DriverSettings
 from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
-from shared.errors import QueueFullError
 from tests.support.driving import Bench, group, small_limits
 from tests.support.step_words import decision_lines, state_lines, token_lines
 from tests.support.toy_executor import count_up, hashed_next_token

@@ -13,7 +13,7 @@ from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.traced_worker import TracedWorker
 from executor_svc.worker.interface import Worker
 from octavo.generation.v1 import generation_service_pb2 as pb
-from shared.tracing import Tracing, TracingMode
+from octavo_shared.process.tracing import Tracing, TracingMode
 from tests.support.stack import Stack, running_stack, until
 from tests.tracing.spans import SpanRecord, Trace, recorded, trace_of
 

@@ -10,7 +10,7 @@ from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.traced_worker import TracedWorker
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from shared.step import Step
+from octavo_shared.step_wire.step import Step
 from tests.support.stack import token_request, until
 from tests.tracing.conftest import Recorder, TracedStack, executed, run
 from tests.tracing.spans import (

@@ -11,9 +11,9 @@ import pytest
 
 from executor_svc.fake.__main__ import main as fake_main
 from executor_svc.fake.worker import FakeWorker
+from octavo_shared.errors import OctavoServiceError
+from octavo_shared.process.tracing import COMPLAINT_INTERVAL_S, RateLimitFilter, resource_of, start_tracing
 from scheduler_svc.__main__ import main as scheduler_main
-from shared.errors import OctavoServiceError
-from shared.tracing import COMPLAINT_INTERVAL_S, RateLimitFilter, resource_of, start_tracing
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import collect, running_stack, token_request
 

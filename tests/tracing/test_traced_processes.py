@@ -14,8 +14,8 @@ from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
 from octavo.client import Client
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.fronts import END_S
-from shared.tracing import MAX_FLUSH_S
+from octavo_shared.process.tracing import MAX_FLUSH_S
+from scheduler_svc.processes.fronts import END_S
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import PORT_LINE, Service, running_service
 from tests.support.stack import token_request
@@ -145,7 +145,9 @@ async def test_fronts_send_their_traces_before_they_end(monkeypatch: pytest.Monk
                 *("scheduler_svc", "--executor", executor.address, "--fronts", "1", "--core-listen", "127.0.0.1:0"),
                 *traced,
             ) as scheduler,
-            running_service("scheduler_svc.own_front", "--core", scheduler.other_addresses["fronts"], *traced) as front,
+            running_service(
+                "scheduler_svc.processes.own_front", "--core", scheduler.other_addresses["fronts"], *traced
+            ) as front,
         ):
             for name, address in (("started", scheduler.address), ("own", front.address)):
                 async with Client(address) as client:

@@ -8,8 +8,8 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.traced_worker import TracedWorker
 from executor_svc.worker.interface import execute
-from shared.errors import InvalidStepError
-from shared.step import Admission, Fork, SamplingRow, Step, TableDelta, pairs
+from octavo_shared.errors import InvalidStepError
+from octavo_shared.step_wire.step import Admission, Fork, SamplingRow, Step, TableDelta, pairs
 from tests.tracing.conftest import Recorder
 from tests.tracing.spans import CALLER_SPAN_ID, NOT_SAMPLED, SAMPLED
 

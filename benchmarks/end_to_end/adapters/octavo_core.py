@@ -15,16 +15,16 @@ from benchmarks.end_to_end.adapters.octavo_stack import settings_of
 from benchmarks.end_to_end.workloads import Request
 from executor_svc.worker.interface import Worker, execute
 from executor_svc.worker.loading import load_worker
-from octavo.local_options import LocalOptions
-from scheduler_svc.core.dispatch.fleet import Fleet
+from octavo.local.options import LocalOptions
+from octavo_shared.process.garbage_collection import settle
+from octavo_shared.step_wire.step import SamplingRow
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.serving_limits import serving_limits
+from scheduler_svc.processes.service import engine_settings
 from scheduler_svc.request.parameters import StopConditions
-from scheduler_svc.service import engine_settings
-from shared.garbage_collection import settle
-from shared.step import SamplingRow
 
 
 class BareLoop:

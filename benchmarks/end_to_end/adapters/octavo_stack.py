@@ -7,10 +7,10 @@ from importlib.metadata import version
 from benchmarks.end_to_end.adapters.interface import Description, Engine, Generation, Options
 from benchmarks.end_to_end.workloads import Request
 from octavo.client import Client
-from octavo.local import LocalServices
-from octavo.local_options import LocalOptions
-from octavo.outputs import Delta
-from octavo.sampling_params import SamplingParams
+from octavo.local.options import LocalOptions
+from octavo.local.services import LocalServices
+from octavo.values.outputs import Delta
+from octavo.values.sampling_params import SamplingParams
 
 
 def settings_of(options: Options) -> dict[str, object]:

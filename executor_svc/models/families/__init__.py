@@ -16,7 +16,7 @@ from executor_svc.models.families.opt import read_opt
 from executor_svc.models.families.phi import read_phi3
 from executor_svc.models.families.qwen import read_qwen2, read_qwen3
 from executor_svc.models.fields import ConfigFields, refuse_absurd_numbers
-from shared.errors import UnknownArchitectureError
+from octavo_shared.errors import UnknownArchitectureError
 
 FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingProxyType(
     {

@@ -16,7 +16,7 @@ from executor_svc.models.config import (
 )
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rotary_embedding import read_rope
-from shared.errors import ModelLoadError, UnsupportedModelError
+from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 
 ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "silu": "silu",

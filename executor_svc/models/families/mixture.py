@@ -9,7 +9,7 @@ from executor_svc.models.config import ExpertsConfig, ModelConfig, WeightNames
 from executor_svc.models.families.common import read_decoder
 from executor_svc.models.families.qwen import with_query_key_norm
 from executor_svc.models.fields import ConfigFields
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 
 def read_mixtral(fields: ConfigFields) -> ModelConfig:

@@ -12,13 +12,13 @@ from types import MappingProxyType
 import grpc
 from aiohttp import web
 
+from octavo_shared.process.events import Event
 from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
 from scheduler_svc.admin.http.json_transcoder import CALL_TIMEOUT_S, CallError, JsonTranscoder
 from scheduler_svc.admin.page.bundle import load_page
 from scheduler_svc.http.connections import ConnectionTimes, HttpConnections
 from scheduler_svc.http.http_tls import HttpTls, certificate_names
 from scheduler_svc.http.origin_checks import is_cross_site, is_local_host
-from shared.events import Event
 
 MAX_BODY_BYTES = 64 * 2**10
 

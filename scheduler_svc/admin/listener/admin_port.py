@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
 
+from octavo_shared.grpc.grpc_server import GrpcServer
 from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
 from scheduler_svc.admin.http.json_transcoder import JsonTranscoder
 from scheduler_svc.admin.listener.socket_directory import socket_directory
 from scheduler_svc.admin.listener.tcp_proxy import TcpProxy, connect_upstream
-from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.http.acceptor import Acceptor
 from scheduler_svc.http.http_tls import HttpTls, http_tls
 from scheduler_svc.http.listeners import open_listeners
 from scheduler_svc.http.protocol_detection import Protocol
-from shared.grpc_server import GrpcServer
 
 if TYPE_CHECKING:  # imports aiohttp
     from scheduler_svc.admin.http.http_server import HttpServer

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shared.errors import UnavailableError
+from octavo_shared.errors import UnavailableError
 
 _PREFIX = "octavo-sockets-"
 _LOCK = "lock"

@@ -15,10 +15,10 @@ Invariants, checked by `check_integrity`:
 
 import numpy as np
 
+from octavo_shared.step_wire.batch_table import IndexArray
+from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.core.blocks.eviction_order import EvictionOrder
 from scheduler_svc.core.blocks.prefix_cache import PrefixCache
-from shared.batch_table import IndexArray
-from shared.step import Int32Array
 
 
 class OutOfBlocksError(Exception):

@@ -22,14 +22,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from octavo_shared.step_wire.batch_table import IndexArray
+from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
+from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.blocks.prefix_cache import NO_BLOCKS, BlockHasher, PrefixCache
-from scheduler_svc.core.dispatch.block_holders import BlockHolders
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from shared.batch_table import IndexArray
-from shared.step import Int32Array
-from shared.step_size import admission_bytes, rules_bytes
+from scheduler_svc.core.step.step_size import admission_bytes, rules_bytes
 
 
 class AllocStatus(enum.Enum):

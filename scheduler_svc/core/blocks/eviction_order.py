@@ -8,7 +8,7 @@ Pure. Read next: `block_allocator.py`.
 
 import numpy as np
 
-from shared.batch_table import IndexArray
+from octavo_shared.step_wire.batch_table import IndexArray
 
 NOT_QUEUED = -1
 

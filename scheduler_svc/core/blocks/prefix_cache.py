@@ -25,9 +25,9 @@ from struct import Struct
 
 import numpy as np
 
-from scheduler_svc.core.dispatch.block_holders import BlockHolders
-from shared.batch_table import IndexArray
-from shared.step import BLOCK_NAME_BYTES, BoolArray, Int32Array, no_slots
+from octavo_shared.step_wire.batch_table import IndexArray
+from octavo_shared.step_wire.step import BLOCK_NAME_BYTES, BoolArray, Int32Array, no_slots
+from scheduler_svc.core.blocks.block_holders import BlockHolders
 
 HASH_BYTES = BLOCK_NAME_BYTES
 TOKEN = np.dtype("<i4")

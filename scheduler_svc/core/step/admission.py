@@ -13,16 +13,16 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 
+from octavo_shared.wording import counted
 from scheduler_svc.core.blocks.block_manager import AdmissionPlan, AllocStatus, BlockManager
-from scheduler_svc.core.blocks.swapping import SwappedGroups
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepPlan
+from scheduler_svc.core.step.swapping import SwappedGroups
 from scheduler_svc.request.life import EventKind
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
-from shared.wording import counted
 
 # Groups that a step passes over. A look costs the time of a prefix lookup, and the next step looks again.
 MAX_PASSED_GROUPS = 64

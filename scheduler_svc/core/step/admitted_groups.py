@@ -7,12 +7,12 @@ out, or it was preempted and waits for its last tokens in flight. From there it 
 from collections.abc import Generator, Iterable, Iterator
 from typing import Protocol
 
-from scheduler_svc.core.blocks.swapping import SwappedGroups
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.batch import BY_ORDER
 from scheduler_svc.core.step.preemption import PreemptedGroups
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepPlan
+from scheduler_svc.core.step.swapping import SwappedGroups
 from scheduler_svc.request.life import EventKind
 
 

@@ -28,13 +28,13 @@ from operator import attrgetter
 
 import numpy as np
 
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.step import NO_LOGPROBS, BoolArray, Int32Array, next_generation, no_slots
 from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.stopping import StopChecker
 from scheduler_svc.core.waiting.policy import Policy
-from shared.batch_table import BatchTable, StepLayout
-from shared.step import NO_LOGPROBS, BoolArray, Int32Array, next_generation, no_slots
 
 BY_ORDER = attrgetter("order")
 

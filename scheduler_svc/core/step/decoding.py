@@ -6,15 +6,15 @@ end a sequence; give up a swapped group, which may hold shared blocks; end the g
 
 import numpy as np
 
-from scheduler_svc.core.blocks.block_appender import BlockAppender, BlockNeeds, Decodes
+from octavo_shared.step_wire.step import BoolArray
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmittedGroups
 from scheduler_svc.core.step.batch import BY_ORDER
+from scheduler_svc.core.step.block_appender import BlockAppender, BlockNeeds, Decodes
 from scheduler_svc.core.step.preemption import Preemption
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepPlan
-from shared.step import BoolArray
 
 
 class Decoding:

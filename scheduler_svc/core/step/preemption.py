@@ -8,12 +8,12 @@ and it comes back before newcomers do.
 
 import bisect
 
-from scheduler_svc.core.blocks.swapping import SwappedGroups
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.batch import BY_ORDER, Batch
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepPlan
+from scheduler_svc.core.step.swapping import SwappedGroups
 from scheduler_svc.request.life import EventKind
 
 

@@ -16,12 +16,12 @@ from typing import Protocol
 
 import numpy as np
 
-from scheduler_svc.core.beams.beam_batch import BeamBatch
+from octavo_shared.step_wire.step import NO_LOGPROBS, Admission, Fork, Int32Array, no_slots
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.batch import Batch
+from scheduler_svc.core.step.beam_batch import BeamBatch
 from scheduler_svc.core.step.step_plan import StepPlan
-from shared.step import NO_LOGPROBS, Admission, Fork, Int32Array, no_slots
 
 
 @dataclass(slots=True, eq=False)

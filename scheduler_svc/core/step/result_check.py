@@ -1,18 +1,18 @@
 """Whether what came back is the result of the step that was sent.
 
-The twin of `shared/delta_check.py`: there an executor refuses a step that does not fit its table, here
+The twin of `shared/octavo_shared/step_wire/delta_check.py`: there an executor refuses a step that does not fit its table, here
 the scheduler refuses a result that does not fit the step. Nothing of a refused result is used; the
 executor is given up, and its sequences are computed again elsewhere.
 """
 
 import numpy as np
 
+from octavo_shared.errors import ExecutorFaultError
+from octavo_shared.step_wire.batch_table import StepLayout
+from octavo_shared.step_wire.step import BoolArray, Float32Array, Int32Array, RowFlag, RowFlags, StepResult
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.step.batch import Batch
 from scheduler_svc.core.step.step_plan import StepInFlight
-from shared.batch_table import StepLayout
-from shared.errors import ExecutorFaultError
-from shared.step import BoolArray, Float32Array, Int32Array, RowFlag, RowFlags, StepResult
 
 
 def check_result(result: StepResult, sent: StepInFlight, batch: Batch, limits: CoreLimits) -> None:

@@ -10,7 +10,9 @@ from itertools import count
 
 import numpy as np
 
-from scheduler_svc.core.beams.beam_search import Candidates
+from octavo_shared.step_wire.batch_table import StepLayout
+from octavo_shared.step_wire.step import BoolArray, StepResult
+from scheduler_svc.core.beam_search import Candidates
 from scheduler_svc.core.group_event import GroupFailure
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmittedGroups
@@ -18,8 +20,6 @@ from scheduler_svc.core.step.preemption import PreemptedGroups
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.request.outputs import Alternatives, FinishReason
-from shared.batch_table import StepLayout
-from shared.step import BoolArray, StepResult
 
 
 @dataclass(frozen=True, slots=True)

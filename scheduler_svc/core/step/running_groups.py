@@ -3,10 +3,10 @@
 A group joins the batch sequence by sequence, as admissions and forks go; it is taken out of it here, at once.
 """
 
-from scheduler_svc.core.beams.beam_batch import BeamBatch
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.batch import Batch
+from scheduler_svc.core.step.beam_batch import BeamBatch
 from scheduler_svc.core.step.prefills import Prefills, Shares
 
 

@@ -18,7 +18,7 @@ import math
 
 import numpy as np
 
-from shared.batch_table import StepLayout
+from octavo_shared.step_wire.batch_table import StepLayout
 
 LEAST_SLACK = 1.25
 COLD_START_S = 10.0

@@ -8,7 +8,7 @@ Pure: the durations are those that the executor measured.
 
 from collections import deque
 
-from shared.batch_table import StepLayout
+from octavo_shared.step_wire.batch_table import StepLayout
 
 _NUM_RECENT = 16
 

@@ -4,11 +4,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from octavo_shared.step_wire.batch_table import StepLayout
+from octavo_shared.step_wire.step import (
+    Admission,
+    Fork,
+    Int32Array,
+    Step,
+    TableDelta,
+    no_pairs,
+    no_slots,
+    no_triples,
+    pairs,
+)
 from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.request.life import EventKind
-from shared.batch_table import StepLayout
-from shared.step import Admission, Fork, Int32Array, Step, TableDelta, no_pairs, no_slots, no_triples, pairs
 
 
 @dataclass(slots=True)

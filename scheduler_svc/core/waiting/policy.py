@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.core.sequence import SequenceGroup
-from shared.errors import InvalidFieldError
 
 DEFAULT_WEIGHT = 1.0
 # How many counters are kept of tenants that do not wait; the one that left longest ago goes first.

@@ -10,15 +10,15 @@ from typing import Any
 
 from grpc_health.v1 import health
 
-from scheduler_svc.client_side_config import ClientSideConfig
+from octavo_shared.errors import OctavoServiceError, PermissionDeniedError, UnauthenticatedError
+from octavo_shared.grpc.grpc_peer import certificate_names
+from octavo_shared.grpc.grpc_status import abort
+from octavo_shared.grpc.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
+from octavo_shared.grpc.watched_files import WatchedFiles
+from octavo_shared.process.events import Event
+from scheduler_svc.config.client_side_config import ClientSideConfig
 from scheduler_svc.front.access.identity import ANYBODY, Identity, set_identity
 from scheduler_svc.front.access.token_table import TokenTable, read_tokens
-from shared.errors import OctavoServiceError, PermissionDeniedError, UnauthenticatedError
-from shared.events import Event
-from shared.grpc_peer import certificate_names
-from shared.grpc_status import abort
-from shared.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
-from shared.watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from shared.errors import NoExecutorError, PermissionDeniedError, UnavailableError
+from octavo_shared.errors import NoExecutorError, PermissionDeniedError, UnavailableError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from octavo_shared.errors import OctavoServiceError
+from octavo_shared.grpc.exposure import warn_if_others_can_read
 from scheduler_svc.front.access.identity import Identity
 from scheduler_svc.request.engine_request import MAX_TENANT_LENGTH
-from shared.errors import OctavoServiceError
-from shared.exposure import warn_if_others_can_read
 
 MIN_TOKEN_CHARS = 16
 

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import InvalidFieldError
+from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN
+from octavo_shared.step_wire.step import INT32_MAX, NO_LOGPROBS
 from scheduler_svc.front.api.request_limits import RequestLimits, require, unknown_token
 from scheduler_svc.front.continued import ContinuedAnswer, ContinuedText, decode_again
 from scheduler_svc.front.output import AnswerOptions
@@ -17,9 +20,6 @@ from scheduler_svc.request.continuation import Continuation, ContinuedOutput
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.provenance import Numerics
-from shared.errors import InvalidFieldError
-from shared.executor_info import MAX_MODEL_LEN
-from shared.step import INT32_MAX, NO_LOGPROBS
 
 _FIELD = "continuation"
 

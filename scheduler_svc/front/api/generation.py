@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import NoExecutorError, RequestAbortedError, UnavailableError
+from octavo_shared.process.clock import monotonic_s
+from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.access.identity import current_identity, private_deployment
 from scheduler_svc.front.api.continuation_validation import accepted_limits
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
@@ -29,9 +32,6 @@ from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
 from scheduler_svc.front.text.text_threads import TextThreads
 from scheduler_svc.request.engine_client import EngineClient
 from scheduler_svc.request.served_model import ServedModel
-from shared.clock import monotonic_s
-from shared.errors import NoExecutorError, RequestAbortedError, UnavailableError
-from shared.step import Int32Array
 
 if TYPE_CHECKING:  # imports opentelemetry
     from scheduler_svc.telemetry.request_tracing import RequestTrace, RequestTracer

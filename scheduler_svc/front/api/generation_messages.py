@@ -4,13 +4,13 @@ from itertools import starmap
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo.values.sampling_parameters import BEAMLESS_STAGES, ROW_PARAMETERS
+from octavo_shared.step_wire.step import NO_LOGPROBS
 from scheduler_svc.front.output import Delta, Output, PromptDelta
 from scheduler_svc.front.response import Response
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.provenance import Numerics
-from shared.sampling_parameters import BEAMLESS_STAGES, ROW_PARAMETERS
-from shared.step import NO_LOGPROBS
 
 FINISH_REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,

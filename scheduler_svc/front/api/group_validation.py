@@ -7,12 +7,12 @@ itself is refused, with the rule. `request_validation.py` calls this and checks 
 import hashlib
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
+from octavo.values.sampling_parameters import INT32_MAX, Stage, of_stage
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
 from scheduler_svc.front.api.sampling_validation import number
 from scheduler_svc.request.engine_request import MAX_TENANT_LENGTH
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
-from shared.errors import InvalidFieldError
-from shared.sampling_parameters import INT32_MAX, Stage, of_stage
 
 MAX_CACHE_SALT_LENGTH = 256
 CACHE_SALT_BYTES = 8

@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from shared.errors import InvalidFieldError, MalformedMessageError
+from octavo_shared.errors import InvalidFieldError, MalformedMessageError
 
 _LENGTH_DELIMITED = 2
 _FIXED_SIZES = {

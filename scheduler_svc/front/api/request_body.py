@@ -10,9 +10,9 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from octavo_shared.grpc.interceptor import Handler, HandlerInterceptor, handler_parts
+from octavo_shared.step_wire.message_bytes import decode
 from scheduler_svc.front.api.message_scan import CountLimit, MessageScan
-from shared.interceptor import Handler, HandlerInterceptor, handler_parts
-from shared.message_bytes import decode
 
 # Whatever is in so many bytes, it is counted and decoded in a few milliseconds.
 SMALL_BODY_BYTES = 16 * 2**10

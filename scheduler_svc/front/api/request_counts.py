@@ -5,11 +5,16 @@ be decoded first.
 """
 
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN
+from octavo_shared.step_wire.token_rules import (
+    MAX_BANNED_TOKENS,
+    MAX_BANNED_WORDS,
+    MAX_BIASED_TOKENS,
+    MAX_STOP_TOKEN_IDS,
+)
 from scheduler_svc.front.api.message_scan import CountLimit, peek
 from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
 from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, MAX_STOP_STRINGS
-from shared.executor_info import MAX_MODEL_LEN
-from shared.token_rules import MAX_BANNED_TOKENS, MAX_BANNED_WORDS, MAX_BIASED_TOKENS, MAX_STOP_TOKEN_IDS
 
 # Where a continuation says the length that the request was accepted for, behind its outputs.
 _MAX_MODEL_LEN = (pb.GenerateRequest.CONTINUATION_FIELD_NUMBER, pb.Continuation.MAX_MODEL_LEN_FIELD_NUMBER)

@@ -7,8 +7,8 @@ from typing import Self
 
 import numpy as np
 
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.text.text_model import TextModel
-from shared.errors import InvalidFieldError
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,7 @@ from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 from octavo.generation.v1 import generation_service_pb2 as pb
-from scheduler_svc.front.api.generation import Generation, Metadata
-from scheduler_svc.front.api.message_scan import MessageScan, cut
-from scheduler_svc.front.api.request_body import RequestBody
-from scheduler_svc.front.api.stream_batch import StreamBatch
-from scheduler_svc.front.api.streamed_request import StreamedRequest
-from shared.errors import (
+from octavo_shared.errors import (
     InvalidFieldError,
     OctavoServiceError,
     QueueFullError,
@@ -32,9 +27,14 @@ from shared.errors import (
     TooManyUntakenError,
     UnavailableError,
 )
-from shared.events import Event
-from shared.message_bytes import decode
-from shared.turns import in_turns
+from octavo_shared.process.events import Event
+from octavo_shared.process.turns import in_turns
+from octavo_shared.step_wire.message_bytes import decode
+from scheduler_svc.front.api.generation import Generation, Metadata
+from scheduler_svc.front.api.message_scan import MessageScan, cut
+from scheduler_svc.front.api.request_body import RequestBody
+from scheduler_svc.front.api.stream_batch import StreamBatch
+from scheduler_svc.front.api.streamed_request import StreamedRequest
 
 log = logging.getLogger(__name__)
 

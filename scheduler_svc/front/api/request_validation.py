@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
+from octavo_shared.errors import InvalidFieldError
+from octavo_shared.step_wire.step import INT32_MAX, NO_LOGPROBS, Int32Array
+from octavo_shared.step_wire.token_rules import MAX_STOP_TOKEN_IDS
 from scheduler_svc.front.api.continuation_validation import validate_continuation
 from scheduler_svc.front.api.group_validation import beam_search_params, check_account, hash_cache_salt, output_counts
 from scheduler_svc.front.api.request_limits import (
@@ -33,9 +36,6 @@ from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.request.engine_request import MAX_REQUEST_ID_LENGTH, EngineRequest
 from scheduler_svc.request.parameters import StopConditions
-from shared.errors import InvalidFieldError
-from shared.step import INT32_MAX, NO_LOGPROBS, Int32Array
-from shared.token_rules import MAX_STOP_TOKEN_IDS
 
 MAX_CHAT_MESSAGES = 16_384
 MAX_STOP_STRINGS = 16

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import RequestAbortedError, RequestExistsError
 from scheduler_svc.front.access.identity import current_identity
-from shared.errors import RequestAbortedError, RequestExistsError
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from octavo.generation.v1 import generation_pb2
+from octavo.values.sampling_parameters import BEAMLESS_STAGES, BY_NAME, ROW_PARAMETERS
+from octavo_shared.step_wire.sampling_row import SamplingRow
 from scheduler_svc.front.api.request_limits import require_param
-from shared.sampling_parameters import BEAMLESS_STAGES, BY_NAME, ROW_PARAMETERS
-from shared.sampling_row import SamplingRow
 
 NO_DEFAULTS: Mapping[str, float] = MappingProxyType({})
 

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import InvalidFieldError, OctavoServiceError
 from scheduler_svc.front.api.generation import CLIENT_LEFT, Generation
 from scheduler_svc.front.api.generation_messages import accepted_message, event_message, finished_message
 from scheduler_svc.front.api.message_scan import CountLimit
@@ -18,7 +19,6 @@ from scheduler_svc.front.api.request_counts import generate_request_limits
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.request_stream import RequestStream, slow_caller_deadline_s, slow_caller_limit
 from scheduler_svc.request.engine_client import EngineClient
-from shared.errors import InvalidFieldError, OctavoServiceError
 
 M = TypeVar("M", bound=Message)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.grpc.grpc_status import rpc_status
 from scheduler_svc.front.api.generation_messages import (
     accepted_message,
     finished_message,
@@ -13,7 +14,6 @@ from scheduler_svc.front.api.generation_messages import (
 from scheduler_svc.front.api.streamed_request import StreamedRequest
 from scheduler_svc.front.output import Delta
 from scheduler_svc.request.provenance import Numerics
-from shared.grpc_status import rpc_status
 
 V = TypeVar("V")
 

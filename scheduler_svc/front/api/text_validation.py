@@ -7,8 +7,8 @@ model knows. Such a token never comes, and hardly anybody sends it.
 from collections.abc import Sequence
 
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
-from shared.errors import InvalidFieldError
 
 
 def refuse_text(request: pb.GenerateRequest) -> None:

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.generation.v1 import generation_pb2
-from scheduler_svc.front.api.request_limits import RequestLimits, require_param, shown_float, unknown_token
-from scheduler_svc.front.text.tokenizer import Tokenizer
-from shared.sampling_parameters import MAX_ALTERNATIVES
-from shared.step import Int32Array
-from shared.token_rules import (
+from octavo.values.sampling_parameters import MAX_ALTERNATIVES
+from octavo_shared.step_wire.step import Int32Array
+from octavo_shared.step_wire.token_rules import (
     MAX_BANNED_TOKENS,
     MAX_BANNED_WORD_TOKENS,
     MAX_BANNED_WORDS,
@@ -21,6 +19,8 @@ from shared.token_rules import (
     pack_mask,
     pad_words,
 )
+from scheduler_svc.front.api.request_limits import RequestLimits, require_param, shown_float, unknown_token
+from scheduler_svc.front.text.tokenizer import Tokenizer
 
 MAX_BIAS = 100.0
 

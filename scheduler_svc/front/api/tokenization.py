@@ -12,6 +12,8 @@ import numpy as np
 from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import CallerError, InvalidFieldError, QueueFullError
+from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.api.message_scan import CountLimit
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
@@ -21,8 +23,6 @@ from scheduler_svc.front.text.conversation import Conversation, num_characters
 from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
 from scheduler_svc.front.text.text_threads import TextThreads
 from scheduler_svc.front.text.tokenizer import TooManyTokensError
-from shared.errors import CallerError, InvalidFieldError, QueueFullError
-from shared.step import Int32Array
 
 Request = TypeVar("Request", bound=Message)
 Result = TypeVar("Result")

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from octavo_shared.errors import InvalidFieldError, OctavoServiceError
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
 from scheduler_svc.front.openai.call import Call
@@ -21,7 +22,6 @@ from scheduler_svc.front.output import Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.request.outputs import FinishReason
-from shared.errors import InvalidFieldError, OctavoServiceError
 
 _Fields = TypeVar("_Fields", bound=SamplingFields)
 

@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 from pydantic_core import to_json
 
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.openai.answering import (
     Answering,
     answer_head,
@@ -26,7 +27,6 @@ from scheduler_svc.front.output import Delta, Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.front.tool_calls.chat_format import ChatFormat
-from shared.errors import InvalidFieldError
 
 # To write so many tokens and alternatives takes a few milliseconds.
 _FEW_LOGPROBS = 1024

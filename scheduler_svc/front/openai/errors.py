@@ -10,8 +10,7 @@ from types import MappingProxyType
 import grpc
 from pydantic_core import to_json
 
-from scheduler_svc.front.api.request_limits import PromptTooLongError
-from shared.errors import (
+from octavo_shared.errors import (
     CacheTooSmallError,
     InvalidFieldError,
     NotFiniteError,
@@ -21,7 +20,8 @@ from shared.errors import (
     RequestExistsError,
     TokenizerFailedError,
 )
-from shared.grpc_status import status_code
+from octavo_shared.grpc.grpc_status import status_code
+from scheduler_svc.front.api.request_limits import PromptTooLongError
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"

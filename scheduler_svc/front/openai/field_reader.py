@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.openai.errors import ApiError
 from scheduler_svc.front.openai.fields import RequestFields
 from scheduler_svc.front.openai.messages import PART_NOTES
 from scheduler_svc.front.openai.other_fields import NO_EFFECT, REFUSED
 from scheduler_svc.front.openai.unknown_fields import in_place_of, inside, refusal_of
 from scheduler_svc.front.text.json_text import shown_json
-from shared.errors import InvalidFieldError
 
 _Fields = TypeVar("_Fields", bound=RequestFields)
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pydantic_core import to_json
 
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.openai.fields import Message, TemplateFields
 from scheduler_svc.front.text.json_text import shown_json
-from shared.errors import InvalidFieldError
 
 # Values of fields that OpenAI's own answers have, so that they can be sent back as they came.
 _EMPTY: tuple[object, ...] = (None, "", [], {})

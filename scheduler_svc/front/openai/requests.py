@@ -6,6 +6,9 @@ from typing import Any
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo.values.sampling_parameters import INT32_MAX, UINT32_MAX
+from octavo_shared.errors import InvalidFieldError
+from octavo_shared.step_wire.token_rules import MAX_BIASED_TOKENS
 from scheduler_svc.front.api.group_validation import priority_rule
 from scheduler_svc.front.api.request_limits import RequestLimits, unknown_token
 from scheduler_svc.front.api.request_validation import require_delta_interval
@@ -13,9 +16,6 @@ from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, Samp
 from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
 from scheduler_svc.front.openai.unknown_fields import in_place_of
 from scheduler_svc.front.text.json_text import shown_json
-from shared.errors import InvalidFieldError
-from shared.sampling_parameters import INT32_MAX, UINT32_MAX
-from shared.token_rules import MAX_BIASED_TOKENS
 
 # OpenAI's default for completions; that of chats is as many as fit.
 DEFAULT_COMPLETION_TOKENS = 16

@@ -10,6 +10,10 @@ from http import HTTPStatus
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
+from octavo_shared.errors import OctavoServiceError, PermissionDeniedError
+from octavo_shared.process.events import Event
+from octavo_shared.process.histogram import Histogram
+from octavo_shared.process.metric import Family, LabelValues, Metric
 from scheduler_svc.front.access.access_control import AccessControl
 from scheduler_svc.front.access.identity import ANYBODY, set_identity
 from scheduler_svc.front.openai.body import Bodies
@@ -17,10 +21,6 @@ from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import CLOSE, ApiError, api_error
 from scheduler_svc.http.http_tls import certificate_names
 from scheduler_svc.http.origin_checks import is_cross_site, is_local_host
-from shared.errors import OctavoServiceError, PermissionDeniedError
-from shared.events import Event
-from shared.histogram import Histogram
-from shared.metric import Family, LabelValues, Metric
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 
+from octavo_shared.process.metric import Family
 from scheduler_svc.front.openai.errors import ApiError
 from scheduler_svc.front.openai.routes import Routes, refuse
 from scheduler_svc.http.acceptor import Acceptor
@@ -14,7 +15,6 @@ from scheduler_svc.http.connections import ConnectionTimes, HttpConnections
 from scheduler_svc.http.http_tls import HttpTls
 from scheduler_svc.http.listeners import open_listeners
 from scheduler_svc.http.protocol_detection import Protocol
-from shared.metric import Family
 
 FLAG = "--openai-listen"
 

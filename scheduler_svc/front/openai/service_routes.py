@@ -13,6 +13,8 @@ from prometheus_client.registry import Collector
 
 import octavo
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import InvalidFieldError
+from octavo_shared.process.metric import Family
 from scheduler_svc.front.api import tokenization
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_limits import RequestLimits
@@ -25,8 +27,6 @@ from scheduler_svc.front.openai.models import check_model
 from scheduler_svc.front.openai.requests import extend_ids
 from scheduler_svc.front.openai.routes import Access, Route
 from scheduler_svc.front.text.text_model import TextModel
-from shared.errors import InvalidFieldError
-from shared.metric import Family
 
 
 class ServiceRoutes:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
-from octavo.address import is_loopback
-from scheduler_svc.client_side_config import ClientSideConfig
+from octavo.values.address import is_loopback
+from octavo_shared.process.metric import Family
+from scheduler_svc.config.client_side_config import ClientSideConfig
 from scheduler_svc.front.access.access_control import AccessControl
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.openai.answering import Answering
@@ -14,7 +15,6 @@ from scheduler_svc.front.openai.routes import Route, Routes, RouteSettings
 from scheduler_svc.front.openai.server import OpenAIServer
 from scheduler_svc.front.openai.service_routes import ServiceRoutes
 from scheduler_svc.http.http_tls import http_tls
-from shared.metric import Family
 
 
 def openai_server(

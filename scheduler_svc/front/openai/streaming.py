@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from aiohttp import web
 from pydantic_core import to_json
 
+from octavo_shared.errors import OctavoServiceError
+from octavo_shared.process.events import Event
 from scheduler_svc.front.openai.answering import finish_reason, stop_reason, usage, usage_of
 from scheduler_svc.front.openai.errors import api_error
 from scheduler_svc.front.openai.fields import SamplingFields
@@ -18,8 +20,6 @@ from scheduler_svc.front.openai.requests import Asked
 from scheduler_svc.front.openai.sse import EventStream
 from scheduler_svc.front.output import Delta, Output, PromptDelta
 from scheduler_svc.front.response import Response
-from shared.errors import OctavoServiceError
-from shared.events import Event
 
 log = logging.getLogger(__name__)
 

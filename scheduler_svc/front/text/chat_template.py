@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.template_roles import TemplateRoles
 from scheduler_svc.front.text.template_sandbox import RENDER_ERRORS, SandboxedTemplate
-from shared.errors import InvalidFieldError
 
 # The roles that every template knows.
 _TURNS = ("user", "assistant")

@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import Any, Self
 
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.text.json_text import parse_json
-from shared.errors import InvalidFieldError
 
 # What the conversation says itself, or the model's files do.
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic_core import from_json
 
-from shared.errors import CallerError, InvalidFieldError
+from octavo_shared.errors import CallerError, InvalidFieldError
 
 _T = TypeVar("_T", dict[str, Any], list[Any])
 

@@ -7,7 +7,7 @@ known if the template does something else with it than with a role that nobody k
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shared.errors import InvalidFieldError
+from octavo_shared.errors import InvalidFieldError
 
 # Every template knows the first two, and one that does not know the others leaves them out or fails.
 _COMMON = frozenset({"user", "assistant", "system", "tool"})

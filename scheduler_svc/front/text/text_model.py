@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo_shared.process.events import Event
+from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
-from shared.events import Event
-from shared.executor_info import ExecutorInfo, TokenizerFile
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import jinja2
 import tokenizers
 
-from octavo.rust_panic import words_of
+from octavo.values.rust_panic import words_of
+from octavo_shared.errors import InvalidFieldError, TokenizerFailedError, TokenizerFileError
+from octavo_shared.step_wire.executor_info import TokenizerFile
+from octavo_shared.step_wire.model_file import read_model_file
 from scheduler_svc.front.text.chat_template import ChatTemplate
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.special_tokens import SpecialTokenBreaker
-from shared.errors import InvalidFieldError, TokenizerFailedError, TokenizerFileError
-from shared.executor_info import TokenizerFile
-from shared.model_file import read_model_file
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"

@@ -4,6 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from octavo_shared.errors import InvalidFieldError
+from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.front.tool_calls.formats import (
     AUTO,
@@ -16,8 +18,6 @@ from scheduler_svc.front.tool_calls.output_parser import OutputParser
 from scheduler_svc.front.tool_calls.parser import ToolCallParser
 from scheduler_svc.front.tool_calls.reasoning import ReasoningParser, opens_reasoning
 from scheduler_svc.front.tool_calls.tool_choice import RequestedTools
-from shared.errors import InvalidFieldError
-from shared.step import Int32Array
 
 # The end of a prompt that shows whether it opens the reasoning; a marker may be several tokens.
 NUM_LAST_TOKENS = 16

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.text.json_text import shown_json
-from shared.errors import InvalidFieldError
 
 MAX_TOOLS = 128  # as at OpenAI
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

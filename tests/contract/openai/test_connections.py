@@ -15,7 +15,7 @@ from aiohttp.web_protocol import RequestHandler
 from openai.types.chat import ChatCompletionMessageParam
 
 from executor_svc.fake.worker import FakeWorker
-from octavo.taken_ports import is_octavos_openai_port
+from octavo.local.taken_ports import is_octavos_openai_port
 from scheduler_svc.front.openai import server
 from tests.contract.openai.api import Api, running_api
 from tests.support.patience import PATIENCE_S

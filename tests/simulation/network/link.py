@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.network.client import ClientCall, SimulatedChannel
     from tests.simulation.network.server import ServerCall, SimulatedServer
 
-# As the servers ask for it in shared/grpc_server.py: keepalive_time and keepalive_timeout.
+# As the servers ask for it in shared/octavo_shared/grpc/grpc_server.py: keepalive_time and keepalive_timeout.
 SERVER_KEEPALIVE_S = 30.0
 
 # Of messages that one side of a call sends at the same time, such as a request and the end of the requests.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from shared.grpc_status import failure_text
+from octavo_shared.grpc.grpc_status import failure_text
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.network.client import SimulatedChannel
 from tests.simulation.network.link import Network, Weather

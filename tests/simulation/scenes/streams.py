@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from shared.errors import UnavailableError
-from shared.grpc_status import StatusInterceptor
+from octavo_shared.errors import UnavailableError
+from octavo_shared.grpc.grpc_status import StatusInterceptor
 from tests.simulation.scenes.stage import LONG_ENOUGH_S, Scene, Stage, connected, end_of, method
 
 down = grpc.unary_stream_rpc_method_handler

@@ -6,9 +6,9 @@ from typing import Any, Never
 import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 
+from octavo_shared.errors import InvalidFieldError, QueueFullError
+from octavo_shared.grpc.grpc_status import StatusInterceptor
 from scheduler_svc.front.api.request_body import KeepBodies
-from shared.errors import InvalidFieldError, QueueFullError
-from shared.grpc_status import StatusInterceptor
 from tests.simulation.scenes.stage import LONG_ENOUGH_S, SERVICE, Scene, Stage, connected, end_of, method
 
 unary = grpc.unary_unary_rpc_method_handler

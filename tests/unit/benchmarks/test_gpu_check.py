@@ -12,7 +12,7 @@ from benchmarks import gpu_check
 from benchmarks.gpu.report import Figure, Outcome, Report
 from benchmarks.gpu.settings import DEFAULTS, executor_settings
 from executor_svc.config import ExecutorConfig
-from shared.service_config import ServiceConfig
+from octavo_shared.process.service_config import ServiceConfig
 
 ROOT = Path(__file__).parents[3]
 # What an image with torch and transformers need not have.

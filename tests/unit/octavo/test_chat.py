@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.command_line import run as run_here
+from octavo.commands.command_line import run as run_here
 from tests.unit.octavo.stand_in import StandIn
 from tests.unit.octavo.test_cli import Ended, run, started
 from tests.unit.octavo.top.terminal import Terminal, terminal

@@ -14,7 +14,7 @@ import pytest
 
 import octavo
 from octavo.cli import main
-from octavo.command_line import run as run_here
+from octavo.commands.command_line import run as run_here
 from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import StandIn
 
@@ -180,11 +180,11 @@ def test_ctrl_c_while_the_program_loads_is_quiet(
 ) -> None:
     class Interrupting(importlib.abc.MetaPathFinder):
         def find_spec(self, name: str, path: object, target: object = None) -> None:
-            if name == "octavo.command_line":
+            if name == "octavo.commands.command_line":
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
-    monkeypatch.delitem(sys.modules, "octavo.command_line", raising=False)
+    monkeypatch.delitem(sys.modules, "octavo.commands.command_line", raising=False)
     with pytest.raises(SystemExit) as exit_info:
         main(["--version"])
     assert exit_info.value.code == 130
@@ -241,9 +241,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 async def test_the_command_line_loads_no_heavy_package() -> None:
     heavy = "{'torch', 'transformers', 'numpy', 'tokenizers', 'pydantic'}"
-    modules = (
-        "octavo.cli, octavo.command_line, octavo.llm, octavo.commands.demo, octavo.commands.up, octavo.commands.chat"
-    )
+    modules = "octavo.cli, octavo.commands.command_line, octavo.local.llm, octavo.commands.demo, octavo.commands.up, octavo.commands.chat"
     program = f"import sys, {modules}; print({heavy} & set(sys.modules))"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
     stdout, _ = await process.communicate()

@@ -20,7 +20,7 @@ from octavo.errors import (
     RequestExistsError,
     UnavailableError,
 )
-from octavo.outputs import (
+from octavo.values.outputs import (
     Accepted,
     ChatMessage,
     Delta,

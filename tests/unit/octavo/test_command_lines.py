@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from octavo.command_line import cli, run
+from octavo.commands.command_line import cli, run
 from tests.support.each_row import each_row
 
 

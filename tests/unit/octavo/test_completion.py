@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.command_line import run
+from octavo.commands.command_line import run
 from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
 

@@ -5,7 +5,7 @@ import pytest
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin_client import MAX_PAGE_SIZE, AdminClient, NotFoundError
-from octavo.command_line import run
+from octavo.commands.command_line import run
 from octavo.errors import UnavailableError
 from octavo.top.report import Report, Sharing, UnknownRequestError, ask_report, resolve_id
 from octavo.top.report_text import event_lines, report_lines

@@ -1,8 +1,8 @@
 import click
 import pytest
 
-from octavo.command_line import cli, run
 from octavo.commands.chat import chat
+from octavo.commands.command_line import cli, run
 from octavo.commands.flag_names import _FLAGS_ELSEWHERE, in_flags
 from octavo.commands.generate import generate
 from tests.support.each_row import each_row

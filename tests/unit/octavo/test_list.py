@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.command_line import run
+from octavo.commands.command_line import run
 from octavo.models.hub_transfer import pull_hub_model
 from octavo.models.progress import ignore_progress
 from tests.support.hub import Hub, Repo, running_hub, use_hub

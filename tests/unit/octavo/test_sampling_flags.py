@@ -9,7 +9,7 @@ from google.protobuf.json_format import MessageToDict
 from octavo.cli import main
 from octavo.commands.generate import generate
 from octavo.commands.options import DEFAULT_MAX_TOKENS
-from octavo.sampling_params import SamplingParams
+from octavo.values.sampling_params import SamplingParams
 from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import StandIn
 

@@ -8,10 +8,10 @@ import pytest
 
 from executor_svc.device.cpus import AvailableCpus
 from executor_svc.fake.worker import FakeWorker
-from octavo.command_line import run
+from octavo.commands.command_line import run
 from octavo.commands.up import say_how_it_stops, warn_if_short
-from octavo.local import LocalServices
-from octavo.local_options import LocalOptions
+from octavo.local.options import LocalOptions
+from octavo.local.services import LocalServices
 from tests.support.stack import running_stack, token_request, until
 from tests.unit.octavo.stand_in import StandIn
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo.command_line import run
 from octavo.commands import up
+from octavo.commands.command_line import run
 from octavo.errors import LocalServiceError
-from octavo.local import LocalServices
-from octavo.local_options import LocalOptions
+from octavo.local.options import LocalOptions
+from octavo.local.services import LocalServices
 
 EXPOSED = (
     "octavo: warning: the scheduler at {} 0.0.0.0:0 speaks no TLS and does not ask who calls: anybody who reaches it "

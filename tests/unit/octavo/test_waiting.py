@@ -14,7 +14,7 @@ from rich.console import Console
 from octavo.commands import waiting as waiting_module
 from octavo.commands.answer import say_if_cut_short
 from octavo.commands.waiting import WaitingStatus
-from octavo.outputs import FinishReason, Output, Usage
+from octavo.values.outputs import FinishReason, Output, Usage
 from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import StandIn
 from tests.unit.octavo.test_cli import Ended, run

@@ -6,9 +6,9 @@ import logging
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
+from octavo_shared.process.stop_request import StopRequest
 from scheduler_svc.__main__ import serve
-from scheduler_svc.config import SchedulerConfig
-from shared.stop_request import StopRequest
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from tests.support.stack import ExecutorProcess
 
 
@@ -24,7 +24,7 @@ async def test_it_serves_once_an_executor_is_attached_and_says_before_what_it_wa
             said.extend(capsys.readouterr().out.splitlines())
         return said.pop(0)
 
-    monkeypatch.setattr("scheduler_svc.process.SILENCE_S", 0.1)
+    monkeypatch.setattr("scheduler_svc.processes.process.SILENCE_S", 0.1)
     stop_wanted = asyncio.Event()
 
     async def wait(_: StopRequest) -> str:

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from scheduler_svc.process import NOTICE, NoticeHandler
-from shared.events import SLOW_STEP, Event
+from octavo_shared.process.events import SLOW_STEP, Event
+from scheduler_svc.processes.process import NOTICE, NoticeHandler
 
 
 def test_a_slow_step_is_told_in_a_line_and_nothing_else_is(capsys: pytest.CaptureFixture[str]) -> None:

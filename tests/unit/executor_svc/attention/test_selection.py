@@ -24,7 +24,7 @@ from executor_svc.attention.selection import BackendName, ChosenBackend, choose_
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.config import ExecutorConfig, FakeConfig
 from executor_svc.device.selection import find_device
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 from tests.support.each_row import each_row
 
 FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16

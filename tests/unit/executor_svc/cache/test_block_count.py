@@ -16,7 +16,7 @@ from executor_svc.cache.block_count import (
 from executor_svc.cache.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
 from executor_svc.worker.decode_graphs import Capture, Replay, measure_graph_bytes
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 from tests.support.each_row import each_row
 
 GIB = 2**30

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executor_svc.cache.cache_engine import CacheEngine, CacheShape
-from shared.step import Step, TableDelta, pairs
+from octavo_shared.step_wire.step import Step, TableDelta, pairs
 
 SHAPE = CacheShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.float32)
 

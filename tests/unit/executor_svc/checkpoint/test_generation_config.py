@@ -10,7 +10,7 @@ import pytest
 
 from executor_svc.checkpoint.generation_config import sampling_defaults
 from executor_svc.checkpoint.model_directory import ModelDirectory
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 from tests.support.each_row import each_row
 
 SETTINGS = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.1}

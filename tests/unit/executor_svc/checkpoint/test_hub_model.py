@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from executor_svc.checkpoint.model_location import find_model_directory
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 from tests.support.each_row import each_row
 from tests.support.hub import Hub, Repo, running_hub, use_hub
 

@@ -6,7 +6,7 @@ import huggingface_hub
 import pytest
 
 from executor_svc.checkpoint.model_location import find_model_directory
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 FORMAT = "config.json and model.safetensors (or shards with model.safetensors.index.json)"
 SAVED = "(or shards with model.safetensors.index.json), as save_pretrained of transformers writes them"

@@ -17,7 +17,7 @@ from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.families import parse_config
 from executor_svc.worker.loading import load_worker
-from shared.errors import ModelLoadError, UnsupportedModelError
+from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 from tests.numerics.tiny_models import LLAMA3_ROPE, save_tiny_model
 
 K_PROJ = "model.layers.1.self_attn.k_proj.weight"

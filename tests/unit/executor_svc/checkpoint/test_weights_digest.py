@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from executor_svc.checkpoint import weights_digest
 from executor_svc.checkpoint.weights import Checkpoint
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 
 CONFIG = {"model_type": "none", "hidden_size": 8}
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executor_svc.device.probe import CudaProbe, device_probe, step_error
-from shared.errors import DeviceLostError, StepFailedError
+from octavo_shared.errors import DeviceLostError, StepFailedError
 
 
 def raising(error: Exception) -> Callable[[], None]:

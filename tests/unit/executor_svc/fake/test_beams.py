@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE
-from shared.errors import InvalidStepError, StepFailedError
-from shared.step import UNKNOWN_TOKEN, Fork, SamplingRow, StepResult, TableDelta, pairs
+from octavo_shared.errors import InvalidStepError, StepFailedError
+from octavo_shared.step_wire.step import UNKNOWN_TOKEN, Fork, SamplingRow, StepResult, TableDelta, pairs
 from tests.support.fake_runs import Run, admission, continuation, small_worker
 
 BEAM = SamplingRow(num_candidates=4)

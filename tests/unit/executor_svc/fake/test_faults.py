@@ -7,8 +7,8 @@ import pytest
 from executor_svc.config import FakeConfig
 from executor_svc.fake.__main__ import make_worker
 from executor_svc.fake.faults import FakeFaults, FaultPlan, parse_slow_step_every
-from shared.config import ConfigError, load_config
-from shared.errors import StepFailedError
+from octavo_shared.errors import StepFailedError
+from octavo_shared.process.config import ConfigError, load_config
 from tests.support.each_row import each_row
 from tests.support.fake_runs import Run, admission
 

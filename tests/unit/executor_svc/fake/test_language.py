@@ -5,7 +5,7 @@ import numpy as np
 from executor_svc.fake.language import FakeLanguage
 from executor_svc.fake.sampling import likeliest
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE
-from shared.step import SAMPLING_ROW, Int32Array, SamplingRow
+from octavo_shared.step_wire.step import SAMPLING_ROW, Int32Array, SamplingRow
 from tests.support.each_row import each_row
 
 NUM_HISTORIES = 400

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from executor_svc.config import FakeConfig
-from shared.config import load_config
-from shared.errors import InvalidStepError, StepFailedError
-from shared.step import Fork, SamplingRow, TableDelta, pairs
+from octavo_shared.errors import InvalidStepError, StepFailedError
+from octavo_shared.process.config import load_config
+from octavo_shared.step_wire.step import Fork, SamplingRow, TableDelta, pairs
 from tests.support.each_row import each_row
 from tests.support.fake_runs import Moves, Run, admission, continuation, small_worker
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE
-from shared.errors import InvalidStepError
-from shared.step import SamplingRow, StepResult, TableDelta, pairs
-from shared.token_rules import TokenRules, pack_mask, pad_words
+from octavo_shared.errors import InvalidStepError
+from octavo_shared.step_wire.step import SamplingRow, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 from tests.support.each_row import each_row
 from tests.support.fake_runs import Run, admission, small_worker
 

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from executor_svc.fake.cache import BASE, SALT_BASE, Histories
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, IM_START_TOKEN_ID, VOCAB_SIZE
 from executor_svc.fake.worker import FakeWorker
-from shared.batch_table import BatchTable
-from shared.errors import InvalidStepError, StepFailedError
-from shared.step import Admission, Fork, SamplingRow, Step, TableDelta, pairs
+from octavo_shared.errors import InvalidStepError, StepFailedError
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.step import Admission, Fork, SamplingRow, Step, TableDelta, pairs
 from tests.support.each_row import each_row
 from tests.support.fake_runs import Run, admission, continuation, small_worker
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from executor_svc.models.families import parse_config
-from shared.errors import ModelLoadError, UnsupportedModelError
+from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 from tests.support.each_row import each_row
 
 SOURCE = Path("config.json")

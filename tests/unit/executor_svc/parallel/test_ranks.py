@@ -3,7 +3,7 @@
 import pytest
 
 from executor_svc.parallel.ranks import RankAssignment, assignment_from
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 from tests.support.each_row import each_row
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}

@@ -10,7 +10,7 @@ import pytest
 
 from executor_svc.parallel.connection import Connection, FrameKind, send_frame
 from executor_svc.parallel.step_channel import StepAddress, StepChannel, connect
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 from tests.support.patience import PATIENCE_S
 
 

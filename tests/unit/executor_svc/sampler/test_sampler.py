@@ -15,8 +15,8 @@ from executor_svc.sampler.filters import WIDTHS, filtered_scores
 from executor_svc.sampler.interface import Alternatives
 from executor_svc.sampler.sample_rows import SampleRows, uniforms
 from executor_svc.sampler.sampler import Sampled, Sampler
-from shared.step import SAMPLING_ROW, Int32Array, SamplingRow
-from shared.token_rules import TokenRules
+from octavo_shared.step_wire.step import SAMPLING_ROW, Int32Array, SamplingRow
+from octavo_shared.step_wire.token_rules import TokenRules
 from tests.support.each_row import each_row
 from tests.support.sample_rows import ROWS_OF_FILTERS, Row
 from tests.support.sample_rows import sample_rows as rows_with_rules

@@ -1,7 +1,7 @@
 import pytest
 
 from executor_svc.service.attachment import GRACE_S, MAX_SCHEDULERS, Attachment
-from shared.errors import FencedError
+from octavo_shared.errors import FencedError
 from tests.support.each_row import each_row
 
 

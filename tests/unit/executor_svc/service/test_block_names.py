@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from executor_svc.service.block_names import BlockNames
-from shared.batch_table import BatchTable
-from shared.errors import InvalidFieldError, InvalidStepError
-from shared.step import Admission, SamplingRow, Step, TableDelta, pairs
+from octavo_shared.errors import InvalidFieldError, InvalidStepError
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.step import Admission, SamplingRow, Step, TableDelta, pairs
 from tests.support.each_row import each_row
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 12

@@ -2,7 +2,7 @@ import pytest
 
 from executor_svc.service.step_log import NUM_KEPT_RESPONSES, StepLog
 from octavo.execution.v1 import step_pb2
-from shared.errors import StepGapError
+from octavo_shared.errors import StepGapError
 from tests.support.each_row import each_row
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from executor_svc.service.step_meter import StepMeter, StepTokens
-from shared.step import TableDelta
+from octavo_shared.step_wire.step import TableDelta
 
 TOKENS = StepTokens(num_prefill=7, num_decode=2)
 

@@ -13,11 +13,11 @@ from executor_svc.service.step_runner import Response, StepRunner
 from executor_svc.service.step_thread import StepThread
 from executor_svc.worker.interface import DoneStep, RunningStep
 from octavo.execution.v1 import step_pb2
-from shared import wire
-from shared.errors import DeviceLostError, StepFailedError, StepGapError, UnavailableError
-from shared.step import Step, TableDelta, pairs
-from shared.wire import encode_step
-from shared.wire_agreement import WireAgreement
+from octavo_shared.errors import DeviceLostError, StepFailedError, StepGapError, UnavailableError
+from octavo_shared.step_wire import wire
+from octavo_shared.step_wire.step import Step, TableDelta, pairs
+from octavo_shared.step_wire.wire import encode_step
+from octavo_shared.step_wire.wire_agreement import WireAgreement
 from tests.support.steps import StepOnDevice
 from tests.support.tables import admission
 

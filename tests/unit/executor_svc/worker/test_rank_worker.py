@@ -13,8 +13,8 @@ from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.step_channel import StepChannel, connect
 from executor_svc.worker.interface import RunningStep, execute
 from executor_svc.worker.rank_worker import LeaderWorker, follow
-from shared.errors import InvalidStepError, StepFailedError
-from shared.step import Step, StepResult, TableDelta, pairs
+from octavo_shared.errors import InvalidStepError, StepFailedError
+from octavo_shared.step_wire.step import Step, StepResult, TableDelta, pairs
 from tests.support.patience import PATIENCE_S
 from tests.support.steps import StepOnDevice
 from tests.support.tables import admission

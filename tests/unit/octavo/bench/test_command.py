@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo.command_line import run
+from octavo.commands.command_line import run
 from tests.support.each_row import each_row
 
 NOBODY = "127.0.0.1:1"

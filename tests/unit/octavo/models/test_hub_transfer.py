@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from octavo.command_line import run
+from octavo.commands.command_line import run
 from octavo.errors import LocalServiceError
 from octavo.models.hub_transfer import pull_hub_model
 from octavo.models.names import resolve_model
 from octavo.models.progress import ignore_progress
-from shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError
 from tests.support.hub import Hub, Repo, running_hub, use_hub
 
 CHUNK_BYTES = 1 << 14

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from octavo.command_line import run
+from octavo.commands.command_line import run
 from octavo.top.terminal import own_stderr
 
 

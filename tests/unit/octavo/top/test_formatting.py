@@ -21,7 +21,7 @@ from octavo.top.formatting import (
     sparkline,
     time_text,
 )
-from octavo.wording import json_line, printable
+from octavo.values.wording import json_line, printable
 from tests.support.each_row import each_row
 
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from octavo.admin.v1 import admin_pb2
+from octavo_shared.wording import duration_text
 from scheduler_svc.admin.explanation import explain_ended
 from scheduler_svc.admin.life import EVENT_KIND, ended_state, event_states
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
 from scheduler_svc.request.outputs import FinishReason
-from shared.wording import duration_text
 from tests.support.each_row import each_row
 
 TIMES = RequestTimes(100.0, 100.25, 100.5, 102.0, 102.0)

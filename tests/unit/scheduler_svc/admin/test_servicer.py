@@ -7,9 +7,9 @@ import pytest
 
 import octavo
 from octavo.admin.v1 import admin_service_pb2 as pb
+from octavo_shared.errors import InvalidFieldError, UnknownNameError
 from scheduler_svc.admin.servicer import MAX_PAGE_SIZE, AdminServicer, number_in, page_size_of
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
-from shared.errors import InvalidFieldError, UnknownNameError
 from tests.support.driving import small_limits
 from tests.support.each_row import each_row
 from tests.support.idle_engine import IdleEngine

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from octavo_shared.errors import ExecutorFaultError
+from octavo_shared.step_wire.step import SamplingRow, StepResult
 from scheduler_svc.request.parameters import BeamSearchParams
-from shared.errors import ExecutorFaultError
-from shared.step import SamplingRow, StepResult
 from tests.support.driving import Bench, delivered, group, small_limits
 from tests.support.each_row import each_row
 

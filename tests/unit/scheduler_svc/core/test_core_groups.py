@@ -4,8 +4,8 @@ from itertools import product
 
 import numpy as np
 
+from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
-from shared.token_rules import TokenRules
 from tests.support.driving import Bench, admitted, chunks, delivered, group, max_tokens, small_limits
 from tests.support.each_row import each_row
 

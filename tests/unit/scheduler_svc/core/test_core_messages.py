@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.limits import PreemptionMode
-from shared.step_size import admission_bytes
-from shared.token_rules import TokenRules
+from scheduler_svc.core.step.step_size import admission_bytes
 from tests.support.driving import Bench, max_tokens, small_limits
 
 

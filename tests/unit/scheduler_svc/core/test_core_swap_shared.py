@@ -2,11 +2,11 @@
 
 import pytest
 
+from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.policy import PriorityPolicy
 from scheduler_svc.request.parameters import BeamSearchParams
-from shared.step import Step
 from tests.support.driving import Bench, max_tokens, small_limits
 from tests.support.toy_executor import NextToken, count_up, hashed_next_token
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.step_wire.step import no_slots
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.prefills import Prefill
-from shared.step import no_slots
 from tests.support.driving import Bench, small_limits
 from tests.support.each_row import each_row
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.request.parameters import StopConditions
 from tests.support.driving import small_limits

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.errors import CacheTooSmallError, InvalidFieldError, OctavoServiceError, QueueFullError
+from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.engine import engine as engine_module
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.served_model import ServedModel
-from shared.errors import CacheTooSmallError, InvalidFieldError, OctavoServiceError, QueueFullError
-from shared.step import Step
 from tests.support.driving import group, small_limits
 from tests.support.each_row import each_row
 from tests.support.idle_engine import IdleEngine

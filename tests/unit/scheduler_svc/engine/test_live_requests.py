@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from scheduler_svc.core.dispatch.fleet import Fleet
+from octavo_shared.errors import RequestAbortedError
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.live_request import LiveRequest
@@ -11,7 +12,6 @@ from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.request.life import EndedRequest, RequestTimes
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
-from shared.errors import RequestAbortedError
 from tests.support.driving import Bench, group, max_tokens, small_limits
 from tests.support.live_requests import live_request, sink_of
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from octavo_shared.errors import DeadlineTooShortError
+from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.live_request import group_of
 from scheduler_svc.engine.load_estimate import forced_len
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
-from shared.errors import DeadlineTooShortError
-from shared.step import SamplingRow
 from tests.support.driving import group, small_limits
 from tests.support.each_row import each_row
 from tests.support.idle_engine import IdleEngine

@@ -2,9 +2,9 @@
 
 import pytest
 
+from octavo_shared.errors import RequestAbortedError, UnavailableError
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.parameters import StopConditions
-from shared.errors import RequestAbortedError, UnavailableError
 from tests.support.driving import group, small_limits
 from tests.support.idle_engine import IdleEngine
 

@@ -1,9 +1,9 @@
 """How much of a request's life is remembered, and for how long after its end."""
 
+from octavo_shared.errors import UnavailableError
 from scheduler_svc.engine.ended_requests import EndedRequests
 from scheduler_svc.engine.request_life import MAX_EVENTS, RequestLife
 from scheduler_svc.request.life import EventKind, LifeEvent
-from shared.errors import UnavailableError
 from tests.support.live_requests import ended_request
 
 

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_svc.fake.worker import FakeWorker
+from octavo_shared.errors import QueueFullError
+from octavo_shared.grpc.grpc_status import rpc_status
+from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.served_model import ServedModel
-from shared.errors import QueueFullError
-from shared.grpc_status import rpc_status
-from shared.step import SamplingRow
 from tests.support.driving import small_limits
 from tests.support.idle_engine import IdleEngine
 from tests.support.live_requests import RecordingSink, sink_of

@@ -10,11 +10,11 @@ import pytest
 
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import step_pb2
+from octavo_shared.step_wire.step import Step, TableDelta
+from octavo_shared.step_wire.wire_agreement import WireAgreement
 from scheduler_svc.executors import session as executor_session
 from scheduler_svc.executors.client import MAX_SIZES, ExecutorRefusedError, check_sizes
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
-from shared.step import Step, TableDelta
-from shared.wire_agreement import WireAgreement
 from tests.support.each_row import each_row
 
 

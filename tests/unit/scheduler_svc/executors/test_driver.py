@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
-from scheduler_svc.core.dispatch.fleet import Fleet
-from scheduler_svc.core.executor_core import ExecutorCore
+from octavo_shared.errors import OctavoServiceError
+from octavo_shared.step_wire.step import SamplingRow, Step, StepResult
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.core.waiting.policy import FcfsPolicy
@@ -29,8 +31,6 @@ from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.telemetry.meter import Meter
-from shared.errors import OctavoServiceError
-from shared.step import SamplingRow, Step, StepResult
 from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
 

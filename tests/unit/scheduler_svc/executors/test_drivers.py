@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn, cast
 
-from scheduler_svc.core.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings

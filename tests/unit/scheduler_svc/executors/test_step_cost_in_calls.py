@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from benchmarks.scheduler_core import limits_for
-from scheduler_svc.core.dispatch.fleet import Fleet
+from octavo_shared.step_wire.step import SamplingRow, StepResult
+from octavo_shared.step_wire.wire import decode_result, encode_result, encode_step
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.waiting.policy import FcfsPolicy
@@ -26,8 +28,6 @@ from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.step_log import LoggedStep, StepLog
-from shared.step import SamplingRow, StepResult
-from shared.wire import decode_result, encode_result, encode_step
 from tests.support.call_counts import num_calls, num_instructions
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
 

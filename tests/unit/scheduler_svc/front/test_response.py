@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo_shared.errors import OctavoServiceError, RequestAbortedError
+from octavo_shared.step_wire.step import NO_LOGPROBS, SamplingRow
 from scheduler_svc.front.output import AnswerOptions, Delta, Output, PromptDelta
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.parameters import StopConditions
-from shared.errors import OctavoServiceError, RequestAbortedError
-from shared.step import NO_LOGPROBS, SamplingRow
 from tests.support.each_row import each_row
 from tests.support.live_requests import PlayedEngineSide
 from tests.support.tokenizers import EOS, byte_level_backend, make_tokenizer

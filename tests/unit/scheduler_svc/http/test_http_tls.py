@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from octavo_shared.grpc.certificates import TlsFileError
 from scheduler_svc.http.http_tls import HttpTls, certificate_names
-from shared.certificates import TlsFileError
 from tests.support.certificates import Authority, replace
 
 

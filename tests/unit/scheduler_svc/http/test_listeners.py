@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from octavo_shared.errors import AddressError
 from scheduler_svc.http.listeners import open_listeners, reserve
-from shared.errors import AddressError
 from tests.support.each_row import each_row
 
 TAKEN = "it is taken, or not an address of this machine; set --admin-listen to another one"

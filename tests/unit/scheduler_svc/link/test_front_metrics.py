@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 import pytest
 
+from octavo_shared.errors import CallerError
+from octavo_shared.process.histogram import Histogram
+from octavo_shared.process.metric import Family, Metric
 from scheduler_svc.link.front_metrics import FrontMetrics, encode_families
-from shared.errors import CallerError
-from shared.histogram import Histogram
-from shared.metric import Family, Metric
 from tests.support.each_row import each_row
 
 CALLS = Metric("calls_total", "counter", "Calls.", ("method",))

@@ -7,6 +7,20 @@ import numpy as np
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.core.v1 import core_service_pb2 as pb
+from octavo_shared import errors
+from octavo_shared.errors import (
+    DeadlineTooShortError,
+    InvalidFieldError,
+    LostTooOftenError,
+    NoExecutorError,
+    OctavoServiceError,
+    QueueFullError,
+    RequestExistsError,
+    UnavailableError,
+)
+from octavo_shared.grpc.grpc_status import rpc_status
+from octavo_shared.step_wire.step import SamplingRow
+from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.link.ends import (
     decode_ended,
     decode_search_end,
@@ -26,20 +40,6 @@ from scheduler_svc.request.outputs import FinishReason, Hypothesis
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from scheduler_svc.request.provenance import ENDED, Numerics, Progress, Span
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
-from shared import errors
-from shared.errors import (
-    DeadlineTooShortError,
-    InvalidFieldError,
-    LostTooOftenError,
-    NoExecutorError,
-    OctavoServiceError,
-    QueueFullError,
-    RequestExistsError,
-    UnavailableError,
-)
-from shared.grpc_status import rpc_status
-from shared.step import SamplingRow
-from shared.token_rules import TokenRules
 from tests.support.each_row import each_row
 
 PLAIN = EngineRequest("a", np.arange(5, dtype=np.int32), SamplingRow(), StopConditions())

@@ -10,6 +10,9 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.core.v1 import core_service_pb2 as pb
+from octavo_shared.errors import QueueFullError, RequestAbortedError
+from octavo_shared.grpc.certificates import TlsFileError
+from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.link import remote_core
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.state import UNREACHABLE
@@ -17,9 +20,6 @@ from scheduler_svc.request.engine_client import EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
-from shared.certificates import TlsFileError
-from shared.errors import QueueFullError, RequestAbortedError
-from shared.step import SamplingRow
 
 
 class Call:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.v1 import core_service_pb2 as pb
+from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.link.core_batch import CoreBatch
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.remote_request import RemoteRequest, TokenGapError
@@ -19,7 +20,6 @@ from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
-from shared.step import SamplingRow
 from tests.support.each_row import each_row
 
 NUM_OUTPUTS = 2

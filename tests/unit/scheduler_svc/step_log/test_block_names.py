@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.core.dispatch.fleet import Fleet
+from octavo_shared.step_wire.step import Int32Array
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.step_log import block_names, replayed_fleet
 from scheduler_svc.step_log.block_names import LogNames, NamedBlocks, NotingHasher
@@ -17,7 +18,6 @@ from scheduler_svc.step_log.log_files import files_in, read_records
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.replayed_fleet import KnownNames, LookUpHasher
-from shared.step import Int32Array
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench
 from tests.support.step_logs import check_replay, recording

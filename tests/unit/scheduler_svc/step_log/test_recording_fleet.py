@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.core.dispatch.fleet import Fleet
+from octavo_shared.step_wire.batch_table import StepLayout
+from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.waiting.policy import FcfsPolicy
@@ -16,7 +17,6 @@ from scheduler_svc.step_log import decoding, encoding
 from scheduler_svc.step_log.log_files import files_in, read_records
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.snapshot import Snapshot, dump
-from shared.batch_table import StepLayout
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench, two_cores
 from tests.support.step_logs import check_replay, recording

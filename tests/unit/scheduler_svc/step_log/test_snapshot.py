@@ -8,13 +8,13 @@ import pytest
 
 import scheduler_svc.core
 import scheduler_svc.request
+from octavo_shared.step_wire.batch_table import BatchTable
 from scheduler_svc.core.blocks.eviction_order import EvictionOrder
 from scheduler_svc.core.blocks.prefix_cache import PrefixCache
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.request.parameters import BeamSearchParams
 from scheduler_svc.step_log.snapshot import _parts, core_digest
 from scheduler_svc.step_log.state_fields import FORMS
-from shared.batch_table import BatchTable
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench
 

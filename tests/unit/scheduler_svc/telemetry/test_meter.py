@@ -2,11 +2,11 @@
 
 import pytest
 
+from octavo_shared.errors import RequestAbortedError, UnavailableError
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.step import Step, StepResult, TableDelta, no_slots
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.step_log import LoggedStep
-from shared.batch_table import BatchTable
-from shared.errors import RequestAbortedError, UnavailableError
-from shared.step import Step, StepResult, TableDelta, no_slots
 from tests.support.each_row import each_row
 from tests.support.live_requests import ended_request
 

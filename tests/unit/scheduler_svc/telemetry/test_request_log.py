@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from octavo_shared.errors import UnavailableError
+from octavo_shared.process.events import JsonFormatter
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.telemetry.request_log import log_end
-from shared.errors import UnavailableError
-from shared.events import JsonFormatter
 from tests.support.live_requests import ended_request
 
 LOGGER = "scheduler_svc.telemetry.request_log"

@@ -4,9 +4,9 @@ import itertools
 
 import numpy as np
 
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.step import Admission, SamplingRow, Step, StepResult, TableDelta, no_slots
 from scheduler_svc.telemetry.step_log import MIN_KEPT_STEPS, NUM_KEPT_STEPS, LoggedStep, StepLog
-from shared.batch_table import BatchTable
-from shared.step import Admission, SamplingRow, Step, StepResult, TableDelta, no_slots
 
 
 def logged_step(step_id: int, delta: TableDelta | None = None) -> LoggedStep:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from octavo_shared.errors import UnavailableError
 from scheduler_svc.admin.listener.socket_directory import socket_directory
-from shared.errors import UnavailableError
 
 # A process that is ended without a chance to clean up.
 KILLED = """

@@ -5,8 +5,8 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
+from octavo_shared.step_wire.batch_table import IndexArray
 from scheduler_svc.core.blocks.eviction_order import EvictionOrder
-from shared.batch_table import IndexArray
 
 
 def blocks(*block_ids: int) -> IndexArray:

@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.prefix_cache import PrefixCache
 from scheduler_svc.step_log.state_fields import FORMS
-from shared.step import Int32Array
 
 NUM_BLOCKS = 8
 

@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
+from octavo_shared.step_wire.batch_table import StepLayout
+from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.core.step.step_cost import COLD_START_S, LEAST_SLACK, StepCost
-from shared.batch_table import StepLayout
-from shared.step import Int32Array
 from tests.support.each_row import each_row
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from octavo_shared.step_wire.step import Fork, SamplingRow
 from scheduler_svc.core.step.step_plan import StepPlan
-from shared.step import Fork, SamplingRow
 from tests.support.each_row import each_row
 from tests.support.tables import admission
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.core.waiting.policy import MAX_IDLE_COUNTERS, FairShare, FcfsPolicy, Policy, PriorityPolicy
-from shared.errors import InvalidFieldError
 from tests.support.waiting import waiting_group
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
-from shared.errors import InvalidFieldError
 from tests.support.waiting import take, waiting_group
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.api.group_validation import beam_search_params, check_account, hash_cache_salt, output_counts
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
-from shared.errors import InvalidFieldError
 from tests.support.each_row import each_row
 
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import InvalidFieldError, MalformedMessageError
 from scheduler_svc.front.api import message_scan
 from scheduler_svc.front.api.message_scan import CountLimit, MessageScan, peek
-from shared.errors import InvalidFieldError, MalformedMessageError
 from tests.support.each_row import each_row
 
 PATHS = ("token_ids.ids", "messages.messages", *(f"sampling_params.{name}" for name in ("stop", "logit_bias")))

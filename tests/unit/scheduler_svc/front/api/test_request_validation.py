@@ -8,6 +8,8 @@ import pytest
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import InvalidFieldError
+from octavo_shared.step_wire.step import NO_LOGPROBS, SamplingRow
 from scheduler_svc.engine.live_request import group_of
 from scheduler_svc.front.api.group_validation import hash_cache_salt
 from scheduler_svc.front.api.request_limits import RequestLimits
@@ -15,8 +17,6 @@ from scheduler_svc.front.api.request_validation import ValidRequest, check_reque
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
-from shared.errors import InvalidFieldError
-from shared.step import NO_LOGPROBS, SamplingRow
 from tests.support.each_row import each_row
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from octavo.generation.v1 import generation_pb2
+from octavo.values.sampling_parameters import SAMPLING_PARAMETERS, SamplingParameter, Stage
+from octavo_shared.errors import InvalidFieldError
+from octavo_shared.step_wire.step import NO_LOGPROBS, SamplingRow
 from scheduler_svc.front.api.sampling_validation import sampling_row
-from shared.errors import InvalidFieldError
-from shared.sampling_parameters import SAMPLING_PARAMETERS, SamplingParameter, Stage
-from shared.step import NO_LOGPROBS, SamplingRow
 from tests.support.each_row import each_row
 from tests.support.sampling_ranges import at_the_ends, beyond
 

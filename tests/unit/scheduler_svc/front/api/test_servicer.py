@@ -13,6 +13,8 @@ import pytest
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import InvalidFieldError, QueueFullError, RequestAbortedError, RequestExistsError
+from octavo_shared.step_wire.executor_info import ExecutorInfo
 from scheduler_svc.front.access import identity
 from scheduler_svc.front.api import generation
 from scheduler_svc.front.api.generation import CLIENT_LEFT, Generation
@@ -24,8 +26,6 @@ from scheduler_svc.request.engine_client import EngineClient, TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import FinishReason, Hypothesis
 from scheduler_svc.request.served_model import ServedModel
-from shared.errors import InvalidFieldError, QueueFullError, RequestAbortedError, RequestExistsError
-from shared.executor_info import ExecutorInfo
 from tests.support.live_requests import PlayedEngineSide
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
 

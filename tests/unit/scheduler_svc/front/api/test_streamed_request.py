@@ -1,10 +1,10 @@
 """A request of a stream before the core has said that it took it."""
 
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import UnavailableError
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.stream_batch import StreamBatch
 from scheduler_svc.front.api.streamed_request import StreamedRequest
-from shared.errors import UnavailableError
 
 
 def test_what_is_new_of_a_request_is_told_once_it_is_accepted_or_refused() -> None:

@@ -9,12 +9,12 @@ import jinja2.sandbox
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.text import template_sandbox
 from scheduler_svc.front.text.chat_template import ChatTemplate
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.template_sizes import MAX_TEXT_CHARS
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from shared.errors import InvalidFieldError
 from tests.support.each_row import each_row
 from tests.support.tokenizers import BOS, EOS, byte_level_backend, tokenizer_files
 

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.json_text import MAX_ELEMENTS
-from shared.errors import InvalidFieldError
 from tests.support.each_row import each_row
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}

@@ -2,9 +2,9 @@ from collections.abc import Sequence
 from typing import cast
 
 from executor_svc.fake.worker import FakeWorker
+from octavo_shared.step_wire.executor_info import TokenizerFile
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.request.served_model import ServedModel
-from shared.executor_info import TokenizerFile
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
 
 SERVED = cast("ServedModel", None)

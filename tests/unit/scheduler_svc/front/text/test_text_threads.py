@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from octavo_shared.errors import TokenizerFailedError, UnavailableError
 from scheduler_svc.front.text import text_threads
 from scheduler_svc.front.text.text_threads import TextThreads
-from shared.errors import TokenizerFailedError, UnavailableError
 from tests.support.stack import until
 
 NUM_THREADS = 4

@@ -7,10 +7,10 @@ import pytest
 import tokenizers
 from tokenizers import processors
 
+from octavo_shared.errors import InvalidFieldError, TokenizerFileError
+from octavo_shared.step_wire.executor_info import TokenizerFile
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.tokenizer import Tokenizer, TooManyTokensError
-from shared.errors import InvalidFieldError, TokenizerFileError
-from shared.executor_info import TokenizerFile
 from tests.support.each_row import each_row
 from tests.support.tokenizers import (
     BOS,

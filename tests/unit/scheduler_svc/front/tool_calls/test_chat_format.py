@@ -7,7 +7,8 @@ from typing import get_args
 import pytest
 import tokenizers
 
-from scheduler_svc.config import SchedulerConfig
+from octavo_shared.errors import InvalidFieldError
+from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.front.text.output_text import OutputText, TextOptions
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.front.tool_calls.chat_format import ChatFormat
@@ -20,7 +21,6 @@ from scheduler_svc.front.tool_calls.formats import (
     tool_call_format,
 )
 from scheduler_svc.front.tool_calls.tool_choice import RequestedTools, check_tools
-from shared.errors import InvalidFieldError
 from tests.support.each_row import each_row
 from tests.support.tokenizers import EOS, byte_level_backend, make_tokenizer
 from tests.unit.scheduler_svc.front.tool_calls.parsing import TOOLS, Parsed

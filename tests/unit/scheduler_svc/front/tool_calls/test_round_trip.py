@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.text.chat_template import ChatTemplate
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS, reasoning_format, tool_call_format
 from scheduler_svc.front.tool_calls.reasoning import ReasoningParser, opens_reasoning
-from shared.errors import InvalidFieldError
 from tests.support.each_row import each_row
 from tests.support.family_templates import EOS, FAMILIES, Family
 from tests.unit.scheduler_svc.front.tool_calls.parsing import TOOLS, Parsed, parse

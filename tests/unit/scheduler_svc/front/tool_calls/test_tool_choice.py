@@ -4,8 +4,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.tool_calls.tool_choice import MAX_TOOLS, check_tools
-from shared.errors import InvalidFieldError
 from tests.support.each_row import each_row
 
 

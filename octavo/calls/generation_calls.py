@@ -1,0 +1,280 @@
+"""The calls of `octavo.Client`: over several addresses, and over the calls that one answer takes.
+
+Next: octavo/calls/resumption.py, which says when and how an answer goes on, and octavo/calls/scheduler_channel.py.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from octavo.answer_reading import message_of, reading_answers
+from octavo.calls.request_stream import RequestStream
+from octavo.calls.resumption import ResumableRequest, ResumeWindow
+from octavo.calls.scheduler_channel import Endpoint, SchedulerChannel, is_elsewhere_better
+from octavo.calls.tls import TlsOptions
+from octavo.errors import (
+    TIME_LIMIT_PASSED,
+    ConnectionOptionsError,
+    DeadlineError,
+    InternalError,
+    InvalidRequestError,
+    OctavoError,
+    TlsHandshakeError,
+    UnavailableError,
+)
+from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
+from octavo.values.outputs import Accepted, Event, Finished, event_from_proto
+
+_Request = TypeVar("_Request", bound=Message)
+_Response = TypeVar("_Response")
+
+if TYPE_CHECKING:  # only the type stub of the generated module has it
+    _Stub: TypeAlias = generation_service_pb2_grpc.GenerationServiceAsyncStub
+    # Which call of a scheduler it is.
+    _Method: TypeAlias = Callable[[_Stub], Callable[..., grpc.aio.UnaryUnaryCall[_Request, _Response]]]
+
+# Under this name the scheduler's grpc.health.v1 service says whether it can take requests.
+_READINESS_SERVICE = "readiness"
+
+# gRPC counts nanoseconds in 64 bits: a limit of more than 292 years would be over at once.
+_LONGEST_TIMEOUT_S = 1e9
+
+# What a scheduler of an earlier release calls a field that it does not know. It refuses the request; without the field
+# it answers as it always did.
+_UNKNOWN_FIELDS = {
+    "field 10 of GenerateRequest": "lean_finished",
+    "field 11 of GenerateRequest": "include_provenance",
+    "field 15 of GenerateRequest": "include_prompt_token_ids",
+}
+
+# How long the end of a call may take after the last event.
+_END_WITHIN_S = 1.0
+
+# Pause before a watch of the readiness that ended is opened again.
+_WATCH_AGAIN_S = 0.2
+
+
+class GenerationCalls(SchedulerChannel):
+    """Makes the calls. `Client` has the arguments, and the methods for callers.
+
+    Args:
+        address: See `Client`.
+        tls: See there.
+        token: See there.
+        resume_timeout_s: See there.
+    """
+
+    channel_options = (
+        # Find a scheduler that vanished without a word. It allows pings this often (shared/octavo_shared/grpc/grpc_server.py),
+        # also while a request waits in the queue and nothing else is sent.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+    def __init__(
+        self, address: str | Sequence[str], *, tls: TlsOptions | None, token: str | None, resume_timeout_s: float
+    ) -> None:
+        super().__init__(address, tls=tls, token=token)
+        if not isinstance(resume_timeout_s, int | float) or not resume_timeout_s >= 0:
+            sentence = f"resume_timeout_s is {resume_timeout_s!r}; it must be a number of seconds, 0 or more"
+            raise ConnectionOptionsError(sentence)
+        self._resume_timeout_s = resume_timeout_s
+        self._random = random.random
+        self._unknown_fields: set[str] = set()  # to the scheduler
+
+    async def _run(
+        self, message: generation_service_pb2.GenerateRequest, deadline_s: float | None
+    ) -> AsyncGenerator[Event, None]:
+        """Run a request in as many calls as it takes."""
+        shows_provenance = message.include_provenance
+        self._ask_for_what_is_known(message)
+        request = ResumableRequest(message, self._resume_window(), shows_provenance=shows_provenance)
+        endpoint, tried = self._endpoint(), set[Endpoint]()
+        while True:
+            try:
+                async with aclosing(self._call(request, endpoint, deadline_s)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except OctavoError as error:
+                if request.is_accepted:
+                    pause_s = request.pause_s(error, now_s())
+                elif not self._forget_unknown_field(message, error):
+                    tried.add(endpoint)
+                    other = self._untried(tried) if is_elsewhere_better(error) else None
+                    if other is None:
+                        raise
+                    endpoint = other
+            if request.is_accepted:
+                await _pause(request, pause_s, deadline_s)
+                endpoint = self._endpoint()
+
+    async def _call(
+        self, request: ResumableRequest, endpoint: Endpoint, deadline_s: float | None
+    ) -> AsyncGenerator[Event, None]:
+        """Make one call for a request, and yield the events that its caller has not had."""
+        # A continuation waits for its first event no longer than others may still try; no address uses up all of that.
+        # Where it waits for a larger executor than there is, that goes on until there is one: another may have it.
+        patience_s = request.left_s(now_s()) / len(self.addresses) if request.is_accepted else None
+        message, answer = request.message(), request.answer
+        timeout_s = None if deadline_s is None else deadline_s - now_s()
+        call = self._stub(endpoint).Generate(message, timeout=timeout_s, metadata=self._metadata)
+        event: Event | None = None
+        try:
+            responses = aiter(call)
+            while (response := await _next_within(patience_s, responses)) is not None:
+                if event is None:
+                    self._answering.add(endpoint)
+                with reading_answers():
+                    event = event_from_proto(response)
+                    waits = response.accepted.waits_for_larger_executor and len(self.addresses) > 1
+                    if not waits:
+                        patience_s = None
+                    if isinstance(event, Accepted):
+                        event = answer.accept(response.accepted)
+                    else:
+                        event = answer.take(event, is_lean=message.lean_finished)
+                    new = None if isinstance(event, Finished) else request.told(event)
+                if isinstance(event, Finished):
+                    break
+                if new is not None:
+                    yield new
+            if isinstance(event, Finished):
+                # Let the call end by itself: one that is cancelled counts as failed there.
+                await _next_within(_END_WITHIN_S, responses)
+        except TimeoutError as error:
+            if not isinstance(event, Finished):
+                self._move_on(endpoint)
+                needs = f"has no executor for its {request.num_tokens_needed:,} tokens"
+                what = "does not answer" if event is None else needs
+                raise UnavailableError(f"the scheduler at {endpoint.address} {what}") from error
+        except grpc.aio.AioRpcError as error:
+            if not isinstance(event, Finished):  # else the answer is whole, and only the end of the call was lost
+                raise self._failed(error, endpoint) from error
+        finally:
+            call.cancel()  # does nothing to a call that has ended
+        if not isinstance(event, Finished):
+            raise InternalError("the scheduler ended the stream without a last event")
+        with reading_answers():
+            last = request.told(event)
+        if last is not None:
+            yield last
+
+    def _resume_window(self) -> ResumeWindow:
+        return ResumeWindow(self._resume_timeout_s, self._random)
+
+    def _ask_for_what_is_known(self, message: generation_service_pb2.GenerateRequest) -> None:
+        """Set the fields that a continuation needs, those that the scheduler knows."""
+        message.lean_finished = "lean_finished" not in self._unknown_fields
+        has_prompt = message.WhichOneof("prompt") == "token_ids"
+        message.include_prompt_token_ids = not has_prompt and "include_prompt_token_ids" not in self._unknown_fields
+        if self._resume_timeout_s > 0 and "include_provenance" not in self._unknown_fields:
+            message.include_provenance = True
+
+    def _forget_unknown_field(self, message: generation_service_pb2.GenerateRequest, error: OctavoError) -> bool:
+        """Leave out a field that a scheduler of an earlier release does not know; False: it refused something else."""
+        name = _UNKNOWN_FIELDS.get(error.field or "") if isinstance(error, InvalidRequestError) else None
+        if name is None or not getattr(message, name):
+            return False
+        self._unknown_fields.add(name)
+        setattr(message, name, False)
+        return True
+
+    def _request_stream(self, endpoint: Endpoint) -> RequestStream:
+        return RequestStream(
+            lambda: self._stub(endpoint).StreamRequests(metadata=self._metadata),
+            lambda error: self._failed(error, endpoint),
+        )
+
+    async def _wait_at(self, endpoint: Endpoint, troubles: dict[Endpoint, str]) -> Endpoint:
+        """Return an endpoint once the scheduler there is ready; `troubles` is told what may be wrong with TLS."""
+        while True:
+            try:
+                await self._watch_readiness(endpoint)
+                return endpoint
+            except UnavailableError as error:  # it is not there yet, or it went away while we watched
+                troubles.pop(endpoint, None)
+                if isinstance(error, TlsHandshakeError):
+                    troubles[endpoint] = str(error)
+            await asyncio.sleep(_WATCH_AGAIN_S)
+
+    async def _watch_readiness(self, endpoint: Endpoint) -> None:
+        """Return once the scheduler is ready. Raises UnavailableError: it ended the watch, or does not answer."""
+        request = health_pb2.HealthCheckRequest(service=_READINESS_SERVICE)
+        stub = health_pb2_grpc.HealthStub(endpoint.channel)  # type: ignore[no-untyped-call]
+        watch = stub.Watch(request)
+        try:
+            async for response in watch:
+                if response.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+        except grpc.aio.AioRpcError as error:
+            raise self._to_octavo_error(error, endpoint) from error
+        finally:
+            watch.cancel()
+        raise UnavailableError(f"the scheduler at {endpoint.address} ended the watch")
+
+    async def _answer(self, method: "_Method[_Request, _Response]", request: _Request) -> _Response:
+        """Return the answer to a call that has one, of the first address that can give it."""
+        tried: set[Endpoint] = set()
+        endpoint: Endpoint | None = self._endpoint()
+        while True:
+            assert endpoint is not None
+            try:
+                return await self._answer_of(endpoint, method, request)
+            except UnavailableError as error:
+                tried.add(endpoint)
+                endpoint = self._untried(tried)
+                if endpoint is None or not is_elsewhere_better(error):
+                    raise
+
+    async def _answer_of(
+        self, endpoint: Endpoint, method: "_Method[_Request, _Response]", request: _Request
+    ) -> _Response:
+        """Return the answer of one address."""
+        try:
+            return message_of(await method(self._stub(endpoint))(request, metadata=self._metadata))
+        except grpc.aio.AioRpcError as error:
+            raise self._failed(error, endpoint) from error
+
+    @staticmethod
+    def _stub(endpoint: Endpoint) -> "_Stub":
+        return generation_service_pb2_grpc.GenerationServiceStub(endpoint.channel)
+
+
+async def _next_within(patience_s: float | None, responses: AsyncIterator[_Response]) -> _Response | None:
+    """Return the next response; None: there is none. Raises TimeoutError: it takes too long."""
+    if patience_s is None:
+        return await anext(responses, None)
+    async with asyncio.timeout(patience_s):
+        return await anext(responses, None)
+
+
+async def _pause(request: ResumableRequest, pause_s: float, deadline_s: float | None) -> None:
+    """Wait. Raises DeadlineError: the deadline comes first."""
+    if deadline_s is not None and (left_s := deadline_s - now_s()) <= pause_s:
+        await asyncio.sleep(left_s)
+        error = DeadlineError(TIME_LIMIT_PASSED)
+        error.keep(request.answer.unfinished_outputs())
+        raise error
+    await asyncio.sleep(pause_s)
+
+
+def now_s() -> float:
+    """Return the time of the event loop."""
+    return asyncio.get_running_loop().time()
+
+
+def grpc_timeout(timeout_s: object) -> float:
+    """Return a time limit as gRPC can count it; one that has passed already is one too."""
+    if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
+        raise InvalidRequestError(f"timeout_s is {timeout_s!r}; it must be a number of seconds", field="timeout_s")
+    return min(timeout_s, _LONGEST_TIMEOUT_S)

@@ -1,0 +1,1 @@
+"""Services that the client starts on this machine."""

@@ -1,0 +1,1 @@
+"""What callers give and get: parameters, prompts, outputs, and how they are said in words."""

@@ -1,0 +1,424 @@
+"""The values of the client's API: prompts, events of a stream, finished outputs, the model.
+
+Names are those of protos/octavo/generation/v1; `_from_proto` functions are this module's only tie to
+the wire. Next: octavo/client.py, which yields them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypedDict
+
+from octavo.errors import InternalError, OctavoError
+from octavo.generation.v1 import generation_pb2, generation_service_pb2
+from octavo.values.sampling_parameters import BY_NAME
+from octavo.values.sampling_params import SamplingParams
+
+
+class TextPart(TypedDict):
+    """A part of a message, as OpenAI's API has them; only those of the type "text" are supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(TypedDict):
+    """One turn of a conversation; role is "system", "user" or "assistant". Parts are joined by line breaks."""
+
+    role: str
+    content: str | Sequence[TextPart]
+
+
+# Plain text, token ids that are used as they are, or a conversation (of ChatMessage) for the model's chat template.
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, object]]
+
+
+class FinishReason(StrEnum):
+    """Why an output ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class TokenLogprob(NamedTuple):
+    """A token and its log-probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of tokens of the prompt, in order, from its second token.
+
+    Attributes:
+        logprobs: Of the tokens themselves.
+        alternatives: The likeliest tokens in the place of each, likeliest first; empty unless asked for.
+        token_ids: The tokens; empty if a scheduler of an earlier release did not tell those of a text.
+    """
+
+    logprobs: tuple[float, ...]
+    alternatives: tuple[tuple[TokenLogprob, ...], ...] = ()
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Which kind of executor made the tokens of an output from `first_token` on, up to the next span or the end.
+
+    Attributes:
+        first_token: Index in `Output.token_ids`.
+        numerics_id: Of the executor's arithmetic; empty: it did not say it.
+        weights_digest: Of all bytes of its weights; empty: it did not say it.
+    """
+
+    first_token: int
+    numerics_id: str
+    weights_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One finished output.
+
+    Attributes:
+        output_index: Which output of the request, from 0; of `best_of` and beams its rank, 0 is the best.
+        text: The whole text.
+        token_ids: All token ids, with the one that ended the output.
+        logprobs: Log-probability of each of `token_ids`; empty unless asked for.
+        finish_reason: Why it ended.
+        stopped_by: The stop token's id or the stop string, if `finish_reason` is STOP.
+        cumulative_logprob: Sum of the log-probabilities of `token_ids`; None unless they were asked
+            for or the outputs are ranked.
+        beam_score: What hypotheses are ranked by, with the length penalty; None without a beam search.
+        alternatives: The likeliest tokens in the place of each of `token_ids`, likeliest first; empty unless
+            asked for.
+        provenance: Which kind of executor made which tokens; empty unless asked for.
+    """
+
+    output_index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    stopped_by: int | str | None
+    cumulative_logprob: float | None = None
+    beam_score: float | None = None
+    alternatives: tuple[tuple[TokenLogprob, ...], ...] = ()
+    provenance: tuple[Provenance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request; the cached ones are part of the prompt's.
+
+    `num_output_tokens` counts all outputs that were sampled, also those that `best_of` did not return.
+    """
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """First event: the request has been checked and queued.
+
+    `prompt_token_ids`: the prompt; empty if a scheduler of an earlier release did not tell those of a text.
+    `max_model_len`: the longest sequence that it is accepted for, prompt and output; 0: the scheduler does not say it.
+    `seed`: of its randomness, as asked for or drawn by the scheduler: with it the answer can be had again.
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    prompt_token_ids: tuple[int, ...] = ()
+    max_model_len: int = 0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new in one output.
+
+    `text` may lag behind `token_ids`: incomplete characters and possible stop strings are held back.
+    Each token is delivered exactly once over all deltas. Deltas of several outputs come interleaved;
+    ranked outputs (`best_of` above `n`, beams) come in one delta each, at the end.
+    `provenance`: which kind of executor makes the tokens from one of these on; empty: the same as before.
+    """
+
+    output_index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    alternatives: tuple[tuple[TokenLogprob, ...], ...] = ()
+    provenance: tuple[Provenance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last event: all outputs, by `output_index`; `prompt_logprobs` of the whole prompt, if they were asked for.
+
+    `continued_on_other_numerics`: the request was moved while it ran, to an executor of another kind; its outputs may
+    be none that one executor gives.
+    `num_resumptions`: how often the call was cut, and another one went on with the answer; 0: never.
+    """
+
+    outputs: tuple[Output, ...]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    continued_on_other_numerics: bool = False
+    num_resumptions: int = 0
+
+
+# PromptLogprobs come before the first Delta, each token once.
+Event: TypeAlias = Accepted | PromptLogprobs | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What became of one prompt; fields as in `Accepted` and `Finished`."""
+
+    request_id: str
+    prompt: Prompt
+    outputs: tuple[Output, ...]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    continued_on_other_numerics: bool = False
+    num_resumptions: int = 0
+    prompt_token_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, prompt: Prompt, accepted: Accepted, finished: Finished) -> Self:
+        """Return what the first and the last event say of a prompt."""
+        of_finished = {each.name: getattr(finished, each.name) for each in fields(finished)}
+        return cls(accepted.request_id, prompt, prompt_token_ids=accepted.prompt_token_ids, **of_finished)
+
+    @property
+    def error(self) -> None:
+        """None: the prompt was answered; see FailedRequest."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """What became of a prompt that got no answer while others did: it stands in the place of the RequestOutput.
+
+    It is like a future that failed: `error` says why, and whoever reads the outputs gets that error raised.
+    """
+
+    prompt: Prompt
+    error: OctavoError
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """There are none: raises `error`."""
+        raise self.error
+
+    @property
+    def usage(self) -> Usage:
+        """There is none: raises `error`."""
+        raise self.error
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """Nobody told them: raises `error`."""
+        raise self.error
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """There are none: raises `error`."""
+        raise self.error
+
+    @property
+    def continued_on_other_numerics(self) -> bool:
+        """There is no answer: raises `error`."""
+        raise self.error
+
+    @property
+    def num_resumptions(self) -> int:
+        """There is no answer: raises `error`."""
+        raise self.error
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model that answers.
+
+    Attributes:
+        model_id: Its name.
+        max_model_len: Longest sequence, prompt and output together, in tokens.
+        vocab_size: Number of token ids.
+        has_chat_template: Whether conversations can be sent.
+        dtype: Number format of the weights.
+        takes_token_ids_only: Whether it has no tokenizer: prompts must be token ids, and outputs have no text.
+        default_sampling_params: What requests get that leave a field unset, where the model says it.
+        is_reproducible: Whether equal requests with equal seeds get equal outputs and log-probabilities, to the bit, at
+            any time and on any executor.
+        why_not_reproducible: Why not, in a few words; empty: they do, or the scheduler is of release 0.1.0.
+        numerics_ids: Of the executors, sorted, each once.
+        weights_digest: Of all bytes of the weights; empty: no executor says it.
+    """
+
+    model_id: str
+    max_model_len: int
+    vocab_size: int
+    has_chat_template: bool
+    dtype: str
+    takes_token_ids_only: bool = False
+    default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    is_reproducible: bool = False
+    why_not_reproducible: str = ""
+    numerics_ids: tuple[str, ...] = ()
+    weights_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A prompt as tokens.
+
+    Attributes:
+        token_ids: Its token ids; they are a prompt, too.
+        max_model_len: Longest sequence, prompt and output together, in tokens.
+    """
+
+    token_ids: tuple[int, ...]
+    max_model_len: int
+
+
+def event_from_proto(response: generation_service_pb2.GenerateResponse) -> Event:
+    """Return the event in a message of the stream.
+
+    Raises:
+        InternalError: the message holds no event that this release knows.
+    """
+    match response.WhichOneof("event"):
+        case "accepted":
+            return accepted_from_proto(response.accepted)
+        case "delta":
+            delta = response.delta
+            return Delta(
+                delta.output_index,
+                delta.text,
+                tuple(delta.token_ids),
+                tuple(delta.logprobs),
+                _alternatives_from_proto(delta, len(delta.token_ids)),
+                tuple(map(provenance_from_proto, delta.provenance)),
+            )
+        case "prompt_logprobs":
+            return prompt_logprobs_from_proto(response.prompt_logprobs)
+        case "finished":
+            return finished_from_proto(response.finished)
+        case _:
+            raise InternalError("the scheduler sent an event that this client does not know; update the client")
+
+
+def accepted_from_proto(accepted: generation_service_pb2.Accepted) -> Accepted:
+    """Return the event in the message."""
+    return Accepted(
+        accepted.request_id,
+        accepted.num_prompt_tokens,
+        tuple(accepted.prompt_token_ids),
+        accepted.max_model_len,
+        accepted.sampling_params.seed if accepted.sampling_params.HasField("seed") else None,
+    )
+
+
+def finished_from_proto(finished: generation_service_pb2.RequestFinished) -> Finished:
+    """Return the event in the message."""
+    usage = finished.usage
+    return Finished(
+        outputs=tuple(_output_from_proto(output) for output in finished.outputs),
+        usage=Usage(usage.num_prompt_tokens, usage.num_output_tokens, usage.num_cached_tokens),
+        prompt_logprobs=(
+            prompt_logprobs_from_proto(finished.prompt_logprobs) if finished.HasField("prompt_logprobs") else None
+        ),
+        continued_on_other_numerics=finished.continued_on_other_numerics,
+    )
+
+
+def model_from_proto(response: generation_service_pb2.GetModelResponse) -> ModelInfo:
+    """Return the model described in the message."""
+    return ModelInfo(
+        model_id=response.model_id,
+        max_model_len=response.max_model_len,
+        vocab_size=response.vocab_size,
+        has_chat_template=response.has_chat_template,
+        dtype=response.dtype,
+        takes_token_ids_only=response.takes_token_ids_only,
+        default_sampling_params=_defaults_from_proto(response.default_sampling_params),
+        is_reproducible=response.is_reproducible,
+        why_not_reproducible=response.why_not_reproducible,
+        numerics_ids=tuple(response.numerics_ids),
+        weights_digest=response.weights_digest,
+    )
+
+
+def _defaults_from_proto(params: generation_pb2.SamplingParams) -> SamplingParams:
+    """Return a model's defaults, which are numbers; as people write them, with the digits that float32 has."""
+    numbers: dict[str, Any] = {}
+    for of_message, value in params.ListFields():
+        if of_message.name in BY_NAME:
+            numbers[of_message.name] = value if BY_NAME[of_message.name].is_whole else float(f"{value:.7g}")
+    return SamplingParams(**numbers)
+
+
+def _output_from_proto(output: generation_pb2.Output) -> Output:
+    stopped_by: int | str | None = None
+    match output.WhichOneof("stopped_by"):
+        case "stop_token_id":
+            stopped_by = output.stop_token_id
+        case "stop_string":
+            stopped_by = output.stop_string
+    return Output(
+        output_index=output.output_index,
+        text=output.text,
+        token_ids=tuple(output.token_ids),
+        logprobs=tuple(output.logprobs),
+        finish_reason=_finish_reason_from_proto(output.finish_reason),
+        stopped_by=stopped_by,
+        cumulative_logprob=output.cumulative_logprob if output.HasField("cumulative_logprob") else None,
+        beam_score=output.beam_score if output.HasField("beam_score") else None,
+        alternatives=_alternatives_from_proto(output, len(output.token_ids)),
+        provenance=tuple(map(provenance_from_proto, output.provenance)),
+    )
+
+
+def provenance_from_proto(message: generation_pb2.Provenance) -> Provenance:
+    """Return the span in the message."""
+    return Provenance(message.first_token, message.numerics_id, message.weights_digest)
+
+
+def prompt_logprobs_from_proto(message: generation_pb2.PromptLogprobs) -> PromptLogprobs:
+    """Return the event in the message."""
+    return PromptLogprobs(tuple(message.logprobs), _alternatives_from_proto(message, len(message.logprobs)))
+
+
+def _alternatives_from_proto(
+    message: generation_pb2.Output | generation_pb2.PromptLogprobs | generation_service_pb2.OutputDelta,
+    num_places: int,
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    """Return the alternatives of each place; empty if there are none."""
+    return alternatives_of(message.alternative_token_ids, message.alternative_logprobs, num_places)
+
+
+def alternatives_of(
+    token_ids: Sequence[int], logprobs: Sequence[float], num_places: int
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    """Return the alternatives of each place; empty if there are none."""
+    found = [TokenLogprob(token_id, logprob) for token_id, logprob in zip(token_ids, logprobs, strict=True)]
+    if not found:
+        return ()
+    width = len(found) // num_places
+    return tuple(tuple(found[begin : begin + width]) for begin in range(0, len(found), width))
+
+
+def _finish_reason_from_proto(reason: generation_pb2.FinishReason.ValueType) -> FinishReason:
+    match reason:
+        case generation_pb2.FINISH_REASON_STOP:
+            return FinishReason.STOP
+        case generation_pb2.FINISH_REASON_LENGTH:
+            return FinishReason.LENGTH
+        case generation_pb2.FINISH_REASON_ABORT:
+            return FinishReason.ABORT
+        case _:
+            raise InternalError(f"the scheduler sent finish reason {reason}, which this client does not know")

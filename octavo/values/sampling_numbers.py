@@ -1,0 +1,60 @@
+"""The fields of `SamplingParams` that are numbers.
+
+Written by `make protos` from octavo/values/sampling_parameters.py; changes here are lost.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingNumbers:
+    """The fields of `SamplingParams` that are numbers. None is "absent".
+
+    Attributes:
+        temperature: Higher is more random; 0: always the likeliest token (greedy). Range 0 to 100. Absent:
+            the model's, else 1.
+        top_k: Keep only this many of the most likely tokens; 0: all. Absent: the model's, else 0.
+        top_p: Keep the likeliest tokens whose probabilities add up to this. Range above 0 to 1. Absent: the
+            model's, else 1.
+        min_p: Drop tokens less likely than this share of the most likely one. Range 0 to 1. Absent: the
+            model's, else 0.
+        typical_p: Keep the most typical tokens whose probabilities add up to this. Range above 0 to 1.
+            Absent: the model's, else 1.
+        repetition_penalty: Above 1: tokens of the prompt and the output become less likely. Range above 0 to
+            100. Absent: the model's, else 1.
+        presence_penalty: Subtract this from the logits of tokens that are in the output. Range -100 to 100.
+            Absent: 0.
+        frequency_penalty: Subtract this from a token's logit for each time it is in the output. Range -100 to
+            100. Absent: 0.
+        min_tokens: Fewest tokens of an output; it does not end before. Absent: 0.
+        max_tokens: Most tokens of an output. Range 1 and up. Absent: as many as the model's length allows.
+        seed: Equal seeds give equal outputs, whatever else runs. Absent: the scheduler chooses one.
+        n: Number of outputs. Range 1 and up. Absent: 1.
+        best_of: Make this many outputs, and return the n likeliest, best first. Absent: n.
+        beam_width: Search with this many beams for the n best outputs, instead of sampling. Absent: no beam
+            search.
+        length_penalty: Beams only: above 0 favours long outputs, below 0 short ones. Range -10 to 10. Absent:
+            1.
+        logprobs: Return log-probabilities: of each token, and of this many of the likeliest ones in its
+            place. Range 0 to 20. Absent: none.
+        prompt_logprobs: Return log-probabilities of the prompt, as logprobs does of the output. Range 0 to
+            20. Absent: none.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None

@@ -1,0 +1,1 @@
+"""The settings of the scheduler and of its fronts."""

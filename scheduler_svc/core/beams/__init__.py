@@ -1,1 +1,0 @@
-"""Beam search: on candidates alone, and in the slots of a batch."""

@@ -1,0 +1,1 @@
+"""Several executors, one queue: who is computed where."""

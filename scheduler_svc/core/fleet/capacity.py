@@ -1,0 +1,201 @@
+"""What the next step of a core can still admit, in plain numbers: the dispatcher's view of a core.
+
+Numbers only, so that dispatching a group costs microseconds. They leave out what is too dear to know, such as the size
+of the message. The core has the last word (`Admissions.judge`); what it does not admit goes back into the line.
+
+Pure. Read next: `dispatcher.py`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from scheduler_svc.core.fleet.inbox import Assignment, Inbox
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.admission import Wait
+from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.waiting.waiting_queue import Turn
+
+# What an output is expected to get, unless its request ends it before; a power of two.
+EXPECTED_OUTPUT_TOKENS = 128
+
+# Of a length; and tokens of a step that is being decided: its core asks because it has some of its budget left.
+_NO_LIMIT = 2**62
+
+
+class Demand(NamedTuple):
+    """What a group takes of a core, as if nothing of it were cached; of one that has forked, as things are there.
+
+    Attributes:
+        block_size: Tokens in a block.
+        num_tokens: To compute before it has its first one.
+        num_lead_tokens: Those of its first sequence.
+        num_blocks: Blocks of the pool.
+        num_slots: Slots of the batch.
+        block_names: Of the blocks that may be found in the prefix cache.
+    """
+
+    block_size: int
+    num_tokens: int
+    num_lead_tokens: int
+    num_blocks: int
+    num_slots: int
+    block_names: list[bytes]
+
+    @classmethod
+    def of(cls, group: SequenceGroup, core: ExecutorCore) -> "Demand":
+        """Return what a group takes of a core."""
+        blocks = core.blocks
+        sequences = group.sequences if group.is_lone else group.sequences_to_compute
+        lead = sequences[0]
+        if len(sequences) > 1:  # it has forked: what its sequences share, and what is cached of each, takes a plan
+            plan = blocks.plan_admission(group)
+            num_tokens = sum(planned.num_new for planned in plan.sequences) * blocks.block_size
+            num_lead_tokens = len(lead.token_ids) - len(plan.sequences[0].found) * blocks.block_size
+            return cls(blocks.block_size, num_tokens, num_lead_tokens, plan.num_needed, group.num_slots, [])
+        num_blocks = blocks.num_blocks_of(lead) if group.is_lone else blocks.num_blocks_ever_needed(group)
+        names: list[bytes] = []
+        if blocks.prefix_cache is not None and not group.lacks_prompt_logprobs:
+            names = blocks.hash_blocks(lead)
+            if len(names) * blocks.block_size == len(lead.token_ids):
+                names = names[:-1]  # one token at least is computed, for its logits
+        num_tokens = len(lead.token_ids)
+        return cls(blocks.block_size, num_tokens, num_tokens, num_blocks, group.num_slots, names)
+
+    def assignment(self, turn: Turn, capacity: "Capacity", num_cached_blocks: int) -> Assignment:
+        """Return what the group takes of a core that has its first blocks in the prefix cache."""
+        num_cached_tokens = num_cached_blocks * self.block_size
+        is_long = capacity.core.prefills.is_long(self.num_lead_tokens - num_cached_tokens)
+        num_blocks, num_tokens = self.num_blocks - num_cached_blocks, self.num_tokens - num_cached_tokens
+        return Assignment(turn, self.num_slots, num_blocks, num_tokens, is_long)
+
+
+@dataclass(slots=True, eq=False)
+class Capacity:
+    """What the next step of a core can still admit.
+
+    Attributes:
+        inbox: Of the core; what is in it is taken already.
+        bit: Stands for the core among the holders of blocks.
+        load: Tokens that are computed before those of a newcomer.
+        num_rows: Sequences that decode here, or will, beside a newcomer.
+        num_free_slots: Of the batch.
+        num_free_blocks: Of the pool, less the watermark.
+        num_tokens: Of the budget; at most 0: the step is full.
+        num_long: Long prefills that it may start.
+        first_return: Level and counter of the first one that was preempted here; later turns wait for it.
+        number: Tells it from other rooms.
+    """
+
+    inbox: Inbox
+    core: ExecutorCore
+    bit: int
+    load: int
+    num_rows: int
+    num_free_slots: int
+    num_free_blocks: int
+    num_tokens: int
+    num_long: int
+    first_return: tuple[int, float] | None
+    _is_pool_used: bool
+    number: int
+
+    @classmethod
+    def of(cls, inbox: Inbox, *, is_serving: bool, number: int) -> "Capacity":
+        """Return the room of a core.
+
+        Args:
+            inbox: Of the core.
+            is_serving: Whether the core is deciding a step, and asks: then it has budget left, whatever was dispatched.
+            number: Tells it from the others.
+        """
+        core = inbox.core
+        blocks, limits = core.blocks, core.limits
+        num_free_blocks = blocks.allocator.num_free_blocks - inbox.num_blocks
+        is_pool_used = num_free_blocks < blocks.allocator.num_blocks
+        if is_pool_used:
+            num_free_blocks -= blocks.num_watermark_blocks
+        return cls(
+            inbox,
+            core,
+            0 if blocks.prefix_cache is None else blocks.prefix_cache.bit,
+            core.load + inbox.num_tokens + inbox.num_slots,
+            core.num_rows + inbox.num_slots,
+            core.batch.num_free_slots - inbox.num_slots,
+            num_free_blocks,
+            _NO_LIMIT if is_serving else limits.max_num_batched_tokens - core.num_claimed_tokens - inbox.num_tokens,
+            limits.max_long_prefills - core.prefills.num_long - inbox.num_long,
+            core.groups.first_return,
+            is_pool_used,
+            number,
+        )
+
+    def rank(self, row_cost: int) -> tuple[int, int, int, "Capacity"]:
+        """Return what orders rooms: by `cost`, then by free blocks. No two are equal, by their number."""
+        return self.cost(row_cost), -self.num_free_blocks, self.number, self
+
+    def cost(self, row_cost: int) -> int:
+        """Return the tokens that are computed here until a newcomer has its last one, without its own.
+
+        Args:
+            row_cost: Those of each row beside it.
+        """
+        return self.load + self.num_rows * row_cost
+
+    def with_budget(self) -> "Capacity":
+        """Return the capacity of a step that nobody has a part of yet."""
+        return replace(self, num_tokens=self.core.limits.max_num_batched_tokens)
+
+    def obstacle(self, turn: Turn, demand: Demand, num_cached_blocks: int) -> Wait | None:
+        """Return how a group has to wait that stands first in line; None: the core can take it."""
+        core, group, blocks = self.core, turn.group, self.core.blocks
+        if not is_open_to(core, group):
+            return Wait.NEVER
+        if core.is_probing and (core.groups or self.inbox.assignments):
+            return Wait.IN_LINE
+        if self.first_return is not None and self.first_return <= turn[:2]:
+            return Wait.IN_LINE
+        if demand.num_slots > self.num_free_slots:
+            return Wait.IN_LINE
+        if self.num_long <= 0 and core.prefills.is_long(demand.num_lead_tokens - num_cached_blocks * blocks.block_size):
+            return Wait.SKIPPED
+        if blocks.is_being_computed(demand.block_names, num_cached_blocks):
+            return Wait.SKIPPED
+        has_room = self.num_tokens > 0 and self._has_blocks_for(group, demand, num_cached_blocks)
+        return None if has_room else Wait.IN_LINE
+
+    def _has_blocks_for(self, group: SequenceGroup, demand: Demand, num_cached_blocks: int) -> bool:
+        if demand.num_blocks <= self.num_free_blocks:
+            return True
+        if demand.num_blocks - num_cached_blocks > self.num_free_blocks:
+            return False
+        # It depends on how many of the cached blocks nobody uses: these count as free.
+        return self.core.blocks.plan_admission(group).num_needed <= self.num_free_blocks
+
+    def give(self, assignment: Assignment) -> None:
+        """Put an assignment into the inbox of the core."""
+        self.inbox.put(assignment)
+        self.count(assignment)
+
+    def count(self, assignment: Assignment) -> None:
+        """Count what an assignment takes."""
+        if not self._is_pool_used:
+            self._is_pool_used = True
+            self.num_free_blocks -= self.core.blocks.num_watermark_blocks
+        self.load += assignment.num_tokens + assignment.num_slots
+        self.num_rows += assignment.num_slots
+        self.num_free_slots -= assignment.num_slots
+        self.num_free_blocks -= assignment.num_blocks
+        self.num_tokens -= assignment.num_tokens
+        self.num_long -= assignment.is_long
+
+
+def num_expected_tokens(group: SequenceGroup) -> int:
+    """Return how many tokens an output of a group is expected to get from now on: a power of two."""
+    lead = group.sequences_to_compute[0]
+    limit = group.stop_conditions.length_limit(group.num_prompt_tokens, _NO_LIMIT) - len(lead.token_ids)
+    return 1 << (max(1, min(limit, EXPECTED_OUTPUT_TOKENS)) - 1).bit_length()
+
+
+def is_open_to(core: ExecutorCore, group: SequenceGroup) -> bool:
+    """Return whether a core could take the group if it were empty; a leaving one only what has run."""
+    return (core.takes_groups or group.has_run) and core.admissions.can_ever_admit(group)

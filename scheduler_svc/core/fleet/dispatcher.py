@@ -1,0 +1,429 @@
+"""The dispatcher: gives the first groups in line to the cores that are to compute them.
+
+Groups stand in one line. The first one is dispatched to the best of the cores whose next step can admit it: where
+least is computed until it has its last token (`placement.py`), then where most blocks are free. The first one may be
+passed only if it waits for something that is sure to come (`Wait.SKIPPED`).
+
+A dispatched group waits in the inbox of its core until the core decides its next step, which is soon. Until then
+
+- it goes back into the line if somebody comes whose turn is before it and who finds no room elsewhere, if the core
+  is lost, leaves, or has been at a step for too long;
+- another core takes it that has capacity, and where it costs less.
+
+A core that is emptied (`ExecutorCore.is_draining`) gives up its groups one by one, in order, when others have room for
+them. They run on meanwhile, and yet stand in line before newcomers: room is kept for them.
+
+So order and shares hold for whoever comes later. A core that decides a step is served: the line is dispatched until
+it has what it can take. Each call dispatches a bounded number of groups.
+
+Pure. Read next: `placement.py`, the choice; `capacity.py`, what a core can take; `waiting_queue.py`, the order of the
+line.
+"""
+
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator
+
+from scheduler_svc.core.blocks.block_holders import BlockHolders
+from scheduler_svc.core.fleet.capacity import is_open_to
+from scheduler_svc.core.fleet.inbox import Assignment, Inbox
+from scheduler_svc.core.fleet.placement import Offer, Placement
+from scheduler_svc.core.fleet.tenant_cap import TenantCap
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Obstacle, Wait
+from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.waiting.waiting_queue import Turn, WaitingQueue
+
+# Groups that one call dispatches: some 15 microseconds each (docs/benchmarks.md).
+MAX_DISPATCHED_GROUPS = 96
+
+
+class Dispatcher:
+    """Owns the inboxes of a fleet.
+
+    Args:
+        queue: The line.
+        is_complete: Says whether no other core is expected back.
+
+    Attributes:
+        holders: Which core holds which registered block.
+        inboxes: One for each core, in the order in which they joined.
+        unplaceable: Groups that none of these cores can ever take: they wait for another one, out of the line.
+    """
+
+    def __init__(self, queue: WaitingQueue, is_complete: Callable[[], bool] = lambda: True) -> None:
+        self.queue = queue
+        self._is_complete = is_complete
+        self.holders = BlockHolders()
+        self.inboxes: list[Inbox] = []
+        self.unplaceable: set[SequenceGroup] = set()
+        self._takers: list[Inbox] | None = None  # at the last look; None: look anew
+        self._dispatched_to: set[ExecutorCore] = set()
+
+    # Cores come and go ---------------------------------------------------------------------------
+
+    def add(self, inbox: Inbox) -> None:
+        """A core joins."""
+        inbox.kind = next((other.kind for other in self.inboxes if other.kind == inbox.kind), inbox.kind)
+        self.inboxes.append(inbox)
+
+    def remove(self, core: ExecutorCore) -> None:
+        """A core is gone: what was dispatched to it stands in line again."""
+        inbox = next(inbox for inbox in self.inboxes if inbox.core is core)
+        self.inboxes.remove(inbox)
+        self._dispatched_to.discard(core)
+        self._recall(inbox)
+        if core.blocks.prefix_cache is not None:
+            core.blocks.prefix_cache.leave()
+        self._takers = None
+        del inbox.core  # else they are a cycle, and megabytes wait for the garbage collector
+
+    def takers(self) -> list[Inbox]:
+        """Return the inboxes of the cores that groups may be dispatched to; all of them if every core is leaving.
+
+        To one that is emptied, those that have run and that no other core can ever take.
+        """
+        if not any(inbox.core.takes_groups for inbox in self.inboxes):
+            return self.inboxes
+        return [inbox for inbox in self.inboxes if inbox.core.takes_groups or inbox.core.is_draining]
+
+    def withdraw(self, group: SequenceGroup) -> None:
+        """Take out a group that waits, wherever it does: nobody wants it any more."""
+        for inbox in self.inboxes:
+            inbox.take_group(group)
+        self.unplaceable.discard(group)
+        self.queue.remove(group)
+
+    # Dispatching -------------------------------------------------------------------------------------
+
+    def dispatch(self, now_s: float) -> set[ExecutorCore]:
+        """Give the first groups in line to cores that have room; return those that got new ones, which are to look."""
+        if self.queue.num_in_line and self.inboxes:
+            former = {inbox.core: {given.group for given in inbox.assignments} for inbox in self.inboxes}
+            for _ in self._groups_for(None, now_s):
+                raise AssertionError("a group was dispatched to nobody")
+            for inbox in self.inboxes:  # one that made way, and then got its place again, is nothing new
+                if former[inbox.core].issuperset(given.group for given in inbox.assignments):
+                    self._dispatched_to.discard(inbox.core)
+        return self.take_dispatched()
+
+    def serve(self, inbox: Inbox) -> Generator[SequenceGroup]:
+        """Yield the groups that a core is to admit in the step that it decides, and dispatch others on the way.
+
+        Those that it has not removed from the queue when the walk ends, or is closed, stand in line again.
+        """
+        inbox.refused.clear()
+        offered: list[SequenceGroup] = []
+        try:
+            for group in self._groups_for(inbox, inbox.core.now_s):
+                offered.append(group)
+                yield group
+        finally:
+            for group in offered:
+                if group in self.queue:
+                    self.queue.release(group)
+                    inbox.refused.add(group)
+            self._recall(inbox, keeps_solo=True)
+
+    def serve_solo(self, inbox: Inbox) -> Generator[SequenceGroup]:
+        """Yield the group in the inbox of a core that is to have the next step for itself; none, if it just left."""
+        self._follow_takers()
+        index = next((i for i, given in enumerate(inbox.assignments) if given.group.runs_alone), None)
+        if index is None:
+            return
+        assignment = inbox.take(index)
+        try:
+            yield assignment.group
+        finally:
+            if assignment.group in self.queue:
+                self.queue.release(assignment.group)
+                inbox.refused.add(assignment.group)
+
+    def take_dispatched(self) -> set[ExecutorCore]:
+        """Return the cores that found something in their inbox since the last call, while others were served."""
+        dispatched_to, self._dispatched_to = self._dispatched_to, set()
+        return dispatched_to
+
+    def place(self, group: SequenceGroup, level: int, now_s: float) -> ExecutorCore | None:
+        """Return the core that a group would be dispatched to if it stood first in line; None: no core has capacity."""
+        offer = self._placement(now_s).choose(self._turn_of(group, level))
+        return offer.capacity.core if isinstance(offer, Offer) else None
+
+    def preferred(self, group: SequenceGroup, level: int, now_s: float) -> list[ExecutorCore]:
+        """Return the cores that a group is kept for if it stands first in line; see `Placement.preferred`."""
+        return [capacity.core for capacity in self._placement(now_s).preferred(self._turn_of(group, level))]
+
+    def why_capped(self, group: SequenceGroup) -> Obstacle | None:
+        """Return why a group waits until others of its tenant have ended; None: it does not."""
+        cap = self._tenant_cap()
+        return None if cap is None else cap.obstacle(group)
+
+    def _tenant_cap(self) -> TenantCap | None:
+        max_num_seqs = self.queue.max_num_seqs_per_tenant
+        return None if max_num_seqs is None else TenantCap(max_num_seqs, self.inboxes)
+
+    def _turn_of(self, group: SequenceGroup, level: int) -> Turn:
+        """Return the turn of a group that stands first in line."""
+        return Turn(level, self.queue.counter_of(group), not group.has_run, group.arrival, group)
+
+    def _placement(self, now_s: float) -> Placement:
+        return Placement(self.takers(), self.holders, None, self.judged_at_s(now_s))
+
+    def judged_at_s(self, now_s: float) -> float:
+        """Return the time by which steps are overdue: never for a core that is alone, which takes all."""
+        return now_s if len(self.inboxes) > 1 else -math.inf
+
+    def _groups_for(self, server: Inbox | None, now_s: float) -> Iterator[SequenceGroup]:
+        """Dispatch groups; yield, held, those that the core which asks is to have."""
+        self._follow_takers()
+        takers = self.takers()
+        if server is not None and server not in takers:
+            return
+        if not self.queue.num_in_line and not any(inbox.assignments for inbox in self.inboxes):
+            return  # nobody waits, as in most steps
+        now_s = self.judged_at_s(now_s)
+        self._recall_stalled(server, now_s)
+        placement = Placement(takers, self.holders, server, now_s)
+        skipped: list[SequenceGroup] = []
+        closed: list[Turn] = []
+        try:
+            yield from self._groups_in_line(placement, skipped, closed, now_s)
+            yield from self._groups_of_others(placement)
+        finally:
+            for turn in closed:
+                self.queue.open_line(turn)
+            for group in skipped:
+                self.queue.release(group)
+
+    def _groups_in_line(
+        self, placement: Placement, skipped: list[SequenceGroup], closed: list[Turn], now_s: float
+    ) -> Iterator[SequenceGroup]:
+        queue, server, cap = self.queue, placement.server, self._tenant_cap()
+        kept = {inbox.core: -math.inf for inbox in self.inboxes if inbox.core.is_draining}
+        for _ in range(MAX_DISPATCHED_GROUPS):
+            turn = self._first_turn(cap, closed)
+            index = None if server is None else server.first_in_company
+            if server is not None and index is not None and (turn is None or server.assignments[index].turn < turn):
+                yield server.take(index).group
+                placement.look_at_server()
+                continue
+            if turn is None or (kept and turn.is_newcomer and self._must_wait_for_moves(placement, turn, now_s, kept)):
+                return
+            offer = placement.choose(turn)
+            if offer is Wait.IN_LINE:
+                made_way = self._make_way(placement, turn)
+                if made_way is None:
+                    return
+                if cap is not None:
+                    cap.count(made_way, -1)
+                    for other in closed:
+                        if other.group.tenant == made_way.tenant:
+                            queue.open_line(other)
+                continue
+            queue.hold(turn.group)
+            if isinstance(offer, Offer):
+                placement.give(offer)
+                if cap is not None:
+                    cap.count(turn.group)
+                if offer.capacity.inbox is server and not turn.group.runs_alone:
+                    server.take_group(turn.group)
+                    yield turn.group
+                    placement.look_at_server()
+                else:
+                    self._dispatched_to.add(offer.capacity.core)
+            elif offer is Wait.NEVER and self._has_no_hope(turn.group):
+                if server is not None:
+                    yield turn.group  # for the core to end it
+                else:
+                    placement.takers[0].put(Assignment(turn, 0, 0, 0, is_long=False))
+                    self._dispatched_to.add(placement.takers[0].core)
+            elif offer is Wait.NEVER:
+                self.unplaceable.add(turn.group)
+            else:
+                skipped.append(turn.group)
+                if len(skipped) == MAX_PASSED_GROUPS:
+                    return
+
+    def _first_turn(self, cap: TenantCap | None, closed: list[Turn]) -> Turn | None:
+        """Return the first turn of a tenant that is not at its cap; the lines of those that are have been closed."""
+        while (
+            (turn := self.queue.first_turn()) is not None and cap is not None and cap.obstacle(turn.group) is not None
+        ):
+            self.queue.close_line(turn)
+            closed.append(turn)
+        return turn
+
+    def _make_way(self, placement: Placement, turn: Turn) -> SequenceGroup | None:
+        """Put the last group that was dispatched back into the line, and return it, if its turn is after this one."""
+        inboxes = [inbox for inbox in self.inboxes if inbox.assignments and inbox.assignments[-1].turn > turn]
+        if not inboxes:
+            return None
+        last = max(inboxes, key=lambda inbox: inbox.assignments[-1].turn)
+        group = placement.take_back(last, -1).group
+        self.queue.release(group)
+        return group
+
+    def _groups_of_others(self, placement: Placement) -> Iterator[SequenceGroup]:
+        """Yield groups of other inboxes that cost less where nobody is left in line."""
+        server = placement.server
+        while server is not None:
+            others = [inbox for inbox in self.inboxes if inbox.assignments and inbox is not server]
+            if not others:
+                return
+            busiest = max(others, key=lambda inbox: (inbox.core.num_rows, inbox.core.load))
+            group, level = busiest.assignments[0].group, busiest.assignments[0].turn.level
+            if group.runs_alone or not placement.claim(busiest, self._turn_of(group, level)):
+                return
+            yield busiest.take(0).group
+            placement.look_at_server()
+
+    # Cores that are emptied ----------------------------------------------------------------------
+
+    def wanted_elsewhere(
+        self, core: ExecutorCore, groups: Iterable[SequenceGroup], now_s: float
+    ) -> Iterator[SequenceGroup]:
+        """Yield, in order, those groups of a core that is emptied for which others have room now.
+
+        First come those that stand in line before them, and those that left before and still wait for late tokens.
+        """
+        for _ in self._groups_for(None, now_s):
+            raise AssertionError("a group was dispatched to nobody")
+        staying = [inbox for inbox in self.inboxes if inbox.core.takes_groups]
+        placement = Placement(staying, self.holders, None, self.judged_at_s(now_s))
+        for emptied in (inbox.core for inbox in self.inboxes if inbox.core.is_draining):
+            for group in emptied.preempted.groups:
+                self._keep_room(placement, emptied, group)
+        closed: list[Turn] = []
+        first = self._first_turn(self._tenant_cap(), closed)
+        for turn in closed:
+            self.queue.open_line(turn)
+        ahead = None if first is None else (first.level, first.is_newcomer, first.arrival)
+        for group in groups:
+            if ahead is not None and ahead < (group.order[0], False, group.arrival):
+                return
+            wait = self._keep_room(placement, core, group)
+            if wait is None:
+                yield group
+            elif wait is Wait.IN_LINE:
+                return
+
+    def _must_wait_for_moves(
+        self, placement: Placement, newcomer: Turn, now_s: float, kept: dict[ExecutorCore, float]
+    ) -> bool:
+        """Keep room for the groups of cores that are emptied, which ran before a newcomer.
+
+        Args:
+            placement: The cores with room.
+            newcomer: Whose turn it is.
+            now_s: Monotonic time, in seconds; -inf: no core is stalled.
+            kept: The first level of each core that is emptied for whose groups no room was kept yet; it moves on.
+
+        Returns: Whether one of these groups found no room: then the newcomer waits behind it.
+        """
+        for core, first_level in kept.items():
+            if newcomer.level < first_level or core.stalled_s(now_s) is not None:
+                continue
+            kept[core] = newcomer.level + 1
+            num_passed = 0
+            for group in core.movable:
+                if group.order[0] < first_level:
+                    continue
+                if group.order[0] > newcomer.level or num_passed == MAX_PASSED_GROUPS:
+                    break
+                wait = self._keep_room(placement, core, group)
+                if wait is Wait.IN_LINE:
+                    return True
+                num_passed += wait is not None
+        return False
+
+    def _keep_room(self, placement: Placement, core: ExecutorCore, group: SequenceGroup) -> Wait | None:
+        """Keep room elsewhere for a group of a core that is emptied; return how it waits for that; None: not."""
+        waiting = core.batch.as_waiting(group)
+        if not any(is_open_to(inbox.core, waiting) for inbox in placement.takers if not inbox.core.is_draining):
+            return Wait.NEVER
+        offer = placement.choose(self._turn_of(waiting, group.order[0]))
+        if isinstance(offer, Wait):
+            return offer
+        placement.keep(offer)
+        return None
+
+    # Back into the line --------------------------------------------------------------------------
+
+    def _follow_takers(self) -> None:
+        """If other cores take groups than before, those that fitted none may fit, and no other has any."""
+        takers = [inbox for inbox in self.inboxes if inbox.core.takes_groups]
+        if takers == self._takers:
+            if self.unplaceable and self._is_complete():
+                self._release([group for group in self.unplaceable if group.has_outgrown])
+            return
+        self._takers = takers
+        self._release(list(self.unplaceable))
+        for inbox in self.inboxes:
+            if not inbox.core.takes_groups:
+                self._recall(inbox)
+
+    def _release(self, groups: list[SequenceGroup]) -> None:
+        """Groups that fitted no core are to be looked at again."""
+        for group in groups:
+            self.unplaceable.remove(group)
+            self.queue.release(group)
+
+    def _has_no_hope(self, group: SequenceGroup) -> bool:
+        """Return whether a group that fits no core fits none that may come: it grew too large for all there will be."""
+        return group.has_outgrown and self._is_complete()
+
+    def _recall_stalled(self, server: Inbox | None, now_s: float) -> None:
+        """Recall what was dispatched to cores that have been at a step for too long, if there is another one."""
+        for inbox in self.inboxes:
+            if inbox.assignments and inbox is not server and inbox.core.stalled_s(now_s) is not None:
+                self._recall(inbox)
+
+    def _recall(self, inbox: Inbox, *, keeps_solo: bool = False) -> None:
+        for index in reversed(range(len(inbox.assignments))):
+            if not (keeps_solo and inbox.assignments[index].group.runs_alone):
+                self.queue.release(inbox.take(index).group)
+
+
+class InboxQueue:
+    """The queue as one core sees it (`AdmissionQueue`): what is dispatched to it stands first.
+
+    Args:
+        dispatcher: Of the fleet.
+        inbox: Of the core.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, inbox: Inbox) -> None:
+        self._dispatcher = dispatcher
+        self._inbox = inbox
+
+    @property
+    def has_solo(self) -> bool:
+        """Whether a group that runs alone was dispatched to the core."""
+        return any(given.group.runs_alone for given in self._inbox.assignments)
+
+    def solo(self) -> Generator[SequenceGroup]:
+        """Yield it, for the core to admit."""
+        return self._dispatcher.serve_solo(self._inbox)
+
+    def in_order(self) -> Generator[SequenceGroup]:
+        """Yield what the core is to admit in the step that it decides now; what it leaves goes back into the line."""
+        return self._dispatcher.serve(self._inbox)
+
+    def wanted_elsewhere(self, groups: Iterable[SequenceGroup], now_s: float) -> Iterator[SequenceGroup]:
+        """Yield those of the core's groups, in order, for which others have room now."""
+        return self._dispatcher.wanted_elsewhere(self._inbox.core, groups, now_s)
+
+    def add(self, group: SequenceGroup) -> None:
+        """Queue a group that was preempted: any core may take it."""
+        self._dispatcher.queue.add(group)
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Take out a group that is admitted here, or has ended."""
+        self._dispatcher.queue.remove(group)
+
+    def counter_of(self, group: SequenceGroup) -> float:
+        """Return the virtual token counter of the tenant of a group on its level."""
+        return self._dispatcher.queue.counter_of(group)
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        """Count tokens that are computed for a tenant."""
+        self._dispatcher.queue.charge(tenant, num_tokens)

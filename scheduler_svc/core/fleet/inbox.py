@@ -1,0 +1,101 @@
+"""The inbox of a core: groups that the dispatcher has given it and that its next step is to admit.
+
+They wait still, held by the queue of the fleet: whoever counts or aborts waiting groups finds them there. An inbox
+lasts until its core decides its next step; what that step does not admit goes back into the line, where it stood.
+
+Pure. Read next: `dispatcher.py`.
+"""
+
+import bisect
+from operator import attrgetter
+from typing import NamedTuple
+
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.waiting.waiting_queue import Turn
+
+_BY_TURN = attrgetter("turn")
+
+
+class Assignment(NamedTuple):
+    """A group that was dispatched to a core, and what it is expected to take there.
+
+    Attributes:
+        turn: With which it was dispatched.
+        num_slots: Slots of the batch.
+        num_blocks: Free blocks.
+        num_tokens: Tokens to compute.
+        is_long: Whether it is a long prefill.
+    """
+
+    turn: Turn
+    num_slots: int
+    num_blocks: int
+    num_tokens: int
+    is_long: bool
+
+    @property
+    def group(self) -> SequenceGroup:
+        """Whose assignment it is."""
+        return self.turn.group
+
+
+class Inbox:
+    """What was dispatched to one core, and the sums of it.
+
+    Args:
+        limits: Of the core.
+
+    Attributes:
+        core: Whose inbox it is; set as soon as the core is there.
+        kind: Equal for cores on which a group needs the same: their blocks are of one size, and live as long. Those of
+            one dispatcher are then the same object.
+        assignments: In the order of their turns.
+        refused: Groups that the core did not admit when it was to; they are not dispatched to it again before its next
+            decision.
+    """
+
+    core: ExecutorCore
+
+    def __init__(self, limits: CoreLimits) -> None:
+        num_chunk_tokens = limits.max_num_batched_tokens if limits.sliding_window else 0
+        self.kind = limits.block_size, limits.sliding_window + num_chunk_tokens, limits.caches_prefixes
+        self.assignments: list[Assignment] = []
+        self.refused: set[SequenceGroup] = set()
+        self.num_slots = self.num_blocks = self.num_tokens = self.num_long = 0
+
+    def __len__(self) -> int:
+        return len(self.assignments)
+
+    def put(self, assignment: Assignment) -> None:
+        """Take what was dispatched."""
+        if not self.assignments or self.assignments[-1].turn < assignment.turn:
+            self.assignments.append(assignment)
+        else:
+            bisect.insort(self.assignments, assignment, key=_BY_TURN)
+        self._count(assignment, 1)
+
+    def take(self, index: int) -> Assignment:
+        """Give up the assignment at an index; return it."""
+        assignment = self.assignments.pop(index)
+        self._count(assignment, -1)
+        return assignment
+
+    @property
+    def first_in_company(self) -> int | None:
+        """Index of the first group that does not wait for a step of its own; None: there is none."""
+        return next((index for index, given in enumerate(self.assignments) if not given.group.runs_alone), None)
+
+    def take_group(self, group: SequenceGroup) -> None:
+        """Give up the assignment of a group, if it has one here."""
+        for index, assignment in enumerate(self.assignments):
+            if assignment.group is group:
+                self.take(index)
+                return
+
+    def _count(self, assignment: Assignment, sign: int) -> None:
+        self.num_slots += sign * assignment.num_slots
+        self.num_blocks += sign * assignment.num_blocks
+        self.num_tokens += sign * assignment.num_tokens
+        self.num_long += sign * assignment.is_long

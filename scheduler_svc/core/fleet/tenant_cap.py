@@ -1,0 +1,43 @@
+"""How many sequences of one tenant run at a time, over all cores, and how many may.
+
+Pure. Used by `dispatcher.py`, for one go through the line.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from scheduler_svc.core.fleet.inbox import Inbox
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.admission import Obstacle, Wait
+
+
+class TenantCap:
+    """Counts the sequences that run, are to come back to their core, or were dispatched to one. O(their groups).
+
+    Args:
+        max_num_seqs: Of one tenant. A group of more sequences may run where its tenant has nothing else.
+        inboxes: Of all cores.
+    """
+
+    def __init__(self, max_num_seqs: int, inboxes: Iterable[Inbox]) -> None:
+        self._max_num_seqs = max_num_seqs
+        self._num_seqs_of: Counter[str] = Counter()
+        for inbox in inboxes:
+            for group in (*inbox.core.batch.running, *inbox.core.groups.returning):
+                self.count(group)
+            for assignment in inbox.assignments:
+                self.count(assignment.group)
+
+    def count(self, group: SequenceGroup, sign: int = 1) -> None:
+        """A group was dispatched, or with `sign` -1 taken back."""
+        self._num_seqs_of[group.tenant] += sign * group.num_slots
+
+    def obstacle(self, group: SequenceGroup) -> Obstacle | None:
+        """Return why no more of a tenant's groups are dispatched; None: this one may be."""
+        num_seqs = self._num_seqs_of[group.tenant]
+        if not num_seqs or num_seqs + group.num_slots <= self._max_num_seqs:
+            return None
+        of_tenant = f"tenant {group.tenant!r} runs {num_seqs} of at most {self._max_num_seqs} sequences"
+        return Obstacle(
+            Wait.SKIPPED, f"{of_tenant} (--max-num-seqs-per-tenant), and this request needs {group.num_slots}"
+        )

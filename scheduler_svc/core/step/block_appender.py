@@ -1,0 +1,150 @@
+"""Blocks for the next token of everybody who decodes.
+
+A writer needs a block when its next token opens one, and a copy when the block that it writes into has
+other references: of several forks that share their last block, all but the last writer get a copy.
+What a step needs is known before anything is taken, so that nobody is preempted half-way, and no copy
+reads a block that the same step gives to somebody else.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo_shared.step_wire.batch_table import IndexArray
+from octavo_shared.step_wire.step import BoolArray
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.running_groups import RunningGroups
+from scheduler_svc.core.step.step_plan import StepPlan
+
+
+@dataclass(slots=True)
+class Decodes:
+    """What is to decode in a step: slots, [max_num_seqs] bool, and groups whose beams are ready."""
+
+    slots: BoolArray
+    beam_groups: list[SequenceGroup]
+
+
+@dataclass(slots=True)
+class BlockNeeds:
+    """What the next tokens of decodes take: `num_blocks` in all, copies and beams included.
+
+    `short_slots`, ascending, has a slot as many times as it needs blocks at its end.
+    """
+
+    num_blocks: int
+    short_slots: IndexArray
+
+
+class BlockAppender:
+    """Says how many blocks decodes need, and gives them out.
+
+    Args:
+        limits: Block size, lookahead, longest sequence.
+        running: Who may decode: slots, and the beams that are ready.
+    """
+
+    def __init__(self, limits: CoreLimits, running: RunningGroups) -> None:
+        self._limits = limits
+        self._batch = running.batch
+        self._beam_batch = running.beam_batch
+
+    def blocks_needed(self, decodes: Decodes) -> BlockNeeds:
+        """Return the blocks that the next tokens of `decodes` take."""
+        short_slots = self._short_slots(decodes.slots)
+        num_needed = len(short_slots)
+        if self._batch.shares_last_block:
+            num_needed += self._num_copies(self._sharing_slots(decodes.slots))
+        for group in decodes.beam_groups:
+            num_needed += self._num_blocks_of_beams(group)
+        return BlockNeeds(num_needed, short_slots)
+
+    def append_blocks(self, plan: StepPlan, decodes: Decodes, needs: BlockNeeds) -> None:
+        """Give out the blocks that `decodes` need; there must be enough. Beams that are ready go on."""
+        if num_appended := len(needs.short_slots):
+            plan.appended_blocks = np.empty((num_appended, 2), np.int32)
+            plan.appended_blocks[:, 0] = needs.short_slots
+            plan.appended_blocks[:, 1] = self._batch.blocks.allocator.allocate(num_appended)
+        for slot in self._sharing_slots(decodes.slots):
+            self._copy_if_shared(plan, slot, slot)
+            self._batch.shares_last_block.discard(slot)
+        appended: list[tuple[int, int]] = []
+        for group in decodes.beam_groups:
+            for slot, parent_slot in self._beam_batch.continue_beams(plan, group):
+                if self._opens_block(parent_slot):
+                    appended.append((slot, int(self._batch.blocks.allocator.allocate(1)[0])))
+                else:
+                    self._copy_if_shared(plan, slot, parent_slot)
+        if appended:
+            plan.appended_blocks = np.concatenate((plan.appended_blocks, np.array(appended, np.int32)))
+
+    def hold_back(self, decodes: Decodes) -> None:
+        """Take out of `decodes`, last groups first, what the free blocks do not suffice for."""
+        num_free = self._batch.blocks.allocator.num_free_blocks
+        needs = Counter(self._short_slots(decodes.slots).tolist())
+        needs.update(self._sharing_slots(decodes.slots))
+        for group in self._batch.running:
+            if group in decodes.beam_groups:
+                num_needed = self._num_blocks_of_beams(group)
+                if num_needed > num_free:
+                    decodes.beam_groups.remove(group)
+                else:
+                    num_free -= num_needed
+                continue
+            for sequence in group.sequences:
+                if sequence.slot in needs and self._batch.sequence_in_slot[sequence.slot] is sequence:
+                    if needs[sequence.slot] > num_free:
+                        decodes.slots[sequence.slot] = False
+                    else:
+                        num_free -= needs[sequence.slot]
+
+    def _short_slots(self, slots: BoolArray) -> IndexArray:
+        """Return the slots whose next token, with its lookahead, has no block: each as often as it needs one."""
+        table, size = self._batch.table, self._limits.block_size
+        lookahead = self._limits.num_lookahead_tokens
+        room = table.num_blocks * size - table.num_scheduled_tokens
+        short: IndexArray = (slots & (room <= lookahead)).nonzero()[0]
+        if not lookahead:
+            return short
+        ends = np.minimum(table.num_scheduled_tokens[short] + 1 + lookahead, self._limits.max_model_len)
+        counts = -(-ends // size) - table.num_blocks[short]
+        return np.repeat(short, np.maximum(counts, 0))
+
+    def _sharing_slots(self, slots: BoolArray) -> list[int]:
+        """Return those of `slots` that write into a block that was shared when they were forked."""
+        return [slot for slot in sorted(self._batch.shares_last_block) if slots[slot]]
+
+    def _num_copies(self, source_slots: list[int]) -> int:
+        """Return the copies that writers into the last blocks of these slots take."""
+        writers = Counter(self._last_block(slot) for slot in source_slots if not self._opens_block(slot))
+        ref_counts = self._batch.blocks.allocator.ref_counts
+        return sum(min(num_writers, int(ref_counts[block]) - 1) for block, num_writers in writers.items())
+
+    def _num_blocks_of_beams(self, group: SequenceGroup) -> int:
+        parents = [continuation.parent_slot for continuation in self._beam_batch.ready[group]]
+        return sum(map(self._opens_block, parents)) + self._num_copies(parents)
+
+    def _opens_block(self, slot: int) -> bool:
+        """Return whether the next token of a slot has no block yet."""
+        table = self._batch.table
+        return int(table.num_scheduled_tokens[slot]) == int(table.num_blocks[slot]) * self._limits.block_size
+
+    def _last_block(self, slot: int) -> int:
+        """Return the block that the next token of a slot is written into."""
+        table = self._batch.table
+        return int(table.block_tables[slot, table.num_scheduled_tokens[slot] // self._limits.block_size])
+
+    def _copy_if_shared(self, plan: StepPlan, slot: int, parent_slot: int) -> None:
+        """Give `slot`, whose block table is that of `parent_slot`, a last block of its own."""
+        if self._opens_block(parent_slot):
+            return
+        allocator, shared = self._batch.blocks.allocator, self._last_block(parent_slot)
+        if allocator.ref_counts[shared] == 1:
+            return
+        own = int(allocator.allocate(1)[0])
+        allocator.free(np.array([shared], np.int32))
+        index = int(self._batch.table.num_scheduled_tokens[parent_slot]) // self._limits.block_size
+        plan.blocks_to_copy.append((shared, own))
+        plan.replaced_blocks.append((slot, index, own))

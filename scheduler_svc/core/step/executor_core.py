@@ -1,0 +1,365 @@
+"""The step: who computes what, with which blocks, and what came out of it.
+
+A caller drives the core in a loop, with up to a few steps in flight:
+
+    decision = core.schedule(now_s)     decide: a step, or none; which groups failed, what became of others
+    ... send the step, run it, receive its result ...
+    updates = core.process(result)      results come back in step order
+
+and between those calls it may `finish` sequences whose text holds a stop string and `abort` groups
+whose client left. New groups come from the queue, which belongs to the caller. One mechanism serves
+prefill and decode: a sequence catches up with its tokens under the token budget of the step. Prefill
+in chunks, prefix hits, and recomputing after a preemption or after a lost executor are all just a
+sequence with some tokens computed and the rest not.
+
+The order of a decision:
+
+    0. a core that is emptied gives away the groups that others have room for
+    1. decodes, and beams whose candidates are in; if blocks lack, the last groups are preempted
+    2. running prefills, chunk by chunk
+    3. swapped groups come back, unless somebody was preempted in this step
+    4. groups of the queue are admitted, unless somebody was preempted or is still swapped out
+
+With `PrefillMode.FIRST`, 2 and 4 go first, and decodes run only in steps without prefill chunks; after
+`MAX_PREFILL_STEPS` in a row that kept somebody from decoding comes one without.
+
+A group that runs alone (`SequenceGroup.runs_alone`) is admitted when no step is in flight, and until its token is there
+steps compute it and nobody else; those that run beside it keep their blocks and wait.
+
+Because the executor runs steps strictly in order, blocks freed while one result is processed may be
+given out in the next step that is sent, whatever is still in flight. A step's copies read their
+sources before anything is written.
+
+Invariants, asserted by `integrity.py` and tested after every step:
+ 1. Every block is free, cached, or named by exactly the block tables that its reference count says.
+ 2. A running sequence has a live slot; no two have the same one; every other slot is free.
+ 3. Blocks cover the computed tokens: num_scheduled_tokens <= num_blocks * block_size.
+ 4. A step computes at most max_num_batched_tokens.
+ 5. No sequence is longer than max_model_len or its max_tokens.
+ 6. Every group that was admitted ends exactly once: by the updates, a failure, `finish` or `abort`.
+ 7. A block that somebody writes into has one reference; those that a lead computes for its siblings are
+    not read before they are full.
+ 8. A registered block holds what its hash says, in all tokens; only full blocks are registered.
+
+Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `block_appender.py`, `prefills.py`,
+`results.py`, `block_manager.py`, then `shared/octavo_shared/step_wire/batch_table.py`.
+"""
+
+from collections import deque
+
+import numpy as np
+
+from octavo_shared.errors import ExecutorFaultError
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import Step, StepResult
+from scheduler_svc.core.blocks.block_holders import BlockHolders
+from scheduler_svc.core.blocks.block_manager import BlockManager
+from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
+from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.step.admission import HALF_OPEN, Admissions, Obstacle, Wait
+from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
+from scheduler_svc.core.step.batch import BY_ORDER, Batch
+from scheduler_svc.core.step.block_appender import Decodes
+from scheduler_svc.core.step.decoding import Decoding
+from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
+from scheduler_svc.core.step.result_check import check_result
+from scheduler_svc.core.step.results import Results, StepUpdates
+from scheduler_svc.core.step.running_groups import RunningGroups
+from scheduler_svc.core.step.step_cost import StepCost
+from scheduler_svc.core.step.step_pace import StepPace
+from scheduler_svc.core.step.step_plan import Decision, StepInFlight, StepPlan
+from scheduler_svc.core.step.step_size import BYTES_OF_A_NAME
+from scheduler_svc.core.step.swapping import SwappedGroups
+from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
+from scheduler_svc.request.provenance import UNKNOWN, Numerics
+
+# Why a group leaves a core, for people.
+DRAINING = "its executor is draining"
+
+
+class ExecutorCore:
+    """Decides the steps of one executor, from one Attach to its loss.
+
+    Args:
+        limits: The numbers and choices.
+        queue: Where groups come from, and go back to when they are to be computed again.
+            `takes_groups` False: none comes any more.
+        policy: Puts groups on levels; the same as the queue's.
+        epoch: Goes into every step.
+        prefix_key: Secret of the prefix cache.
+        holders: The fleet's index of registered blocks; None: there is no fleet.
+        name: Of the executor, its address.
+        numerics: Its kind.
+        info: What the executor said of itself, for people; None: nobody asked.
+
+    Attributes:
+        is_probing: Whether it is in doubt that the executor works: it has one group at most, until somebody who
+            saw a step finish says otherwise.
+        is_draining: Whether it gives its groups to others, as far as they have room, so that its executor can be ended.
+        step_cost: What its steps take at most; may be replaced by what was learned in an earlier attachment.
+        pace: What its steps take at least.
+    """
+
+    def __init__(
+        self,
+        limits: CoreLimits,
+        queue: AdmissionQueue,
+        policy: Policy | None = None,
+        epoch: int = 1,
+        prefix_key: bytes = b"",
+        holders: BlockHolders | None = None,
+        name: str = "",
+        numerics: Numerics = UNKNOWN,
+        info: ExecutorInfo | None = None,
+    ) -> None:
+        self.name = name
+        self.numerics = numerics
+        self.info = info
+        self.is_probing = self.is_draining = False
+        self.step_cost = StepCost()
+        self.pace = StepPace(limits.max_num_batched_tokens)
+        self.limits = limits
+        self.epoch = epoch
+        self.queue = queue
+        # Nothing below refers to the core: one that is lost is free at once, and its tables with it.
+        self.blocks = BlockManager(limits, prefix_key, holders)
+        self.batch = Batch(limits, self.blocks, policy or FcfsPolicy())
+        self.table = self.batch.table
+        running = RunningGroups(limits, self.batch, queue)
+        self.prefills, self.beam_batch = running.prefills, running.beam_batch
+        self.swapped = SwappedGroups(self.batch, limits.num_host_blocks)
+        self.preempted = PreemptedGroups()
+        self.groups = AdmittedGroups(running, self.swapped, self.preempted, queue)
+        self.preemption = Preemption(limits, running, self.swapped, self.preempted)
+        self.admissions = Admissions(limits, queue, running, self.swapped, self.groups, numerics)
+        self._decoding = Decoding(limits, running, self.preemption, self.groups)
+        self._results = Results(running, self.preempted, self.groups)
+        self.in_flight: deque[StepInFlight] = deque()
+        self.now_s = 0.0
+        self._progress_at_s = 0.0  # the first decision after the last result
+        self._was_processed = False
+        self._num_prefill_steps = 0  # in a row that kept somebody from decoding
+        self.takes_groups = True
+        self.last_scheduled_step_id = 0
+        self.last_processed_step_id = 0
+
+    # The decision --------------------------------------------------------------------------------
+
+    def schedule(self, now_s: float) -> Decision:
+        """Decide the next step, if there is something to do, and apply it to the batch table."""
+        self.now_s = now_s
+        if self._was_processed:
+            self._was_processed, self._progress_at_s = False, now_s
+        limits = self.limits
+        plan = StepPlan(limits.max_num_batched_tokens, now_s, limits.max_admitted_bytes, bool(self.in_flight))
+        if self.is_draining:
+            self._give_away(plan)
+        plan.solo = self.solo
+        is_mixed = limits.prefill_mode is PrefillMode.CHUNKED
+        plan.is_closed = plan.solo is not None
+        if self.queue.has_solo and not plan.is_closed:
+            if self.in_flight:
+                return Decision(None, [], plan.events)  # it is admitted when their results are in
+            plan.is_closed = True
+            self.admissions.admit_solo(plan)
+        elif not is_mixed:
+            self._prefill_first(plan)
+        if plan.prefill_chunks:
+            decodes = Decodes(np.zeros_like(self.batch.is_decoding), [])
+        else:
+            decodes = self._decoding.decide(plan)
+            self._charge_decodes(decodes)
+            if is_mixed:
+                self.prefills.continue_all(plan)
+            if not (plan.preempted or plan.has_held_back or plan.is_closed):
+                self.admissions.swap_in(plan)
+                if is_mixed:
+                    self.admissions.admit(plan)
+        return Decision(self._send(plan, decodes), plan.failures, plan.events)
+
+    def _give_away(self, plan: StepPlan) -> None:
+        """Give groups to other executors, in order, as far as these have room: they compute them again."""
+        for group in self.queue.wanted_elsewhere(self.movable, plan.now_s):
+            if group in self.batch:
+                self.preemption.preempt(plan, group, DRAINING)
+            else:
+                self.groups.recompute_swapped(plan, group, DRAINING)
+
+    def _prefill_first(self, plan: StepPlan) -> None:
+        """Give the step to prefills if there are some, and to decodes when it is their turn."""
+        wants_decode = self._decoding.is_wanted(plan)
+        if not wants_decode or self._num_prefill_steps < MAX_PREFILL_STEPS:
+            self.prefills.continue_all(plan)
+            if not plan.is_closed:
+                self.admissions.admit(plan)
+        self._num_prefill_steps = self._num_prefill_steps + 1 if plan.prefill_chunks and wants_decode else 0
+
+    def _send(self, plan: StepPlan, decodes: Decodes) -> StepInFlight | None:
+        """Turn the plan into a step and apply it to the batch table; None: the plan is empty."""
+        plan.released_slots = self.batch.take_vacated_slots()
+        changed = decodes.slots ^ self.table.active
+        if len(plan.released_slots):
+            changed[plan.released_slots] = False
+        if np.count_nonzero(changed):
+            plan.deactivated_slots = np.flatnonzero(changed & self.table.active).astype(np.int32)
+            plan.activated_slots = np.flatnonzero(changed & decodes.slots).astype(np.int32)
+        if plan.appended_tokens:
+            beam_slots = np.array([slot for slot, _ in plan.appended_tokens], np.int32)
+            plan.activated_slots = np.concatenate((plan.activated_slots, beam_slots))
+            for slot in beam_slots.tolist():
+                self.beam_batch.expect_row(self.batch.sequence_in_slot[slot])
+        if plan.is_empty:
+            return None
+        step = plan.to_step(self.epoch, self.last_scheduled_step_id + 1)
+        if self.limits.names_blocks:
+            self._name_blocks(step, plan)
+        layout = self.table.apply(step.delta, trusted=True)
+        prompt_groups = self.batch.groups_with_prompt_logprobs(layout)
+        num_chunk_tokens = layout.num_tokens - len(layout.slots)
+        in_flight = StepInFlight(step, layout, plan.now_s, self.batch.num_vacated, prompt_groups, num_chunk_tokens)
+        self.in_flight.append(in_flight)
+        self.last_scheduled_step_id = step.step_id
+        self.groups.requeue()
+        return in_flight
+
+    def _name_blocks(self, step: Step, plan: StepPlan) -> None:
+        """Tell the executor names of blocks that were registered since the last step, as many as its message holds."""
+        if (cache := self.blocks.prefix_cache) is not None:
+            written = {block_id for _, block_id in plan.blocks_to_swap_in}
+            max_names = plan.num_admissible_bytes // BYTES_OF_A_NAME
+            step.registered_blocks, step.block_names = cache.take_unsent_names(max_names, written)
+
+    # The result ----------------------------------------------------------------------------------
+
+    def process(self, result: StepResult) -> StepUpdates:
+        """Take the result of the oldest step in flight.
+
+        Raises: ExecutorFaultError: it is not a result of that step; the executor must be given up.
+        """
+        if not self.in_flight:
+            raise ExecutorFaultError(f"a result of step {result.step_id} came, and no step is in flight")
+        check_result(result, self.in_flight[0], self.batch, self.limits)
+        self.last_processed_step_id = result.step_id
+        layout, duration_s = self.in_flight[0].layout, result.execute_duration_us * 1e-6
+        self.step_cost.learn(layout, duration_s)
+        self.pace.learn(layout, duration_s)
+        self._was_processed = True
+        updates = self._results.take(self.in_flight.popleft(), result)
+        self.groups.requeue()
+        return updates
+
+    # Ends ----------------------------------------------------------------------------------------
+
+    def finish(self, sequence: Sequence) -> None:
+        """End a sequence whose text holds a stop string; its blocks are free at once, later tokens are dropped.
+
+        Nothing happens if it has ended already.
+        """
+        if sequence.status is not SequenceStatus.FINISHED:
+            self.groups.finish_sequence(sequence)
+
+    def abort(self, group: SequenceGroup) -> None:
+        """End a group that this core has or that waits in its queue: its client left."""
+        self.groups.finish_group(group)
+
+    def evacuate(self) -> list[SequenceGroup]:
+        """Return the groups that were admitted, in order, to be computed again; the executor is lost.
+
+        Their sequences carry all tokens that are known. Nothing may be asked of this core afterwards.
+        """
+        self.in_flight.clear()
+        return self.groups.evacuate()
+
+    def _charge_decodes(self, decodes: Decodes) -> None:
+        for tenant, num_tokens in self.batch.num_slots_by_tenant(decodes.slots).items():
+            self.queue.charge(tenant, num_tokens)
+        for group in decodes.beam_groups:
+            self.queue.charge(group.tenant, len(group.sequences))
+
+    # For placement, people and tests -------------------------------------------------------------
+
+    @property
+    def solo(self) -> SequenceGroup | None:
+        """The group that is computed alone now; None: all are."""
+        solo = self.batch.solo
+        return solo if solo is not None and solo.runs_alone else None
+
+    @property
+    def movable(self) -> list[SequenceGroup]:
+        """The groups that can be given away now, in order: nobody waits for candidates or late tokens of theirs."""
+        running = (group for group in self.batch.running if not self.beam_batch.is_in_flight(group))
+        swapped = (group for group in self.swapped if not group.has_inflight_tokens)
+        return sorted([*running, *swapped], key=BY_ORDER)
+
+    @property
+    def groups_in_flight(self) -> set[SequenceGroup | None]:
+        """Those that the steps in flight compute; None among them: one that has left."""
+        groups: set[SequenceGroup | None] = set()
+        for sent in self.in_flight:
+            is_current = self.table.is_current(sent.layout.slots, sent.layout.generations)
+            slots = sent.layout.slots[is_current].tolist()
+            groups.update(self.batch.sequence_in_slot[slot].group for slot in slots)
+            if len(slots) < len(is_current):
+                groups.add(None)
+        return groups
+
+    def obstacle(self, group: SequenceGroup, now_s: float) -> Obstacle | None:
+        """Return why the next step would not admit the group if it stood first in the queue; None: it would.
+
+        A core whose oldest step is overdue takes nothing: it may hang.
+        """
+        stalled_s = self.stalled_s(now_s)
+        if stalled_s is not None:
+            return Obstacle(Wait.IN_LINE, f"a step has been running for {stalled_s:.1f} s")
+        if self.is_probing and self.groups:
+            return HALF_OPEN
+        verdict = self.admissions.judge(group)
+        return verdict if isinstance(verdict, Obstacle) else None
+
+    def stalled_s(self, now_s: float) -> float | None:
+        """Return how long the oldest step in flight has been running, if longer than it should; None: it has not."""
+        running_s = self.running_s(now_s)
+        if running_s is None or running_s <= self.limits.stall_after_s:
+            return None
+        longest_s = self.longest_s() or 0.0
+        return running_s if running_s > longest_s + self.limits.stall_after_s else None
+
+    def running_s(self, now_s: float) -> float | None:
+        """Return how long the oldest step in flight has been running; None: none is.
+
+        Time in which it waited for those before it does not count.
+        """
+        if not self.in_flight or self._was_processed:
+            return None
+        return now_s - max(self.in_flight[0].scheduled_at_s, self._progress_at_s)
+
+    def longest_s(self) -> float | None:
+        """Return what the oldest step in flight should take at most; None: nothing is known of this executor."""
+        return self.step_cost.longest_s(self.in_flight[0].layout)
+
+    def hangs(self, now_s: float, after_s: float) -> bool:
+        """Return whether the oldest step in flight takes more than `after_s` longer than it should, and may."""
+        running_s = self.running_s(now_s)
+        if running_s is None or running_s <= after_s:
+            return False
+        longest_s = self.longest_s()
+        allowance_s = self.step_cost.allowance_s(self.in_flight[0].layout)
+        return longest_s is not None and running_s > longest_s + allowance_s + after_s
+
+    @property
+    def num_claimed_tokens(self) -> int:
+        """What those that run still want of the budget: the rest of prefills, and a token for each slot."""
+        return self.prefills.num_remaining_tokens + self.limits.max_num_seqs - len(self.batch.free_slots)
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that run here, and those that will fork off them: each decodes, or will."""
+        return self.limits.max_num_seqs - self.batch.num_free_slots
+
+    @property
+    def load(self) -> int:
+        """Tokens computed here before a newcomer's: what those that run want, and the chunks in flight.
+
+        A chunk counts until its result is in, whoever wanted it: the executor computes it even if its client has left.
+        """
+        return self.num_claimed_tokens + sum(in_flight.num_chunk_tokens for in_flight in self.in_flight)

@@ -1,0 +1,98 @@
+"""Upper bounds of the size of a step's message, field by field, so that none is made that gRPC refuses.
+
+Pure, and as fast as a few additions: the scheduler asks while it decides. `tests/property/test_step_size.py` compares
+the bounds with real messages; a field of the proto that is not counted here fails there.
+"""
+
+from octavo_shared.step_wire.step import BLOCK_NAME_BYTES, Admission, Step
+from octavo_shared.step_wire.token_rules import NO_TOKEN, TokenRules
+
+# A number that is not negative, as a varint of up to 32 bits; a field of such a number; the tag and length in front of
+# a list, bytes or a message.
+_NUMBER = 5
+_FIELD = 1 + _NUMBER
+_HEADER = 1 + _NUMBER
+
+# Tags take one byte up to field 15, and two from there.
+_FLOATS, _NUMBERS = 7, 5
+_SAMPLING = _HEADER + _FLOATS * 5 + 9 + _NUMBERS * _FIELD
+
+FORK_BYTES = _HEADER + 3 * _FIELD + _SAMPLING
+
+# Slot, generation, two counts of tokens, alternatives of the prompt; tokens, blocks; sampling; the salt.
+_ADMISSION = _HEADER + 5 * _FIELD + 2 * _HEADER + _SAMPLING + 9
+
+# Of `00-<32 hexadecimal digits>-<16>-01`, with room for a later version of W3C Trace Context.
+MAX_TRACEPARENT_BYTES = 256
+
+# Epoch, step id, digest and feature bits, the headers of all lists, and what is around a step on the stream.
+_STEP = 2 * 11 + 11 + 12 + 20 * (_HEADER + 1)
+
+
+# Of a registered block and its name.
+BYTES_OF_A_NAME = _NUMBER + BLOCK_NAME_BYTES
+
+
+def rules_bytes(rules: TokenRules) -> int:
+    """Return a bound of the size of token rules."""
+    num_ids = len(rules.biased_token_ids) + len(rules.stop_token_ids) + len(rules.banned_token_ids)
+    words = rules.banned_words
+    return max_rules_bytes(
+        num_ids=num_ids,
+        num_biases=len(rules.biases),
+        num_words=len(words),
+        num_word_tokens=int((words != NO_TOKEN).sum()),
+        num_mask_bytes=0 if rules.allowed_mask is None else len(rules.allowed_mask),
+    )
+
+
+def max_rules_bytes(*, num_ids: int, num_biases: int, num_words: int, num_word_tokens: int, num_mask_bytes: int) -> int:
+    """Return a bound of the size of token rules with so many numbers."""
+    return 8 * _HEADER + _NUMBER * (num_ids + num_words + num_word_tokens) + 4 * num_biases + num_mask_bytes
+
+
+def admission_bytes(num_tokens: int, num_blocks: int, num_rules_bytes: int = 0) -> int:
+    """Return a bound of the size of an admission."""
+    return _ADMISSION + 4 * num_tokens + _NUMBER * num_blocks + num_rules_bytes + MAX_TRACEPARENT_BYTES
+
+
+def other_bytes(*, num_slots: int, num_block_appends: int, num_block_moves: int) -> int:
+    """Return a bound of the size of everything in a step but its admissions.
+
+    Args:
+        num_slots: Of the batch table: each may be released, deactivated, activated, forked twice, have a block
+            replaced, a block copied, a token and a prefill chunk.
+        num_block_appends: Blocks that block tables may get.
+        num_block_moves: Blocks that may be swapped.
+    """
+    numbers = 3 + 3 + 2 + 2 + 2
+    return (
+        _STEP + num_slots * (numbers * _NUMBER + 2 * FORK_BYTES) + 2 * _NUMBER * (num_block_appends + num_block_moves)
+    )
+
+
+def step_bytes(step: Step) -> int:
+    """Return a bound of the size of a step's message."""
+    delta = step.delta
+    lists = (
+        delta.released_slots,
+        delta.deactivated_slots,
+        delta.activated_slots,
+        delta.appended_blocks,
+        delta.replaced_blocks,
+        delta.prefill_chunks,
+        delta.appended_tokens,
+        step.blocks_to_swap_out,
+        step.blocks_to_swap_in,
+        step.blocks_to_copy,
+    )
+    num_forks = len(delta.forks) + len(delta.beam_forks)
+    admissions = sum(_bytes_of(admission) for admission in delta.admissions)
+    names = BYTES_OF_A_NAME * len(step.registered_blocks)
+    return _STEP + _NUMBER * sum(numbers.size for numbers in lists) + FORK_BYTES * num_forks + admissions + names
+
+
+def _bytes_of(admission: Admission) -> int:
+    rules = admission.token_rules
+    num_rules_bytes = 0 if rules is None else rules_bytes(rules)
+    return admission_bytes(len(admission.token_ids), len(admission.block_ids), num_rules_bytes)

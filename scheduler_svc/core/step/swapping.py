@@ -1,0 +1,246 @@
+"""Groups whose blocks are in the executor's host pool.
+
+A group moves as a whole and keeps its sharing: a block that several of its sequences name becomes one
+host block with as many references. Blocks that others name too stay on the device, with the group's
+references on them. Only what is computed moves; the slots are given up, and taken anew at swap-in.
+
+The device blocks that a group leaves stay in the prefix cache like those of a group that ends. What of
+them is still there when the group comes back is used as it is; the others move, and are registered again.
+At swap-in each sequence gets a last, partial block of its own, read from the same host block:
+they are about to write into it, so copying it now is copy-on-write in advance.
+
+Source of the rules: Kwon et al. 2023, section 4.5 (all-or-nothing swapping of a group).
+"""
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo_shared.step_wire.batch_table import IndexArray
+from octavo_shared.step_wire.step import BoolArray, Int32Array
+from scheduler_svc.core.blocks.block_allocator import BlockAllocator
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.step.batch import BY_ORDER, Batch
+
+NO_BLOCK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedTable:
+    """The block table of a swapped sequence; both arrays are [num_blocks].
+
+    Each logical block is on the device or on the host; the other entry is NO_BLOCK. Both are where it
+    fell out of the sliding window.
+    """
+
+    device_blocks: Int32Array
+    host_blocks: Int32Array
+    num_computed_tokens: int
+
+    @property
+    def num_skipped_blocks(self) -> int:
+        """Leading blocks that fell out of the sliding window."""
+        return int(np.count_nonzero((self.device_blocks == NO_BLOCK) & (self.host_blocks == NO_BLOCK)))
+
+
+@dataclass(frozen=True, slots=True)
+class _SwapInPlan:
+    """What the swap-in of a group takes, the same in every step in which it waits.
+
+    Attributes:
+        host_blocks: Those that are never written again, each once, ascending, [n].
+        hashes: Their names in the prefix cache, in the same order; empty: there is no prefix cache.
+        num_own_blocks: Blocks that each sequence gets for itself, over all: to write into, next token included.
+    """
+
+    host_blocks: Int32Array
+    hashes: list[bytes]
+    num_own_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedIn:
+    """A sequence that is swapped in: `block_ids`, [num_blocks], has room for its next token.
+
+    The first `num_skipped_blocks` are out of the window and named 0; nobody reads them.
+    """
+
+    sequence: Sequence
+    block_ids: Int32Array
+    num_computed_tokens: int
+    num_skipped_blocks: int
+
+
+class SwappedGroups:
+    """Owns the host pool and the groups that have their blocks in it.
+
+    Args:
+        batch: Slots, and the device pool.
+        num_host_blocks: Size of the host pool.
+    """
+
+    def __init__(self, batch: Batch, num_host_blocks: int) -> None:
+        self.host = BlockAllocator(num_host_blocks)
+        self.groups: list[SequenceGroup] = []
+        self.tables: dict[Sequence, SwappedTable] = {}
+        self._swap_in_plans: dict[SequenceGroup, _SwapInPlan] = {}
+        self._batch = batch
+
+    def __iter__(self) -> Iterator[SequenceGroup]:
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    # Out -----------------------------------------------------------------------------------------
+
+    def try_swap_out(self, group: SequenceGroup, members: list[tuple[Sequence, int]]) -> list[tuple[int, int]] | None:
+        """Move the blocks of a group to the host pool; `members` are its sequences and whose table each has.
+
+        The device blocks are free at once: the step moves them before anything is written.
+
+        Returns the (device block, host block) pairs of the step, None if the host pool is too full.
+        """
+        device, table = self._batch.blocks.allocator, self._batch.table
+        num_computed = [int(table.num_scheduled_tokens[slot]) for _, slot in members]
+        held = [self._held_blocks(slot, tokens) for (_, slot), tokens in zip(members, num_computed, strict=True)]
+        distinct, num_references = np.unique(np.concatenate(held), return_counts=True)
+        is_ours = device.ref_counts[distinct] == num_references
+        moved, references = distinct[is_ours], num_references[is_ours]
+        if len(moved) > self.host.num_free_blocks:
+            return None
+        host_blocks = self.host.allocate(len(moved))
+        self.host.ref_counts[host_blocks] = references
+        host_of = dict(zip(moved.tolist(), host_blocks.tolist(), strict=True))
+        for (sequence, slot), tokens, blocks in zip(members, num_computed, held, strict=True):
+            self.tables[sequence] = self._swapped_table(slot, tokens, blocks, host_of)
+            self._batch.register_blocks(slot)
+            all_held = self._batch.held_blocks(slot)
+            stays = np.zeros(len(all_held), np.bool_)
+            stays[: len(blocks)] = [block not in host_of for block in blocks.tolist()]
+            device.free(all_held[~stays])
+        bisect.insort(self.groups, group, key=BY_ORDER)
+        return list(host_of.items())
+
+    def _held_blocks(self, slot: int, num_computed_tokens: int) -> Int32Array:
+        """Return the blocks of a slot that hold computed tokens still in the window."""
+        num_blocks = self._batch.blocks.num_blocks_for(num_computed_tokens)
+        return self._batch.table.block_tables[slot, self._batch.first_blocks[slot] : num_blocks].copy()
+
+    def _swapped_table(
+        self, slot: int, num_computed_tokens: int, blocks: Int32Array, host_of: dict[int, int]
+    ) -> SwappedTable:
+        first = int(self._batch.first_blocks[slot])
+        device_blocks = np.full(first + len(blocks), NO_BLOCK, np.int32)
+        host_blocks = device_blocks.copy()
+        device_blocks[first:] = [NO_BLOCK if block in host_of else block for block in blocks.tolist()]
+        host_blocks[first:] = [host_of.get(block, NO_BLOCK) for block in blocks.tolist()]
+        return SwappedTable(device_blocks, host_blocks, num_computed_tokens)
+
+    # In ------------------------------------------------------------------------------------------
+
+    def num_blocks_to_swap_in(self, group: SequenceGroup) -> int:
+        """Return the free device blocks that the swap-in takes, the next token of each sequence included."""
+        swap_in_plan = self._swap_in_plan_of(group)
+        found = self._find_on_device(swap_in_plan)
+        num_moved = int(np.count_nonzero(found == NO_BLOCK))
+        distinct = np.unique(found[found != NO_BLOCK])
+        num_revived = len(distinct) - int(np.count_nonzero(self._batch.blocks.allocator.ref_counts[distinct]))
+        return num_moved + num_revived + swap_in_plan.num_own_blocks
+
+    def swap_in(self, group: SequenceGroup) -> tuple[list[tuple[int, int]], list[SwappedIn]]:
+        """Take device blocks for a group and forget it here; there must be enough, and no token on its way.
+
+        Returns the (host block, device block) pairs of the step, and its sequences.
+        """
+        device, swap_in_plan = self._batch.blocks.allocator, self._swap_in_plan_of(group)
+        device_blocks, moved = self._bring_whole_blocks(swap_in_plan)
+        pairs = list(zip(swap_in_plan.host_blocks[moved].tolist(), device_blocks[moved].tolist(), strict=True))
+        sequences: list[SwappedIn] = []
+        for sequence in group.live_sequences:
+            table = self.tables[sequence]
+            block_ids, num_whole = np.maximum(table.device_blocks, 0), self._num_whole_blocks(sequence)
+            is_on_host = table.host_blocks != NO_BLOCK
+            shared = is_on_host[:num_whole].nonzero()[0]
+            block_ids[shared] = device_blocks[np.searchsorted(swap_in_plan.host_blocks, table.host_blocks[shared])]
+            device.acquire(block_ids[shared])
+            own = device.allocate(self._num_blocks_needed(sequence) - num_whole)
+            num_partial = len(block_ids) - num_whole
+            pairs += zip(table.host_blocks[num_whole:].tolist(), own[:num_partial].tolist(), strict=True)
+            block_ids = np.concatenate((block_ids[:num_whole], own))
+            sequences.append(SwappedIn(sequence, block_ids, table.num_computed_tokens, table.num_skipped_blocks))
+        device.free(np.unique(device_blocks).astype(np.int32))
+        for swapped_in in sequences:
+            self._forget(swapped_in.sequence)
+        self.groups.remove(group)
+        return pairs, sequences
+
+    def _bring_whole_blocks(self, swap_in_plan: _SwapInPlan) -> tuple[IndexArray, BoolArray]:
+        """Return the device block for each, and which of them have to be moved there. The caller frees each once."""
+        device, cache = self._batch.blocks.allocator, self._batch.blocks.prefix_cache
+        device_blocks = self._find_on_device(swap_in_plan)
+        moved: BoolArray = device_blocks == NO_BLOCK
+        device.acquire(np.unique(device_blocks[~moved]))  # first of all: they must not be evicted for the others
+        device_blocks[moved] = device.allocate(int(np.count_nonzero(moved)))
+        if cache is not None:
+            hashes = [swap_in_plan.hashes[index] for index in moved.nonzero()[0].tolist()]
+            cache.register(hashes, device_blocks[moved].tolist())
+        return device_blocks, moved
+
+    def _find_on_device(self, swap_in_plan: _SwapInPlan) -> IndexArray:
+        """Return the device blocks that hold what the host blocks hold, NO_BLOCK where none does, [n]."""
+        cache, num_blocks = self._batch.blocks.prefix_cache, len(swap_in_plan.host_blocks)
+        return np.full(num_blocks, NO_BLOCK, np.intp) if cache is None else cache.blocks_of(swap_in_plan.hashes)
+
+    def _swap_in_plan_of(self, group: SequenceGroup) -> _SwapInPlan:
+        swap_in_plan = self._swap_in_plans.get(group)
+        if swap_in_plan is None:
+            swap_in_plan = self._plan_swap_in(group)
+            if not group.has_inflight_tokens:
+                self._swap_in_plans[group] = swap_in_plan
+        return swap_in_plan
+
+    def _plan_swap_in(self, group: SequenceGroup) -> _SwapInPlan:
+        num_own_blocks = 0
+        host_blocks: list[Int32Array] = []
+        hashes: list[bytes] = []
+        for sequence in group.live_sequences:
+            num_whole = self._num_whole_blocks(sequence)
+            num_own_blocks += self._num_blocks_needed(sequence) - num_whole
+            host_blocks.append(self.tables[sequence].host_blocks[:num_whole])
+            hashes += self._batch.blocks.hash_blocks(sequence)[:num_whole]
+        distinct, places = np.unique(np.concatenate(host_blocks), return_index=True)
+        on_host = distinct != NO_BLOCK
+        names = [hashes[place] for place in places[on_host].tolist()] if hashes else []
+        return _SwapInPlan(distinct[on_host], names, num_own_blocks)
+
+    def _num_blocks_needed(self, sequence: Sequence) -> int:
+        return self._batch.blocks.num_blocks_for(len(sequence.token_ids))
+
+    def _num_whole_blocks(self, sequence: Sequence) -> int:
+        """Return how many of its first blocks are full of tokens that are computed and known."""
+        num_tokens = min(self.tables[sequence].num_computed_tokens, len(sequence.token_ids))
+        return num_tokens // self._batch.blocks.block_size
+
+    # Away ----------------------------------------------------------------------------------------
+
+    def drop(self, group: SequenceGroup) -> None:
+        """Free the blocks of a group, on both sides: it ends, or is computed again."""
+        for sequence in group.sequences:
+            self.drop_sequence(sequence)
+        self.groups.remove(group)
+
+    def drop_sequence(self, sequence: Sequence) -> None:
+        """Free the blocks of one sequence, if it has any here."""
+        if sequence in self.tables:
+            device_blocks = self.tables[sequence].device_blocks
+            self._batch.blocks.allocator.free(device_blocks[device_blocks != NO_BLOCK])
+            self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Forget the table of a sequence, and free its host blocks."""
+        host_blocks = self.tables.pop(sequence).host_blocks
+        self.host.free(host_blocks[host_blocks != NO_BLOCK])
+        self._swap_in_plans.pop(sequence.group, None)

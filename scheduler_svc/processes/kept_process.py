@@ -1,0 +1,106 @@
+"""A process of ours that is started again whenever it ends, until it is told to stop."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+from octavo_shared.process.events import Event
+
+log = logging.getLogger(__name__)
+
+# Before it is started again, in seconds: twice as long each time, until it has run for LONGEST_PAUSE_S.
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+
+
+class KeptProcess:
+    """Runs `python -m MODULE ARGUMENTS`, which reads its settings as one line of stdin and ends when stdin does.
+
+    Args:
+        name: Of it, for the log: "core", "front 0".
+        module: What it runs.
+        arguments: Of the module.
+        settings: Returns the line, for each start.
+        on_line: Told each line of its stdout; None: its stdout is ours.
+
+    Attributes:
+        name: As above.
+        has_ended: Set once it has ended the first time.
+        exit_code: The last one; None: it has never ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        *arguments: str,
+        settings: Callable[[], str],
+        on_line: Callable[[str], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.has_ended = asyncio.Event()
+        self.exit_code: int | None = None
+        self._command = (sys.executable, "-P", "-m", module, *arguments)
+        self._settings = settings
+        self._on_line = on_line
+        self._stopping = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def keep(self) -> None:
+        """Run it, again and again; return once it has ended after `start_stopping`."""
+        pause_s = FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            ran_s = await self._run()
+            pause_s = FIRST_PAUSE_S if ran_s > LONGEST_PAUSE_S else min(LONGEST_PAUSE_S, 2 * pause_s)
+            if self._stopping.is_set():
+                return
+            log.warning(Event("process_ended", name=self.name, code=self.exit_code, starts_again_in_s=pause_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+
+    def start_stopping(self) -> None:
+        """Start it no more: its end is expected now."""
+        self._stopping.set()
+
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM)."""
+        if self._process is not None:
+            _unless_ended(self._process.terminate)
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            _unless_ended(self._process.kill)
+
+    async def _run(self) -> float:
+        """Run it once; return for how many seconds it ran."""
+        process = self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=None if self._on_line is None else asyncio.subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        if self._stopping.is_set():  # `terminate` has not seen it
+            self.terminate()
+        began_s = asyncio.get_running_loop().time()
+        log.info(Event("process_started", name=self.name, pid=process.pid))
+        assert process.stdin is not None
+        process.stdin.write(self._settings().encode() + b"\n")  # and kept open: it ends when we do
+        if self._on_line is not None:
+            assert process.stdout is not None
+            async for line in process.stdout:
+                self._on_line(line.decode(errors="replace").rstrip("\n"))
+        self.exit_code = await process.wait()
+        self._process = None
+        self.has_ended.set()
+        return asyncio.get_running_loop().time() - began_s
+
+
+def _unless_ended(tell: Callable[[], None]) -> None:
+    """Tell a process something; nothing happens if it has ended, which is not noticed at once."""
+    with contextlib.suppress(ProcessLookupError):
+        tell()

@@ -1,0 +1,395 @@
+"""The scheduler service put together from its configuration: gRPC server, servicers, engine, tokenizer."""
+
+import asyncio
+import functools
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
+from octavo_shared.grpc.exposure import warn_if_exposed
+from octavo_shared.grpc.grpc_metrics import CallMetrics, service_families
+from octavo_shared.grpc.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
+from octavo_shared.grpc.health import Health
+from octavo_shared.grpc.tls import server_tls
+from octavo_shared.process.metric import Family
+from octavo_shared.process.metrics_server import MetricsServer
+from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
+from scheduler_svc.admin.listener.admin_port import AdminPort
+from scheduler_svc.admin.servicer import AdminServicer
+from scheduler_svc.config.dial_tls import read_credentials
+from scheduler_svc.config.prefix_key import key_fingerprint, prefix_key
+from scheduler_svc.config.scheduler_config import SchedulerConfig
+from scheduler_svc.core.limits import PreemptionMode, PrefillMode
+from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.engine.surroundings import Surroundings
+from scheduler_svc.executors.client import ExecutorClient
+from scheduler_svc.executors.driver_interface import AtFaultPoint, DriverSettings, no_fault
+from scheduler_svc.executors.membership import Membership
+from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.executors.session import SessionTimings
+from scheduler_svc.executors.tls import FLAGS, executor_tls
+from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
+from scheduler_svc.link.core_port import core_port
+from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.joined_fronts import LEAVE_S, JoinedFronts
+from scheduler_svc.link.tokenizer_files import TokenizerFiles
+from scheduler_svc.processes.client_services import GENERATION_SERVICE
+from scheduler_svc.processes.incarnation import Incarnation
+from scheduler_svc.processes.loop_lag import LoopLag
+from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
+from scheduler_svc.telemetry.metrics import LOOP_LAG, STEP_LOG, scheduler_families
+
+if TYPE_CHECKING:  # a core of fronts does without
+    from scheduler_svc.front.front import Front
+    from scheduler_svc.front.text.text_model import ModelTokenizer
+
+log = logging.getLogger(__name__)
+
+ADMIN_SERVICE = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+
+HEARTBEATS_PER_LEASE = 5
+
+# How often it is looked at whether any front takes calls, in seconds.
+FRONTS_INTERVAL_S = 0.2
+
+# How long fronts of their own may take to hear that requests have ended, in seconds.
+LAST_WORDS_S = 1.0
+
+# Share of the grace period in which live requests may end by themselves; the rest is for telling
+# the others that they ended.
+DRAIN_SHARE = 0.9
+
+
+async def tell_nobody() -> None:
+    """Do nothing."""
+
+
+class SchedulerService:
+    """One scheduler, or its core. It is ready while any executor is attached and it does not drain.
+
+    Args:
+        config: Of the scheduler.
+        front_link: Where fronts join that have all calls of clients; None: this process takes them.
+        on_drained: Called at the end when no request is live any more: the fronts are to leave.
+        at_fault_point: Called at each fault point of each step (`FaultPoint`); tests kill processes there.
+
+    Raises: OctavoServiceError: --tokenizer names a broken directory, or --tracing lacks what it needs,
+        or a file of TLS or of tokens, or the folder of --step-log, cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        front_link: str | None = None,
+        on_drained: Callable[[], Awaitable[None]] = tell_nobody,
+        *,
+        at_fault_point: AtFaultPoint = no_fault,
+    ) -> None:
+        self._config = config
+        self._on_drained = on_drained
+        self._grace_s = config.shutdown_grace_s
+        self.tls = server_tls(config)
+        access = access_control(config)
+        self._interceptors = [] if access is None else [AccessInterceptor(access, (ADMIN_SERVICE,))]
+        if tls := executor_tls(config):
+            read_credentials(tls, FLAGS)  # what cannot be used ends the start, and not only every connection
+        key = prefix_key(config)
+        self._step_log = step_log_writer(config)
+        self._calls = CallMetrics()
+        self._loop_lag = LoopLag()
+        health = self._health = Health([GENERATION_SERVICE, ADMIN_SERVICE])
+        tokenizer = model_tokenizer(config) if front_link is None else None
+        files = TokenizerFiles(None if tokenizer is None else tokenizer.load)
+        is_joined = front_link is not None or config.core_listen is not None
+        self._incarnation = Incarnation(scheduler_id(config))
+        self.engine = Engine(
+            Membership(config.executor, config.resolve_interval_s),
+            functools.partial(executor_client, config, self._incarnation, key_fingerprint(key)),
+            engine_settings(config, at_fault_point),
+            files.load if is_joined or tokenizer is None else tokenizer.load,
+            self._set_ready,
+            self._step_log,
+            Surroundings(prefix_key=key),
+        )
+        self.link = CoreServicer(self.engine, files, self._incarnation) if is_joined else None
+        self.front: Front | None = None
+        self.fronts: JoinedFronts | None = None
+        self._has_executor = False
+        self._is_ready: bool | None = None  # as health has it
+        if tokenizer is not None:
+            self.front = self._own_front(tokenizer, health)
+            main = self.front.main
+        else:
+            assert front_link is not None
+            assert self.link is not None
+            self.fronts = JoinedFronts(self.link, front_link, config.num_fronts)
+            main = self.fronts.server(health, config.max_message_bytes)
+        self._ports = Ports(main, self._other_ports(config, health))
+
+    def _own_front(self, tokenizer: "ModelTokenizer", health: Health) -> "Front":
+        from scheduler_svc.front.front import Front
+
+        return Front(self._config, self.engine, tokenizer, health, self._metrics, call_metrics=self._calls)
+
+    async def start(self) -> str:
+        """Serve and look for the executors; return the address that clients use.
+
+        Raises: UnavailableError: an address cannot be bound.
+        """
+        config = self._config
+        warn_if_exposed(
+            "scheduler",
+            {
+                "--listen": config.listen,
+                "--admin-listen": config.admin_listen,
+                **({} if config.openai_listen is None else {"--openai-listen": config.openai_listen}),
+            },
+            is_encrypted=self.tls is not None,
+            knows_clients=bool(self._interceptors) or config.tls_client_ca is not None,
+            how_to_know_clients="set --tokens-file to ask for tokens, or --tls-client-ca to demand client certificates",
+        )
+        if config.core_listen is not None:
+            warn_if_exposed(
+                "scheduler",
+                {"--core-listen": config.core_listen},
+                is_encrypted=self.tls is not None,
+                knows_clients=config.front_tls_ca is not None,
+                how_to_know_clients="set --front-tls-ca and --trusted-fronts to let fronts join and nobody else",
+            )
+        address = await self._ports.start()
+        self._running = asyncio.create_task(self.engine.run(), name="engine")
+        self._watching = [asyncio.create_task(self._loop_lag.watch(), name="loop-lag")]
+        if self.front is not None:
+            self._watching.append(asyncio.create_task(self.front.pace.watch(), name="pace"))
+        else:
+            self._watching.append(asyncio.create_task(self._watch_fronts(), name="fronts"))
+        if self.fronts is None:
+            return address
+        try:  # executors are looked for meanwhile: a front that stands still keeps none of the others waiting
+            await self.fronts.wait_until_listening()
+        except asyncio.CancelledError:
+            await self._end_tasks()
+            await self._ports.stop(0)
+            raise
+        return config.listen
+
+    async def _set_ready(self, is_ready: bool) -> None:
+        """Tell everybody whether new requests find an executor."""
+        self._has_executor = is_ready
+        if self.link is not None:
+            for session in self.link.sessions:
+                session.tell_state()
+        await self._tell_health()
+
+    async def _tell_health(self) -> None:
+        """Say through health whether clients reach a front, and their requests an executor, if that has changed."""
+        takes_calls = self.link is None or self.front is not None or any(one.is_ready for one in self.link.sessions)
+        is_ready = self._has_executor and takes_calls
+        if is_ready != self._is_ready:
+            self._is_ready = is_ready
+            await self._health.set_ready(is_ready)
+
+    async def _watch_fronts(self) -> None:
+        while True:
+            await self._tell_health()
+            await asyncio.sleep(FRONTS_INTERVAL_S)
+
+    async def wait_until_ready(self) -> None:
+        """Return once new requests have found an executor, and all fronts take them."""
+        await self.engine.readiness.wait()
+        if self.fronts is not None:
+            await self.fronts.wait_until_ready()
+
+    def report_not_ready(self) -> str:
+        """Write to the log what keeps new requests from finding an executor, and return that."""
+        if self.fronts is not None and not self.engine.readiness.why_not:
+            return "not all fronts take calls yet"
+        return self.engine.readiness.report()
+
+    async def wait_for_failure(self) -> None:
+        """Return never; raise what ended the drivers, should a bug end them.
+
+        Raises: SupersededError: another scheduler has taken our place.
+        """
+        superseded = asyncio.create_task(self._incarnation.wait_until_superseded())
+        try:
+            await asyncio.wait({self._running, superseded}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            superseded.cancel()
+        self._incarnation.require_current()
+        await asyncio.shield(self._running)
+
+    async def stop(self, reason: str) -> None:
+        """End in order: not ready, no new requests, live ones within the grace period, then the rest."""
+        deadline_s = time.monotonic() + self._grace_s
+        drain_s = self._grace_s * DRAIN_SHARE
+
+        async def drain() -> None:
+            await self.engine.drain(drain_s)
+            if self.fronts is not None:
+                await self._on_drained()
+                await self.fronts.wait_until_left()
+            if self.link is not None:
+                await self.link.close(LAST_WORDS_S)
+            if self.front is not None:
+                self.front.generation.shut_down()
+
+        end_s = 0.0 if self.fronts is None else LEAVE_S
+        await shut_down(self._ports, reason, drain=drain, grace_s=self._grace_s + end_s)
+        await self._end_tasks()
+        if self._step_log is not None:
+            await asyncio.to_thread(self._step_log.close)
+        if self.front is not None:
+            await self.front.close(deadline_s - time.monotonic())
+
+    async def _end_tasks(self) -> None:
+        tasks = [self._running, *self._watching]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def other_addresses(self) -> dict[str, str]:
+        """Where operators ("admin"), OpenAI's clients, probes ("health") and metrics are served; after `start`."""
+        openai = self._config.openai_listen
+        is_at_fronts = self.fronts is not None and openai is not None
+        return self._ports.other_addresses | ({"openai": str(openai)} if is_at_fronts else {})
+
+    def _front_states(self) -> Sequence[admin_pb2.FrontState]:
+        own = [] if self.fronts is None else self.fronts.states()
+        return own if self.link is None else [*own, *self.link.states_of_joined()]
+
+    def _metrics(self) -> list[Family]:
+        families = [
+            *scheduler_families(self.engine),
+            LOOP_LAG.single(self._loop_lag.longest_s),
+            STEP_LOG.single(self._step_log is not None and self._step_log.is_recording),
+            *service_families(self._calls, self.tls),
+            *(() if self.front is None else self.front.families()),
+        ]
+        return families if self.link is None else list(self.link.metrics.merged(families))
+
+    def _other_ports(self, config: SchedulerConfig, health: Health) -> dict[str, Port]:
+        """Return the ports of operators, of probes and of metrics, by name."""
+
+        def admin_server(listen: str, forwarded_cert: ForwardedClientCert) -> GrpcServer:
+            server = GrpcServer(
+                listen=listen,
+                max_message_bytes=config.max_message_bytes,
+                service_names=[ADMIN_SERVICE],
+                health=health,
+                credentials=None if self.tls is None else self.tls.credentials(),
+                interceptors=forwarded_cert.wrap(self._interceptors),
+                call_metrics=self._calls,
+                flag="--admin-listen",
+            )
+            admin_service_pb2_grpc.add_AdminServiceServicer_to_server(
+                AdminServicer(self.engine, self._front_states), server.server
+            )
+            return server
+
+        service = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
+        others: dict[str, Port] = {"admin": AdminPort(config, service, admin_server)}
+        if self.front is not None and self.front.openai is not None:
+            others["openai"] = self.front.openai
+        if self.link is not None and config.core_listen is not None:
+            others["fronts"] = core_port(config, config.core_listen, self.link, health)
+        if config.health_listen is not None:
+            others["health"] = probe_server(config.health_listen, health)
+        if config.metrics_listen is not None:
+            others["metrics"] = MetricsServer(config.metrics_listen, self._metrics)
+        return others
+
+
+def model_tokenizer(config: SchedulerConfig) -> "ModelTokenizer":
+    """Return the tokenizer of the served model, for a scheduler that has the clients' texts itself."""
+    from scheduler_svc.front.text.text_model import ModelTokenizer
+
+    return ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
+
+
+def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:
+    """Return what writes the step log; None: none is asked for. Raises StepLogError: its folder cannot be used."""
+    if config.step_log is None:
+        return None
+    return StepLogWriter(
+        StepLogSettings(
+            directory=config.step_log,
+            max_bytes=config.step_log_max_mb * 2**20,
+            masks_tokens=config.step_log_tokens == "masked",
+            policy=config.policy,
+            tenant_weights=config.weights_of_tenants,
+            max_num_seqs_per_tenant=config.max_num_seqs_per_tenant,
+        )
+    )
+
+
+def scheduler_id(config: SchedulerConfig) -> str:
+    """Return the identity that executors know this scheduler by.
+
+    By default host and port, which a restart keeps. With port 0 that would be the same for every scheduler of
+    the host, and they would take each other's executors.
+    """
+    if config.scheduler_id is not None:
+        return config.scheduler_id
+    host, port = socket.gethostname(), config.listen.rpartition(":")[2]
+    return f"{host}/{secrets.token_hex(8)}" if int(port) == 0 else f"{host}/{config.listen}"
+
+
+def executor_client(
+    config: SchedulerConfig, incarnation: Incarnation, key_fingerprint: bytes, address: str
+) -> ExecutorClient:
+    """Return the client of one executor; `incarnation` is the scheduler's, the fingerprint that of its block names."""
+    timings = SessionTimings(
+        lease_s=config.lease_s,
+        heartbeat_interval_s=config.lease_s / HEARTBEATS_PER_LEASE,
+        step_timeout_s=config.step_timeout_s,
+    )
+    return ExecutorClient(
+        address,
+        incarnation.scheduler_id,
+        timings,
+        config.max_message_bytes,
+        executor_tls(config),
+        key_fingerprint=key_fingerprint,
+        incarnation=incarnation,
+    )
+
+
+def engine_settings(config: SchedulerConfig, at_fault_point: AtFaultPoint = no_fault) -> EngineSettings:
+    """Return the engine's part of the configuration, and what is called at the fault points of a step."""
+    core = CoreSettings(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        watermark=config.watermark,
+        preemption_mode=None if config.preemption_mode == "auto" else PreemptionMode(config.preemption_mode),
+        prefill_mode=PrefillMode(config.prefill_mode),
+        long_prefill_threshold=config.long_prefill_threshold,
+        max_long_prefills=config.max_long_prefills,
+        prefix_caching=config.prefix_caching,
+        max_message_bytes=config.max_message_bytes,
+    )
+    return EngineSettings(
+        core=core,
+        driver=DriverSettings(
+            steps_in_flight=None if config.steps_in_flight == "auto" else int(config.steps_in_flight),
+            checks_batch_table=config.check_batch_table,
+            max_executors=config.max_executors,
+            at_fault_point=at_fault_point,
+        ),
+        policy=PriorityPolicy() if config.policy == "priority" else FcfsPolicy(),
+        has_priorities=config.policy == "priority",
+        max_waiting_requests=config.max_waiting_requests,
+        max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant or config.max_waiting_requests,
+        tenant_weights=config.weights_of_tenants,
+        max_num_seqs_per_tenant=config.max_num_seqs_per_tenant,
+        max_waiting_tokens=config.max_waiting_tokens,
+        orphan_timeout_s=config.orphan_timeout_s,
+        served_model_name=config.served_model_name,
+    )

@@ -1,0 +1,287 @@
+"""The errors of both services, as one tree.
+
+    OctavoServiceError
+    ├── CallerError                the caller's fault: fix the request, do not retry
+    │   ├── InvalidFieldError      a field is wrong; has field, value, limit
+    │   ├── MalformedMessageError  the bytes are no message of the method
+    │   ├── RequestExistsError     a live request has the same id
+    │   ├── UnknownNameError       the named thing does not exist
+    │   ├── FencedError            a stale epoch, or another scheduler holds the lease
+    │   ├── SlowCallerError        the caller does not take what it asked for
+    │   ├── TooManyUntakenError    and asks for more
+    │   ├── UnauthenticatedError   the call does not say who makes it, or wrongly
+    │   └── PermissionDeniedError  who makes the call may not do this
+    ├── WorldError                 nobody's fault: retry later
+    │   ├── QueueFullError         the waiting queue is full
+    │   ├── DeadlineTooShortError  the answer would come long after the deadline of the call
+    │   ├── NoExecutorError        no executor takes requests; has what operators may know of it
+    │   └── UnavailableError       draining, or not there yet
+    │       ├── AddressError       a port cannot be opened
+    │       └── LostTooOftenError  the request seems to break executors; do not send it again
+    ├── RequestAbortedError        somebody ended the request
+    ├── NotFiniteError             the model's logits are no numbers to choose a token by; it will fail again
+    ├── InvalidStepError           a step does not fit the batch table; nothing was written
+    ├── StepGapError               a step id was skipped, or its response is not kept any more
+    ├── StepFailedError            a step failed; the cache contents are in doubt
+    │   └── DeviceLostError        and the device computes nothing any more
+    ├── ExecutorFaultError         an executor answered nonsense; it counts as lost
+    ├── TokenizerFailedError       the tokenizer fails at a text, or does not come back; it will fail again
+    ├── TokenizerFileError         a tokenizer file is missing or broken
+    └── ModelLoadError             an executor cannot load the model
+        └── UnsupportedModelError  our own code cannot run it; that of transformers may
+            └── UnknownArchitectureError
+
+Broken invariants are `AssertionError`s. `shared/octavo_shared/grpc/grpc_status.py` is the one table that turns this
+tree into gRPC status codes. This module imports nothing, so the scheduler's pure core may use it.
+"""
+
+_MAX_SHOWN_CHARS = 200
+
+
+class OctavoServiceError(Exception):
+    """Any failure that a service reports to its caller in one sentence."""
+
+
+class CallerError(OctavoServiceError):
+    """The request is wrong as it stands; sending it again will fail again."""
+
+
+class InvalidFieldError(CallerError):
+    """A field of a request is wrong.
+
+    Args:
+        field: Path of the field in the request message, for example `sampling_params.top_p`.
+        value: What was sent; the message shows its beginning.
+        limit: What would be right, as the end of the sentence "... must be".
+    """
+
+    def __init__(self, field: str, value: object, limit: str) -> None:
+        self.field = field
+        self.value = value
+        self.limit = limit
+        text = str(value)
+        shown = text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+        super().__init__(f"{field} is {shown}; it must be {limit}")
+
+
+class MalformedMessageError(CallerError):
+    """The bytes are no message of the method."""
+
+    def __init__(self) -> None:
+        super().__init__("the request is not a message of this method; it must be encoded by its proto")
+
+
+class RequestExistsError(CallerError):
+    """A live request of the same tenant has the same id."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        super().__init__(f"request_id {request_id!r} is in use by a live request")
+
+
+class UnknownNameError(CallerError):
+    """The caller named something that does not exist (any more)."""
+
+
+class FencedError(CallerError):
+    """The epoch is not the current one, or another scheduler holds the lease."""
+
+
+class SlowCallerError(CallerError):
+    """A caller did not take what it had asked for.
+
+    Args:
+        limit_s: How long there was something for it, in seconds.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            f"the caller took no message for {limit_s:g} s while there was something for it; its requests were aborted"
+        )
+
+
+class TooManyUntakenError(CallerError):
+    """A caller has requests on a stream whose ends it does not take, and sends more.
+
+    Args:
+        most: How many there may be.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"the stream has {most} requests whose ends the caller has not taken, and it has sent another one; "
+            "they were aborted"
+        )
+
+
+class UnauthenticatedError(CallerError):
+    """Nothing that the call brings says who makes it, or what it brings is not known."""
+
+
+class PermissionDeniedError(CallerError):
+    """It is known who makes the call, and that they may not."""
+
+
+class WorldError(OctavoServiceError):
+    """The request is fine but cannot be served now; it may be sent again."""
+
+
+class QueueFullError(WorldError):
+    """The waiting queue is full.
+
+    Args:
+        num_waiting_requests: Length of the queue.
+        retry_after_s: When to try again, in seconds.
+        tenant: Whose share of the queue is full; None or empty: all of it is.
+        queue: What the queue is called.
+        num_waiting_tokens: Prompt tokens in it, if that is what it is full of; None: it is full of requests.
+        gives_way: Whether the request had waited, and gives way to one of a tenant that has less than its share.
+    """
+
+    def __init__(
+        self,
+        num_waiting_requests: int,
+        retry_after_s: float,
+        tenant: str | None = None,
+        *,
+        queue: str = "the waiting queue",
+        num_waiting_tokens: int | None = None,
+        gives_way: bool = False,
+    ) -> None:
+        self.retry_after_s = retry_after_s
+        whose = f" of tenant {tenant!r}" if tenant else ""
+        requests = "1 request" if num_waiting_requests == 1 else f"{num_waiting_requests} requests"
+        tokens = "" if num_waiting_tokens is None else f" with {num_waiting_tokens} prompt tokens"
+        what = "is full, and the request gave way to another tenant's" if gives_way else "is full"
+        super().__init__(f"{queue}{whose} {what} ({requests}{tokens}); retry in {retry_after_s:g} s")
+
+
+class DeadlineTooShortError(WorldError):
+    """The answer would come long after the deadline of the call; do not send the request again as it is.
+
+    Args:
+        what: What the answer would do within that time: "begin in" or "take".
+        estimate_s: The time, in seconds.
+        time_left_s: What the call has, in seconds.
+    """
+
+    def __init__(self, what: str, estimate_s: float, time_left_s: float) -> None:
+        self.estimate_s = estimate_s
+        self.time_left_s = time_left_s
+        super().__init__(
+            f"the answer would {what} about {estimate_s:.2g} s; the call has {max(0.0, time_left_s):.2g} s"
+        )
+
+
+class CacheTooSmallError(WorldError):
+    """The request needs more of the KV cache than there is, even if it has all of it; do not send it again as it is."""
+
+
+class UnavailableError(WorldError):
+    """The service is draining, or not there yet; another one may be."""
+
+
+class AddressError(UnavailableError):
+    """A port cannot be opened.
+
+    Args:
+        flag: The setting that names it.
+        address: host:port.
+    """
+
+    def __init__(self, flag: str, address: str) -> None:
+        super().__init__(
+            f"cannot listen on {address}: it is taken, or not an address of this machine; set {flag} to another one"
+        )
+
+
+class LostTooOftenError(UnavailableError):
+    """A request lost its executor too often in a row while it ran alone: it seems to break them, here and elsewhere.
+
+    Args:
+        num_losses: How often.
+    """
+
+    def __init__(self, num_losses: int) -> None:
+        super().__init__(f"the executor was lost {num_losses} times in a row while it ran this request alone")
+
+
+class NoExecutorError(WorldError):
+    """No executor takes requests.
+
+    Args:
+        what: What is the case.
+        trouble: Why, with addresses and the like; empty: nothing is known.
+        advice: What the caller can do.
+
+    Attributes:
+        brief: The message without `trouble`, for whom the inside of the deployment is no business of.
+    """
+
+    def __init__(self, what: str, trouble: str, advice: str = "retry in a moment") -> None:
+        self.brief = f"{what}; {advice}"
+        super().__init__(f"{what} ({trouble}); {advice}" if trouble else self.brief)
+
+
+class RequestAbortedError(OctavoServiceError):
+    """The request was ended by Abort, by an operator, or because its client left."""
+
+
+class NotFiniteError(OctavoServiceError):
+    """The model's logits for a token are NaN or infinity somewhere, or rule out every token; nobody else is affected.
+
+    Args:
+        place: Which token: "output 0 are not finite at token 17".
+    """
+
+    def __init__(self, place: str) -> None:
+        super().__init__(f"the model's logits for {place} (NaN or infinity, or no token that may come)")
+
+
+class InvalidStepError(OctavoServiceError):
+    """A step does not fit the batch table or the cache; it was refused before anything was written."""
+
+
+class StepGapError(OctavoServiceError):
+    """A step id was skipped, or the stored responses do not reach back far enough."""
+
+
+class StepFailedError(OctavoServiceError):
+    """A step failed while it ran; the cache contents are in doubt."""
+
+
+class ExecutorFaultError(OctavoServiceError):
+    """An executor answered something that no correct executor answers; it is treated as lost."""
+
+
+class DeviceLostError(StepFailedError):
+    """The device computes nothing any more; only a new process gets it back."""
+
+
+class TokenizerFailedError(OctavoServiceError):
+    """The tokenizer's library fails at a text or at tokens, or does not come back; nobody else is affected."""
+
+
+class TokenizerFileError(OctavoServiceError):
+    """A tokenizer file is missing or broken; the model cannot be served.
+
+    Args:
+        file: Name or path of the file.
+        reason: The rest of the sentence, for example "is missing".
+    """
+
+    def __init__(self, file: str, reason: str) -> None:
+        self.file = file
+        super().__init__(f"{file} {' '.join(reason.split())}")
+
+
+class ModelLoadError(OctavoServiceError):
+    """The model cannot be loaded; the message is one sentence that names the file or the setting."""
+
+
+class UnsupportedModelError(ModelLoadError):
+    """The model asks for what our own code does not have; that of transformers may have it."""
+
+
+class UnknownArchitectureError(UnsupportedModelError):
+    """There is no code of our own for this architecture at all."""

@@ -1,0 +1,1 @@
+"""gRPC servers of both services: credentials, status, health, metrics of calls."""

@@ -1,0 +1,222 @@
+"""The gRPC ports of a process: each a server with health and reflection, all of them with one end.
+
+`GrpcServer` is one port. `Ports` are all of a process: the main one, which takes work, and those beside it
+(operators, probes). `shut_down` is the order of the end.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import MappingProxyType
+from typing import Protocol
+
+import grpc
+from grpc_health.v1 import health as health_names
+from grpc_reflection.v1alpha import reflection
+
+from octavo_shared.errors import AddressError
+from octavo_shared.grpc.grpc_metrics import CallMetrics
+from octavo_shared.grpc.grpc_status import StatusInterceptor
+from octavo_shared.grpc.health import Health
+from octavo_shared.process.events import Event
+
+_logger = logging.getLogger(__name__)
+
+# A connection that has not shown by then that it speaks HTTP/2, or TLS, is closed.
+HANDSHAKE_TIMEOUT_MS = 10_000
+
+# One without a call for so long is closed: clients open another when they need it.
+_MAX_IDLE_MS = 600_000
+
+# A probe's messages hold a service's name.
+_PROBE_MESSAGE_BYTES = 64 * 2**10
+
+
+class GrpcServer:
+    """A grpc.aio server on one port. Add servicers to `server`, then `start`.
+
+    Args:
+        listen: Address to bind, host:port, where port 0 takes a free one; or unix:PATH.
+        max_message_bytes: Limit of one message, in and out.
+        max_request_bytes: Limit of one message from outside; None: the same.
+        service_names: Full names of the own services, for reflection; none: there is no reflection.
+        health: What it says of the process; by default a health of its own.
+        credentials: Speak TLS with these; None: plaintext.
+        interceptors: Around every call, the first one outermost; what they refuse they end themselves, by `abort`
+            of `shared/octavo_shared/grpc/grpc_status.py`.
+        readers: Inside of all others, where the request is decoded.
+        call_metrics: Around all of them: counts the calls by the status that they end with; None: nobody counts.
+        flag: The setting that `listen` comes from, for people.
+        is_shared: Whether other processes of ours bind the port too, and the kernel deals connections to all.
+    """
+
+    def __init__(
+        self,
+        *,
+        listen: str,
+        max_message_bytes: int,
+        max_request_bytes: int | None = None,
+        service_names: Sequence[str],
+        health: Health | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        readers: Sequence[grpc.aio.ServerInterceptor] = (),
+        call_metrics: CallMetrics | None = None,
+        flag: str = "--listen",
+        is_shared: bool = False,
+    ) -> None:
+        self._listen = listen
+        self._flag = flag
+        self._credentials = credentials
+        self.health = health or Health(service_names)
+        self.server = grpc.aio.server(
+            interceptors=[*([call_metrics] if call_metrics else []), *interceptors, StatusInterceptor(), *readers],
+            options=_options(max_request_bytes or max_message_bytes, max_message_bytes, is_shared=is_shared),
+        )
+        self.health.add_to(self.server)
+        if service_names:
+            reflected = [*service_names, health_names.SERVICE_NAME, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(reflected, self.server)  # type: ignore[no-untyped-call]
+
+    async def start(self) -> str:
+        """Bind and serve; return the bound address, host:port.
+
+        Raises: AddressError: it cannot be bound.
+        """
+        try:
+            if self._credentials is None:
+                port = self.server.add_insecure_port(self._listen)
+            else:
+                port = self.server.add_secure_port(self._listen, self._credentials)
+        except RuntimeError as error:
+            raise AddressError(self._flag, self._listen) from error
+        await self.set_ready(False)
+        await self.server.start()
+        is_path = self._listen.startswith("unix:")
+        return self._listen if is_path else f"{self._listen.rpartition(':')[0]}:{port}"
+
+    async def set_ready(self, ready: bool) -> None:
+        """Say through health whether the process takes work."""
+        await self.health.set_ready(ready)
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop taking calls; end those still running after `grace_s` seconds."""
+        await self.server.stop(grace_s)
+
+
+class Port(Protocol):
+    """What serves on one address: `GrpcServer`, or `MetricsServer` over HTTP."""
+
+    async def start(self) -> str:
+        """Bind and serve; return the bound address, host:port.
+
+        Raises: AddressError: it cannot be bound.
+        """
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop taking calls; end those still running after `grace_s` seconds."""
+
+
+class Ports:
+    """All ports of a process.
+
+    Args:
+        main: The gRPC port that takes work.
+        others: Those beside it, by the name that the log has for them; they answer until the main one has ended.
+
+    Attributes:
+        other_addresses: Where the others are bound, host:port, by name.
+    """
+
+    def __init__(self, main: GrpcServer, others: Mapping[str, Port]) -> None:
+        self._main = main
+        self._others = others
+        self.other_addresses: dict[str, str] = {}
+
+    async def start(self) -> str:
+        """Bind and serve, not ready yet; return the main address, host:port.
+
+        Raises: AddressError: one cannot be bound; then none is.
+        """
+        async with AsyncExitStack() as at_failure:
+            for name, server in self._others.items():
+                self.other_addresses[name] = await server.start()
+                at_failure.push_async_callback(server.stop, 0)
+            address = await self._main.start()
+            at_failure.pop_all()
+        return address
+
+    async def set_ready(self, ready: bool) -> None:
+        """Say through health whether the process takes work."""
+        await self._main.set_ready(ready)
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop taking calls; end those still running after `grace_s` seconds, and watches of the health at once."""
+        self._main.health.end_watches()
+        await self._main.stop(grace_s)
+        for server in self._others.values():
+            await server.stop(0)
+
+
+def probe_server(listen: str, health: Health) -> GrpcServer:
+    """Return a plaintext server with nothing but health: the probes of Kubernetes speak no TLS."""
+    return GrpcServer(
+        listen=listen, max_message_bytes=_PROBE_MESSAGE_BYTES, service_names=(), health=health, flag="--health-listen"
+    )
+
+
+async def shut_down(ports: Ports, reason: str, *, drain: Callable[[], Awaitable[None]], grace_s: float) -> bool:
+    """End in order: not ready, drain, stop the servers.
+
+    `drain` and the calls that it leaves behind share `grace_s` seconds. Returns whether `drain` ended
+    in that time.
+    """
+    _logger.info(Event("stopping", reason=reason, grace_s=grace_s))
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + grace_s
+    await ports.set_ready(False)
+    drained = True
+    try:
+        async with asyncio.timeout_at(deadline):
+            await drain()
+    except TimeoutError:
+        drained = False
+        _logger.warning(Event("drain_timed_out", grace_s=grace_s))
+    await ports.stop(max(0.0, deadline - loop.time()))
+    _logger.info(Event("stopped"))
+    return drained
+
+
+def announce_listening(
+    service: str, address: str, other_addresses: Mapping[str, str] = MappingProxyType({}), *, awaits: str
+) -> None:
+    """Print on stdout where a service takes calls: a line for each port beside the main one, whose line is last.
+
+    The main one does not serve yet: the line says what that waits for. A parent process learns the address from it.
+    """
+    for name, port in other_addresses.items():
+        print(f"octavo {service} serving {name} on {port}", flush=True)
+    print(f"octavo {service} listening on {address}, waiting for {awaits}", flush=True)
+
+
+def announce_serving(service: str, address: str) -> None:
+    """Print on stdout that a service takes work now. A parent process waits for this line."""
+    print(f"octavo {service} serving on {address}", flush=True)
+
+
+def _options(max_request_bytes: int, max_message_bytes: int, *, is_shared: bool) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", max_request_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        # Unless it is wanted: a second server would bind the same port, and the kernel deal calls to either.
+        ("grpc.so_reuseport", int(is_shared)),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_connection_idle_ms", _MAX_IDLE_MS),
+        # A long-lived stream through a dead network breaks after 30 s instead of hanging.
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        # Peers may ping an idle stream as often as every 5 s; the default of 5 minutes would cut them off.
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]

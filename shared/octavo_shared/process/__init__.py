@@ -1,0 +1,1 @@
+"""What each process of a service has: settings, events, metrics, tracing, an end."""

@@ -1,0 +1,88 @@
+"""The settings that every service has; `shared/octavo_shared/process/config.py` reads them from flags, environment and file."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d{2}|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
+ADDRESS_PATTERN = rf"^.+:{_PORT}$"
+
+
+class ServiceConfig(BaseModel):
+    """What every service has.
+
+    `service` names the table and the variables, `program` is what people type. `removed` has the settings of earlier
+    releases, with what to use.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    service: ClassVar[str]
+    program: ClassVar[str]
+    removed: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    listen: str = Field(
+        pattern=ADDRESS_PATTERN, description="Address for gRPC, host:port. Each service has its own default."
+    )
+    health_listen: str | None = Field(
+        None,
+        pattern=ADDRESS_PATTERN,
+        description="Address of a port for health checks only, host:port. It never speaks TLS, so that Kubernetes "
+        "can probe it. --listen answers health checks too.",
+    )
+    metrics_listen: str | None = Field(
+        None,
+        pattern=ADDRESS_PATTERN,
+        description="Address for Prometheus metrics, host:port: HTTP at /metrics. By default there are none.",
+    )
+    tls_cert: Path | None = Field(
+        None,
+        description="PEM file with the service's certificate and its chain. It turns on TLS, and is read "
+        "again when it changes. By default the service speaks plaintext.",
+    )
+    tls_key: Path | None = Field(
+        None,
+        description="PEM file with the private key of --tls-cert, without a passphrase. It is read again when it "
+        "changes.",
+    )
+    tls_client_ca: Path | None = Field(
+        None,
+        description="PEM file with the authorities of client certificates. Clients without a certificate are refused "
+        "(mutual TLS). By default clients need none.",
+    )
+    max_message_bytes: int = Field(
+        64 * 2**20,
+        ge=2**16,
+        lt=2**31,
+        description="Largest message in either direction, in bytes.",
+    )
+    shutdown_grace_s: float = Field(
+        20.0,
+        ge=0,
+        description="Time for running work to end after SIGTERM, in seconds. Keep it below the 30 s of Kubernetes.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe log lines to write. info: one line for each change of state."
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Log lines on stderr: key=value pairs, or one JSON object a line."
+    )
+    tracing: Literal["off", "otlp"] = Field(
+        "off",
+        description="otlp: send a trace of each request to the OpenTelemetry collector that the variables OTEL_* "
+        "name. Needs octavo[tracing].",
+    )
+    exit_on_stdin_close: bool = Field(
+        False, description="End when standard input closes, so that the service does not outlive its parent process."
+    )
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key go together: a certificate and its private key")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("--tls-client-ca needs --tls-cert and --tls-key: without TLS clients show none")
+        return self

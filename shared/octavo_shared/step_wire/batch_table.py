@@ -1,0 +1,259 @@
+"""The batch table: the live sequences as a structure of arrays, mirrored on both tiers.
+
+The scheduler's copy is the truth, the executor's its mirror. Both start empty at Attach and change
+in the same two ways only, so they cannot drift apart:
+
+    layout = table.apply(delta)              the scheduler's decisions; lays out the step
+    table.record(layout, sampled_token_ids)  the sampler's results
+
+The executor records as soon as it has sampled; the scheduler records when the step is acknowledged,
+which may be several steps later. Until then the token is `UNKNOWN_TOKEN` in the scheduler's copy.
+
+Beam slots (`SamplingRow.num_candidates` above 0) get no token from the sampler. When a row of theirs
+reaches the end of the sequence it has a sample row all the same, which answers candidates;
+`num_tokens` stays, and the slot is inactive until the scheduler sends the token that it chose and
+activates it.
+
+Positions. Position p of a sequence holds its p-th token, counted from 0 over prompt and output. Its
+keys and values are written by the step that *feeds* the token, into block p // block_size of the
+slot's block table. A token that was just sampled has no place in the cache yet: a sequence of n
+tokens whose last one was just sampled needs ceil((n - 1) / block_size) blocks, and its next step
+needs one more exactly when n - 1 is a multiple of block_size.
+
+Sliding windows. Blocks that fell out of every window may be given away: the leading entries of a
+block table are then stale, on both sides alike, and nobody may read them.
+
+Pure. Read next: `scheduler_svc/core/step/executor_core.py`, which makes the deltas, and
+`executor_svc/worker/model_runner.py`, which runs the layouts.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo_shared.step_wire.delta_check import check_delta
+from octavo_shared.step_wire.step import (
+    NO_LOGPROBS,
+    UNKNOWN_TOKEN,
+    Admission,
+    BoolArray,
+    Fork,
+    Int32Array,
+    TableDelta,
+)
+from octavo_shared.step_wire.step_layout import IndexArray as IndexArray
+from octavo_shared.step_wire.step_layout import StepLayout as StepLayout
+from octavo_shared.step_wire.table_columns import TableColumns
+from octavo_shared.step_wire.table_digest import digest_of
+
+
+@dataclass(slots=True)
+class _Slots:
+    """Some slots, and what a layout says of them. NumPy takes an index of intp up to four times faster than int32."""
+
+    index: IndexArray
+    slots: Int32Array
+    generations: Int32Array
+    num_candidates: Int32Array | None  # None: no beam slot
+    num_alternatives: Int32Array | None  # None: no slot asks for any
+
+
+class BatchTable(TableColumns):
+    """The live sequences in dense slots, and the two ways in which they change."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_device_blocks: int) -> None:
+        super().__init__(max_num_seqs, max_model_len, block_size, num_device_blocks)
+        self._flat_token_ids: Int32Array = self.token_ids.reshape(-1)  # a view
+        # What a step that only decodes needs each time. Layouts share it: it is never written to.
+        self._decodes: _Slots | None = None  # the active slots; None: they changed
+        self._counting_up = np.arange(max_num_seqs, dtype=np.int32)
+        self._ones = np.ones(max_num_seqs, np.int32)
+        self._all_true: BoolArray = np.ones(max_num_seqs, np.bool_)
+
+    def apply(self, delta: TableDelta, *, trusted: bool = False) -> StepLayout:
+        """Apply the scheduler's decisions and lay out the step.
+
+        Args:
+            delta: The decisions.
+            trusted: Skip the check: the caller made the delta and vouches for it. An executor never does.
+
+        Raises: InvalidStepError: the delta does not fit the table; nothing was changed.
+        """
+        if not trusted:
+            check_delta(self, delta)
+        if len(delta.released_slots):
+            self.live[delta.released_slots] = False
+            self._set_active(delta.released_slots, False)
+        for admission in delta.admissions:
+            self._admit(admission)
+        for fork in delta.beam_forks:
+            self._fork(fork)
+        if len(delta.appended_tokens):
+            self._append(delta.appended_tokens, self.token_ids, self.num_tokens)
+        if len(delta.replaced_blocks):
+            slots, indices, block_ids = delta.replaced_blocks.T
+            self.block_tables[slots, indices] = block_ids
+        if len(delta.appended_blocks):
+            self._append(delta.appended_blocks, self.block_tables, self.num_blocks)
+        if len(delta.deactivated_slots):
+            self._set_active(delta.deactivated_slots, False)
+        if len(delta.activated_slots):
+            self._set_active(delta.activated_slots, True)
+        return self._lay_out(delta)
+
+    def record(self, layout: StepLayout, sampled_token_ids: Int32Array, *, all_current: bool = False) -> BoolArray:
+        """Write the sampled tokens of a step; return which sample rows are current, [num_samples].
+
+        Rows whose slot was released or given to another sequence since the layout are not; nothing is
+        written for them, nor for beam rows.
+
+        Args:
+            layout: The step.
+            sampled_token_ids: One for each sample row.
+            all_current: No slot was vacated since the layout, so that nothing has to be looked up.
+        """
+        slots, places = layout.sample_slots, layout.sample_places
+        current = self._all_true[: len(slots)] if all_current else self.is_current(slots, layout.sample_generations)
+        if all_current and layout.num_candidates is None:
+            self._flat_token_ids[places] = sampled_token_ids
+            return current
+        written = current if layout.num_candidates is None else current & (layout.num_candidates == 0)
+        if np.count_nonzero(written) == len(written):  # a third of the time of written.all()
+            self._flat_token_ids[places] = sampled_token_ids
+        else:
+            self._flat_token_ids[places[written]] = sampled_token_ids[written]
+        return current
+
+    def digest(self) -> int:
+        """Return a 64-bit hash of the columns that the scheduler writes, of all live slots.
+
+        It does not depend on the number of slots: the scheduler may use fewer than the executor has.
+        """
+        return digest_of(self)
+
+    def _admit(self, admission: Admission) -> None:
+        slot, num_tokens, num_blocks = admission.slot, len(admission.token_ids), len(admission.block_ids)
+        self.live[slot] = True
+        self.generation[slot] = admission.generation
+        self.num_prompt_tokens[slot] = admission.num_prompt_tokens
+        self.num_tokens[slot] = num_tokens
+        self.num_scheduled_tokens[slot] = admission.num_computed_tokens
+        self.token_ids[slot, :num_tokens] = admission.token_ids
+        self.block_tables[slot, :num_blocks] = admission.block_ids
+        self.num_blocks[slot] = num_blocks
+        self.sampling[slot] = admission.sampling.as_tuple()
+        self.cache_salt[slot] = admission.cache_salt
+        self.token_rules[slot] = admission.token_rules
+        self.num_prompt_logprobs[slot] = admission.num_prompt_logprobs
+
+    def _fork(self, fork: Fork) -> None:
+        """Copy the parent as it is now; the child is inactive."""
+        parent, child = fork.parent_slot, fork.slot
+        num_tokens, num_blocks = self.num_tokens[parent], self.num_blocks[parent]
+        counters = (self.num_prompt_tokens, self.num_tokens, self.num_scheduled_tokens, self.num_blocks)
+        for column in (*counters, self.cache_salt, self.token_rules):
+            column[child] = column[parent]
+        self.token_ids[child, :num_tokens] = self.token_ids[parent, :num_tokens]
+        self.block_tables[child, :num_blocks] = self.block_tables[parent, :num_blocks]
+        self.sampling[child] = fork.sampling.as_tuple()
+        self.num_prompt_logprobs[child] = NO_LOGPROBS  # its parent answers them
+        self.generation[child] = fork.generation
+        self.live[child] = True
+
+    def _append(self, appended: Int32Array, rows: Int32Array, lengths: Int32Array) -> None:
+        """Append values to `rows`, [max_num_seqs, capacity], whose used `lengths` grow.
+
+        `appended` is [n, 2]: slot, value. One slot may be there several times: its values keep their order.
+        """
+        slots, values = appended[:, 0].astype(np.intp), appended[:, 1]
+        ends = lengths[slots]
+        if np.count_nonzero(slots[1:] <= slots[:-1]):  # not ascending, so perhaps one slot several times
+            ends += _num_equal_before(slots)
+        rows[slots, ends] = values
+        lengths[slots] = ends + 1  # of several ends of one slot the last one stays
+
+    def _set_active(self, slots: Int32Array | IndexArray, active: bool) -> None:
+        self.active[slots] = active
+        self._decodes = None
+
+    def _lay_out(self, delta: TableDelta) -> StepLayout:
+        if self._decodes is None:
+            self._decodes = self._look_up(self.active.nonzero()[0])
+        rows, num_decodes = self._decodes, len(self._decodes.index)
+        lengths = self._ones[:num_decodes]
+        if len(delta.prefill_chunks):
+            rows = self._look_up(np.concatenate((rows.index, delta.prefill_chunks[:, 0])))
+            lengths = np.concatenate((lengths, delta.prefill_chunks[:, 1]))
+        starts = self.num_scheduled_tokens[rows.index]
+        ends = starts + lengths
+        self.num_scheduled_tokens[rows.index] = ends
+        samples, sample_rows, positions = rows, self._counting_up[:num_decodes], ends  # a decode reaches its end
+        if len(delta.prefill_chunks):
+            sample_rows = (ends == self.num_tokens[rows.index]).nonzero()[0].astype(np.int32)
+            samples, positions = self._look_up(rows.index[sample_rows]), ends[sample_rows]
+        if delta.forks:
+            parents = self._fork_samples(delta.forks, samples.slots)
+            sample_rows, positions = (np.append(column, column[parents]) for column in (sample_rows, positions))
+            samples = self._look_up(np.append(samples.index, [fork.slot for fork in delta.forks]))
+        places = samples.index * self.max_model_len + positions
+        self._expect_samples(samples, positions, places, were_active=samples is self._decodes)
+        layout = StepLayout(
+            slots=rows.slots,
+            generations=rows.generations,
+            starts=starts,
+            lengths=lengths,
+            sample_rows=sample_rows,
+            sample_slots=samples.slots,
+            sample_positions=positions,
+            sample_generations=samples.generations,
+            sample_places=places,
+            num_decodes=num_decodes,
+            num_candidates=samples.num_candidates,
+            num_alternatives=samples.num_alternatives,
+        )
+        if len(delta.prefill_chunks):
+            layout.ask_for_prompt_logprobs(self.num_prompt_logprobs[rows.index], self.num_prompt_tokens[rows.index])
+        return layout
+
+    def _look_up(self, index: IndexArray) -> _Slots:
+        num_candidates = self.num_candidates[index]
+        has_beams = np.count_nonzero(num_candidates) > 0
+        num_alternatives: Int32Array | None = None
+        asks = (self.num_logprobs[index] > 0) & (num_candidates == 0)
+        if np.count_nonzero(asks):
+            num_alternatives = np.where(asks, self.num_logprobs[index], 0).astype(np.int32)
+        return _Slots(
+            index,
+            index.astype(np.int32),
+            self.generation[index],
+            num_candidates if has_beams else None,
+            num_alternatives,
+        )
+
+    def _fork_samples(self, forks: tuple[Fork, ...], sample_slots: Int32Array) -> list[int]:
+        """Make the children of `TableDelta.forks`; return the index of each one's parent in `sample_slots`."""
+        index_of = {slot: index for index, slot in enumerate(sample_slots.tolist())}
+        for fork in forks:
+            self._fork(fork)
+        return [index_of[fork.parent_slot] for fork in forks]
+
+    def _expect_samples(self, samples: _Slots, positions: Int32Array, places: IndexArray, were_active: bool) -> None:
+        """Make room for the tokens that the sample rows will get; beam slots get none and rest."""
+        index = samples.index
+        if samples.num_candidates is not None:
+            self._set_active(index, False)
+            is_sampled, were_active = samples.num_candidates == 0, False
+            index, positions, places = index[is_sampled], positions[is_sampled], places[is_sampled]
+        self._flat_token_ids[places] = UNKNOWN_TOKEN
+        self.num_tokens[index] = positions + 1
+        if not were_active:
+            self._set_active(index, True)
+
+
+def _num_equal_before(numbers: IndexArray) -> Int32Array:
+    """Return how many equal entries come before each one, [n]."""
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    counts = np.empty(len(numbers), np.int32)
+    counts[order] = np.arange(len(numbers)) - np.searchsorted(ordered, ordered)
+    return counts

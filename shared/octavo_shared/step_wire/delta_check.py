@@ -1,0 +1,230 @@
+"""Check that a delta fits the batch table, before anything is written.
+
+The delta is projected onto copies of the small per-slot columns, in the order in which `apply` takes
+its fields, and the invariants of the table are checked on the projection.
+"""
+
+import numpy as np
+
+from octavo_shared.errors import InvalidStepError
+from octavo_shared.step_wire.request_check import check_answerable, check_sampling
+from octavo_shared.step_wire.step import (
+    Admission,
+    BoolArray,
+    Fork,
+    Int32Array,
+    TableDelta,
+    find_repeated,
+    next_generation,
+)
+from octavo_shared.step_wire.table_columns import TableColumns
+
+
+def check_delta(table: TableColumns, delta: TableDelta) -> None:
+    """Raise InvalidStepError, naming slot and rule, unless `table.apply(delta)` is sound."""
+    _Projection(table).check(delta)
+
+
+# What an admission or a fork of beams writes.
+_OF_A_SEQUENCE = ("live", "active", "num_tokens", "num_scheduled_tokens", "num_blocks", "num_candidates")
+
+_NO_BLOCK, _TOO_LONG = "has no block for its next token", "is at max_model_len"
+
+
+class _Projection:
+    """The per-slot columns as they will be after the fields that were checked so far.
+
+    A column is the table's own until something is written to it: most deltas write to few of them, or to none.
+    """
+
+    def __init__(self, table: TableColumns) -> None:
+        self.table = table
+        self.live = table.live
+        self.active = table.active
+        self.num_tokens = table.num_tokens
+        self.num_scheduled_tokens = table.num_scheduled_tokens
+        self.num_blocks = table.num_blocks
+        self.num_candidates = table.num_candidates
+        self._copied: set[str] = set()
+
+    def check(self, delta: TableDelta) -> None:
+        if len(delta.released_slots):
+            self._release(delta.released_slots)
+        for admission in delta.admissions:
+            self._admit(admission)
+        for fork in delta.beam_forks:
+            self._fork_beam(fork)
+        if len(delta.appended_tokens):
+            self._append_tokens(delta.appended_tokens)
+        if len(delta.replaced_blocks):
+            self._replace_blocks(delta.replaced_blocks)
+        if len(delta.appended_blocks):
+            self._append_blocks(delta.appended_blocks)
+        if len(delta.deactivated_slots) or len(delta.activated_slots):
+            self._activate(delta.deactivated_slots, delta.activated_slots)
+        if len(delta.activated_slots) or len(delta.appended_tokens):
+            # All active slots, not only the new ones: an active slot may have been given a token.
+            caught_up = self.num_scheduled_tokens == self.num_tokens - 1
+            self._require_of_active(caught_up, "cannot decode: more than one token is not computed")
+        if len(delta.prefill_chunks):
+            self._check_chunks(delta.prefill_chunks)
+        self._check_decodes()
+        if delta.forks:
+            self._fork(delta.forks, delta.prefill_chunks)
+
+    def _write_to(self, *names: str) -> None:
+        """Copy columns of the table, unless they are copies already."""
+        for name in names:
+            if name not in self._copied:
+                self._copied.add(name)
+                setattr(self, name, getattr(self, name).copy())
+
+    def _release(self, slots: Int32Array) -> None:
+        self._require_live(slots, "released")
+        self._require_distinct(slots, "released")
+        self._write_to("live", "active")
+        self.live[slots] = False
+        self.active[slots] = False
+
+    def _admit(self, admission: Admission) -> None:
+        table, slot, num_tokens = self.table, admission.slot, len(admission.token_ids)
+        self._require_free(slot, admission.generation, "admitted")
+        check_sampling(f"slot {slot}", admission.sampling)
+        check_answerable(f"slot {slot}", admission.num_prompt_logprobs, admission.token_rules)
+        if not 1 <= num_tokens <= table.max_model_len:
+            raise InvalidStepError(f"slot {slot} has {num_tokens} tokens; the limit is {table.max_model_len}")
+        if not 1 <= admission.num_prompt_tokens <= num_tokens:
+            raise InvalidStepError(f"slot {slot} has {admission.num_prompt_tokens} prompt tokens of {num_tokens}")
+        if not 0 <= admission.num_computed_tokens < num_tokens:
+            raise InvalidStepError(f"slot {slot} has {admission.num_computed_tokens} computed tokens of {num_tokens}")
+        if admission.num_computed_tokens > len(admission.block_ids) * table.block_size:
+            raise InvalidStepError(f"slot {slot} has more computed tokens than its blocks hold")
+        if len(admission.block_ids) > table.block_tables.shape[1]:
+            raise InvalidStepError(f"slot {slot} has {len(admission.block_ids)} blocks, more than a table holds")
+        self._require_blocks(np.full_like(admission.block_ids, slot), admission.block_ids)
+        self._write_to(*_OF_A_SEQUENCE)
+        self.live[slot], self.active[slot] = True, False
+        self.num_tokens[slot] = num_tokens
+        self.num_scheduled_tokens[slot] = admission.num_computed_tokens
+        self.num_blocks[slot] = len(admission.block_ids)
+        self.num_candidates[slot] = admission.sampling.num_candidates
+
+    def _fork_beam(self, fork: Fork) -> None:
+        parent, child = fork.parent_slot, fork.slot
+        self._require_in_range(parent, "forked")
+        if not self.live[parent]:
+            raise InvalidStepError(f"slot {parent} is forked but not live")
+        self._require_free(child, fork.generation, "forked into")
+        check_sampling(f"slot {child}", fork.sampling)
+        self._write_to(*_OF_A_SEQUENCE)
+        self.live[child], self.active[child] = True, False
+        for column in (self.num_tokens, self.num_scheduled_tokens, self.num_blocks):
+            column[child] = column[parent]
+        self.num_candidates[child] = fork.sampling.num_candidates
+
+    def _append_tokens(self, appended_tokens: Int32Array) -> None:
+        slots = appended_tokens[:, 0]
+        self._require_live(slots, "given a token")
+        self._write_to("num_tokens")
+        np.add.at(self.num_tokens, slots, 1)
+        self._require(slots, self.num_tokens[slots] <= self.table.max_model_len, "would be longer than max_model_len")
+
+    def _replace_blocks(self, replaced_blocks: Int32Array) -> None:
+        slots, indices, block_ids = replaced_blocks.T
+        self._require_live(slots, "given another block")
+        self._require(slots, (indices >= 0) & (indices < self.num_blocks[slots]), "has no block to replace there")
+        self._require_blocks(slots, block_ids)
+
+    def _append_blocks(self, appended_blocks: Int32Array) -> None:
+        slots, block_ids = appended_blocks.T
+        self._require_live(slots, "given a block")
+        self._require_blocks(slots, block_ids)
+        self._write_to("num_blocks")
+        np.add.at(self.num_blocks, slots, 1)
+        fits = self.num_blocks[slots] <= self.table.block_tables.shape[1]
+        self._require(slots, fits, "would have more blocks than a block table holds")
+
+    def _activate(self, deactivated: Int32Array, activated: Int32Array) -> None:
+        self._require_live(deactivated, "deactivated")
+        self._require_live(activated, "activated")
+        self._write_to("active")
+        self.active[deactivated] = False
+        self.active[activated] = True
+
+    def _check_chunks(self, prefill_chunks: Int32Array) -> None:
+        slots, lengths = prefill_chunks.T
+        self._require_live(slots, "given a prefill chunk")
+        self._require_distinct(slots, "given a prefill chunk")
+        self._require(slots, ~self.active[slots], "is active and has a prefill chunk")
+        self._require(slots, lengths >= 1, "has an empty prefill chunk")
+        # Before anything is added to the lengths: near 2^31 the sum would wrap.
+        num_left = self.num_tokens[slots] - self.num_scheduled_tokens[slots]
+        self._require(slots, lengths <= num_left, "would compute more tokens than it has")
+        ends, num_tokens = self.num_scheduled_tokens[slots] + lengths, self.num_tokens[slots]
+        self._require(slots, ends <= self.num_blocks[slots] * self.table.block_size, _NO_BLOCK)
+        self._require(slots, (ends < num_tokens) | (num_tokens < self.table.max_model_len), _TOO_LONG)
+
+    def _check_decodes(self) -> None:
+        """Check the active slots: each feeds its last token. This is done in every step, so of all slots at once."""
+        most_tokens = np.minimum(self.num_blocks * self.table.block_size, self.table.max_model_len - 1)
+        if np.count_nonzero((self.num_tokens > most_tokens) & self.active):
+            self._require_of_active(self.num_tokens <= self.num_blocks * self.table.block_size, _NO_BLOCK)
+            self._require_of_active(self.num_tokens < self.table.max_model_len, _TOO_LONG)
+
+    def _fork(self, forks: tuple[Fork, ...], prefill_chunks: Int32Array) -> None:
+        chunk_slots, chunk_lengths = prefill_chunks.T
+        ends = self.num_scheduled_tokens[chunk_slots] + chunk_lengths
+        sampled_slots = chunk_slots[ends == self.num_tokens[chunk_slots]]
+        parents = {*self.active.nonzero()[0].tolist(), *sampled_slots.tolist()}
+        self._write_to("live")
+        for fork in forks:
+            self._require_in_range(fork.parent_slot, "forked")
+            if fork.parent_slot not in parents:
+                raise InvalidStepError(f"slot {fork.parent_slot} is forked but has no sample row in this step")
+            if self.num_candidates[fork.parent_slot]:
+                raise InvalidStepError(f"slot {fork.parent_slot} is forked to sample, but it is a beam slot")
+            self._require_free(fork.slot, fork.generation, "forked into")
+            check_sampling(f"slot {fork.slot}", fork.sampling)
+            if fork.sampling.num_candidates:
+                raise InvalidStepError(f"slot {fork.slot} is forked into to sample, but it asks for candidates")
+            self.live[fork.slot] = True
+
+    def _require(self, slots: Int32Array, holds: BoolArray, rule: str) -> None:
+        if np.count_nonzero(holds) < len(holds):  # a fifth of the time of holds.all()
+            raise InvalidStepError(f"slot {slots[~holds][0]} {rule}")
+
+    def _require_of_active(self, holds: BoolArray, rule: str) -> None:
+        active = self.active.nonzero()[0].astype(np.int32)
+        self._require(active, holds[active], rule)
+
+    def _require_live(self, slots: Int32Array, what: str) -> None:
+        in_range = (slots >= 0) & (slots < len(self.live))
+        if np.count_nonzero(in_range) < len(in_range):
+            raise InvalidStepError(f"slot {slots[~in_range][0]} is {what}; slots are 0 to {len(self.live) - 1}")
+        self._require(slots, self.live[slots], f"is {what} but not live")
+
+    def _require_distinct(self, slots: Int32Array, what: str) -> None:
+        repeated = find_repeated(slots)
+        if repeated is not None:
+            raise InvalidStepError(f"slot {repeated} is {what} twice")
+
+    def _require_in_range(self, slot: int, what: str) -> None:
+        if not 0 <= slot < len(self.live):
+            raise InvalidStepError(f"slot {slot} is {what}; slots are 0 to {len(self.live) - 1}")
+
+    def _require_free(self, slot: int, generation: int, what: str) -> None:
+        self._require_in_range(slot, what)
+        if self.live[slot]:
+            raise InvalidStepError(f"slot {slot} is {what} but live")
+        if generation != next_generation(int(self.table.generation[slot])):
+            raise InvalidStepError(
+                f"slot {slot} is {what} with generation {generation} after {self.table.generation[slot]}"
+            )
+
+    def _require_blocks(self, slots: Int32Array, block_ids: Int32Array) -> None:
+        """Require that the blocks, one for each of `slots`, exist."""
+        exists = (block_ids >= 0) & (block_ids < self.table.num_device_blocks)
+        if np.count_nonzero(exists) < len(exists):
+            slot, block_id = slots[~exists][0], block_ids[~exists][0]
+            last = self.table.num_device_blocks - 1
+            raise InvalidStepError(f"slot {slot} is given block {block_id}; blocks are 0 to {last}")

@@ -1,0 +1,58 @@
+"""What an executor says about itself: the model, the cache, the limits. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from octavo_shared.step_wire.capability import Capability
+
+# Longest sequence that is believed of anybody, far above any machine.
+MAX_MODEL_LEN = 2**27
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """One executor: a tensor-parallel group with one KV cache and one block space.
+
+    `GetExecutorInfoResponse` in protos/octavo/execution/v1/execution_service.proto describes each
+    field; the names are the same.
+    """
+
+    instance_id: str
+    model_id: str
+    model_hash: str
+    dtype: str
+    block_size_tokens: int
+    num_device_blocks: int
+    num_host_blocks: int
+    max_model_len: int
+    vocab_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_message_bytes: int
+    eos_token_ids: tuple[int, ...]
+    tp_size: int = 1
+    sliding_window_tokens: int = 0
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    numerics_id: str = ""  # empty: not known, as with executors of wire version 1
+    is_invariant: bool = False
+    weights_digest: str = ""  # empty: not known, as with executors of wire version 1
+    why_not_invariant: str = ""  # empty: it is, or does not say why
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What it can do beyond wire version 1."""
+        of_numerics = {Capability.NUMERICS, Capability.NAMED_BLOCKS} if self.numerics_id else set()
+        return frozenset({Capability.ROW_FLAGS, *of_numerics})
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """Tokens that fit into the device pool."""
+        return self.num_device_blocks * self.block_size_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFile:
+    """One file of the tokenizer; `name` has no folders."""
+
+    name: str
+    content: bytes

@@ -1,0 +1,203 @@
+"""The values of one step: what the scheduler decides, what the executor answers.
+
+Plain values, pure: NumPy only. Nobody changes one that is made, and those that every step or prompt has
+are not frozen: to make a frozen one takes twice as long. `shared/octavo_shared/step_wire/batch_table.py` gives them their meaning,
+`shared/octavo_shared/step_wire/wire.py` their form on the wire.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.values.sampling_parameters import INT32_MAX as INT32_MAX
+from octavo.values.sampling_parameters import NO_LOGPROBS as NO_LOGPROBS
+from octavo_shared.errors import InvalidStepError
+from octavo_shared.step_wire.sampling_row import SAMPLING_ROW as SAMPLING_ROW
+from octavo_shared.step_wire.sampling_row import SamplingRow as SamplingRow
+from octavo_shared.step_wire.token_rules import TokenRules
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+RowFlags = npt.NDArray[np.uint8]
+
+UNKNOWN_TOKEN = -1
+
+# Shared by all who have none: there is nothing in them to write to.
+_NO_SLOTS: Int32Array = np.empty(0, np.int32)
+_NO_PAIRS: Int32Array = np.empty((0, 2), np.int32)
+_NO_TRIPLES: Int32Array = np.empty((0, 3), np.int32)
+
+
+class RowFlag(IntEnum):
+    """Why the output of a sample row ends; the enum of the same name in step.proto, where grammars have 1 to 3."""
+
+    NOT_FINITE = 4
+
+
+def pairs(*rows: tuple[int, ...] | Seq[int]) -> Int32Array:
+    """Return `rows` as an int32 array [num_rows, width]; width 2 if there is none."""
+    return np.array(rows, np.int32).reshape(len(rows), -1 if rows else 2)
+
+
+def no_slots() -> Int32Array:
+    """Return an empty list of slots, [0] int32."""
+    return _NO_SLOTS
+
+
+def no_pairs() -> Int32Array:
+    """Return an empty list of pairs, [0, 2] int32."""
+    return _NO_PAIRS
+
+
+def no_triples() -> Int32Array:
+    """Return an empty list of triples, [0, 3] int32."""
+    return _NO_TRIPLES
+
+
+def find_repeated(numbers: Int32Array) -> int | None:
+    """Return the smallest number that `numbers`, [n], holds more than once; None: all differ."""
+    ordered = np.sort(numbers)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    return int(repeated[0]) if len(repeated) else None
+
+
+@dataclass(slots=True)
+class Admission:
+    """A sequence that enters the table.
+
+    `token_ids` holds everything known: the prompt and, after a preemption, the output so far. The keys
+    and values of the first `num_computed_tokens` are in the blocks by the time the slot has its first
+    chunk; another slot may still be computing them. `token_rules` are those of its group; its forks have
+    them too. `num_prompt_logprobs`: with how many alternatives the log-probabilities of its prompt are
+    wanted; those are answered by the chunks that compute the prompt. `traceparent`: the span of its request, as
+    W3C Trace Context writes it; None: it is not traced.
+    """
+
+    slot: int
+    generation: int
+    token_ids: Int32Array
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: Int32Array
+    sampling: SamplingRow
+    cache_salt: int = 0
+    token_rules: TokenRules | None = None
+    num_prompt_logprobs: int = NO_LOGPROBS
+    traceparent: str | None = None
+
+
+def next_generation(generation: int) -> int:
+    """Return the generation of the next use of a slot. It is an int32; 0 follows the largest one.
+
+    Two uses would be taken for each other only if all the others came and went while a step is in flight.
+    """
+    return (generation + 1) & INT32_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A slot that branches off `parent_slot`: it shares tokens and blocks, and samples in its own way."""
+
+    parent_slot: int
+    slot: int
+    generation: int
+    sampling: SamplingRow
+
+
+@dataclass(slots=True)
+class TableDelta:
+    """What one step changes in the table, and what it runs.
+
+    `apply` takes the fields in the order below; `prefill_chunks` then `forks` belong to the layout.
+
+    A child of `beam_forks` is a copy of its parent as it is at that point, inactive. A child of `forks`
+    gets its own token from the logits row that its parent has in this step.
+    """
+
+    released_slots: Int32Array = field(default_factory=no_slots)
+    admissions: tuple[Admission, ...] = ()
+    beam_forks: tuple[Fork, ...] = ()
+    appended_tokens: Int32Array = field(default_factory=no_pairs)  # [n, 2]: slot, token id
+    replaced_blocks: Int32Array = field(default_factory=no_triples)  # [n, 3]: slot, block index, block id
+    appended_blocks: Int32Array = field(default_factory=no_pairs)  # [n, 2]: slot, block id
+    deactivated_slots: Int32Array = field(default_factory=no_slots)
+    activated_slots: Int32Array = field(default_factory=no_slots)
+    prefill_chunks: Int32Array = field(default_factory=no_pairs)  # [n, 2]: slot, number of tokens
+    forks: tuple[Fork, ...] = ()
+
+
+# Of the name of a block's content.
+BLOCK_NAME_BYTES = 16
+
+
+@dataclass(slots=True)
+class Step:
+    """One step as the scheduler sends it.
+
+    The executor moves blocks in this order before it computes: swap out, swap in, copy. Swap-out and
+    swap-in never share a step, no block is both destination and source of copies, and no two moves of
+    one kind have the same destination.
+    """
+
+    epoch: int
+    step_id: int
+    delta: TableDelta
+    blocks_to_swap_out: Int32Array = field(default_factory=no_pairs)  # [n, 2]: device block, host block
+    blocks_to_swap_in: Int32Array = field(default_factory=no_pairs)  # [n, 2]: host block, device block
+    blocks_to_copy: Int32Array = field(default_factory=no_pairs)  # [n, 2]: source block, destination block
+    table_digest: int | None = None
+    registered_blocks: Int32Array = field(default_factory=no_slots)  # [n]: whose content before this step has a name
+    block_names: bytes = b""  # BLOCK_NAME_BYTES for each of them
+
+    def __post_init__(self) -> None:
+        if not (len(self.blocks_to_swap_out) or len(self.blocks_to_swap_in) or len(self.blocks_to_copy)):
+            return
+        if len(self.blocks_to_swap_out) and len(self.blocks_to_swap_in):
+            raise InvalidStepError(f"step {self.step_id} swaps out and in; a step may do only one of them")
+        if len(np.intersect1d(self.blocks_to_copy[:, 0], self.blocks_to_copy[:, 1])):
+            raise InvalidStepError(f"step {self.step_id} copies from a block that it also copies to")
+        self._require_one_move_to_each("swaps out to", self.blocks_to_swap_out)
+        self._require_one_move_to_each("swaps in to", self.blocks_to_swap_in)
+        self._require_one_move_to_each("copies to", self.blocks_to_copy)
+
+    def _require_one_move_to_each(self, what: str, moves: Int32Array) -> None:
+        repeated = find_repeated(moves[:, 1])
+        if repeated is not None:
+            raise InvalidStepError(f"step {self.step_id} {what} block {repeated} twice")
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What the executor answers, in the order of the sample rows.
+
+    `logprobs` is None if no row asked; rows that did not ask hold NaN. Rows of beam slots hold
+    `UNKNOWN_TOKEN` and NaN there; instead they have candidates: one beam row after the other, each as
+    many as its slot asks for, likeliest first, equally likely ones by token id. None: no beam row.
+
+    Alternatives have the form of candidates: those of the sampled rows that ask for some, one row after
+    the other, and those of the prompt tokens whose log-probabilities the step answers, one token after the
+    other. All log-probabilities are of the raw logits, but for candidates.
+
+    `row_flags` has a `RowFlag` in rows whose other entries mean nothing, and 0 in all others; None: all are 0. The
+    log-probability of a prompt token is NaN where the logits are not finite.
+    """
+
+    epoch: int
+    step_id: int
+    sampled_token_ids: Int32Array  # [num_samples]
+    logprobs: Float32Array | None = None  # [num_samples]
+    execute_duration_us: int = 0
+    table_digest: int | None = None
+    candidate_token_ids: Int32Array | None = None  # [sum of StepLayout.num_candidates]
+    candidate_logprobs: Float32Array | None = None  # the same; after the slot's penalties and rules
+    alternative_token_ids: Int32Array | None = None  # [sum of StepLayout.num_alternatives]
+    alternative_logprobs: Float32Array | None = None  # the same
+    prompt_logprobs: Float32Array | None = None  # [sum of StepLayout.num_prompt_logprobs], row after row
+    prompt_alternative_token_ids: Int32Array | None = None  # [sum of num_prompt_logprobs * num_prompt_alternatives]
+    prompt_alternative_logprobs: Float32Array | None = None  # the same
+    row_flags: RowFlags | None = None  # [num_samples]

@@ -1,0 +1,39 @@
+"""One number for all that the scheduler writes into a batch table, so that both tiers can compare."""
+
+import hashlib
+
+import numpy as np
+
+from octavo.values.sampling_parameters import NO_LOGPROBS, ROW_PARAMETERS
+from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
+from octavo_shared.step_wire.table_columns import TableColumns
+
+# The columns of release 0.1.0 are always in the digest; a later one where it says something, so that a peer of
+# another release comes to the same number until somebody uses it.
+_NUM_FIRST = 13
+_FIRST = [parameter.name for parameter in ROW_PARAMETERS[:_NUM_FIRST]]
+_FIRST_ROW = np.dtype([(name, SAMPLING_ROW[name]) for name in _FIRST])
+_LATER = ROW_PARAMETERS[_NUM_FIRST:]
+_INT32 = np.dtype("<i4")
+
+
+def digest_of(table: TableColumns) -> int:
+    """Return a 64-bit hash of the columns that the scheduler writes, of all live slots."""
+    slots = table.live.nonzero()[0]
+    hasher = hashlib.blake2b(slots.astype(_INT32).tobytes(), digest_size=8)
+    counters = (table.num_prompt_tokens, table.num_tokens, table.num_scheduled_tokens, table.num_blocks)
+    sampling = table.sampling[slots]
+    for column in (table.generation, *counters, table.active):
+        hasher.update(column[slots].tobytes())
+    hasher.update((sampling[_FIRST].astype(_FIRST_ROW) if _LATER else sampling).tobytes())
+    hasher.update(table.cache_salt[slots].tobytes())
+    for parameter in _LATER:
+        if np.count_nonzero(sampling[parameter.name] != parameter.row_value):
+            hasher.update(parameter.name.encode() + sampling[parameter.name].tobytes())
+    for slot in slots.tolist():
+        hasher.update(table.block_tables[slot, : table.num_blocks[slot]].tobytes())
+        if table.token_rules[slot] is not None:
+            hasher.update(table.token_rules[slot].content())
+    if np.count_nonzero(table.num_prompt_logprobs[slots] != NO_LOGPROBS):
+        hasher.update(table.num_prompt_logprobs[slots].tobytes())
+    return int.from_bytes(hasher.digest(), "little")

@@ -1,0 +1,314 @@
+"""Steps and their results between values and protobuf messages, for both tiers.
+
+Small delta arrays travel as packed repeated int32 (readable in grpcurl), N-long arrays as bytes of
+little-endian int32 and float32. No field is set when there is nothing to say: a steady decode step
+is epoch, step id and the few blocks that it appends.
+"""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.execution.v1 import capability_pb2, execution_service_pb2, sampling_params_pb2, step_pb2
+from octavo.values.sampling_parameters import BY_NAME, ROW_PARAMETERS
+from octavo_shared.errors import InvalidStepError
+from octavo_shared.step_wire.capability import Capability
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import (
+    BLOCK_NAME_BYTES,
+    NO_LOGPROBS,
+    Admission,
+    Float32Array,
+    Fork,
+    Int32Array,
+    SamplingRow,
+    Step,
+    StepResult,
+    TableDelta,
+    no_pairs,
+    no_slots,
+    no_triples,
+)
+from octavo_shared.step_wire.wire_rules import decode_rules, encode_rules
+from octavo_shared.wording import counted
+
+Number = TypeVar("Number", int, float)
+
+MIN_WIRE_VERSION = 1
+MAX_WIRE_VERSION = 2
+
+INT32 = np.dtype("<i4")
+FLOAT32 = np.dtype("<f4")
+
+_PLAIN_INFO = tuple(name for name in ExecutorInfo.__dataclass_fields__ if name != "sampling_defaults")
+_NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMETERS)
+
+
+def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.ExecuteModelRequest:
+    """Turn a step into its message; `feature_bits` is None for a peer of wire version 1."""
+    delta = step.delta
+    # Building a packed field from a list is faster than from an array.
+    return step_pb2.ExecuteModelRequest(
+        epoch=step.epoch,
+        step_id=step.step_id,
+        released_slots=delta.released_slots.tolist(),
+        admissions=[encode_admission(admission) for admission in delta.admissions],
+        beam_forks=[encode_fork(fork) for fork in delta.beam_forks],
+        forks=[encode_fork(fork) for fork in delta.forks],
+        deactivated_slots=delta.deactivated_slots.tolist(),
+        activated_slots=delta.activated_slots.tolist(),
+        appended_blocks=delta.appended_blocks.ravel().tolist(),
+        replaced_blocks=delta.replaced_blocks.ravel().tolist(),
+        prefill_chunks=delta.prefill_chunks.ravel().tolist(),
+        appended_tokens=delta.appended_tokens.ravel().tolist(),
+        blocks_to_swap_out=step.blocks_to_swap_out.ravel().tolist(),
+        blocks_to_swap_in=step.blocks_to_swap_in.ravel().tolist(),
+        blocks_to_copy=step.blocks_to_copy.ravel().tolist(),
+        table_digest=step.table_digest,
+        feature_bits=feature_bits,
+        registered_blocks=encode_registered_blocks(step.registered_blocks, step.block_names)
+        if step.block_names
+        else None,
+    )
+
+
+def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
+    """Turn a message into a step.
+
+    Raises: InvalidStepError: an array has the wrong length.
+    """
+    delta = TableDelta(
+        released_slots=_slots(message.released_slots),
+        admissions=tuple(decode_admission(admission) for admission in message.admissions),
+        beam_forks=tuple(decode_fork(fork) for fork in message.beam_forks),
+        appended_tokens=_rows(message, "appended_tokens", 2),
+        replaced_blocks=_rows(message, "replaced_blocks", 3),
+        appended_blocks=_rows(message, "appended_blocks", 2),
+        deactivated_slots=_slots(message.deactivated_slots),
+        activated_slots=_slots(message.activated_slots),
+        prefill_chunks=_rows(message, "prefill_chunks", 2),
+        forks=tuple(decode_fork(fork) for fork in message.forks),
+    )
+    return Step(
+        epoch=message.epoch,
+        step_id=message.step_id,
+        delta=delta,
+        blocks_to_swap_out=_rows(message, "blocks_to_swap_out", 2),
+        blocks_to_swap_in=_rows(message, "blocks_to_swap_in", 2),
+        blocks_to_copy=_rows(message, "blocks_to_copy", 2),
+        table_digest=message.table_digest if message.HasField("table_digest") else None,
+        **_registered_blocks(message),
+    )
+
+
+def encode_registered_blocks(block_ids: Int32Array, names: bytes) -> step_pb2.RegisteredBlocks:
+    """Return the message of blocks and their names."""
+    return step_pb2.RegisteredBlocks(block_ids=block_ids.tolist(), names=names)
+
+
+def decode_registered_blocks(message: step_pb2.RegisteredBlocks) -> tuple[Int32Array, bytes]:
+    """Return blocks, [n], and their names, one after the other. Raises InvalidStepError: they do not match."""
+    block_ids = np.array(message.block_ids, np.int32)
+    if len(message.names) != BLOCK_NAME_BYTES * len(block_ids):
+        raise InvalidStepError(
+            f"registered_blocks has {len(message.names)} bytes of names for {counted(len(block_ids), 'block')}; a name "
+            f"has {BLOCK_NAME_BYTES}"
+        )
+    return block_ids, message.names
+
+
+def _registered_blocks(message: step_pb2.ExecuteModelRequest) -> dict[str, Any]:
+    if not message.HasField("registered_blocks"):  # as mostly
+        return {}
+    block_ids, names = decode_registered_blocks(message.registered_blocks)
+    return {"registered_blocks": block_ids, "block_names": names}
+
+
+def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:
+    """Turn a step's result into its message."""
+    return step_pb2.ExecuteModelResponse(
+        epoch=result.epoch,
+        step_id=result.step_id,
+        sampled_token_ids=result.sampled_token_ids.astype(INT32, copy=False).tobytes(),
+        logprobs=_bytes(result.logprobs, FLOAT32),
+        execute_duration_us=result.execute_duration_us,
+        table_digest=result.table_digest,
+        candidate_token_ids=_bytes(result.candidate_token_ids, INT32),
+        candidate_logprobs=_bytes(result.candidate_logprobs, FLOAT32),
+        alternative_token_ids=_bytes(result.alternative_token_ids, INT32),
+        alternative_logprobs=_bytes(result.alternative_logprobs, FLOAT32),
+        prompt_logprobs=_bytes(result.prompt_logprobs, FLOAT32),
+        prompt_alternative_token_ids=_bytes(result.prompt_alternative_token_ids, INT32),
+        prompt_alternative_logprobs=_bytes(result.prompt_alternative_logprobs, FLOAT32),
+        row_flags=b"" if result.row_flags is None else result.row_flags.tobytes(),
+    )
+
+
+def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
+    """Turn a message into a step's result.
+
+    Raises: InvalidStepError: an array has the wrong length.
+    """
+    sampled_token_ids = _array(message.sampled_token_ids, INT32, "sampled_token_ids")
+    logprobs = _array(message.logprobs, FLOAT32, "logprobs") if message.logprobs else None
+    if logprobs is not None and len(logprobs) != len(sampled_token_ids):
+        raise InvalidStepError(f"{len(logprobs)} logprobs for {len(sampled_token_ids)} sampled tokens")
+    candidates = _tokens_with_logprobs(message, "candidate")
+    alternatives = _tokens_with_logprobs(message, "alternative")
+    prompt_alternatives = _tokens_with_logprobs(message, "prompt_alternative")
+    return StepResult(
+        epoch=message.epoch,
+        step_id=message.step_id,
+        sampled_token_ids=sampled_token_ids,
+        logprobs=logprobs,
+        execute_duration_us=message.execute_duration_us,
+        table_digest=message.table_digest if message.HasField("table_digest") else None,
+        candidate_token_ids=candidates[0],
+        candidate_logprobs=candidates[1],
+        alternative_token_ids=alternatives[0],
+        alternative_logprobs=alternatives[1],
+        prompt_logprobs=_array(message.prompt_logprobs, FLOAT32, "prompt_logprobs")
+        if message.prompt_logprobs
+        else None,
+        prompt_alternative_token_ids=prompt_alternatives[0],
+        prompt_alternative_logprobs=prompt_alternatives[1],
+        row_flags=np.frombuffer(message.row_flags, np.uint8) if message.row_flags else None,
+    )
+
+
+def encode_admission(admission: Admission) -> step_pb2.Admission:
+    """Turn an admission into its message."""
+    return step_pb2.Admission(
+        slot=admission.slot,
+        generation=admission.generation,
+        token_ids=admission.token_ids.astype(INT32, copy=False).tobytes(),
+        num_prompt_tokens=admission.num_prompt_tokens,
+        num_computed_tokens=admission.num_computed_tokens,
+        block_ids=admission.block_ids.tolist(),
+        sampling_params=encode_sampling(admission.sampling),
+        cache_salt=admission.cache_salt,
+        token_rules=None if admission.token_rules is None else encode_rules(admission.token_rules),
+        num_prompt_logprobs=_unless(NO_LOGPROBS, admission.num_prompt_logprobs),
+        traceparent=admission.traceparent,
+    )
+
+
+def decode_admission(message: step_pb2.Admission) -> Admission:
+    """Turn a message into an admission."""
+    return Admission(
+        slot=message.slot,
+        generation=message.generation,
+        token_ids=_array(message.token_ids, INT32, "token_ids"),
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_computed_tokens=message.num_computed_tokens,
+        block_ids=np.array(message.block_ids[:], np.int32),
+        sampling=decode_sampling(message.sampling_params),
+        cache_salt=message.cache_salt,
+        token_rules=decode_rules(message.token_rules) if message.HasField("token_rules") else None,
+        num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
+        traceparent=message.traceparent if message.HasField("traceparent") else None,
+    )
+
+
+def encode_fork(fork: Fork) -> step_pb2.Fork:
+    """Turn a fork into its message."""
+    return step_pb2.Fork(
+        parent_slot=fork.parent_slot,
+        slot=fork.slot,
+        generation=fork.generation,
+        sampling_params=encode_sampling(fork.sampling),
+    )
+
+
+def decode_fork(message: step_pb2.Fork) -> Fork:
+    """Turn a message into a fork."""
+    return Fork(message.parent_slot, message.slot, message.generation, decode_sampling(message.sampling_params))
+
+
+def encode_sampling(row: SamplingRow) -> sampling_params_pb2.SamplingParams:
+    """Turn a sampling row into its message; neutral values stay unset."""
+    values = {name: value for name, neutral in _NEUTRAL_VALUES if (value := getattr(row, name)) != neutral}
+    return sampling_params_pb2.SamplingParams(**values)
+
+
+def decode_sampling(message: sampling_params_pb2.SamplingParams) -> SamplingRow:
+    """Turn a message into a sampling row."""
+    return SamplingRow(**{field.name: value for field, value in message.ListFields()})
+
+
+def encode_info(info: ExecutorInfo) -> execution_service_pb2.GetExecutorInfoResponse:
+    """Turn an executor's description into its message, with the wire versions of this release."""
+    return execution_service_pb2.GetExecutorInfoResponse(
+        min_wire_version=MIN_WIRE_VERSION,
+        max_wire_version=MAX_WIRE_VERSION,
+        sampling_defaults=encode_sampling_defaults(info.sampling_defaults),
+        capabilities=encode_capabilities(info.capabilities),
+        **{name: getattr(info, name) for name in _PLAIN_INFO},
+    )
+
+
+def decode_info(message: execution_service_pb2.GetExecutorInfoResponse) -> ExecutorInfo:
+    """Turn a message into an executor's description."""
+    values = {name: getattr(message, name) for name in _PLAIN_INFO}
+    values["sampling_defaults"] = decode_sampling_defaults(message.sampling_defaults)
+    return ExecutorInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
+
+
+def encode_capabilities(capabilities: Iterable[Capability]) -> list[capability_pb2.Capability.ValueType]:
+    """Turn capabilities into numbers of the wire, ascending."""
+    return [capability_pb2.Capability.ValueType(number) for number in sorted(capabilities)]
+
+
+def encode_sampling_defaults(defaults: Mapping[str, float]) -> sampling_params_pb2.SamplingDefaults | None:
+    """Turn a model's defaults into their message; None: it sets nothing."""
+    return sampling_params_pb2.SamplingDefaults(**defaults) if defaults else None  # type: ignore[arg-type]
+
+
+def decode_sampling_defaults(message: sampling_params_pb2.SamplingDefaults) -> dict[str, float]:
+    """Turn a message into a model's defaults; a peer's value that no request could have is left out."""
+    return {field.name: value for field, value in message.ListFields() if BY_NAME[field.name].allows(value)}
+
+
+def _slots(values: Seq[int]) -> Int32Array:
+    """Return a field of slots as an array. A slice of a field is a list, which NumPy takes much faster."""
+    return np.array(values[:], np.int32) if values else no_slots()
+
+
+def _rows(message: step_pb2.ExecuteModelRequest, name: str, width: int) -> Int32Array:
+    """Return the flat field `name` as [n, width]."""
+    field = getattr(message, name)
+    if not field:
+        return no_pairs() if width == 2 else no_triples()
+    values = np.array(field[:], np.int32)
+    if len(values) % width:
+        raise InvalidStepError(f"{name} has {len(values)} numbers, not a multiple of {width}")
+    return values.reshape(-1, width)
+
+
+def _tokens_with_logprobs(
+    message: step_pb2.ExecuteModelResponse, kind: str
+) -> tuple[Int32Array, Float32Array] | tuple[None, None]:
+    """Return the token ids and log-probabilities of one kind of a result; None: there are none."""
+    token_ids = _array(getattr(message, f"{kind}_token_ids"), INT32, f"{kind}_token_ids")
+    logprobs = _array(getattr(message, f"{kind}_logprobs"), FLOAT32, f"{kind}_logprobs")
+    if len(logprobs) != len(token_ids):
+        raise InvalidStepError(f"{len(logprobs)} logprobs for {len(token_ids)} {kind}s")
+    return (token_ids, logprobs) if len(token_ids) else (None, None)
+
+
+def _unless(neutral: Number, value: Number) -> Number | None:
+    """Return a value that has to be said, None if it is the neutral one."""
+    return None if value == neutral else value
+
+
+def _bytes(values: npt.NDArray[Any] | None, dtype: np.dtype[Any]) -> bytes:
+    return b"" if values is None else values.astype(dtype, copy=False).tobytes()
+
+
+def _array(content: bytes, dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
+    if len(content) % dtype.itemsize:
+        raise InvalidStepError(f"{name} has {len(content)} bytes, not a multiple of {dtype.itemsize}")
+    return np.frombuffer(content, dtype)

@@ -1,0 +1,136 @@
+"""What both sides agreed on at Attach, and the messages that go beyond it: those are refused by name.
+
+From wire version 2 on each step has `feature_bits`, the capabilities whose fields it has, and its answer repeats
+them. So a field that a peer of another release does not know is never passed over in silence. A step of today has
+none of these fields; to find that out is one look at its last field. Read next: docs/execution-wire.md.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from octavo.execution.v1 import step_pb2
+from octavo_shared.errors import ExecutorFaultError, InvalidStepError
+from octavo_shared.step_wire.capability import Capability, name_of
+
+# The capability of each field that belongs to one.
+STEP_FIELDS = {
+    "registered_blocks": Capability.NAMED_BLOCKS,
+    "allowances": Capability.VARIABLE_TOKENS,
+    "grammar_loads": Capability.GRAMMARS,
+    "grammar_drops": Capability.GRAMMARS,
+    "adapter_loads": Capability.ADAPTERS,
+    "adapter_drops": Capability.ADAPTERS,
+    "expected_weights_version": Capability.WEIGHT_VERSIONS,
+    "blocks_to_send": Capability.BLOCK_TRANSFER,
+    "blocks_to_receive": Capability.BLOCK_TRANSFER,
+    "transfers_to_cancel": Capability.BLOCK_TRANSFER,
+}
+ADMISSION_FIELDS = {
+    "grammar_slot": Capability.GRAMMARS,
+    "adapter_slot": Capability.ADAPTERS,
+    "encoder_input": Capability.ENCODER,
+}
+ANSWER_FIELDS = {
+    "token_counts": Capability.VARIABLE_TOKENS,
+    "draft_counts": Capability.VARIABLE_TOKENS,
+    "row_flags": Capability.ROW_FLAGS,
+    "adapters_loaded": Capability.ADAPTERS,
+    "weights_version": Capability.WEIGHT_VERSIONS,
+    "arrived_transfers": Capability.BLOCK_TRANSFER,
+    "sent_transfers": Capability.BLOCK_TRANSFER,
+    "cancelled_transfers": Capability.BLOCK_TRANSFER,
+    "lengths_digest": Capability.VARIABLE_TOKENS,
+    "last_resolved_step_id": Capability.VARIABLE_TOKENS,
+}
+
+_FEATURE_BITS_OF_STEP = step_pb2.ExecuteModelRequest.DESCRIPTOR.fields_by_name["feature_bits"].number
+_FEATURE_BITS_OF_ANSWER = step_pb2.ExecuteModelResponse.DESCRIPTOR.fields_by_name["feature_bits"].number
+
+
+@dataclass(frozen=True, slots=True)
+class WireAgreement:
+    """The wire version and the capabilities of one attachment; with version 1 there are none."""
+
+    version: int = 1
+    capabilities: frozenset[Capability] = frozenset()
+
+    @property
+    def has_feature_bits(self) -> bool:
+        """Whether every step and every answer has `feature_bits`."""
+        return self.version >= 2
+
+    def check_step(self, step: step_pb2.ExecuteModelRequest) -> None:
+        """Accept a step, whose epoch is not 0, that needs nothing else than what was agreed on.
+
+        Raises: InvalidStepError: it does; nothing of it may be used.
+        """
+        # Fields are listed by number. Mostly the last one is `feature_bits`, and 0: nothing is to be looked up.
+        last, value = step.ListFields()[-1]
+        is_plain = last.number == _FEATURE_BITS_OF_STEP and value == 0
+        if is_plain and self.has_feature_bits and not step.admissions:
+            return
+        fields = list(_capability_fields(step))
+        for name, capability in fields:
+            if capability not in self.capabilities:
+                raise InvalidStepError(f"step {step.step_id} has {name}, but {_not_agreed(capability)}")
+        if step.HasField("feature_bits") != self.has_feature_bits:
+            has = "lacks" if self.has_feature_bits else "has"
+            raise InvalidStepError(
+                f"step {step.step_id} {has} feature_bits; wire version {self.version} was agreed on at Attach"
+            )
+        self._check_bits(step, fields)
+
+    def check_answer(self, answer: step_pb2.ExecuteModelResponse, sent_bits: int) -> None:
+        """Accept an answer that repeats the feature bits of its step and has nothing that was not agreed on.
+
+        Raises: ExecutorFaultError: it does not.
+        """
+        fields = answer.ListFields()
+        if fields and self.has_feature_bits:
+            last, value = fields[-1]
+            if last.number == _FEATURE_BITS_OF_ANSWER and value == sent_bits:
+                return
+        for descriptor, _ in fields:
+            capability = ANSWER_FIELDS.get(descriptor.name)
+            if capability is not None and capability not in self.capabilities:
+                raise ExecutorFaultError(
+                    f"the answer to step {answer.step_id} has {descriptor.name}, but {_not_agreed(capability)}"
+                )
+        if answer.HasField("feature_bits") != self.has_feature_bits:
+            how = "without" if self.has_feature_bits else "with"
+            raise ExecutorFaultError(
+                f"step {answer.step_id} was answered {how} feature_bits; wire version {self.version} was agreed on"
+            )
+        if self.has_feature_bits and answer.feature_bits != sent_bits:
+            raise ExecutorFaultError(
+                f"step {answer.step_id} was answered with feature_bits {answer.feature_bits:#x}, not {sent_bits:#x}"
+            )
+
+    def _check_bits(self, step: step_pb2.ExecuteModelRequest, fields: list[tuple[str, Capability]]) -> None:
+        """Accept bits of what was agreed on, the capabilities of the step's `fields` among them."""
+        bits = step.feature_bits
+        for number in range(bits.bit_length()):
+            if bits >> number & 1 and number not in self.capabilities:
+                raise InvalidStepError(
+                    f"step {step.step_id} has bit {number} of feature_bits, but {_not_agreed(number)}"
+                )
+        for name, capability in fields:
+            if not bits >> capability & 1:
+                raise InvalidStepError(
+                    f"step {step.step_id} has {name}, but not bit {capability} of feature_bits, {capability.name}"
+                )
+
+
+def _not_agreed(number: int) -> str:
+    return f"the capability {name_of(number)} was not agreed on at Attach"
+
+
+def _capability_fields(step: step_pb2.ExecuteModelRequest) -> Iterator[tuple[str, Capability]]:
+    """Yield the fields of a step and of its admissions that belong to a capability, in words."""
+    for descriptor, _ in step.ListFields():
+        if descriptor.name in STEP_FIELDS:
+            yield descriptor.name, STEP_FIELDS[descriptor.name]
+    for admission in step.admissions:
+        for descriptor, _ in admission.ListFields():
+            if descriptor.name in ADMISSION_FIELDS:
+                yield f"{descriptor.name} in the admission to slot {admission.slot}", ADMISSION_FIELDS[descriptor.name]

@@ -1,0 +1,357 @@
+"""Every message means the same on both sides, costs little, and is refused when it is malformed."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.execution.v1 import execution_service_pb2, sampling_params_pb2, step_pb2
+from octavo_shared.errors import InvalidStepError
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import Admission, Fork, SamplingRow, Step, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.token_rules import TokenRules, pad_words
+from octavo_shared.step_wire.wire import (
+    MAX_WIRE_VERSION,
+    MIN_WIRE_VERSION,
+    decode_admission,
+    decode_fork,
+    decode_info,
+    decode_result,
+    decode_sampling,
+    decode_step,
+    encode_admission,
+    encode_fork,
+    encode_info,
+    encode_result,
+    encode_sampling,
+    encode_step,
+)
+from octavo_shared.step_wire.wire_rules import decode_rules, encode_rules
+from tests.support.each_row import each_row
+from tests.support.toy_executor import over_the_wire, result_over_the_wire
+
+# Values that float32 holds exactly.
+SAMPLING = SamplingRow(
+    temperature=0.5,
+    top_k=40,
+    top_p=0.75,
+    min_p=0.125,
+    seed=2**64 - 1,
+    output_index=2,
+    num_logprobs=0,
+    num_candidates=8,
+    typical_p=0.5,
+    repetition_penalty=1.25,
+    presence_penalty=-0.5,
+    frequency_penalty=1.5,
+    min_tokens=7,
+)
+
+
+RULES = TokenRules(
+    biased_token_ids=np.array([3, 1], np.int32),
+    biases=np.array([0.5, -100.0], np.float32),
+    stop_token_ids=np.array([2], np.int32),
+    banned_token_ids=np.array([7, 8, 9], np.int32),
+    banned_words=pad_words([[1, 2], [3, 4, 5]]),
+    allowed_mask=b"\x01\xff",
+)
+
+
+def plain(value: Any) -> Any:
+    """Return a value with its arrays as (dtype, shape, numbers), so that == compares everything."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tolist()
+    if isinstance(value, tuple):
+        return tuple(plain(entry) for entry in value)
+    if dataclasses.is_dataclass(value):
+        return {entry.name: plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
+    return value
+
+
+def full_step() -> Step:
+    """Return a step in which every field has a value of its own."""
+    admission = Admission(
+        slot=3,
+        generation=9,
+        token_ids=np.array([5, 0, 2**31 - 1], np.int32),
+        num_prompt_tokens=2,
+        num_computed_tokens=1,
+        block_ids=np.array([4, 0], np.int32),
+        sampling=SAMPLING,
+        cache_salt=2**64 - 1,
+        token_rules=RULES,
+        num_prompt_logprobs=3,
+        traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    )
+    plainer = dataclasses.replace(
+        admission,
+        slot=4,
+        sampling=SamplingRow(),
+        cache_salt=0,
+        token_rules=None,
+        num_prompt_logprobs=-1,
+        traceparent=None,
+    )
+    delta = TableDelta(
+        released_slots=np.array([0, 7], np.int32),
+        admissions=(admission, plainer),
+        beam_forks=(Fork(2, 13, 3, SAMPLING), Fork(13, 14, 1, SamplingRow(num_candidates=3))),
+        appended_tokens=pairs((1, 11), (2, 12)),
+        replaced_blocks=pairs((1, 2, 3), (4, 5, 6)),
+        appended_blocks=pairs((5, 50)),
+        deactivated_slots=np.array([8], np.int32),
+        activated_slots=np.array([9, 10], np.int32),
+        prefill_chunks=pairs((3, 2)),
+        forks=(Fork(1, 11, 2, SAMPLING), Fork(1, 12, 1, SamplingRow())),
+    )
+    return Step(
+        epoch=2**40,
+        step_id=2**50,
+        delta=delta,
+        blocks_to_swap_in=pairs((1, 2)),
+        blocks_to_copy=pairs((3, 4), (5, 6)),
+        table_digest=2**64 - 1,
+    )
+
+
+def test_a_step_with_everything_survives_the_wire() -> None:
+    assert plain(over_the_wire(full_step())) == plain(full_step())
+
+
+def test_a_swap_out_survives_the_wire() -> None:
+    step = Step(1, 2, TableDelta(), blocks_to_swap_out=pairs((7, 8)))
+
+    assert plain(over_the_wire(step)) == plain(step)
+
+
+def test_an_empty_step_survives_the_wire_in_four_bytes() -> None:
+    step = Step(1, 2, TableDelta())
+
+    assert plain(over_the_wire(step)) == plain(step)
+    assert encode_step(step).ByteSize() == 4
+
+
+@each_row(None, 0, 1)
+def test_an_absent_digest_stays_absent_and_zero_stays_zero(digest: int | None) -> None:
+    step = Step(1, 2, TableDelta(), table_digest=digest)
+    result = StepResult(1, 2, np.empty(0, np.int32), table_digest=digest)
+
+    assert over_the_wire(step).table_digest == digest
+    assert result_over_the_wire(result).table_digest == digest
+
+
+@each_row(None, np.array([-0.5, np.nan, -2.0], np.float32))
+def test_a_result_survives_the_wire(logprobs: np.ndarray[tuple[int], np.dtype[np.float32]] | None) -> None:
+    result = StepResult(2**40, 2**50, np.array([1, 0, 2**31 - 1], np.int32), logprobs, 1234, table_digest=7)
+
+    received = result_over_the_wire(result)
+
+    np.testing.assert_array_equal(received.sampled_token_ids, result.sampled_token_ids)
+    assert (received.logprobs is None) == (logprobs is None)
+    if logprobs is not None and received.logprobs is not None:
+        np.testing.assert_array_equal(received.logprobs, logprobs)
+    assert (received.epoch, received.step_id, received.execute_duration_us) == (2**40, 2**50, 1234)
+
+
+def test_candidates_survive_the_wire() -> None:
+    token_ids, logprobs = np.array([3, 2**31 - 1, 0], np.int32), np.array([-0.5, -1.25, -np.inf], np.float32)
+    result = StepResult(1, 2, np.array([-1, 5], np.int32), candidate_token_ids=token_ids, candidate_logprobs=logprobs)
+
+    received = result_over_the_wire(result)
+
+    assert plain(received) == plain(result)
+
+
+def test_alternatives_and_prompt_logprobs_survive_the_wire() -> None:
+    token_ids, logprobs = np.array([3, 0], np.int32), np.array([-0.5, -1.25], np.float32)
+    result = StepResult(
+        1,
+        2,
+        np.array([5], np.int32),
+        logprobs[:1],
+        alternative_token_ids=token_ids,
+        alternative_logprobs=logprobs,
+        prompt_logprobs=logprobs[1:],
+        prompt_alternative_token_ids=token_ids[::-1].copy(),
+        prompt_alternative_logprobs=logprobs[::-1].copy(),
+    )
+
+    assert plain(result_over_the_wire(result)) == plain(result)
+
+
+def test_rules_without_any_content_cost_nothing_but_a_mask_without_a_bit_is_kept() -> None:
+    assert encode_rules(TokenRules()).ByteSize() == 0
+    assert decode_rules(encode_rules(TokenRules())).is_neutral
+    assert decode_rules(encode_rules(TokenRules(allowed_mask=b""))).allowed_mask == b""
+
+
+@each_row(([2], [1]), ([2, 1], [1, 2, 3]), ([], [1]), ([3], [1, 2]))
+def test_banned_words_that_do_not_add_up_are_refused(lengths: list[int], token_ids: list[int]) -> None:
+    message = step_pb2.TokenRules(banned_word_lengths=lengths, banned_word_token_ids=token_ids)
+
+    with pytest.raises(InvalidStepError, match=f"have {len(token_ids)} tokens"):
+        decode_rules(message)
+
+
+def test_a_result_without_candidates_has_none_and_costs_nothing() -> None:
+    result = StepResult(1, 2, np.array([5], np.int32))
+
+    received = result_over_the_wire(result)
+
+    assert (received.candidate_token_ids, received.candidate_logprobs) == (None, None)
+    assert encode_result(result).ByteSize() == 4 + 2 + 4
+
+
+def test_arrays_of_any_width_are_sent_as_little_endian_32_bits() -> None:
+    result = StepResult(1, 1, np.array([1, 258], np.int64), np.array([1.0, 2.0], np.float64))
+
+    message = encode_result(result)
+
+    assert message.sampled_token_ids == b"\x01\0\0\0\x02\x01\0\0"
+    assert message.logprobs == b"\0\0\x80\x3f\0\0\0\x40"
+
+
+@each_row(SAMPLING, SamplingRow(), SamplingRow(top_p=0.5), SamplingRow(num_logprobs=5))
+def test_sampling_survives_the_wire(row: SamplingRow) -> None:
+    message = sampling_params_pb2.SamplingParams.FromString(encode_sampling(row).SerializeToString())
+
+    assert decode_sampling(message) == row
+
+
+def test_neutral_sampling_costs_nothing_and_stays_unset() -> None:
+    message = encode_sampling(SamplingRow())
+
+    assert message.ByteSize() == 0
+    assert not message.HasField("top_p")
+    assert not message.HasField("num_logprobs")
+    assert not message.HasField("typical_p")
+    assert not message.HasField("repetition_penalty")
+
+
+def test_zero_logprobs_are_not_none() -> None:
+    assert encode_sampling(SamplingRow(num_logprobs=0)).HasField("num_logprobs")
+
+
+def test_an_admission_and_a_fork_without_sampling_params_sample_neutrally() -> None:
+    assert decode_admission(step_pb2.Admission(slot=1)).sampling == SamplingRow()
+    assert decode_fork(step_pb2.Fork(slot=1)).sampling == SamplingRow()
+
+
+def test_single_admissions_and_forks_survive_the_wire() -> None:
+    admission, fork = full_step().delta.admissions[0], full_step().delta.forks[0]
+
+    assert plain(decode_admission(encode_admission(admission))) == plain(admission)
+    assert decode_fork(encode_fork(fork)) == fork
+
+
+def test_an_admission_that_is_not_traced_costs_nothing_for_it() -> None:
+    traced = full_step().delta.admissions[0]
+    untraced = dataclasses.replace(traced, traceparent=None)
+
+    assert not encode_admission(untraced).HasField("traceparent")
+    assert encode_admission(traced).ByteSize() - encode_admission(untraced).ByteSize() == 2 + 55
+
+
+def test_executor_info_survives_the_wire_with_the_wire_versions() -> None:
+    info = ExecutorInfo(
+        "i", "m", "h", "float32", 16, 100, 3, 2048, 49152, 256, 4096, 2**22, (2, 0), 2, sliding_window_tokens=4096,
+        sampling_defaults={"temperature": 0.0, "top_k": 20, "top_p": 0.75, "repetition_penalty": 1.0},
+        numerics_id="1f", is_invariant=True, weights_digest="2e", why_not_invariant="of torch",
+    )  # fmt: skip
+
+    message = execution_service_pb2.GetExecutorInfoResponse.FromString(encode_info(info).SerializeToString())
+
+    assert decode_info(message) == info
+    assert (message.min_wire_version, message.max_wire_version) == (MIN_WIRE_VERSION, MAX_WIRE_VERSION)
+
+
+def test_an_executor_that_says_nothing_of_sampling_and_numerics_has_no_defaults_and_is_of_no_known_kind() -> None:
+    info = decode_info(execution_service_pb2.GetExecutorInfoResponse(instance_id="of release 0.1.0"))
+
+    assert info.sampling_defaults == {}
+    assert (info.numerics_id, info.is_invariant, info.weights_digest) == ("", False, "")
+
+
+@each_row(-1.0, float("nan"), 101.0)
+def test_a_default_that_no_request_could_have_is_left_out(value: float) -> None:
+    message = execution_service_pb2.GetExecutorInfoResponse()
+    message.sampling_defaults.temperature = value
+    message.sampling_defaults.min_p = 0.5
+
+    assert decode_info(message).sampling_defaults == {"min_p": 0.5}
+
+
+def test_a_steady_decode_step_of_1024_sequences_is_below_600_bytes() -> None:
+    # With 16 tokens a block, 1 of 16 sequences needs a block in a step.
+    slots = np.arange(0, 1024, 16)
+    blocks = 60_000 + slots
+    delta = TableDelta(appended_blocks=np.stack((slots, blocks), axis=1).astype(np.int32))
+
+    size = len(encode_step(Step(3, 1_000_000, delta, table_digest=2**63)).SerializeToString())
+
+    assert size < 600
+
+
+def test_a_result_costs_four_bytes_a_sequence() -> None:
+    result = StepResult(3, 1_000_000, np.full(1024, 49_151, np.int32), execute_duration_us=20_000)
+
+    assert len(encode_result(result).SerializeToString()) < 4 * 1024 + 20
+
+
+@each_row(
+    ("appended_blocks", 2),
+    ("appended_tokens", 2),
+    ("prefill_chunks", 2),
+    ("replaced_blocks", 3),
+    ("blocks_to_swap_out", 2),
+    ("blocks_to_swap_in", 2),
+    ("blocks_to_copy", 2),
+)
+def test_a_flat_array_of_wrong_length_is_refused_by_name(field: str, width: int) -> None:
+    message = step_pb2.ExecuteModelRequest(epoch=1, step_id=1)
+    getattr(message, field).extend(range(width + 1))
+
+    with pytest.raises(InvalidStepError, match=f"^{field} has {width + 1} numbers, not a multiple of {width}"):
+        decode_step(message)
+
+
+def test_token_ids_of_an_odd_number_of_bytes_are_refused() -> None:
+    message = step_pb2.ExecuteModelRequest(admissions=[step_pb2.Admission(token_ids=b"\0" * 7)])
+
+    with pytest.raises(InvalidStepError, match="token_ids has 7 bytes, not a multiple of 4"):
+        decode_step(message)
+
+
+@each_row("sampled_token_ids", "logprobs", "candidate_token_ids", "candidate_logprobs")
+def test_result_arrays_of_an_odd_number_of_bytes_are_refused(field: str) -> None:
+    message = step_pb2.ExecuteModelResponse()
+    setattr(message, field, b"\0" * 5)
+
+    with pytest.raises(InvalidStepError, match=f"{field} has 5 bytes, not a multiple of 4"):
+        decode_result(message)
+
+
+def test_fewer_logprobs_than_tokens_are_refused() -> None:
+    message = step_pb2.ExecuteModelResponse(sampled_token_ids=b"\0" * 8, logprobs=b"\0" * 4)
+
+    with pytest.raises(InvalidStepError, match="1 logprobs for 2 sampled tokens"):
+        decode_result(message)
+
+
+@each_row((2, 1), (1, 2), (0, 1), (1, 0))
+def test_candidates_without_their_logprobs_are_refused(num_token_ids: int, num_logprobs: int) -> None:
+    message = step_pb2.ExecuteModelResponse(
+        candidate_token_ids=b"\0" * 4 * num_token_ids, candidate_logprobs=b"\0" * 4 * num_logprobs
+    )
+
+    with pytest.raises(InvalidStepError, match=f"{num_logprobs} logprobs for {num_token_ids} candidates"):
+        decode_result(message)
+
+
+def test_a_step_that_breaks_the_order_is_refused_when_it_is_read() -> None:
+    message = step_pb2.ExecuteModelRequest(step_id=4, blocks_to_copy=[1, 2, 2, 3])
+
+    with pytest.raises(InvalidStepError, match="step 4 copies"):
+        decode_step(message)

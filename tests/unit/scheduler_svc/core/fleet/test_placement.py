@@ -1,0 +1,203 @@
+"""One go through the line: what a group costs where, and what is left for those behind it."""
+
+import math
+
+import pytest
+
+from scheduler_svc.core.fleet.capacity import EXPECTED_OUTPUT_TOKENS
+from scheduler_svc.core.fleet.inbox import Inbox
+from scheduler_svc.core.fleet.placement import Offer, Placement
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.admission import Wait
+from scheduler_svc.core.waiting.waiting_queue import Turn
+from tests.support.driving import group, max_tokens, small_limits
+from tests.support.each_row import each_row
+from tests.support.fleet_driving import FleetBench
+from tests.support.toy_executor import ToyExecutor, count_up
+
+
+def turn_of(waiting: SequenceGroup) -> Turn:
+    return Turn(0, 0.0, not waiting.has_run, waiting.arrival, waiting)
+
+
+def placement_of(bench: FleetBench, server: Inbox | None = None) -> Placement:
+    dispatcher = bench.fleet.dispatcher
+    return Placement(dispatcher.takers(), dispatcher.holders, server, -math.inf)
+
+
+def offered(placement: Placement, waiting: SequenceGroup) -> Offer:
+    offer = placement.choose(turn_of(waiting))
+    assert isinstance(offer, Offer)
+    return offer
+
+
+def cost_of(bench: FleetBench, newcomer: SequenceGroup) -> int:
+    offer = offered(placement_of(bench, bench.fleet.dispatcher.inboxes[0]), newcomer)
+    return offer.placed.cost
+
+
+def test_an_empty_core_costs_the_prompt() -> None:
+    assert cost_of(FleetBench(small_limits()), group(0, 7)) == 7
+
+
+@each_row(([1, 2, 3, 4, 5, 6], 2), ([1, 2, 3, 4], 4), ([1, 2, 3, 9, 5], 5))
+def test_a_cached_prefix_is_free_of_cost_but_for_the_last_token(prompt: list[int], cost: int) -> None:
+    bench = FleetBench(small_limits(prefix_caching=True))
+    bench.add(group(0, [1, 2, 3, 4, 5], max_tokens(1)))
+    bench.run()
+
+    assert cost_of(bench, group(1, prompt)) == cost
+
+
+def test_decodes_and_prefills_of_others_are_added() -> None:
+    bench = FleetBench(small_limits(budget=8))
+    [member] = bench.members
+    bench.add(group(0, 2, num_sequences=2))
+    bench.step(member)
+    bench.process(member)
+    bench.add(group(1, 16))
+    bench.step(member)  # computes 6 of its tokens: one is that of its slot
+
+    assert cost_of(bench, group(2, 3, max_tokens(1))) == 3 + 10 + 3 + 5 + 3 * 1
+    assert cost_of(bench, group(2, 3, max_tokens(16))) == 3 + 10 + 3 + 5 + 3 * 16, "each of the three, with each token"
+    assert cost_of(bench, group(2, 3)) == 3 + 10 + 3 + 5 + 3 * EXPECTED_OUTPUT_TOKENS
+    member.core.step_cost.row_tokens = 0.5
+    assert cost_of(bench, group(2, 3, max_tokens(16))) == 3 + 10 + 3 + 5 + 3 * 8
+
+
+def test_what_was_dispatched_counts_for_the_next_one() -> None:
+    bench = FleetBench(small_limits(blocks=24), small_limits())
+    large, small = (member.core for member in bench.members)
+    placement = placement_of(bench)
+    places = []
+    for arrival, num_prompt_tokens in enumerate([5, 2, 2, 2]):
+        offer = offered(placement, group(arrival, num_prompt_tokens))
+        placement.give(offer)
+        places.append(offer.capacity.core)
+
+    assert places == [large, small, small, large], "of equal loads the one with more free blocks"
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_prompt_tokens", "num_taken"),
+    [
+        pytest.param(small_limits(max_num_seqs=3), 2, 3, id="slots"),
+        pytest.param(small_limits(budget=8, blocks=24), 4, 2, id="the budget of a step"),
+        pytest.param(small_limits(max_num_seqs=16, budget=64, blocks=9), 8, 4, id="blocks, less the watermark"),
+        pytest.param(small_limits(long_prefill_threshold=2), 4, 1, id="long prefills"),
+    ],
+)
+def test_a_core_gets_what_its_next_step_can_admit(limits: CoreLimits, num_prompt_tokens: int, num_taken: int) -> None:
+    bench = FleetBench(limits)
+    placement = placement_of(bench)
+    num_dispatched = 0
+    while isinstance(offer := placement.choose(turn_of(group(num_dispatched, num_prompt_tokens))), Offer):
+        placement.give(offer)
+        num_dispatched += 1
+
+    assert num_dispatched == num_taken
+    assert offer is (Wait.SKIPPED if limits.long_prefill_threshold else Wait.IN_LINE)
+
+
+def test_what_is_taken_back_makes_room_again() -> None:
+    bench = FleetBench(small_limits(max_num_seqs=1))
+    [inbox] = bench.fleet.dispatcher.inboxes
+    placement = placement_of(bench)
+    placement.give(offered(placement, group(0, 3)))
+    assert placement.choose(turn_of(group(1, 3))) is Wait.IN_LINE
+
+    assert placement.take_back(inbox, -1).group.arrival == 0
+    assert offered(placement, group(1, 3)).assignment.num_tokens == 3
+    assert (len(inbox), inbox.num_slots, inbox.num_blocks, inbox.num_tokens) == (0, 0, 0, 0)
+
+
+def test_a_group_may_have_the_whole_pool_once_what_was_dispatched_before_is_taken_back() -> None:
+    bench = FleetBench(small_limits(blocks=6, watermark=0.01))
+    [inbox] = bench.fleet.dispatcher.inboxes
+    whole = group(1, 22)
+    placement = placement_of(bench)
+    assert isinstance(placement.choose(turn_of(whole)), Offer), (
+        "no watermark is kept from whoever has the pool for itself"
+    )
+    placement.give(offered(placement, group(0, 3)))
+    assert placement.choose(turn_of(whole)) is Wait.IN_LINE
+
+    placement.take_back(inbox, 0)
+
+    assert isinstance(placement.choose(turn_of(whole)), Offer)
+
+
+def test_a_deeper_prefix_beats_a_smaller_load_only_if_less_is_to_be_computed() -> None:
+    limits = small_limits(prefix_caching=True, max_num_seqs=8, budget=64, blocks=60)
+    bench = FleetBench(limits, limits, limits)
+    warm, idle, _ = bench.members
+    bench.add(group(0, list(range(12)), max_tokens(1)))
+    bench.step(warm)
+    bench.run()
+    bench.add(group(1, [90] * 5))
+    bench.step(warm)
+    bench.process(warm)  # one decodes there
+
+    once = max_tokens(1)
+    assert offered(placement_of(bench), group(2, [*range(12), 1], once)).capacity.core is warm.core
+    assert offered(placement_of(bench), group(3, [*range(4), 1], once)).capacity.core is warm.core
+    assert offered(placement_of(bench), group(4, [5, *range(4)], once)).capacity.core is not warm.core
+    assert idle.core.load == 0
+
+
+@each_row(True, False)
+def test_a_cached_block_that_nobody_uses_is_one_of_the_free_ones(is_used: bool) -> None:
+    bench = FleetBench(small_limits(prefix_caching=True, blocks=6))
+    [member] = bench.members
+    bench.add(group(0, list(range(9)), None if is_used else max_tokens(1)))
+    bench.step(member)
+    bench.process(member)
+    if not is_used:
+        bench.run()
+        bench.add(group(1, [50] * 9))
+        bench.step(member)
+        bench.process(member)
+
+    # 3 of its 5 blocks are new, and 3 are free: two of these are the ones that it finds, if nobody uses them.
+    offer = placement_of(bench).choose(turn_of(group(2, [*range(8), *range(70, 79)])))
+    assert isinstance(offer, Offer) if is_used else offer is Wait.IN_LINE
+
+
+def test_what_a_lost_core_had_cached_is_not_looked_for_on_the_next_one() -> None:
+    limits = small_limits(prefix_caching=True)
+    bench = FleetBench(limits)
+    bench.add(group(0, [1, 2, 3, 4, 5], max_tokens(1)))
+    bench.run()
+    bench.lose(bench.members[0])
+    bench.attach(limits)
+
+    assert cost_of(bench, group(1, [1, 2, 3, 4, 5, 6])) == 6
+    assert not bench.fleet.dispatcher.holders.holders_of
+
+
+def test_a_probing_core_gets_one_group() -> None:
+    bench = FleetBench(small_limits())
+    [member] = bench.members
+    member.core.is_probing = True
+    placement = placement_of(bench)
+    placement.give(offered(placement, group(0, 2)))
+    assert placement.choose(turn_of(group(1, 2))) is Wait.IN_LINE
+
+
+def test_a_group_is_not_dispatched_to_the_core_it_was_lost_on_while_another_one_could_take_it() -> None:
+    bench = FleetBench()
+    for name, limits in (("a", small_limits()), ("b", small_limits(max_num_seqs=1))):
+        bench.join(limits, ToyExecutor(limits, count_up), name)
+    lost = group(0, 2)
+    lost.lost_on = "a"
+    placement = placement_of(bench)
+    offer = offered(placement, lost)
+    assert offer.capacity.core.name == "b"
+    placement.give(offer)
+    another = group(1, 2)
+    another.lost_on = "a"
+    assert placement.choose(turn_of(another)) is Wait.SKIPPED, "it waits for the other core"
+    wide = group(2, 2, num_sequences=2)
+    wide.lost_on = "a"
+    assert offered(placement, wide).capacity.core.name == "a", "the other one could never take it"

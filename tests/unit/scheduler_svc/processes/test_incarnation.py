@@ -1,0 +1,82 @@
+"""The number of a core: it rises until an executor has granted it, and nothing absurd is believed."""
+
+import asyncio
+from itertools import product
+
+import pytest
+
+from octavo_shared.errors import FencedError, InvalidFieldError
+from scheduler_svc.processes.incarnation import Incarnation, SupersededError
+from tests.support.each_row import each_row
+
+NOW_MS = 1_800_000_000_000
+HOUR_MS = 3_600_000
+YEAR_MS = 365 * 86_400_000
+
+
+def incarnation(clock_ms: int = NOW_MS) -> Incarnation:
+    return Incarnation("one", lambda: clock_ms / 1000)
+
+
+@each_row(
+    (0, NOW_MS),  # nobody knows another core
+    (NOW_MS - 1, NOW_MS),
+    (NOW_MS, NOW_MS + 1),
+    (NOW_MS + HOUR_MS, NOW_MS + HOUR_MS + 1),  # our clock is slow
+)
+def test_a_core_that_was_granted_nothing_is_later_than_every_core_that_it_is_told_of(told: int, number: int) -> None:
+    own = incarnation()
+    own.follow(told, "executor a:1")
+    assert (own.number, own.granted) == (number, 0)
+
+
+def test_a_core_that_was_granted_its_number_ends_when_it_is_told_of_a_larger_one() -> None:
+    own = incarnation()
+    own.grant(is_known=True)
+    own.follow(NOW_MS, "executor a:1")  # its own
+    own.require_current()
+    with pytest.raises(SupersededError, match="executor a:1 knows a core of scheduler 'one' with the incarnation"):
+        own.follow(NOW_MS + 1, "executor a:1")
+    assert (own.number, own.largest_told) == (NOW_MS, NOW_MS + 1)
+    with pytest.raises(SupersededError):
+        own.require_current()
+
+
+async def test_what_may_not_end_a_core_is_refused_and_no_more() -> None:
+    own = incarnation()
+    own.grant(is_known=True)
+    with pytest.raises(SupersededError):
+        own.follow(NOW_MS + 1, "front '0'", may_end=False)
+    own.require_current()
+    waiting = asyncio.create_task(own.wait_until_superseded())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
+
+
+@each_row(*product([2**64 - 1, NOW_MS + 11 * YEAR_MS], [False, True]))
+def test_an_absurd_number_is_refused_and_changes_nothing(told: int, is_granted: bool) -> None:
+    own = incarnation()
+    if is_granted:
+        own.grant(is_known=True)
+    with pytest.raises(InvalidFieldError, match=f"incarnation is {told}; it must be at most .* ten years ahead"):
+        own.follow(told, "executor a:1")
+    assert (own.number, own.largest_told) == (NOW_MS, 0)
+    own.require_current()
+
+
+def test_a_clock_that_was_never_set_believes_the_numbers_of_others() -> None:
+    own = incarnation(clock_ms=0)
+    own.follow(NOW_MS, "executor a:1")
+    assert own.number == NOW_MS + 1
+
+
+def test_a_standby_leaves_alone_what_the_holder_has_lost_while_that_has_most_executors() -> None:
+    own = incarnation()
+    own.note_holder("a:1", is_other=True)
+    own.note_holder("b:1", is_other=True)
+    with pytest.raises(FencedError, match="holds 2 of 3 executors; this one is its standby"):
+        own.note_holder("c:1", is_other=False)
+    own.note_holder("b:1", is_other=False)
+    own.note_holder("c:1", is_other=False)
+    own.note_holder("a:1", is_other=True)  # whether that one is gone, the executor says
