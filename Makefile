@@ -159,7 +159,7 @@ bench-core: $(INSTALLED)
 
 # Installs nothing: a machine with a GPU brings torch, Triton, transformers and pytest of its own.
 gpu-check:
-	$(PYTHON) -m benchmarks.gpu_check
+	PYTHONPATH=shared $(PYTHON) -m benchmarks.gpu_check
 
 # By hand and before releases; a quarter of an hour. ARGS='--only swap' tries some, --list shows all.
 mutants: $(INSTALLED) monitoring-tools

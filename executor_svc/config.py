@@ -1,4 +1,4 @@
-"""The settings of the executor and of the fake executor; the scheme is in `shared/octavo_shared/process/config.py`."""
+"""The settings of the executor and of the fake executor; the scheme is in `octavo_shared/process/config.py`."""
 
 from typing import ClassVar, Literal, Self
 

@@ -1,8 +1,9 @@
 """The async client of a scheduler: typed events in, typed errors out.
 
-Values are in octavo/values/outputs.py, errors in octavo/errors.py. An answer whose call is cut goes on in another call
-(octavo/calls/resumption.py): callers get each token once, and notice a pause. A request that no scheduler has accepted goes
-to other addresses only, each once. Callers who want more catch `OverloadedError` and `UnavailableError` and decide.
+Values are in octavo/values/outputs.py, errors in octavo/errors.py. An answer whose call is cut goes on in another
+call (octavo/calls/resumption.py): callers get each token once, and notice a pause. A request that no scheduler has
+accepted goes to other addresses only, each once. Callers who want more catch `OverloadedError` and `UnavailableError`
+and decide.
 """
 
 import asyncio

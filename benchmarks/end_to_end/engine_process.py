@@ -43,7 +43,7 @@ class EngineProcess:
         self._log_path = log_path
         self._log: IO[bytes] = log_path.open("wb")
         # Adapters find `benchmarks` here, and nothing of our environment: a peer has its own packages.
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONNOUSERSITE": "1"}
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'shared'}", "PYTHONNOUSERSITE": "1"}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=self._log, cwd=ROOT, env=environment, start_new_session=True

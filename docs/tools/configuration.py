@@ -84,7 +84,7 @@ def _section(config_class: type[ServiceConfig], names: Iterable[str]) -> str:
     service = config_class.service
     summary = (config_class.__doc__ or "").partition("\n")[0]
     head = (
-        f"## {_TITLES[service]}\n\n`{config_class.program.replace('python ', 'python -P ')}`, table `[{service}]`. "
+        f"## {_TITLES[service]}\n\n`{config_class.program}`, table `[{service}]`. "
         f"{summary} What [every service](#every-service) has comes with it.\n"
     )
     return "\n".join([head, *(_setting(config_class, name, service) for name in names)])

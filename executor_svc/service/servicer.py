@@ -2,7 +2,7 @@
 
 The protocol is the comment of protos/octavo/execution/v1/execution_service.proto. Ownership is in
 `executor_svc/service/attachment.py`, the queue of steps in `executor_svc/service/step_runner.py`, one open stream
-in `executor_svc/service/step_stream.py`. Errors are raised; `shared/octavo_shared/grpc/grpc_status.py` turns them into status.
+in `executor_svc/service/step_stream.py`. Errors are raised; `octavo_shared/grpc/grpc_status.py` turns them into status.
 """
 
 import asyncio

@@ -73,7 +73,7 @@ class GenerationCalls(SchedulerChannel):
     """
 
     channel_options = (
-        # Find a scheduler that vanished without a word. It allows pings this often (shared/octavo_shared/grpc/grpc_server.py),
+        # Find a scheduler that vanished without a word. It allows pings this often (octavo_shared/grpc/grpc_server.py),
         # also while a request waits in the queue and nothing else is sent.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 20_000),

@@ -6,7 +6,6 @@ from rich.filesize import decimal
 from octavo.models.names import is_demo_model, with_bars
 from octavo.models.progress import ModelPrepareError
 from octavo.models.store import find_model, prepare_model
-from octavo_shared.errors import ModelLoadError
 
 
 @click.command()
@@ -20,6 +19,7 @@ def pull(model: str) -> None:
     """
     # Only here: it takes a moment, and `octavo pull --help` needs nothing of it.
     from octavo.models.hub_transfer import pull_hub_model
+    from octavo_shared.errors import ModelLoadError
 
     try:
         if is_demo_model(model):

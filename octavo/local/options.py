@@ -22,7 +22,7 @@ class LocalOptions:
 
     Args:
         model: Name of a demo model, a Hugging Face directory, or a hub id.
-        settings: Settings of the services by name, as octavo/local/service_settings.py says; a text may stand for any value.
+        settings: Settings of the services by name (octavo/local/service_settings.py); a text may stand for any value.
         executor: Settings of the executor only.
         scheduler: Settings of the scheduler only. Both listen on free ports of this machine unless told otherwise.
         num_executors: How many there are; each loads the weights and has a KV cache of its own.

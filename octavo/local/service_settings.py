@@ -1,9 +1,9 @@
 """The settings of the two services where both are started together: `octavo up`, `octavo demo`, `octavo.LLM`.
 
-They are declared once, in executor_svc/config.py and scheduler_svc/config/scheduler_config.py; from there come names, types, rules and
-sentences. Each is called by its name, which says which service it is for. A name that both services have, such as
-`log_level`, is for both, but for ports and certificates: each of those belongs to one. SERVICE.NAME is for one service
-only. Next: octavo/local/services.py, which starts the services.
+They are declared once, in executor_svc/config.py and scheduler_svc/config/scheduler_config.py; from there come names,
+types, rules and sentences. Each is called by its name, which says which service it is for. A name that both services
+have, such as `log_level`, is for both, but for ports and certificates: each of those belongs to one. SERVICE.NAME is
+for one service only. Next: `services.py`, which starts the services.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """The services on this machine: executors and a scheduler as child processes.
 
-`octavo up`, `octavo demo` and `octavo.LLM` start here. One child is octavo/local/child_process.py; octavo/local/restarts.py starts
-it again; octavo/local/options.py says what they are started with.
+`octavo up`, `octavo demo` and `octavo.LLM` start here. One child is `child_process.py`; `restarts.py` starts it again;
+`options.py` says what they are started with.
 """
 
 import asyncio

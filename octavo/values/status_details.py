@@ -1,6 +1,6 @@
 """What travels with a status beyond its code and message: `google.rpc.Status` in the trailing metadata.
 
-Both services write it (`shared/octavo_shared/grpc/grpc_status.py`). Clients read it, and so does the scheduler of its executors.
+Both services write it (`octavo_shared/grpc/grpc_status.py`). Clients read it; the scheduler reads its executors'.
 """
 
 from collections.abc import Iterable, Iterator

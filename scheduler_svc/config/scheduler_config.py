@@ -1,4 +1,4 @@
-"""The scheduler's configuration: flags, environment, TOML file (see `shared/octavo_shared/process/config.py`)."""
+"""The scheduler's configuration: flags, environment, TOML file (see `octavo_shared/process/config.py`)."""
 
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self

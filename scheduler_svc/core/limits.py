@@ -49,7 +49,7 @@ class CoreLimits:
         names_blocks: Whether the executor is told the names of cached blocks, so that they outlive the core.
         flags_rows: Whether the executor says which outputs cannot go on.
         max_admitted_bytes: Size of the admissions of one step, which must fit into a message with all else
-            (`scheduler_svc/core/step/step_size.py`); any one sequence fits, a group of several that does not never runs.
+            (`core/step/step_size.py`); any one sequence fits, a group of several that does not never runs.
         stall_after_s: A core whose oldest step takes so much longer than it should gets no new group while
             another one of its fleet can take it.
     """

@@ -1,4 +1,4 @@
-"""What the engine takes from the machine that it runs on, beside the clock of its event loop (`shared/octavo_shared/process/clock.py`)."""
+"""What the engine takes from the machine that it runs on, beside the clock of its event loop (`process/clock.py`)."""
 
 import random
 import secrets

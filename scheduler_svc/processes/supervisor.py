@@ -23,7 +23,7 @@ from scheduler_svc.processes.fronts import Fronts
 from scheduler_svc.processes.kept_process import KeptProcess
 from scheduler_svc.processes.process import DRAINED_LINE, NOTICE
 
-# How the core says that it listens, which comes behind its ports, and that it serves (`shared/octavo_shared/grpc/grpc_server.py`).
+# How the core says that it listens, behind its ports, and that it serves (`octavo_shared/grpc/grpc_server.py`).
 _LISTENING = "octavo scheduler listening on "
 _SERVING = "octavo scheduler serving on "
 _PORT_LINE = re.compile(r"octavo scheduler serving (?P<name>\w+) on (?P<address>\S+)")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import octavo_shared
 import scheduler_svc.core
 import scheduler_svc.request
-import shared
 from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
@@ -29,8 +29,8 @@ from scheduler_svc.step_log.state_codec import StateReader, StateWriter
 from scheduler_svc.step_log.state_fields import FORMS, Surroundings, masks_of
 
 # What the core imports of other rooms and decides with.
-_SHARED_SOURCES = (
-    *("batch_table", "delta_check", "executor_info", "sampling_row", "step", "step_layout", "step_size"),
+_STEP_WIRE_SOURCES = (
+    *("batch_table", "delta_check", "executor_info", "sampling_row", "step", "step_layout"),
     *("table_columns", "token_rules"),
 )
 _REQUEST_SOURCES = ("continuation", "life", "outputs", "parameters", "provenance")
@@ -60,13 +60,13 @@ class Snapshot(Generic[AnyFleet]):
 @functools.cache
 def core_digest() -> str:
     """Return the SHA-256 of the sources of the core, in hexadecimal digits."""
-    core, request, common = (
-        Path(package.__path__[0]) for package in (scheduler_svc.core, scheduler_svc.request, shared)
+    core, request, shared = (
+        Path(package.__path__[0]) for package in (scheduler_svc.core, scheduler_svc.request, octavo_shared)
     )
     paths = [
         *sorted(core.rglob("*.py")),
         *(request / f"{name}.py" for name in _REQUEST_SOURCES),
-        *(common / f"{name}.py" for name in _SHARED_SOURCES),
+        *(shared / "step_wire" / f"{name}.py" for name in _STEP_WIRE_SOURCES),
         *(Path(__file__).with_name(f"{name}.py") for name in ("state_codec", "state_fields")),
     ]
     digest = hashlib.sha256()

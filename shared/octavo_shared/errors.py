@@ -31,7 +31,7 @@
         └── UnsupportedModelError  our own code cannot run it; that of transformers may
             └── UnknownArchitectureError
 
-Broken invariants are `AssertionError`s. `shared/octavo_shared/grpc/grpc_status.py` is the one table that turns this
+Broken invariants are `AssertionError`s. `octavo_shared/grpc/grpc_status.py` is the one table that turns this
 tree into gRPC status codes. This module imports nothing, so the scheduler's pure core may use it.
 """
 

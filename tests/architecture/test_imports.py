@@ -7,6 +7,7 @@ import json
 import os
 import pkgutil
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 from tests.support.each_row import each_row
 
 REPOSITORY = Path(__file__).parents[2]
-PACKAGES = ("octavo", "scheduler_svc", "executor_svc", "shared")
+PACKAGES = ("octavo", "scheduler_svc", "executor_svc", "shared/octavo_shared")
 HEAVY = ("torch", "transformers", "safetensors")
 CORE_ROOMS = ("scheduler_svc.core", "scheduler_svc.engine", "scheduler_svc.executors", "scheduler_svc.admin")
 CONTRACTS = [
@@ -28,21 +29,24 @@ CONTRACTS = [
 ]
 
 NO_TORCH = "the scheduler and what both services share never import torch or transformers"
-INDEPENDENT = "the two services never import each other"
 PURE_CORE = "the scheduler's core is pure: no transport, clock, randomness or logging"
 FRONT_BY_INTERFACE = "the front knows the engine by its interface alone"
 FRONT_PROCESS_BY_INTERFACE = "so does a front in a process of its own, and all that it needs of the link"
 TOKENS_ONLY = "the engine, the core and the executors' sessions know no text and no clients"
 REQUEST_BELOW = "what front and engine know of a request imports neither of them"
-SHARED_BELOW = "what both services share imports neither of them"
+LAYERS = (
+    "the packages stand on each other: commands, local services, the two services, what they share, the client, values"
+)
 FAKE_WITHOUT_TORCH = "the fake executor runs without torch"
 EXECUTOR_ROOMS = "the rooms of the executor stand on each other"
 
+STEP_WIRE = REPOSITORY / "shared/octavo_shared/step_wire"
 PURE_MODULES = [
     *sorted((REPOSITORY / "scheduler_svc" / "core").rglob("*.py")),
     *sorted((REPOSITORY / "scheduler_svc" / "request").rglob("*.py")),
-    *(REPOSITORY / "shared" / f"{name}.py" for name in ("batch_table", "table_columns", "table_digest", "delta_check")),
-    *(REPOSITORY / "shared" / f"{name}.py" for name in ("step", "errors", "sampling_parameters", "sampling_row")),
+    *(STEP_WIRE / f"{name}.py" for name in ("batch_table", "table_columns", "table_digest", "delta_check")),
+    *(STEP_WIRE / f"{name}.py" for name in ("step", "sampling_row", "step_layout", "token_rules")),
+    *(REPOSITORY / "shared/octavo_shared/errors.py", REPOSITORY / "octavo/values/sampling_parameters.py"),
 ]
 PURE_IMPORTS = {
     *(
@@ -58,7 +62,7 @@ PURE_IMPORTS = {
         "heapq",
     ),
     *("itertools", "math"),
-    *("operator", "struct", "typing", "numpy", "scheduler_svc", "shared"),
+    *("operator", "struct", "typing", "numpy", "scheduler_svc", "octavo", "octavo_shared"),
 }
 
 LAZY = "def planted() -> None:\n    {}\n"
@@ -69,10 +73,10 @@ PLANTS = [
     (NO_TORCH, "scheduler_svc/planted.py", LAZY.format("import torch")),
     (NO_TORCH, "scheduler_svc/planted.py", "from transformers import AutoTokenizer"),
     (NO_TORCH, "scheduler_svc/planted.py", "from torch.nn import functional"),
-    (NO_TORCH, "shared/planted.py", "import safetensors.numpy"),
-    (INDEPENDENT, "scheduler_svc/planted.py", "import executor_svc.worker.interface"),
-    (INDEPENDENT, "executor_svc/worker/planted.py", "from scheduler_svc.core import sequence"),
-    (INDEPENDENT, "executor_svc/worker/planted.py", LAZY.format("import scheduler_svc.core.sequence")),
+    (NO_TORCH, "shared/octavo_shared/planted.py", "import safetensors.numpy"),
+    (LAYERS, "scheduler_svc/planted.py", "import executor_svc.worker.interface"),
+    (LAYERS, "executor_svc/worker/planted.py", "from scheduler_svc.core import sequence"),
+    (LAYERS, "executor_svc/worker/planted.py", LAZY.format("import scheduler_svc.core.sequence")),
     (PURE_CORE, "scheduler_svc/core/planted.py", "import time"),
     (PURE_CORE, "scheduler_svc/core/planted.py", LAZY.format("import random")),
     (PURE_CORE, "scheduler_svc/core/planted.py", "from asyncio import Queue"),
@@ -102,8 +106,8 @@ PLANTS = [
     (TOKENS_ONLY, "scheduler_svc/executors/planted.py", "import scheduler_svc.admin.state"),
     (REQUEST_BELOW, "scheduler_svc/request/planted.py", "import scheduler_svc.core.sequence"),
     (REQUEST_BELOW, "scheduler_svc/request/planted.py", LAZY.format("import scheduler_svc.telemetry.meter")),
-    (SHARED_BELOW, "shared/planted.py", "import scheduler_svc.core.sequence"),
-    (SHARED_BELOW, "shared/planted.py", "from executor_svc import worker"),
+    (LAYERS, "shared/octavo_shared/planted.py", "import scheduler_svc.core.sequence"),
+    (LAYERS, "shared/octavo_shared/planted.py", "from executor_svc import worker"),
     (FAKE_WITHOUT_TORCH, "executor_svc/fake/planted.py", "import torch"),
     (FAKE_WITHOUT_TORCH, "executor_svc/fake/worker.py", LAZY.format("import torch")),
     (FAKE_WITHOUT_TORCH, "executor_svc/fake/planted.py", "import executor_svc.cache.cache_engine"),
@@ -134,12 +138,12 @@ def broken_contracts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str
     for package in PACKAGES:
         shutil.copytree(REPOSITORY / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", root)
-    plants = [("shared/planted.py", "# nothing"), *((path, statement) for _, path, statement in PLANTS)]
+    plants = [("shared/octavo_shared/planted.py", "# nothing"), *((path, statement) for _, path, statement in PLANTS)]
     done = subprocess.run(
         [sys.executable, "-c", CHECK_EACH],
         input=json.dumps(plants),
         cwd=root,
-        env={**os.environ, "COLUMNS": "200", "PYTHONPATH": str(root)},
+        env={**os.environ, "COLUMNS": "200", "PYTHONPATH": os.pathsep.join([str(root), str(root / "shared")])},
         capture_output=True,
         text=True,
     )
@@ -156,7 +160,7 @@ def broken_contracts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str
 
 
 def test_every_contract_holds(broken_contracts: dict[tuple[str, str], list[str]]) -> None:
-    assert broken_contracts["shared/planted.py", "# nothing"] == []
+    assert broken_contracts["shared/octavo_shared/planted.py", "# nothing"] == []
 
 
 def test_every_contract_has_a_plant() -> None:
@@ -194,7 +198,7 @@ def test_the_core_imports_nothing_but_what_is_known_to_be_pure(path: Path) -> No
 def import_cycle(root: Path, *folders: str) -> list[str]:
     """Return modules in these folders that import each other in a circle, imports for type checking included."""
     found = [path for folder in folders for path in (root / folder).rglob("*.py")]
-    paths = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in found}
+    paths = {path: ".".join(path.relative_to(root).with_suffix("").parts).removeprefix("shared.") for path in found}
     imported: dict[str, set[str]] = {}
     for path, module in paths.items():
         names: set[str] = set()
@@ -212,31 +216,31 @@ def import_cycle(root: Path, *folders: str) -> list[str]:
 
 
 def test_no_modules_of_the_core_or_shared_import_each_other() -> None:
-    assert import_cycle(REPOSITORY, "scheduler_svc/core", "scheduler_svc/request", "shared") == []
+    assert import_cycle(REPOSITORY, "scheduler_svc/core", "scheduler_svc/request", "shared/octavo_shared") == []
 
 
-TYPES_ONLY = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from shared.b import B\n"
+TYPES_ONLY = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from packed.b import B\n"
 
 
 @pytest.mark.parametrize(
     "statement",
     [
-        "import shared.b",
-        "from octavo_shared import b",
-        "from shared.b import B",
-        LAZY.format("import shared.b"),
+        "import packed.b",
+        "from packed import b",
+        "from packed.b import B",
+        LAZY.format("import packed.b"),
         TYPES_ONLY,
     ],
 )
 def test_an_import_cycle_is_found(tmp_path: Path, statement: str) -> None:
-    (tmp_path / "shared" / "room").mkdir(parents=True)
-    (tmp_path / "shared" / "room" / "a.py").write_text(statement)
-    assert import_cycle(tmp_path, "shared") == []
+    (tmp_path / "packed" / "room").mkdir(parents=True)
+    (tmp_path / "packed" / "room" / "a.py").write_text(statement)
+    assert import_cycle(tmp_path, "packed") == []
 
-    (tmp_path / "shared" / "b.py").write_text("from shared.room.a import A")
-    assert import_cycle(tmp_path, "shared") in (
-        ["shared.room.a", "shared.b", "shared.room.a"],
-        ["shared.b", "shared.room.a", "shared.b"],
+    (tmp_path / "packed" / "b.py").write_text("from packed.room.a import A")
+    assert import_cycle(tmp_path, "packed") in (
+        ["packed.room.a", "packed.b", "packed.room.a"],
+        ["packed.b", "packed.room.a", "packed.b"],
     )
 
 
@@ -253,7 +257,7 @@ def modules_below(package: str) -> list[str]:
 def loaded_after_importing(modules: list[str], looked_for: Sequence[str]) -> list[str]:
     """Import modules in a fresh process; return which of the packages and modules looked for came with them."""
     code = (
-        f"import importlib, sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        f"import importlib, sys; sys.path[:0] = {[str(REPOSITORY), str(REPOSITORY / 'shared')]!r}\n"
         f"for name in {modules!r}: importlib.import_module(name)\n"
         f"print(*(name for name in {looked_for!r} if name in sys.modules))"
     )
@@ -263,7 +267,7 @@ def loaded_after_importing(modules: list[str], looked_for: Sequence[str]) -> lis
 
 
 def test_the_scheduler_imports_no_torch_in_a_fresh_process() -> None:
-    modules = modules_below("scheduler_svc") + modules_below("shared")
+    modules = modules_below("scheduler_svc") + modules_below("octavo_shared")
 
     assert "scheduler_svc.__main__" in modules
     assert loaded_after_importing(modules, HEAVY) == []
@@ -271,6 +275,36 @@ def test_the_scheduler_imports_no_torch_in_a_fresh_process() -> None:
 
 def test_the_fake_executor_imports_no_torch_in_a_fresh_process() -> None:
     assert loaded_after_importing(["executor_svc.fake.__main__", "executor_svc.fake.worker"], HEAVY) == []
+
+
+def test_the_client_and_the_command_line_import_nothing_of_the_services() -> None:
+    names = ("command_line", "bench", "chat", "connection", "drain", "explain", "generate", "options", "top")
+    modules = ["octavo.client", "octavo.admin_client", "octavo.errors", "octavo.values.sampling_params"]
+    modules += [f"octavo.commands.{name}" for name in names]
+    assert loaded_after_importing(modules, ["octavo_shared", "scheduler_svc", "executor_svc"]) == []
+
+
+@each_row(
+    "-c 'from octavo import Client, SamplingParams'",
+    "-m octavo.cli --help",
+    "-m scheduler_svc --help",
+    "-m executor_svc --help",
+    "-m executor_svc.fake --help",
+)
+def test_folders_of_a_user_do_not_stand_for_ours(command: str, *, tmp_path: Path) -> None:
+    """Python looks first in the folder where it is started, or where the script is."""
+    for name in ("calls", "commands", "config", "core", "local", "models", "processes", "shared", "values"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "__init__.py").write_text("raise AssertionError('a folder of the user was imported')")
+    homes = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "shared")])
+    done = subprocess.run(
+        [sys.executable, *shlex.split(command)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": homes},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # What a process of the scheduler does without, and would start later by.

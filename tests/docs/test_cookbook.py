@@ -21,7 +21,7 @@ from tests.support.stack import Stack, running_stack, until
 REPOSITORY = Path(__file__).parents[2]
 # Pages whose sessions begin with the command of a fake executor and that of a scheduler.
 PAGES = ("docs/grpcurl.md", "docs/how-it-works.md")
-START_EXECUTOR, START_SCHEDULER = "python -P -m executor_svc.fake", "python -P -m scheduler_svc"
+START_EXECUTOR, START_SCHEDULER = "python -m executor_svc.fake", "python -m scheduler_svc"
 
 
 def typed(page: str) -> list[Typed]:

@@ -153,7 +153,7 @@ def test_it_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:
         (tmp_path / f"{package}.py").write_text("raise ImportError('the fake executor imported it')")
     done = run(
         command("executor_svc.fake", "--listen", "127.0.0.1:0", "--exit-on-stdin-close"),
-        PYTHONPATH=f"{tmp_path}{os.pathsep}{REPOSITORY}",
+        PYTHONPATH=os.pathsep.join(map(str, (tmp_path, REPOSITORY, REPOSITORY / "shared"))),
     )
     assert done.returncode == 0, done.stderr
 
@@ -171,7 +171,7 @@ def test_the_executor_without_torch_names_the_extra(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch', name='torch')")
     done = run(
         command("executor_svc", "--listen", "127.0.0.1:0", "--model", "x"),
-        PYTHONPATH=f"{tmp_path}{os.pathsep}{REPOSITORY}",
+        PYTHONPATH=os.pathsep.join(map(str, (tmp_path, REPOSITORY, REPOSITORY / "shared"))),
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "octavo executor: the package torch is missing; install octavo[executor]"

@@ -46,7 +46,7 @@ def check_containerfile(name: str, text: str) -> list[str]:
         for label in ("title", "description", "version", "licenses")
         if f"org.opencontainers.image.{label}=" not in final
     ]
-    if f'ENTRYPOINT ["python", "-P", "-m", "{MODULES[name]}"]' not in final:
+    if f'ENTRYPOINT ["python", "-m", "{MODULES[name]}"]' not in final:
         findings.append("starts something else")
     for imported in re.findall(r'python -c "import ([\w.]+)', text):
         if not (REPOSITORY / imported.replace(".", "/")).with_suffix(".py").exists():

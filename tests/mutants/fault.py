@@ -105,7 +105,7 @@ class TreeCopy:
         self._process = subprocess.Popen(
             command,
             cwd=self.root,
-            env={**os.environ, "PYTHONPATH": str(self.root)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(self.root), str(self.root / "shared")])},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

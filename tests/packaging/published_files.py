@@ -9,11 +9,12 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-PACKAGES = ("executor_svc", "octavo", "scheduler_svc", "shared")
+# Where each is in the checkout; what is in a wheel begins with its last part.
+PACKAGES = ("executor_svc", "octavo", "scheduler_svc", "shared/octavo_shared")
 
 # Read at run time, so without one of them the wheel would break, and nothing would say so before.
 REQUIRED = (
-    *(f"{package}/py.typed" for package in PACKAGES),
+    *(f"{Path(package).name}/py.typed" for package in PACKAGES),
     "executor_svc/native/csrc/attention.c",
     "executor_svc/native/csrc/step.h",
     "octavo/generation/v1/generation_pb2.pyi",
@@ -33,7 +34,7 @@ def check_archives(source: Path, *, wheel: Path, sdist: Path, direct: Path, priv
     in_wheel, in_direct, in_sdist = _read_wheel(wheel), _read_wheel(direct), _read_sdist(sdist)
     mistakes = _differences("the sdist's wheel", in_wheel, "the checkout's", in_direct)
     of_source = {
-        str(path.relative_to(source)): path.read_bytes()
+        str(path.relative_to((source / package).parent)): path.read_bytes()
         for package in PACKAGES
         for path in (source / package).rglob("*")
         if path.is_file()

@@ -21,7 +21,7 @@ from unittest import mock
 
 from tests.simulation.loop import RealWorldError, SimulationLoop
 
-OURS = ("scheduler_svc", "executor_svc", "shared", "octavo", "tests")
+OURS = ("scheduler_svc", "executor_svc", "octavo_shared", "octavo", "tests")
 
 _CLOCKS = ("time", "monotonic", "perf_counter")
 _WAYS_OUT: dict[Any, tuple[str, ...]] = {

@@ -22,6 +22,9 @@ from tests.support.stack import ExecutorProcess
 FAKE = "executor_svc.fake"
 SCHEDULER = "scheduler_svc"
 FRONT = "scheduler_svc.processes.own_front"
+# Where releases up to 0.1.0 had it.
+FORMER_MODULES = {FRONT: "scheduler_svc.own_front"}
+CONFIG = ("scheduler_svc/config/scheduler_config.py", "scheduler_svc/config.py")
 
 WORKING_TREE = Path(__file__).parents[2]
 RELEASE_ARCHIVES = sorted(Path(__file__).parent.glob("octavo-*.zip"))
@@ -54,64 +57,71 @@ class Code:
     @property
     def has_admin_port(self) -> bool:
         """Whether the scheduler serves operators on a port of their own; that of 0.1.0 does it on its main port."""
-        return self._has("scheduler_svc/config/scheduler_config.py", "admin_listen")
+        return self._has("admin_listen", CONFIG)
 
     @property
     def has_fronts(self) -> bool:
         """Whether fronts of their own can join the scheduler."""
-        return self._has("scheduler_svc/config/scheduler_config.py", "core_listen")
+        return self._has("core_listen", CONFIG)
 
     @property
     def keeps_names(self) -> bool:
         """Whether a scheduler that starts again finds what executors have cached."""
-        return self._has("scheduler_svc/config/scheduler_config.py", "prefix_key_file")
+        return self._has("prefix_key_file", CONFIG)
 
     @property
     def has_row_flags(self) -> bool:
         """Whether an executor says which outputs cannot go on."""
-        return self._has("shared/octavo_shared/step_wire/capability.py", "ROW_FLAGS")
+        return self._has("ROW_FLAGS", ("shared/octavo_shared/step_wire/capability.py", "shared/capability.py"))
 
     @property
     def has_continuations(self) -> bool:
         """Whether a client goes on elsewhere with an answer that was cut."""
-        return bool(self._read("octavo/calls/resumption.py"))
+        return bool(self._read(("octavo/calls/resumption.py", "octavo/resumption.py")))
 
     @property
     def tells_accepted_length(self) -> bool:
         """Whether clients and schedulers tell each other for which length a request was accepted."""
-        return self._has("octavo/calls/streamed_answer.py", "max_model_len")
+        return self._has("max_model_len", ("octavo/calls/streamed_answer.py", "octavo/streamed_answer.py"))
 
     @property
     def wire_versions(self) -> tuple[int, int]:
         """The lowest and the highest version of octavo.execution.v1 that it speaks."""
         found = {
             ast.unparse(node.targets[0]): ast.literal_eval(node.value)
-            for node in ast.parse(self._read("shared/octavo_shared/step_wire/wire.py")).body
+            for node in ast.parse(self._read(("shared/octavo_shared/step_wire/wire.py", "shared/wire.py"))).body
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("MIN_WIRE_VERSION", "MAX_WIRE_VERSION")
         }
         return found["MIN_WIRE_VERSION"], found["MAX_WIRE_VERSION"]
 
-    def _has(self, path: str, word: str) -> bool:
-        return word in self._read(path)
+    def _has(self, word: str, paths: tuple[str, ...]) -> bool:
+        return word in self._read(paths)
 
-    def _read(self, path: str) -> str:
+    def _read(self, paths: tuple[str, ...]) -> str:
+        """Return a file that is at one of these paths, of which the first is that of the working tree; "": at none."""
         if self.archive is None:
-            return (WORKING_TREE / path).read_text(encoding="utf-8")
+            return (WORKING_TREE / paths[0]).read_text(encoding="utf-8")
         with zipfile.ZipFile(self.archive) as archive:
-            return archive.read(path).decode() if path in archive.namelist() else ""
+            installed = [path.removeprefix("shared/") if "octavo_shared" in path else path for path in paths]
+            return next((archive.read(path).decode() for path in installed if path in archive.namelist()), "")
 
     def environment(self) -> dict[str, str]:
         """Return the environment in which Python imports this code, whatever is installed."""
-        return {**os.environ, "PYTHONPATH": str(self.archive or WORKING_TREE)}
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(self._homes)}
 
     def environment_of_tests(self) -> dict[str, str]:
         """Return the environment in which Python imports this code, and the tests of the working tree."""
-        homes = (self.archive or WORKING_TREE, WORKING_TREE)
-        return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, homes))}
+        return {**os.environ, "PYTHONPATH": os.pathsep.join([*self._homes, str(WORKING_TREE)])}
+
+    @property
+    def _homes(self) -> list[str]:
+        return [str(WORKING_TREE), str(WORKING_TREE / "shared")] if self.archive is None else [str(self.archive)]
 
     def command(self, module: str) -> list[str]:
         """Return the command that runs a module of this code."""
         python = [sys.executable, "-P"]
+        if self.archive is not None and not self._read((f"{module.replace('.', '/')}.py",)):
+            module = FORMER_MODULES.get(module, module)
         if self.wire_range is None:
             return [*python, "-m", module]
         lowest, highest = self.wire_range

@@ -23,11 +23,7 @@ PACKAGES = ("executor_svc", "octavo", "scheduler_svc", "shared")
 # What the tests start or import; everything that these import comes with them.
 ROOTS = (
     *("executor_svc.fake.__main__", "octavo.client", "scheduler_svc.__main__"),
-    *(
-        "scheduler_svc.processes.core_process",
-        "scheduler_svc.processes.front_process",
-        "scheduler_svc.processes.own_front",
-    ),
+    *(f"scheduler_svc.processes.{name}" for name in ("core_process", "front_process", "own_front")),
 )
 
 # The least that the format can say: midnight, 1 January 1980.
@@ -47,10 +43,14 @@ def main() -> int:
 
 
 def read_sources(tar: bytes) -> dict[str, bytes]:
-    """Return the Python files of a tar archive by path."""
+    """Return the Python files of a tar archive by path, as they are installed."""
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
         members = [member for member in archive if member.isfile() and member.name.endswith(".py")]
-        return {member.name: content.read() for member in members if (content := archive.extractfile(member))}
+        return {
+            member.name.removeprefix("shared/"): content.read()
+            for member in members
+            if (content := archive.extractfile(member))
+        }
 
 
 def version_of(sources: Mapping[str, bytes]) -> str:

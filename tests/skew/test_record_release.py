@@ -10,14 +10,14 @@ from tests.support.each_row import each_row
 
 SOURCES = {
     "octavo/__init__.py": b"if TYPE_CHECKING:\n    import executor_svc.heavy\n__version__ = '7.8.9'\n",
-    "octavo/client.py": b"import json\nfrom octavo.inner.v1 import a_pb2\n\ndef late():\n    from octavo_shared import wire\n",
+    "octavo/client.py": b"from octavo.inner.v1 import a_pb2\n\ndef late():\n    from octavo_shared import wire\n",
     "octavo/inner/__init__.py": b"",
     "octavo/inner/v1/__init__.py": b"",
     "octavo/inner/v1/a_pb2.py": b"",
     "octavo/inner/v1/b_pb2.py": b"",
-    "shared/__init__.py": b"",
-    "shared/octavo_shared/step_wire/wire.py": b"import octavo_shared.step_wire.step as step\n",
-    "shared/octavo_shared/step_wire/step.py": b"from octavo_shared.step_wire.wire import encode\n",
+    "octavo_shared/__init__.py": b"",
+    "octavo_shared/wire.py": b"import octavo_shared.step as step\n",
+    "octavo_shared/step.py": b"from octavo_shared.wire import encode\n",
     "executor_svc/heavy.py": b"import torch\n",
 }
 

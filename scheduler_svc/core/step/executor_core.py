@@ -42,7 +42,7 @@ Invariants, asserted by `integrity.py` and tested after every step:
  8. A registered block holds what its hash says, in all tokens; only full blocks are registered.
 
 Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `block_appender.py`, `prefills.py`,
-`results.py`, `block_manager.py`, then `shared/octavo_shared/step_wire/batch_table.py`.
+`results.py`, `block_manager.py`, then `octavo_shared/step_wire/batch_table.py`.
 """
 
 from collections import deque

@@ -1,6 +1,6 @@
 """Whether what came back is the result of the step that was sent.
 
-The twin of `shared/octavo_shared/step_wire/delta_check.py`: there an executor refuses a step that does not fit its table, here
+The twin of `octavo_shared/step_wire/delta_check.py`: there an executor refuses a step that does not fit its table, here
 the scheduler refuses a result that does not fit the step. Nothing of a refused result is used; the
 executor is given up, and its sequences are computed again elsewhere.
 """

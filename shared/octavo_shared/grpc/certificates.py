@@ -1,7 +1,7 @@
 """Reads and checks PEM files: certificates, private keys, authorities. What is wrong is one sentence with the fix.
 
 gRPC itself takes any bytes and refuses every connection later, without saying why. Nothing imports cryptography before
-there is a file to read: a start without TLS is faster by it. Read next: `shared/octavo_shared/grpc/tls.py`.
+there is a file to read: a start without TLS is faster by it. Read next: `octavo_shared/grpc/tls.py`.
 """
 
 from dataclasses import dataclass

@@ -44,7 +44,7 @@ class GrpcServer:
         health: What it says of the process; by default a health of its own.
         credentials: Speak TLS with these; None: plaintext.
         interceptors: Around every call, the first one outermost; what they refuse they end themselves, by `abort`
-            of `shared/octavo_shared/grpc/grpc_status.py`.
+            of `octavo_shared/grpc/grpc_status.py`.
         readers: Inside of all others, where the request is decoded.
         call_metrics: Around all of them: counts the calls by the status that they end with; None: nobody counts.
         flag: The setting that `listen` comes from, for people.

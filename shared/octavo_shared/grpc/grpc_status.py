@@ -1,9 +1,9 @@
 """The one table from the error tree to gRPC status, and the interceptor that applies it.
 
-Servicers raise errors of `shared/octavo_shared/errors.py` and never call `context.abort`. `StatusInterceptor`
+Servicers raise errors of `octavo_shared/errors.py` and never call `context.abort`. `StatusInterceptor`
 stands around every handler of a server, decodes its request and ends the call with the status below. Details that a
 program can use travel as `google.rpc.Status` in the trailing metadata `grpc-status-details-bin`.
-Read next: `shared/octavo_shared/grpc/grpc_server.py`, which installs the interceptor.
+Read next: `octavo_shared/grpc/grpc_server.py`, which installs the interceptor.
 """
 
 # The stubs of grpc make generic what is not at run time.

@@ -1,7 +1,7 @@
 """A service's side of TLS: credentials whose files are read again when they change.
 
 gRPC asks for the certificate at every handshake, so new connections get a renewed one, and streams that
-run go on. Read next: `shared/octavo_shared/grpc/certificates.py` for the checks, `shared/octavo_shared/grpc/watched_files.py` for the renewal.
+run go on. Read next: `certificates.py` for the checks, `watched_files.py` for the renewal.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """A histogram that costs a plain addition where it is filled, and becomes a Prometheus one when it is read.
 
-Pure: whoever fills it needs no library; `shared/octavo_shared/process/metric.py` makes it a metric.
+Pure: whoever fills it needs no library; `octavo_shared/process/metric.py` makes it a metric.
 """
 
 from bisect import bisect_left

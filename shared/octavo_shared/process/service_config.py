@@ -1,4 +1,4 @@
-"""The settings that every service has; `shared/octavo_shared/process/config.py` reads them from flags, environment and file."""
+"""The settings that every service has; `config.py` reads them from flags, environment and file."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,8 +1,8 @@
 """The values of one step: what the scheduler decides, what the executor answers.
 
 Plain values, pure: NumPy only. Nobody changes one that is made, and those that every step or prompt has
-are not frozen: to make a frozen one takes twice as long. `shared/octavo_shared/step_wire/batch_table.py` gives them their meaning,
-`shared/octavo_shared/step_wire/wire.py` their form on the wire.
+are not frozen: to make a frozen one takes twice as long. `batch_table.py` gives them their meaning, `wire.py`
+their form on the wire.
 """
 
 from collections.abc import Sequence as Seq

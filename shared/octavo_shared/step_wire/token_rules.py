@@ -1,7 +1,7 @@
 """Which tokens a sequence may not get, or rather gets: what of its sampling is no single number.
 
 Rules travel with the admission, once, and belong to all sequences of a group: a fork has its parent's.
-Next: `shared/octavo_shared/step_wire/step.py`, where they are part of an `Admission`.
+Next: `octavo_shared/step_wire/step.py`, where they are part of an `Admission`.
 """
 
 from collections.abc import Iterable

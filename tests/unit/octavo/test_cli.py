@@ -241,7 +241,8 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 async def test_the_command_line_loads_no_heavy_package() -> None:
     heavy = "{'torch', 'transformers', 'numpy', 'tokenizers', 'pydantic'}"
-    modules = "octavo.cli, octavo.commands.command_line, octavo.local.llm, octavo.commands.demo, octavo.commands.up, octavo.commands.chat"
+    commands = ", ".join(f"octavo.commands.{name}" for name in ("command_line", "demo", "up", "chat"))
+    modules = f"octavo.cli, octavo.local.llm, {commands}"
     program = f"import sys, {modules}; print({heavy} & set(sys.modules))"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
     stdout, _ = await process.communicate()
