@@ -16,7 +16,7 @@ def sources() -> dict[str, str]:
     """Return the content of each file, by its path in the repository."""
     return {
         "protos/octavo/execution/v1/sampling_params.proto": _proto(),
-        "octavo_shared/step_wire/sampling_row.py": _row(),
+        "shared/octavo_shared/step_wire/sampling_row.py": _row(),
         "octavo/values/sampling_numbers.py": _numbers(),
     }
 

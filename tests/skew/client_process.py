@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 
+import tests.skew.former_names  # noqa: F401
 from octavo import Client
 from tests.skew.requests import WITH_LONG, Stream, run_all, until_all_stream
 

@@ -5,19 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from octavo import Client, SamplingParams
-
-try:
-    from octavo.values.outputs import Accepted, Delta, Event, FailedRequest, Finished, Output, PromptLogprobs
-except ModuleNotFoundError:  # a release up to 0.1.0 runs this
-    from octavo.outputs import (  # type: ignore[import-not-found, no-redef]
-        Accepted,
-        Delta,
-        Event,
-        FailedRequest,
-        Finished,
-        Output,
-        PromptLogprobs,
-    )
+from octavo.values.outputs import Accepted, Delta, Event, FailedRequest, Finished, Output, PromptLogprobs
 
 NUM_TOKENS = 48
 NUM_PROMPT_TOKENS = 20

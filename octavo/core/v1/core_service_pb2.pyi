@@ -961,7 +961,7 @@ class Failure(_message.Message):
     ATTRIBUTES_JSON_FIELD_NUMBER: _builtins.int
     BASE_KINDS_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """Its class in shared/errors.py."""
+    """Its class in octavo_shared/errors.py."""
     message: _builtins.str
     """Its sentence."""
     attributes_json: _builtins.str

@@ -57,7 +57,7 @@ class ExecuteModelRequest(_message.Message):
     """ExecuteModelRequest is one step: the change of the batch table since the previous step, and what
     to run on it.
 
-    Both tiers hold the same table (shared/batch_table.py). It starts empty at Attach and is changed
+    Both tiers hold the same table (octavo_shared/step_wire/batch_table.py). It starts empty at Attach and is changed
     by these messages alone. The executor applies the fields in this order: released slots, drops and
     then loads of grammars and adapters, admissions, beam forks, token appends, block replacements, block
     appends, deactivated slots, activated slots, allowances. It then lays out the step: every active slot

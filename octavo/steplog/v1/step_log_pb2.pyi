@@ -431,7 +431,7 @@ class CoreJoined(_message.Message):
     limits_json: _builtins.str
     """Its limits, by the names of `CoreLimits` (scheduler_svc/core/limits.py), as JSON."""
     info_json: _builtins.str
-    """What the executor said of itself, by the names of `ExecutorInfo` (shared/executor_info.py), as JSON."""
+    """What the executor said of itself, by the names of `ExecutorInfo` (octavo_shared/step_wire/executor_info.py), as JSON."""
     numerics_id: _builtins.str
     """Kind of the executor. Empty: it is not known."""
     weights_digest: _builtins.str
@@ -662,7 +662,7 @@ Global___GroupAdded: _TypeAlias = GroupAdded  # noqa: Y015
 
 @_typing.final
 class BeamSearchParams(_message.Message):
-    """BeamSearchParams are those of `BeamSearchParams` (scheduler_svc/core/beams/beam_search.py)."""
+    """BeamSearchParams are those of `BeamSearchParams` (scheduler_svc/core/beam_search.py)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
