@@ -1,4 +1,3 @@
-
 import pytest
 
 from tests.unit.octavo.stand_in import stand_in
