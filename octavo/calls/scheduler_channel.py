@@ -3,14 +3,15 @@
 Several addresses are several ways to the same answers: calls go to one of them until nobody serves there.
 """
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Self
 
 import grpc
 import grpc.aio
 
-from octavo.calls.bearer_token import token_metadata
 from octavo.calls.tls import TlsOptions, channel_credentials, handshake_trouble, is_closed_at_once
 from octavo.errors import (
     ClosedError,
@@ -22,7 +23,7 @@ from octavo.errors import (
     UnavailableError,
     from_rpc_error,
 )
-from octavo.values.address import target_trouble
+from octavo.values.address import is_loopback, target_trouble
 from octavo.values.status_details import is_from_service
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -161,3 +162,33 @@ class SchedulerChannel:
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE or "failed to connect" in details:
             return NotConnectedError(endpoint.address)
         return UnavailableError(f"the connection to the scheduler at {endpoint.address} was lost")
+
+
+# The token that says to a scheduler who calls --------------------------------------------------
+
+
+def token_metadata(address: str, token: str, *, is_encrypted: bool) -> tuple[tuple[str, str], ...]:
+    """Return what carries a token in each call to HOST:PORT.
+
+    Raises: ConnectionOptionsError: others could read it on its way, or it is no token.
+    """
+    if not is_encrypted and not is_loopback(address):
+        raise ConnectionOptionsError(
+            f"the token would travel to {address} in plaintext; speak TLS (--tls-ca, or --tls), or leave the token out"
+        )
+    if not re.fullmatch(r"[\x21-\x7e]+", token):
+        raise ConnectionOptionsError("the token must be one word of ASCII characters, without spaces")
+    return (("authorization", f"Bearer {token}"),)
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file, without the white space around it.
+
+    Raises: ConnectionOptionsError: the file cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConnectionOptionsError(f"--token-file {path} cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ConnectionOptionsError(f"--token-file {path} is not a text file with a token") from error

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from octavo.admin_client import AdminClient
-from octavo.calls.bearer_token import read_token
+from octavo.calls.scheduler_channel import read_token
 from octavo.calls.tls import TlsOptions
 from octavo.client import DEFAULT_ADMIN_ADDRESS, Client
 from octavo.commands.options import address_option, check_address, is_on_command_line, with_options

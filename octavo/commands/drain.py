@@ -9,8 +9,7 @@ from octavo.admin.v1 import admin_pb2
 from octavo.admin_client import AdminClient
 from octavo.commands.connection import admin_connection_options
 from octavo.errors import OctavoError
-from octavo.top.formatting import counted
-from octavo.values.wording import printable
+from octavo.values.wording import counted, printable
 
 LOOK_INTERVAL_S = 0.25
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from octavo.errors import OctavoError
-from octavo.top.formatting import counted, span_text
+from octavo.top.formatting import span_text
 from octavo.top.overview import BLOCK_CELLS, legend
 from octavo.top.polling import Answers
 from octavo.top.rates import RateMeter
@@ -20,7 +20,7 @@ from octavo.top.report_text import event_lines
 from octavo.top.snapshot import snapshot_text
 from octavo.top.terminal import MIN_COLUMNS
 from octavo.values.address import port_trouble
-from octavo.values.wording import printable
+from octavo.values.wording import counted, printable
 
 if TYPE_CHECKING:  # needs the packages of the scheduler
     from scheduler_svc.replay.core_replay import DifferenceError

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Input, Static
 
 from octavo.admin_client import NotFoundError
 from octavo.errors import OctavoError
-from octavo.top.formatting import counted, span_text
+from octavo.top.formatting import span_text
 from octavo.top.help_screen import HelpScreen
 from octavo.top.overview import executor_lines, overview_lines
 from octavo.top.polling import Poller
@@ -25,7 +25,7 @@ from octavo.top.request_table import RequestTable
 from octavo.top.rows import Order, RequestRow, ended_rows, executor_rows, in_order, live_rows
 from octavo.top.snapshot import requests_title
 from octavo.top.terminal import size_trouble
-from octavo.values.wording import printable
+from octavo.values.wording import counted, printable
 
 INTERVALS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 _ALL_LINES = 30  # from here on there is room for the executors beside an open pane

@@ -70,11 +70,6 @@ def short_span_text(microseconds: int) -> str:
     return f"{milliseconds:.2f} ms" if milliseconds < 0.995 else f"{milliseconds:.1f} ms"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return "1 block", "2,000 blocks": the noun's plural takes an s."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def fit(text: str, width: int) -> str:
     """Return text of at most so many cells, with "…" for a tail that is left out; width at least 1."""
     if cell_len(text) <= width:

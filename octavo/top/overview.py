@@ -11,7 +11,6 @@ from octavo.top.formatting import (
     NONE,
     bar_lengths,
     count_text,
-    counted,
     fit,
     fit_id,
     pad,
@@ -23,7 +22,7 @@ from octavo.top.formatting import (
 )
 from octavo.top.rates import Picture, attached_models
 from octavo.top.rows import ExecutorRow
-from octavo.values.wording import printable
+from octavo.values.wording import counted, printable
 
 # Shared, used by one sequence, cached, free: told apart by their shape also where there are no colours.
 BLOCK_CELLS = (("█", "#5fafd7"), ("▓", "#5f87af"), ("░", "#5f87af"), ("·", "dim"))

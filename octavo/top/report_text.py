@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from octavo.admin.v1 import admin_pb2
-from octavo.top.formatting import counted, span_text, time_text
+from octavo.top.formatting import span_text, time_text
 from octavo.top.report import Report, Sharing
 from octavo.top.rows import STATUS_STYLES, STATUS_WORDS
-from octavo.values.wording import printable
+from octavo.values.wording import counted, printable
 
 _MAX_NAMED = 3
 _LABEL_WIDTH = 10

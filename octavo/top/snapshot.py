@@ -6,11 +6,10 @@ from rich.text import Text
 
 from octavo.top.as_json import to_values
 from octavo.top.columns import cell_texts, columns, head_texts, joined
-from octavo.top.formatting import counted
 from octavo.top.overview import executor_lines, legend, overview_lines
 from octavo.top.rates import Picture
 from octavo.top.rows import Order, executor_rows, in_order, live_rows
-from octavo.values.wording import json_line
+from octavo.values.wording import counted, json_line
 
 
 def snapshot_text(picture: Picture, address: str, width: int) -> str:

@@ -9,7 +9,7 @@ from itertools import islice
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
-from octavo_shared.wording import counted, duration_text
+from octavo.values.wording import counted, duration_text
 from scheduler_svc.admin.life import ended_state, milliseconds
 from scheduler_svc.admin.state import RequestLocation, RequestLocations, num_output_tokens
 from scheduler_svc.core.sequence import Placed, SequenceGroup

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from octavo.admin.v1 import admin_pb2
-from octavo_shared.wording import counted
+from octavo.values.wording import counted
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
 
 EVENT_KIND: Mapping[EventKind, "admin_pb2.RequestEventKind.ValueType"] = {

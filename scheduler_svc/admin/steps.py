@@ -1,8 +1,8 @@
 """Logged steps as `AdminService` shows them: field by field, and in one sentence."""
 
 from octavo.admin.v1 import admin_pb2
+from octavo.values.wording import counted
 from octavo_shared.step_wire.step import Fork, Int32Array
-from octavo_shared.wording import counted
 from scheduler_svc.telemetry.step_log import LoggedStep
 
 

@@ -15,11 +15,11 @@ from collections import deque
 from dataclasses import replace
 from typing import NamedTuple
 
+from octavo.values.wording import counted
 from octavo_shared.errors import ExecutorFaultError, OctavoServiceError, TokenizerFileError
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import SLOW_STEP, Event
 from octavo_shared.step_wire.step import StepResult
-from octavo_shared.wording import counted
 from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost

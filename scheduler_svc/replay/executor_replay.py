@@ -18,11 +18,11 @@ import grpc.aio
 
 from octavo.calls.tls import handshake_trouble
 from octavo.steplog.v1 import step_log_pb2 as pb
+from octavo.values.wording import counted
 from octavo_shared.errors import InvalidStepError, OctavoServiceError
 from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.step import StepResult
 from octavo_shared.step_wire.wire import decode_result
-from octavo_shared.wording import counted
 from scheduler_svc.core.step.executor_core import ExecutorCore
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from octavo.admin.v1 import admin_pb2
-from octavo_shared.wording import counted
+from octavo.values.wording import counted
 from scheduler_svc.admin.life import event_states
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.replay.log_reader import LogFile

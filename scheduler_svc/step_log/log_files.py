@@ -15,7 +15,7 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from octavo_shared.wording import counted
+from octavo.values.wording import counted
 
 MAGIC = b"octavo step log\n"
 FORMAT_VERSION = 3

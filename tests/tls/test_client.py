@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.calls.bearer_token import read_token, token_metadata
+from octavo.calls.scheduler_channel import read_token, token_metadata
 from octavo.calls.tls import TlsOptions, handshake_trouble
 from octavo.client import Client
 from octavo.errors import (

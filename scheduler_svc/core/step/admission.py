@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 
-from octavo_shared.wording import counted
+from octavo.values.wording import counted
 from scheduler_svc.core.blocks.block_manager import AdmissionPlan, AllocStatus, BlockManager
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup

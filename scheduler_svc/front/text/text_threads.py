@@ -16,10 +16,10 @@ from itertools import count
 from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
+from octavo.values.wording import counted
 from octavo_shared.errors import TokenizerFailedError, UnavailableError
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.metric import Family, Metric
-from octavo_shared.wording import counted
 
 # How long a call may take, in seconds: the longest prompt takes a few.
 LIMIT_S = 10.0

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from octavo.execution.v1 import capability_pb2, execution_service_pb2, sampling_params_pb2, step_pb2
 from octavo.values.sampling_parameters import BY_NAME, ROW_PARAMETERS
+from octavo.values.wording import counted
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.executor_info import ExecutorInfo
@@ -33,7 +34,6 @@ from octavo_shared.step_wire.step import (
     no_triples,
 )
 from octavo_shared.step_wire.wire_rules import decode_rules, encode_rules
-from octavo_shared.wording import counted
 
 Number = TypeVar("Number", int, float)
 
