@@ -50,7 +50,7 @@ async def test_a_tenant_that_fills_the_queue_gives_way_to_another_one_up_to_its_
         headers = {"Authorization": f"Bearer {secret_of('red')}"}
         body = {"model": "fake", "prompt": [70, 71], "max_tokens": 3}
         newest = asyncio.create_task(api.send("POST", "/v1/completions", json=body, headers=headers))
-        await until(lambda: api.stack.engine.waiting.num_waiting == 4)
+        await until(lambda: len(requests) == 5)
 
         blues = [asyncio.create_task(answer_of(generate(api, "blue", num))) for num in (5, 6)]
         refused = await newest
