@@ -70,12 +70,15 @@ class AdminClient(SchedulerChannel):
     ) -> None:
         super().__init__(address, tls=tls, token=token)
 
-    @property
-    def url(self) -> str | None:
-        """Where the same port serves the live page; None: the address is one that no browser takes."""
-        if "/" in self.address or self.address.startswith(("unix", "dns:", "ipv4:", "ipv6:")):
+    def page_url(self, port: int) -> str | None:
+        """Return where the live page is; None: it is not served, or the address is one that no browser takes.
+
+        Args:
+            port: `GetSchedulerStateResponse.page_port`.
+        """
+        if not port or "/" in self.address or self.address.startswith(("unix", "dns:", "ipv4:", "ipv6:")):
             return None
-        return f"{'http' if self._tls is None else 'https'}://{self.address}/"
+        return f"{'http' if self._tls is None else 'https'}://{self.address.rpartition(':')[0]}:{port}/"
 
     async def get_state(self) -> pb.GetSchedulerStateResponse:
         """Return queue lengths, blocks, counters and executors."""

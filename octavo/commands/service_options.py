@@ -21,8 +21,8 @@ _COMMON = (
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "max_waiting_requests", "policy"),
 )
 
-# `octavo up` has a flag of its own for it, with another default.
-_OWN = ("admin_listen", "openai_listen")
+# `octavo up` has flags of its own for them, with other defaults.
+_OWN = ("admin_listen", "page_listen", "openai_listen")
 
 
 class _SettingOption(click.Option):

@@ -24,6 +24,7 @@ from octavo.values.address import exposure_warning
 if TYPE_CHECKING:  # needs the packages of the services
     from scheduler_svc.config.scheduler_config import SchedulerConfig
 
+DEFAULT_PAGE_ADDRESS = "127.0.0.1:50055"
 DEFAULT_OPENAI_ADDRESS = "127.0.0.1:8080"
 
 # A question and an answer of a few sentences.
@@ -47,8 +48,15 @@ _LOOK_TIMEOUT_S = 1.0
     "--admin-listen",
     callback=check_listen,
     metavar="HOST:PORT",
-    help="Address for operators (live page, octavo top). Port 0 takes a free one.  "
+    help="Address for operators (octavo top). Port 0 takes a free one.  "
     f"[default: {DEFAULT_ADMIN_ADDRESS}; a free port if --listen has port 0]",
+)
+@click.option(
+    "--page-listen",
+    callback=check_listen_or_off,
+    metavar="HOST:PORT|off",
+    help="Address of the live page, for browsers. Port 0 takes a free one; off: it is not served.  [default: "
+    f"{DEFAULT_PAGE_ADDRESS}; a free port if --listen or --admin-listen has port 0]",
 )
 @click.option(
     "--executors",
@@ -73,6 +81,7 @@ def up(
     model_argument: str | None,
     listen: str,
     admin_listen: str | None,
+    page_listen: str | None,
     num_executors: int,
     openai_listen: str | None,
     verbose: bool,
@@ -90,6 +99,10 @@ def up(
     if admin_listen is None:
         admin_listen = "127.0.0.1:0" if listen.endswith(":0") else DEFAULT_ADMIN_ADDRESS
     listens = {"listen": listen, "admin_listen": admin_listen}
+    if page_listen is None and "page_listen" not in options["scheduler"]:
+        page_listen = "127.0.0.1:0" if ":0" in (listen[-2:], admin_listen[-2:]) else DEFAULT_PAGE_ADDRESS
+    if page_listen is not None:
+        listens["page_listen"] = page_listen
     lacks_openai = False
     if openai_listen is None and "openai_listen" not in options["scheduler"]:
         openai_listen = "127.0.0.1:0" if listen.endswith(":0") else DEFAULT_OPENAI_ADDRESS
@@ -106,13 +119,12 @@ def up(
             err=True,
         )
     config = local.scheduler.config
-    asyncio.run(check_ports(config.listen, config.admin_listen, config.openai_listen))
+    http_listens = {"--page-listen": config.page_listen, "--openai-listen": config.openai_listen}
+    asyncio.run(check_ports(config.listen, config.admin_listen, http_listens))
     if lacks_openai:
         _say_that_openai_is_not_served()
     if config.tls_cert is None:
-        _warn_if_exposed(
-            {"--listen": config.listen, "--admin-listen": config.admin_listen, "--openai-listen": config.openai_listen}
-        )
+        _warn_if_exposed({"--listen": config.listen, "--admin-listen": config.admin_listen, **http_listens})
     local.prepare_model()
     asyncio.run(_run_until_stopped(config.served_model_name or model, local, is_verbose=verbose))
 
@@ -158,7 +170,8 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         config = options.scheduler.config
         scheme = "http" if config.tls_cert is None else "https"
         admin_flags = _address_flag(services.admin_address, DEFAULT_ADMIN_ADDRESS) + _access_flags(config)
-        click.echo(f"operators: {scheme}://{services.admin_address} (live page), octavo top{admin_flags}")
+        page = f"{scheme}://{services.page_address} (live page), " if services.page_address is not None else ""
+        click.echo(f"operators: {page}octavo top{admin_flags}")
         flags = _address_flag(services.address, DEFAULT_ADDRESS) + _access_flags(config)
         is_short = not _access_flags(config) and await warn_if_short(services.address)
         if options.lacks_tokenizer:

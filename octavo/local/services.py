@@ -69,6 +69,7 @@ class LocalServices:
         self._restarts: asyncio.Task[LocalServiceError] | None = None
         self._address: str | None = None
         self._admin_address: str | None = None
+        self._page_address: str | None = None
         self._openai_address: str | None = None
 
     @classmethod
@@ -103,6 +104,11 @@ class LocalServices:
         """HOST:PORT where the scheduler serves operators."""
         assert self._admin_address is not None, "start() comes first"
         return self._admin_address
+
+    @property
+    def page_address(self) -> str | None:
+        """HOST:PORT of the live page; None: it is not served."""
+        return self._page_address
 
     @property
     def openai_address(self) -> str | None:
@@ -216,6 +222,7 @@ class LocalServices:
         scheduler = self._new_child("scheduler", [*self._scheduler_command, "--executor", addresses])
         await self._start_child(scheduler)
         self._address, self._admin_address = scheduler.address, scheduler.addresses.get("admin")
+        self._page_address = scheduler.addresses.get("page")
         self._openai_address = scheduler.addresses.get("openai")
         self._on_status("loading the model")
         for child in (scheduler, *executors):

@@ -5,6 +5,7 @@ import errno
 import http.client
 import ipaddress
 import socket
+from collections.abc import Mapping
 
 import grpc.aio
 
@@ -18,13 +19,13 @@ _ANSWER_TIMEOUT_S = 3.0
 _HTTP_TIMEOUT_S = 0.5
 
 
-async def check_ports(listen: str, admin_listen: str, openai_listen: str | None = None) -> None:
+async def check_ports(listen: str, admin_listen: str, http_listens: Mapping[str, str | None]) -> None:
     """Refuse ports of a scheduler that are taken; what else may be wrong with them, the scheduler says.
 
     Args:
         listen: HOST:PORT for clients; port 0 is never taken.
         admin_listen: HOST:PORT for operators.
-        openai_listen: HOST:PORT of OpenAI's API; None: it is not served.
+        http_listens: HOST:PORT of those that speak HTTP, by flag; None: one is not served.
 
     Raises:
         LocalServiceError: one is taken; says by whom, as far as it answers, and what to do.
@@ -40,8 +41,9 @@ async def check_ports(listen: str, admin_listen: str, openai_listen: str | None 
         if found := await _describe_admin_port(admin_listen):
             raise LocalServiceError(f"{found}; `octavo up --admin-listen 127.0.0.1:0` starts another one")
         raise _taken("--admin-listen", admin_listen)
-    if openai_listen is not None and is_taken(openai_listen):
-        raise _taken("--openai-listen", openai_listen)
+    for flag, address in http_listens.items():
+        if address is not None and is_taken(address):
+            raise _taken(flag, address)
 
 
 def _taken(flag: str, address: str) -> LocalServiceError:

@@ -23,9 +23,8 @@ class AdminSource(Protocol):
     def address(self) -> str:
         """Where it is, HOST:PORT."""
 
-    @property
-    def url(self) -> str | None:
-        """Where its live page is; None: no browser can reach it."""
+    def page_url(self, port: int) -> str | None:
+        """See AdminClient."""
 
     async def get_state(self) -> pb.GetSchedulerStateResponse:
         """See AdminClient."""

@@ -43,7 +43,7 @@ class Report:
         request: What it is, and its life.
         explanation: Why it waits, that it runs, or how it ended.
         sharing: With whom it shares blocks; None: it has none on a device.
-        url: Its live page; None: no browser can reach it.
+        url: Its live page; None: it is not served, or no browser can reach it.
         warnings: What is wrong with executors that are attached, by address: with its own, or with those that it
             waits for.
     """
@@ -78,7 +78,8 @@ async def ask_report(source: AdminSource, request_id: str, tenant: str | None = 
     request, explanation, state = await asyncio.gather(
         source.get_request(request_id, tenant), source.explain_request(request_id, tenant), source.get_state()
     )
-    url = None if source.url is None else f"{source.url}#request={quote(request_id, safe='')}"
+    page = source.page_url(state.page_port)
+    url = None if page is None else f"{page}#request={quote(request_id, safe='')}"
     concerned = {explanation.executor, *(fit.executor for fit in explanation.executors)}
     warnings = {e.address: e.warning for e in state.executors if e.warning and e.address in concerned}
     report = Report(request, explanation, url=url, warnings=warnings)

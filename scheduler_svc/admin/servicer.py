@@ -40,11 +40,18 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     Args:
         engine: What is shown.
         fronts: Returns the front processes.
+        page_port: Returns the port of the live page; 0: it is not served.
     """
 
-    def __init__(self, engine: Engine, fronts: Callable[[], Sequence[admin_pb2.FrontState]] = tuple) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        fronts: Callable[[], Sequence[admin_pb2.FrontState]] = tuple,
+        page_port: Callable[[], int] = int,
+    ) -> None:
         self._engine = engine
         self._fronts = fronts
+        self._page_port = page_port
 
     # The whole -----------------------------------------------------------------------------------
 
@@ -93,6 +100,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             has_mixed_numerics=len({core.numerics for core in engine.fleet.cores}) > 1,
             step_log_trouble=engine.step_log.trouble if engine.step_log is not None else "",
             fronts=self._fronts(),
+            page_port=self._page_port(),
         )
 
     async def Drain(  # noqa: N802

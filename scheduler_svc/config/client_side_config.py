@@ -16,6 +16,11 @@ CertificateName = Annotated[str, Field(min_length=1)]
 OFF = "off"
 
 
+def none_if_off(value: object) -> object:
+    """Return None for the word: a file may have set an address, and a flag or a variable takes it back."""
+    return None if value == OFF else value
+
+
 class ClientSideConfig(ServiceConfig):
     """What clients meet: ports, tokens, texts."""
 
@@ -108,8 +113,7 @@ class ClientSideConfig(ServiceConfig):
     @field_validator("openai_listen", mode="before")
     @classmethod
     def _serve_nothing_if_off(cls, value: object) -> object:
-        """A file may have set an address: the word takes it back, in a flag or a variable."""
-        return None if value == OFF else value
+        return none_if_off(value)
 
     @model_validator(mode="after")
     def _check_trusted_clients(self) -> Self:

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from octavo.values.address import is_loopback
 from octavo_shared.process.service_config import ADDRESS_PATTERN
-from scheduler_svc.config.client_side_config import CertificateName, ClientSideConfig
+from scheduler_svc.config.client_side_config import CertificateName, ClientSideConfig, none_if_off
 
 ExecutorTarget = Annotated[str, Field(pattern=ADDRESS_PATTERN)]
 TenantWeight = Annotated[str, Field(pattern=r"^[^=]{1,256}=(0\.\d*[1-9]\d*|[1-9]\d{0,8}(\.\d{1,9})?)$")]
@@ -67,7 +67,13 @@ class SchedulerConfig(ClientSideConfig):
     admin_listen: str = Field(
         "127.0.0.1:50052",
         pattern=ADDRESS_PATTERN,
-        description="Address for operators, host:port: AdminService, and a page for browsers. Port 0 takes a free one.",
+        description="Address for operators, host:port: AdminService. Port 0 takes a free one.",
+    )
+    page_listen: str | None = Field(
+        None,
+        pattern=ADDRESS_PATTERN,
+        description="Address of the live page over HTTP, host:port, with TLS and operators' tokens as at "
+        "--admin-listen. Port 0 takes a free one. By default, and with the word off, it is not served.",
     )
     executor_tls_ca: Path | None = Field(
         None,
@@ -229,6 +235,11 @@ class SchedulerConfig(ClientSideConfig):
         description="Token ids in --step-log. masked: each stands for another one, and nobody knows for which. Such a "
         "log cannot be run on an executor.",
     )
+
+    @field_validator("page_listen", mode="before")
+    @classmethod
+    def _serve_no_page_if_off(cls, value: object) -> object:
+        return none_if_off(value)
 
     @model_validator(mode="after")
     def _check_identities(self) -> Self:

@@ -4,8 +4,9 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -15,6 +16,11 @@ from aiohttp.web_protocol import RequestHandler
 from octavo_shared.process.events import Event
 from scheduler_svc.http.http_tls import HttpTls
 
+# Beyond so many connections without a request, the oldest one is closed.
+MAX_SILENT = 512
+
+# How TLS begins (RFC 8446, section 5.1): no method of HTTP does.
+_HANDSHAKE_RECORD = b"\x16"
 _HANDSHAKE_TIMEOUT_S = 10.0
 _TLS_GOODBYE_TIMEOUT_S = 1.0
 
@@ -50,7 +56,7 @@ class HttpConnections:
 
     Args:
         answer: Answers a request; cancelled when its client leaves.
-        tls: For connections over TLS; None: there are none.
+        tls: What connections have to speak; None: plaintext.
         times: See there.
         refuse: Answers what is no request, given a status and what is wrong; None: aiohttp does, as plain text.
     """
@@ -62,16 +68,15 @@ class HttpConnections:
         times: ConnectionTimes,
         refuse: Callable[[int, str], web.Response] | None = None,
     ) -> None:
-        self._answer = answer
         self._tls = tls
         self._times = times
-        # When connections without a first request are closed; not every aiohttp would do it.
-        self._silent: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
+        # Connections without a first request, the oldest first.
+        self._silent: dict[asyncio.Task[None], None] = {}
         logger = logging.getLogger(f"{__name__}.aiohttp")
         logger.addFilter(_is_our_fault)
         self._server = _Server(
             refuse,
-            self._heard,
+            answer,
             handler_cancellation=True,
             access_log=None,
             auto_decompress=False,
@@ -80,53 +85,84 @@ class HttpConnections:
             logger=logger,
         )
 
-    async def serve(self, connection: socket.socket, peer: str, *, over_tls: bool) -> None:
-        """Own a connection; return as soon as requests can come, or it has failed.
+    def serve(self, connection: socket.socket, peer: str) -> None:
+        """Own a connection; beyond MAX_SILENT without a request the oldest one is closed.
 
         Args:
             connection: Accepted, not blocking.
-            peer: Whose it is, for the log.
-            over_tls: Whether it begins with a handshake.
+            peer: The address of its client, for the log.
         """
-        loop = asyncio.get_running_loop()
-        context = self._tls.context() if over_tls and self._tls is not None else None
-        _limit_unsent(connection, self._times.stall_s)
-        try:
-            transport, _ = await loop.connect_accepted_socket(
-                self._server,
-                connection,
-                ssl=context,
-                ssl_handshake_timeout=None if context is None else _HANDSHAKE_TIMEOUT_S,
-                ssl_shutdown_timeout=None if context is None else _TLS_GOODBYE_TIMEOUT_S,
-            )
-        except OSError as error:
-            _logger.info(Event("http_handshake_failed", peer=peer, cause=str(error)))
-        else:
-            transport.set_write_buffer_limits(high=_UNSENT_BYTES)
-            timer = loop.call_later(self._times.first_request_s, self._close_silent, transport)
-            self._silent[transport] = timer
+        task = asyncio.create_task(self._await_request(connection, peer))
+        self._silent[task] = None
+        task.add_done_callback(lambda task: self._settle(task, connection))
+        if len(self._silent) > MAX_SILENT:
+            next(iter(self._silent)).cancel()
 
     async def stop(self, grace_s: float) -> None:
         """Close idle connections, end requests that run after `grace_s` seconds, then close the rest."""
+        silent = list(self._silent)
+        for task in silent:
+            task.cancel()
+        await asyncio.gather(*silent, return_exceptions=True)
         transports = [handler.transport for handler in self._server.connections if handler.transport is not None]
-        for timer in self._silent.values():
-            timer.cancel()
-        self._silent.clear()
         self._server.pre_shutdown()
         await self._server.shutdown(max(grace_s, _MIN_GRACE_S))
         for transport in transports:
             transport.abort()  # who does not answer the goodbye of TLS is not waited for
         await asyncio.sleep(0)
 
-    async def _heard(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request, the first one of its connection or not."""
-        if request.transport is not None and (timer := self._silent.pop(request.transport, None)) is not None:
-            timer.cancel()
-        return await self._answer(request)
+    async def _await_request(self, connection: socket.socket, peer: str) -> None:
+        """Return once the first request of a connection has come, or it is closed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._times.first_request_s):
+                try:
+                    transport, handler = await self._connect(connection)
+                except OSError as error:
+                    _logger.info(Event("http_handshake_failed", peer=peer, cause=str(error)))
+                    return
+                try:
+                    await handler.has_request
+                except asyncio.CancelledError:  # too late, or others came
+                    transport.abort()
+                    raise
 
-    def _close_silent(self, transport: asyncio.Transport) -> None:
-        del self._silent[transport]
-        transport.abort()
+    async def _connect(self, connection: socket.socket) -> tuple[asyncio.Transport, "_Handler"]:
+        """Return what reads and answers a connection, behind its handshake. Raises OSError: that has failed."""
+        context = None
+        try:
+            _limit_unsent(connection, self._times.stall_s)
+            if self._tls is not None and await _begins_handshake(connection):
+                context = self._tls.context()
+        except BaseException:
+            connection.close()
+            raise
+        transport, handler = await asyncio.get_running_loop().connect_accepted_socket(
+            self._server,
+            connection,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else _HANDSHAKE_TIMEOUT_S,
+            ssl_shutdown_timeout=None if context is None else _TLS_GOODBYE_TIMEOUT_S,
+        )
+        transport.set_write_buffer_limits(high=_UNSENT_BYTES)
+        return transport, cast("_Handler", handler)
+
+    def _settle(self, task: asyncio.Task[None], connection: socket.socket) -> None:
+        del self._silent[task]
+        if task.cancelled():
+            connection.close()  # it may not even have begun
+        elif (error := task.exception()) is not None:
+            _logger.error(Event("connection_failed", cause=repr(error)), exc_info=error)
+
+
+async def _begins_handshake(connection: socket.socket) -> bool:
+    """Return whether a client speaks TLS; who does not is told so by the routes, in plaintext."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connection, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(connection)
+    return connection.recv(1, socket.MSG_PEEK) == _HANDSHAKE_RECORD
 
 
 class _Server(web.Server):
@@ -149,11 +185,18 @@ class _Server(web.Server):
 class _Handler(RequestHandler):
     """One connection; it says what is wrong in the words of its port."""
 
-    __slots__ = ("_refuse",)
+    __slots__ = ("_refuse", "has_request")
 
     def __init__(self, server: _Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._refuse = server.refuse
+        # Done once the head of the first request has come, or the connection is lost.
+        self.has_request: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End what waits for the first request too."""
+        self._stop_waiting()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes in.
@@ -162,8 +205,14 @@ class _Handler(RequestHandler):
         garbage collector would free them, which may come minutes later.
         """
         super().data_received(data)
+        if self._messages:
+            self._stop_waiting()
         if self._messages and (error := getattr(self._messages[-1][0], "exc", None)) is not None:
             error.__traceback__ = None
+
+    def _stop_waiting(self) -> None:
+        if not self.has_request.done():
+            self.has_request.set_result(None)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

@@ -17,8 +17,6 @@ from octavo_shared.grpc.health import Health
 from octavo_shared.grpc.tls import server_tls
 from octavo_shared.process.metric import Family
 from octavo_shared.process.metrics_server import MetricsServer
-from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
-from scheduler_svc.admin.listener.admin_port import AdminPort
 from scheduler_svc.admin.servicer import AdminServicer
 from scheduler_svc.config.dial_tls import read_credentials
 from scheduler_svc.config.prefix_key import key_fingerprint, prefix_key
@@ -35,6 +33,7 @@ from scheduler_svc.executors.serving_limits import CoreSettings
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.executors.tls import FLAGS, executor_tls
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
+from scheduler_svc.http.http_tls import http_tls
 from scheduler_svc.link.core_port import core_port
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.joined_fronts import LEAVE_S, JoinedFronts
@@ -95,8 +94,8 @@ class SchedulerService:
         self._on_drained = on_drained
         self._grace_s = config.shutdown_grace_s
         self.tls = server_tls(config)
-        access = access_control(config)
-        self._interceptors = [] if access is None else [AccessInterceptor(access, (ADMIN_SERVICE,))]
+        self._access = access_control(config)
+        self._interceptors = [] if self._access is None else [AccessInterceptor(self._access, (ADMIN_SERVICE,))]
         if tls := executor_tls(config):
             read_credentials(tls, FLAGS)  # what cannot be used ends the start, and not only every connection
         key = prefix_key(config)
@@ -148,6 +147,7 @@ class SchedulerService:
             {
                 "--listen": config.listen,
                 "--admin-listen": config.admin_listen,
+                **({} if config.page_listen is None else {"--page-listen": config.page_listen}),
                 **({} if config.openai_listen is None else {"--openai-listen": config.openai_listen}),
             },
             is_encrypted=self.tls is not None,
@@ -256,10 +256,13 @@ class SchedulerService:
 
     @property
     def other_addresses(self) -> dict[str, str]:
-        """Where operators ("admin"), OpenAI's clients, probes ("health") and metrics are served; after `start`."""
+        """Where operators ("admin", "page"), OpenAI's clients, probes and metrics are served; after `start`."""
         openai = self._config.openai_listen
         is_at_fronts = self.fronts is not None and openai is not None
         return self._ports.other_addresses | ({"openai": str(openai)} if is_at_fronts else {})
+
+    def _page_port(self) -> int:
+        return int(self._ports.other_addresses.get("page", ":0").rpartition(":")[2])
 
     def _front_states(self) -> Sequence[admin_pb2.FrontState]:
         own = [] if self.fronts is None else self.fronts.states()
@@ -277,25 +280,24 @@ class SchedulerService:
 
     def _other_ports(self, config: SchedulerConfig, health: Health) -> dict[str, Port]:
         """Return the ports of operators, of probes and of metrics, by name."""
+        admin = GrpcServer(
+            listen=config.admin_listen,
+            max_message_bytes=config.max_message_bytes,
+            service_names=[ADMIN_SERVICE],
+            health=health,
+            credentials=None if self.tls is None else self.tls.credentials(),
+            interceptors=self._interceptors,
+            call_metrics=self._calls,
+            flag="--admin-listen",
+        )
+        servicer = AdminServicer(self.engine, self._front_states, self._page_port)
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(servicer, admin.server)
+        others: dict[str, Port] = {"admin": admin}
+        if config.page_listen is not None:
+            from scheduler_svc.admin.http.page_server import PageServer
 
-        def admin_server(listen: str, forwarded_cert: ForwardedClientCert) -> GrpcServer:
-            server = GrpcServer(
-                listen=listen,
-                max_message_bytes=config.max_message_bytes,
-                service_names=[ADMIN_SERVICE],
-                health=health,
-                credentials=None if self.tls is None else self.tls.credentials(),
-                interceptors=forwarded_cert.wrap(self._interceptors),
-                call_metrics=self._calls,
-                flag="--admin-listen",
-            )
-            admin_service_pb2_grpc.add_AdminServiceServicer_to_server(
-                AdminServicer(self.engine, self._front_states), server.server
-            )
-            return server
-
-        service = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
-        others: dict[str, Port] = {"admin": AdminPort(config, service, admin_server)}
+            service = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
+            others["page"] = PageServer(config.page_listen, service, servicer, self._access, http_tls(config))
         if self.front is not None and self.front.openai is not None:
             others["openai"] = self.front.openai
         if self.link is not None and config.core_listen is not None:

@@ -54,7 +54,7 @@ async def explained(stack: Stack, text: str, capsys: pytest.CaptureFixture[str])
 
 async def test_a_request_that_waits_and_one_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
     head = token_request(190, 10, request_id="head", first_id=9)
-    async with still_stack(token_request(100, 100, request_id="runs"), head) as still:
+    async with still_stack(token_request(100, 100, request_id="runs"), head, page_listen="127.0.0.1:0") as still:
         await still.step_until(lambda core: bool(core.batch.running))
         address = still.stack.executor.address
         out = await explained(still.stack, "head", capsys)
@@ -64,7 +64,7 @@ async def test_a_request_that_waits_and_one_that_runs(capsys: pytest.CaptureFixt
         assert out.startswith(f"runs   running on {address}\nruns on {address}: 0 output tokens so far\n")
         assert "\nblocks    7 on the device\n" in out
         assert f"admitted; of 100 tokens, 0 were in the prefix cache  ({address}, step 1)\n" in out
-        assert out.endswith(f"live page http://{still.stack.service.other_addresses['admin']}/#request=runs\n")
+        assert out.endswith(f"live page http://{still.stack.service.other_addresses['page']}/#request=runs\n")
 
 
 async def test_a_swapped_request(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +123,7 @@ async def test_a_request_that_has_ended_and_one_that_is_unknown(capsys: pytest.C
 
 
 async def test_watch_ends_with_its_request(capsys: pytest.CaptureFixture[str]) -> None:
-    async with still_stack(token_request(40, 3, request_id="runs")) as still:
+    async with still_stack(token_request(40, 3, request_id="runs"), page_listen="127.0.0.1:0") as still:
         await still.step_until(lambda core: bool(core.batch.running))
         watch = asyncio.create_task(
             explain_request(admin_client(still.stack), "runs", is_watching=True, interval_s=0.01, is_json=True)
@@ -148,7 +148,7 @@ async def test_watch_ends_with_its_request(capsys: pytest.CaptureFixture[str]) -
 
 
 async def test_watch_prints_only_what_is_new(capsys: pytest.CaptureFixture[str]) -> None:
-    async with still_stack(token_request(40, 3, request_id="runs")) as still:
+    async with still_stack(token_request(40, 3, request_id="runs"), page_listen="127.0.0.1:0") as still:
         await still.step_until(lambda core: bool(core.batch.running))
         watch = asyncio.create_task(
             explain_request(admin_client(still.stack), "runs", is_watching=True, interval_s=0.01)
@@ -276,7 +276,7 @@ async def test_tls_on_one_side_only_is_said_and_on_both_it_works(tmp_path: Path)
         assert "name its authority with --tls-ca" in str(error)
         async with AdminClient(address, tls=TlsOptions(ca=ca)) as client:
             assert (await client.get_state()).version
-            assert client.url == f"https://{address}/"
+            assert client.page_url(50055) == "https://127.0.0.1:50055/"
     async with running_stack() as stack:
         error = await refused(AdminClient(stack.service.other_addresses["admin"], tls=TlsOptions(ca=ca)))
         assert "it does not speak TLS" in str(error)

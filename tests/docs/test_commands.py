@@ -91,7 +91,7 @@ EXCUSES = (
     Excuse(
         "docs/security.md", r"python -m .*", "runs until it is ended; tests/tls/test_processes.py runs both with TLS"
     ),
-    Excuse("docs/security.md", r"curl .*", "needs curl; tests/contract/test_admin_port.py asks the same over HTTP"),
+    Excuse("docs/security.md", r"curl .*", "needs curl; tests/contract/test_page_port.py asks the same over HTTP"),
     Excuse("docs/security.md", r"grpcurl .*", "docs/grpcurl.md has the same call with a token, executed"),
 )
 

@@ -153,7 +153,7 @@ async def until_draining(scheduler: Service) -> None:
 SLOW_PORTS = [pytest.param(flag, marks=pytest.mark.slow) for flag in ("--listen", "--health-listen")]
 
 
-@pytest.mark.parametrize("flag", ["--admin-listen", *SLOW_PORTS])
+@pytest.mark.parametrize("flag", ["--admin-listen", "--page-listen", *SLOW_PORTS])
 async def test_a_taken_port_is_one_sentence_and_no_other_port_stays_open(flag: str) -> None:
     # Whoever allowed others on its port as well would share this one.
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:

@@ -71,7 +71,7 @@ def test_up_serves_the_sessions_of_the_readme_and_openais_client_until_sigterm_a
     serving = re.match(r"serving smollm2 on (\S+);", up.stdout.readline())
     assert serving, "octavo up did not say where it serves"
     assert up.stdout.readline().startswith("kernels: ")
-    operators = re.match(r"operators: (?:http://)?([^/\s]+)", up.stdout.readline())
+    operators = re.match(r"operators: http://\S+ \(live page\), octavo top --address (\S+)", up.stdout.readline())
     assert operators, "octavo up did not say where it serves operators"
     assert up.stdout.readline().startswith("try: octavo generate ")
     http = re.match(r"OpenAI API of smollm2: (\S+)", up.stdout.readline())

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -64,6 +65,7 @@ class Up:
     process: asyncio.subprocess.Process
     address: str
     admin_address: str
+    page_address: str
 
     def child_pids(self) -> dict[str, int]:
         """Return its services: the scheduler by its name, each executor by its number."""
@@ -84,8 +86,8 @@ async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
     process = await start(tmp_path_factory.mktemp("logs"), "up", "--executors", "2", *ANY_PORT)
     try:
         serving = await line_of(process.stdout, r"serving some/model on (\S+) with 2 executors; Ctrl-C stops")
-        operators = await line_of(process.stdout, r"operators: http://(\S+) \(live page\), .*")
-        yield Up(process, serving[1], operators[1])
+        operators = await line_of(process.stdout, r"operators: http://(\S+) \(live page\), octavo top --address (\S+)")
+        yield Up(process, serving[1], operators[2], operators[1])
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
     finally:
@@ -125,6 +127,8 @@ async def test_the_scheduler_comes_back_at_its_address_and_takes_the_executors_o
     assert executors.items() < up.child_pids().items()
     async with Client(up.address) as client:
         assert len((await client.generate(PROMPT, PARAMS)).outputs[0].token_ids) == 160
+    async with aiohttp.ClientSession() as session, session.get(f"http://{up.page_address}/") as page:
+        assert "<title>Octavo</title>" in await page.text()
 
 
 async def second(*flags: str, model: str = "some/model") -> int:
@@ -164,7 +168,7 @@ def another_program() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("flag", ["--listen", "--admin-listen"])
+@pytest.mark.parametrize("flag", ["--listen", "--admin-listen", "--page-listen"])
 async def test_a_port_of_another_program_is_told(
     flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

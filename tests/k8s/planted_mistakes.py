@@ -187,6 +187,7 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     ("settings", "production", SCHEDULER, f"{CONTAINER}.env.OCTAVO_CONFIG", "/octavo.toml", "where no ConfigMap"),
     ("settings", "production", SCHEDULER, f"{CONTAINER}.ports.0.containerPort", 50050, "port grpc is 50050"),
     ("settings", "production", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_ADMIN_LISTEN", "0.0.0.0:50052", "open to"),
+    ("settings", "production", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_PAGE_LISTEN", "0.0.0.0:50055", "open to"),
     (
         "settings",
         "production",

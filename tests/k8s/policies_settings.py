@@ -113,9 +113,10 @@ def _port_mistakes(pod: PodTemplate, config: ServiceConfig) -> list[str]:
             continue
         if pod.leader and str(address) != f"0.0.0.0:{number}":
             mistakes.append(f"{setting} is {address}, and port {port_name} is {number}")
-    admin = getattr(config, "admin_listen", "127.0.0.1:0")
-    if not admin.startswith("127.0.0.1:"):
-        mistakes.append(f"admin_listen is {admin}, open to other pods")
+    for setting in ("admin_listen", "page_listen"):  # of operators, for whom a port is forwarded
+        address = getattr(config, setting, None)
+        if address is not None and not address.startswith("127.0.0.1:"):
+            mistakes.append(f"{setting} is {address}, open to other pods")
     return mistakes
 
 

@@ -1,7 +1,7 @@
 """`python -m tests.page.killed_executor` makes the pictures and the texts of docs/killed-executor.md anew.
 
 Real processes: `octavo up --executors 2` with the demo model, some streams, and a SIGKILL in the middle of one. The
-ports of `octavo up` (50051, 50052) must be free.
+ports of `octavo up` (50051, 50052, 50055) must be free.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ from playwright.async_api import Page
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin_client import AdminClient, NotFoundError
-from octavo.client import DEFAULT_ADMIN_ADDRESS, Client
+from octavo.client import Client
+from octavo.commands.up import DEFAULT_PAGE_ADDRESS
 from octavo.top.app import TopApp
 from octavo.top.polling import Poller
 from octavo.values.sampling_params import SamplingParams
@@ -142,7 +143,7 @@ async def play(up: Running, admin: AdminClient, page: Page, app: TopApp) -> dict
     async with running("generate") as generate:
         executor = (await request_with(admin, NUM_TOKENS_BEFORE_KILL)).executor
         addresses = [state.address for state in (await admin.get_state()).executors]  # in the order of their start
-        await page.goto(f"http://{DEFAULT_ADMIN_ADDRESS}/#request={REQUEST_ID}")
+        await page.goto(f"http://{DEFAULT_PAGE_ADDRESS}/#request={REQUEST_ID}")
         await page.locator("#interval").select_option("500")
         await page.locator("#steps-executor").select_option(next(each for each in addresses if each != executor))
         await page.locator("#tab-running").click()
@@ -181,7 +182,7 @@ async def main() -> None:
         async with (
             running_browser() as browser,
             watched_page(
-                browser, DEFAULT_ADMIN_ADDRESS, viewport=VIEWPORT, device_scale_factor=PIXELS_PER_CSS_PIXEL
+                browser, DEFAULT_PAGE_ADDRESS, viewport=VIEWPORT, device_scale_factor=PIXELS_PER_CSS_PIXEL
             ) as watched,
             AdminClient() as admin,
             asyncio.TaskGroup() as tasks,

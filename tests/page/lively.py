@@ -27,7 +27,10 @@ async def lively_stack(step_ms: float) -> AsyncIterator[Stack]:
         make_worker(num_device_blocks=420, num_host_blocks=128, max_num_seqs=16, step_ms=0.6 * step_ms),
         make_worker(),
     ]
-    async with running_stack(*workers, max_num_batched_tokens=512) as stack, asyncio.TaskGroup() as tasks:
+    async with (
+        running_stack(*workers, max_num_batched_tokens=512, page_listen="127.0.0.1:0") as stack,
+        asyncio.TaskGroup() as tasks,
+    ):
         await stack.executors[2].kill()
         clients = [tasks.create_task(_client(stack, client)) for client in range(64)]
         try:

@@ -36,7 +36,7 @@ async def take_picture(
         lively_stack(step_ms) as stack,
         watched_page(
             browser,
-            stack.service.other_addresses["admin"],
+            stack.service.other_addresses["page"],
             viewport={"width": width, "height": height},
             color_scheme=scheme,
         ) as watched,

@@ -45,7 +45,7 @@ COUNT_COLOURS = """(canvas) => {
 @asynccontextmanager
 async def opened(browser: Browser, stack: Stack, path: str = "/") -> AsyncIterator[Watched]:
     """Open the page of a scheduler for the length of a block."""
-    async with watched_page(browser, stack.service.other_addresses["admin"]) as watched:
+    async with watched_page(browser, stack.service.other_addresses["page"]) as watched:
         await watched.open(path)
         await watched.page.locator("#interval").select_option("500")
         yield watched
@@ -86,7 +86,7 @@ async def has_output(stack: Stack, request_id: str, num_tokens: int) -> None:
 
 async def test_the_map_shows_every_block_as_it_is_and_who_has_it(browser: Browser) -> None:
     worker = (gate := Gate()).worker(num_device_blocks=96, max_model_len=1024)
-    async with running_stack(worker, steps_in_flight="2") as stack, gate:
+    async with running_stack(worker, steps_in_flight="2", page_listen="127.0.0.1:0") as stack, gate:
         group = token_request(70, 500, request_id="group", n=3, temperature=1.0)
         ended = token_request(90, 2, request_id="ended", first_id=40)
         async with sent(stack, ended), sent(stack, group):
@@ -134,7 +134,7 @@ async def check_map(page: Page, stack: Stack) -> None:
 
 async def test_the_queue_has_its_order_and_its_reasons(browser: Browser) -> None:
     hostile = "<img src=x onerror='window.wasRun=1'>"
-    async with running_stack((gate := Gate()).worker(), max_num_seqs=1) as stack, gate:
+    async with running_stack((gate := Gate()).worker(), max_num_seqs=1, page_listen="127.0.0.1:0") as stack, gate:
         gate.close()
         waiting = token_request(20, 4, request_id=hostile)
         waiting.tenant = "<script>window.wasRun=1</script>"
@@ -169,7 +169,7 @@ async def test_the_queue_has_its_order_and_its_reasons(browser: Browser) -> None
 
 async def test_a_life_has_preemption_and_loss_and_its_end(browser: Browser) -> None:
     worker = (gate := Gate()).worker(num_device_blocks=12, max_model_len=160)
-    async with running_stack(worker, watermark=0.0, prefix_caching=False) as stack, gate:
+    async with running_stack(worker, watermark=0.0, prefix_caching=False, page_listen="127.0.0.1:0") as stack, gate:
         older, younger = (
             token_request(48, 100, request_id=name, first_id=i) for i, name in ((3, "older"), (9, "younger"))
         )
@@ -201,7 +201,9 @@ async def test_a_life_has_preemption_and_loss_and_its_end(browser: Browser) -> N
 
 async def test_steps_are_drawn_and_told_and_everything_has_a_key(browser: Browser) -> None:
     async with (
-        running_stack((gate := Gate()).worker(num_device_blocks=96, max_model_len=1024)) as stack,
+        running_stack(
+            (gate := Gate()).worker(num_device_blocks=96, max_model_len=1024), page_listen="127.0.0.1:0"
+        ) as stack,
         gate,
         sent(stack, token_request(40, 400, request_id="one")),
     ):

@@ -33,6 +33,10 @@ class Scheduler:
     def admin_address(self) -> str:
         return self.service.other_addresses["admin"]
 
+    @property
+    def page_address(self) -> str:
+        return self.service.other_addresses["page"]
+
     async def attached(self) -> None:
         """Return once an executor is attached."""
         await until(lambda: self.service.engine.fleet.cores)
@@ -85,6 +89,7 @@ async def running_scheduler(**settings: object) -> AsyncIterator[Scheduler]:
         {
             "listen": "127.0.0.1:0",
             "admin_listen": "127.0.0.1:0",
+            "page_listen": "127.0.0.1:0",
             "executor": ("127.0.0.1:1",),
             "shutdown_grace_s": 1.0,
             **settings,

@@ -1,18 +1,22 @@
-"""Calls methods of a gRPC service with JSON: the unary half of the Connect protocol (connectrpc.com/docs/protocol).
+"""Calls methods of a servicer with JSON: the unary half of the Connect protocol (connectrpc.com/docs/protocol).
 
-Generic over the service's descriptor. Every call goes through the gRPC server, with all that is around a call there.
+Generic over the service's descriptor. The servicer is called as the gRPC server calls it, in this process.
 """
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 import grpc
-import grpc.aio
 from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+
+from octavo_shared.errors import OctavoServiceError
+from octavo_shared.grpc.grpc_status import rpc_status, status_code
+from octavo_shared.process.events import Event
 
 # Of a call, in seconds, unless the client wants less (Connect-Timeout-Ms).
 CALL_TIMEOUT_S = 10.0
@@ -39,6 +43,8 @@ _HTTP_STATUSES = {
     grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
     grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
 }
+
+_logger = logging.getLogger(__name__)
 
 
 class CallError(Exception):
@@ -70,24 +76,23 @@ class JsonTranscoder:
 
     Args:
         service: The service.
-        channel: To the server that has it.
+        servicer: Answers its calls, without asking for their context.
     """
 
-    def __init__(self, service: ServiceDescriptor, channel: grpc.aio.Channel) -> None:
+    def __init__(self, service: ServiceDescriptor, servicer: object) -> None:
         self._service = service
-        self._channel = channel
+        self._servicer = servicer
 
     def has(self, name: str) -> bool:
         """Return whether the service has a method of this name."""
         return name in self._service.methods_by_name
 
-    async def call(self, name: str, body: bytes, metadata: Sequence[tuple[str, str]], timeout_s: float) -> str:
+    async def call(self, name: str, body: bytes, timeout_s: float) -> str:
         """Call a method that `has` knows; return its answer as JSON, without fields that are zero.
 
         Args:
             name: Of the method.
             body: The request as JSON, in the mapping of protobuf.
-            metadata: What the call carries.
             timeout_s: Until when, in seconds.
 
         Raises: CallError: it is refused, or fails.
@@ -96,20 +101,27 @@ class JsonTranscoder:
         if not is_offered(method):
             raise CallError(
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"{name} is not available over HTTP, which only reads; call it over gRPC at this address",
+                f"{name} is not available over HTTP, which only reads; call it over gRPC",
             )
         request = _read(body, GetMessageClass(method.input_type)())
-        calling: grpc.aio.UnaryUnaryMultiCallable[Message, Message] = self._channel.unary_unary(
-            f"/{self._service.full_name}/{name}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=GetMessageClass(method.output_type).FromString,
-        )
+        answer: Callable[[Message, None], Awaitable[Message]] = getattr(self._servicer, name)
         try:
-            response = await calling(request, metadata=tuple(metadata), timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise CallError(error.code(), error.details() or "") from error
+            async with asyncio.timeout(timeout_s):
+                response = await answer(request, None)
+        except TimeoutError:
+            message = f"the call took longer than {timeout_s:g} s"
+            raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, message) from None
+        except Exception as error:
+            if not isinstance(error, OctavoServiceError):
+                _logger.exception(Event("http_call_failed", path=f"/{self._service.full_name}/{name}"))
+            raise call_error(error) from error
         # In a thread: a long list takes longer than a step may wait for the event loop.
         return await asyncio.to_thread(json_format.MessageToJson, response, indent=None)
+
+
+def call_error(error: Exception) -> CallError:
+    """Return an error of a servicer as a gRPC client would get it."""
+    return CallError(status_code(error), rpc_status(error).message)
 
 
 def is_offered(method: MethodDescriptor) -> bool:

@@ -3,23 +3,22 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
-from octavo_shared.errors import OctavoServiceError, PermissionDeniedError
+from octavo_shared.errors import OctavoServiceError
 from octavo_shared.process.events import Event
 from octavo_shared.process.histogram import Histogram
 from octavo_shared.process.metric import Family, LabelValues, Metric
 from scheduler_svc.front.access.access_control import AccessControl
-from scheduler_svc.front.access.identity import ANYBODY, set_identity
+from scheduler_svc.front.access.http_access import HOW_TO_SEND, identify
 from scheduler_svc.front.openai.body import Bodies
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import CLOSE, ApiError, api_error
-from scheduler_svc.http.http_tls import certificate_names
 from scheduler_svc.http.origin_checks import is_cross_site, is_local_host
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ _CLIENT_LEFT = 499
 # Paths that nobody serves share a label: clients could make up any number of them.
 _OTHER = "other"
 
-_HOW_TO_SEND = "send the header Authorization: Bearer TOKEN (openai: api_key)"
+_HOW_TO_SEND = f"{HOW_TO_SEND} (openai: api_key)"
 
 _SAFE_HEADERS = {"Cache-Control": "no-store", "Server": "octavo", "X-Content-Type-Options": "nosniff"}
 
@@ -147,7 +146,8 @@ class Routes:
             headers = {"Allow": route.method}
             message = f"{request.path} answers {route.method}, and not this method"
             raise ApiError(HTTPStatus.METHOD_NOT_ALLOWED, message, headers=headers)
-        self._identify(request, route)
+        access = None if route.access is Access.ANYBODY else self._access
+        identify(access, request, is_for_operators=route.access is Access.OPERATORS, how_to_send=_HOW_TO_SEND)
         return await route.answer(call)
 
     def _check_origin(self, request: web.BaseRequest) -> None:
@@ -166,25 +166,6 @@ class Routes:
         if is_cross_site(request.headers.get("Sec-Fetch-Site")):
             raise ApiError(HTTPStatus.FORBIDDEN, "other web sites may not call this port")
 
-    def _identify(self, request: web.BaseRequest, route: Route) -> None:
-        """Find out who calls. Raises OctavoServiceError: they may not."""
-        if self._access is None or route.access is Access.ANYBODY:
-            set_identity(ANYBODY)
-            return
-        try:
-            identity = self._access.identify(
-                request.headers.getall("Authorization", []), lambda: _names_of(request), _HOW_TO_SEND
-            )
-            if route.access is Access.OPERATORS and not identity.is_operator:
-                raise PermissionDeniedError(
-                    f"the token is of tenant {identity.tenant!r}; {request.path} needs a token of tenant * in "
-                    "--tokens-file"
-                )
-        except OctavoServiceError as error:
-            log.warning(Event("http_call_refused", path=request.path, peer=request.remote, cause=str(error)))
-            raise
-        set_identity(identity)
-
 
 def refuse(error: ApiError, headers: Mapping[str, str]) -> web.Response:
     """Return an error as an answer."""
@@ -194,8 +175,3 @@ def refuse(error: ApiError, headers: Mapping[str, str]) -> web.Response:
     if error.headers.get("Connection") == "close":
         response.force_close()
     return response
-
-
-def _names_of(request: web.BaseRequest) -> Collection[str]:
-    certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
-    return certificate_names(certificate or {})

@@ -155,7 +155,7 @@ HEADS: Mapping[str, Row] = {
 }
 
 OTHER_PROTOCOLS: Mapping[str, Row] = {
-    name: (sent, CLOSED)
+    name: (sent, CLOSED if name == "line ends" else 400)
     for name, sent in {
         "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
         "TLS": bytes.fromhex("16030102000100") + b"a" * 600,

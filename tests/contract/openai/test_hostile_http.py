@@ -141,9 +141,6 @@ async def test_streams_may_be_asked_for_one_behind_the_other(api: Api) -> None:
 @pytest.mark.parametrize("sent", [b"", b"GE", b"GET /health HTTP/1.1\r\nX", b"GET /health HTTP/1.1\r\nX: y\r\n"])
 async def test_who_never_asks_is_closed(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(server, "TIMES", QUICK)
-    monkeypatch.setattr(
-        "scheduler_svc.http.acceptor.Acceptor.__init__.__kwdefaults__", {"timeout_s": 0.3, "max_pending": 9}
-    )
     async with running_api() as api:
         assert await exchange(api.address, sent) == b""
 

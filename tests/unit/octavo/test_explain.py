@@ -92,7 +92,7 @@ async def test_a_request_that_waits_shows_what_is_in_the_way_of_each_executor() 
         "times     3.2 s old",
         "trouble   preempted 1 time",
         "",
-        "live page http://127.0.0.1:50052/#request=a%2Fb",
+        "live page http://127.0.0.1:50055/#request=a%2Fb",
     ]
 
 
@@ -245,10 +245,12 @@ def test_a_token_does_not_travel_in_plaintext(capsys: pytest.CaptureFixture[str]
 
 
 @each_row(
-    ("10.0.0.7:50052", "http://10.0.0.7:50052/"),
-    ("unix:/run/o.sock", None),
-    ("dns:///a:1", None),
-    ("ipv4:127.0.0.1:50052", None),
+    ("10.0.0.7:50052", 50055, "http://10.0.0.7:50055/"),
+    ("[::1]:50052", 50055, "http://[::1]:50055/"),
+    ("10.0.0.7:50052", 0, None),
+    ("unix:/run/o.sock", 50055, None),
+    ("dns:///a:1", 50055, None),
+    ("ipv4:127.0.0.1:50052", 50055, None),
 )
-def test_the_live_page_is_where_a_browser_can_go(address: str, url: str | None) -> None:
-    assert AdminClient(address).url == url
+def test_the_live_page_is_where_a_browser_can_go(address: str, port: int, url: str | None) -> None:
+    assert AdminClient(address).page_url(port) == url

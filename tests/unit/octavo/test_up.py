@@ -19,12 +19,13 @@ WAITS = "stopping when the streams end, in 20 s at most; Ctrl-C again stops at o
 
 
 class ServicesThatStop(LocalServices):
-    """Services that serve at two addresses, and are told to stop at once."""
+    """Services that serve at these addresses, and are told to stop at once."""
 
-    def __init__(self, address: str, admin_address: str) -> None:
+    def __init__(self, address: str, admin_address: str, page_address: str | None = None) -> None:
         super().__init__([], [])
         self._address = address
         self._admin_address = admin_address
+        self._page_address = page_address
 
     @property
     def kernels(self) -> str:
@@ -50,27 +51,30 @@ def nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "admin_address", "more", "operators", "suggestion"),
+    ("address", "admin_address", "page_address", "more", "operators", "suggestion"),
     [
         (
             "127.0.0.1:50051",
             "127.0.0.1:50052",
+            "127.0.0.1:50055",
             "",
-            "operators: http://127.0.0.1:50052 (live page), octavo top",
+            "operators: http://127.0.0.1:50055 (live page), octavo top",
             'try: octavo generate "Why is the sky blue?"',
         ),
         (
             "127.0.0.1:4321",
             "127.0.0.1:4322",
+            None,
             "",
-            "operators: http://127.0.0.1:4322 (live page), octavo top --address 127.0.0.1:4322",
+            "operators: octavo top --address 127.0.0.1:4322",
             'try: octavo generate "Why is the sky blue?" --address 127.0.0.1:4321',
         ),
         (
             "127.0.0.1:50051",
             "127.0.0.1:50052",
+            "127.0.0.1:50055",
             "--set scheduler.tls_cert=cert.pem --set scheduler.tls_key=key.pem --tokens-file tokens",
-            "operators: https://127.0.0.1:50052 (live page), octavo top --tls-ca FILE --token-file FILE",
+            "operators: https://127.0.0.1:50055 (live page), octavo top --tls-ca FILE --token-file FILE",
             'try: octavo generate "Why is the sky blue?" --tls-ca FILE --token-file FILE',
         ),
     ],
@@ -78,6 +82,7 @@ def nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_says_what_to_type_next(
     address: str,
     admin_address: str,
+    page_address: str | None,
     more: str,
     operators: str,
     suggestion: str,
@@ -85,7 +90,7 @@ def test_it_says_what_to_type_next(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def from_options(*_: object, **__: object) -> LocalServices:
-        return ServicesThatStop(address, admin_address)
+        return ServicesThatStop(address, admin_address, page_address)
 
     monkeypatch.setattr(LocalServices, "from_options", from_options)
     flags = ["--listen", address, "--admin-listen", admin_address, *more.split()]
@@ -110,16 +115,20 @@ def test_it_says_that_a_model_without_a_tokenizer_takes_no_text(
 
 
 @pytest.mark.parametrize(
-    ("flags", "admin_listen"),
+    ("flags", "admin_listen", "page_listen"),
     [
-        ((), "127.0.0.1:50052"),
-        (("--listen", "127.0.0.1:4321"), "127.0.0.1:50052"),
-        (("--listen", "127.0.0.1:0"), "127.0.0.1:0"),
-        (("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:4322"), "127.0.0.1:4322"),
+        ((), "127.0.0.1:50052", "127.0.0.1:50055"),
+        (("--listen", "127.0.0.1:4321"), "127.0.0.1:50052", "127.0.0.1:50055"),
+        (("--listen", "127.0.0.1:0"), "127.0.0.1:0", "127.0.0.1:0"),
+        (("--admin-listen", "127.0.0.1:0"), "127.0.0.1:0", "127.0.0.1:0"),
+        (("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:4322"), "127.0.0.1:4322", "127.0.0.1:0"),
+        (("--page-listen", "127.0.0.1:4323"), "127.0.0.1:50052", "127.0.0.1:4323"),
+        (("--page-listen", "off"), "127.0.0.1:50052", None),
+        (("--set", "scheduler.page_listen=off"), "127.0.0.1:50052", None),
     ],
 )
 def test_a_free_port_for_clients_means_one_for_operators(
-    flags: tuple[str, ...], admin_listen: str, monkeypatch: pytest.MonkeyPatch
+    flags: tuple[str, ...], admin_listen: str, page_listen: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[LocalOptions] = []
 
@@ -130,7 +139,7 @@ def test_a_free_port_for_clients_means_one_for_operators(
     monkeypatch.setattr(LocalServices, "from_options", from_options)
     assert run(["up", "--model", "some/model", *flags]) == 0
     [config] = [options.scheduler.config for options in started]
-    assert config.admin_listen == admin_listen
+    assert (config.admin_listen, config.page_listen) == (admin_listen, page_listen)
     assert (config.scheduler_id is not None) == config.listen.endswith(
         ":0"
     )  # else it would be another one when it is back

@@ -61,12 +61,13 @@ def test_what_is_neither_an_address_nor_off_is_refused(
     assert started == []
 
 
+@pytest.mark.parametrize("flag", ["--openai-listen", "--page-listen"])
 def test_a_port_that_was_asked_for_and_is_taken_ends_the_start(
-    busy_address: str, started: list[LocalOptions], capsys: pytest.CaptureFixture[str]
+    flag: str, busy_address: str, started: list[LocalOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["up", "some/model", "--listen", "127.0.0.1:0", "--openai-listen", busy_address]) == 1
+    assert run(["up", "some/model", "--listen", "127.0.0.1:0", flag, busy_address]) == 1
     assert capsys.readouterr().err == (
-        f"octavo: --openai-listen {busy_address} is taken by another program; choose another port, or 0, which takes a "
+        f"octavo: {flag} {busy_address} is taken by another program; choose another port, or 0, which takes a "
         "free one\n"
     )
     assert started == []
@@ -92,12 +93,14 @@ def test_if_the_default_port_is_taken_the_rest_is_served(
     assert capsys.readouterr().err.startswith(said) is is_taken
 
 
-@pytest.mark.parametrize("exposed", [(), ("--openai-listen",), ("--listen", "--admin-listen", "--openai-listen")])
+FLAGS = ("--listen", "--admin-listen", "--page-listen", "--openai-listen")
+
+
+@pytest.mark.parametrize("exposed", [(), ("--openai-listen",), ("--page-listen",), FLAGS])
 def test_up_warns_of_each_address_that_others_can_reach(
     exposed: tuple[str, ...], started: list[LocalOptions], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ("--listen", "--admin-listen", "--openai-listen")
-    words = [word for flag in flags for word in (flag, "0.0.0.0:0" if flag in exposed else "localhost:0")]
+    words = [word for flag in FLAGS for word in (flag, "0.0.0.0:0" if flag in exposed else "localhost:0")]
     assert run(["up", "some/model", *words]) == 1
     *warnings, _ = capsys.readouterr().err.splitlines()
     assert warnings == [EXPOSED.format(flag, flag) for flag in exposed]

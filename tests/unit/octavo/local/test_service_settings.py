@@ -47,7 +47,9 @@ def test_every_setting_can_be_given_by_its_name_or_with_that_of_its_service() ->
 
 @each_row(up, demo)
 def test_every_setting_with_a_name_of_its_own_is_a_flag(command: click.Command) -> None:
-    assert set(plain_names()) - {"admin_listen", "openai_listen"} <= {param.name for param in command.params}
+    assert set(plain_names()) - {"admin_listen", "page_listen", "openai_listen"} <= {
+        param.name for param in command.params
+    }
 
 
 def test_the_help_describes_or_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +75,7 @@ def test_flags_and_keywords_reach_the_services_alike(started: list[LocalOptions]
             kv_cache_gib=None,
             executor={"log_level": "error"},
             scheduler_id="same",
-            scheduler={f"{name}listen": "127.0.0.1:0" for name in ("", "admin_", "metrics_", "openai_")},
+            scheduler={f"{name}listen": "127.0.0.1:0" for name in ("", "admin_", "page_", "metrics_", "openai_")},
             progress=False,
         )
     by_flags, by_keywords = started

@@ -25,10 +25,12 @@ class Scripted:
     block: pb.GetBlockResponse = field(default_factory=pb.GetBlockResponse)
     error: OctavoError | None = None
     address: str = "127.0.0.1:50052"
-    url: str | None = "http://127.0.0.1:50052/"
     limits: list[int] = field(default_factory=list)
     num_pictures: int = 0
     num_block_maps: int = 0
+
+    def page_url(self, port: int) -> str | None:
+        return f"http://127.0.0.1:{port}/" if port else None
 
     async def get_state(self) -> pb.GetSchedulerStateResponse:
         if self.error is not None:
@@ -93,7 +95,7 @@ def lost_executor(address: str = "127.0.0.1:50062") -> admin_pb2.ExecutorState:
 
 def state(*executors: admin_pb2.ExecutorState, **values: object) -> pb.GetSchedulerStateResponse:
     """Return a scheduler with these executors; none: with one that is attached."""
-    numbers: dict[str, object] = {"version": "0.1.0", "uptime_ms": 60_000}
+    numbers: dict[str, object] = {"version": "0.1.0", "uptime_ms": 60_000, "page_port": 50055}
     return pb.GetSchedulerStateResponse(executors=executors or [executor()], **{**numbers, **values})  # type: ignore[arg-type]
 
 

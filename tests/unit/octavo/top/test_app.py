@@ -133,7 +133,7 @@ async def test_enter_explains_a_request_until_escape() -> None:
         await press(pilot, "end", "enter")
         await settle(source, pilot, 2)
         assert "waits: needs 12 blocks, 8 free" in text_of(app, "#report")
-        assert "http://127.0.0.1:50052/#request=young" in text_of(app, "#report")
+        assert "http://127.0.0.1:50055/#request=young" in text_of(app, "#report")
         source.live.pop()
         await app.refresh_picture()
         assert text_of(app, "#report") == "young has ended, and so many after it that it is forgotten"

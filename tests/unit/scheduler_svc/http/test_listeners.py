@@ -10,7 +10,7 @@ from octavo_shared.errors import AddressError
 from scheduler_svc.http.listeners import open_listeners, reserve
 from tests.support.each_row import each_row
 
-TAKEN = "it is taken, or not an address of this machine; set --admin-listen to another one"
+TAKEN = "it is taken, or not an address of this machine; set --page-listen to another one"
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def port_of(listener: socket.socket) -> int:
 
 
 def test_one_address_is_one_socket(opened: list[socket.socket]) -> None:
-    opened += open_listeners("127.0.0.1:0", "--admin-listen")
+    opened += open_listeners("127.0.0.1:0", "--page-listen")
     [listener] = opened
     assert listener.getsockname()[0] == "127.0.0.1"
     assert answers("127.0.0.1", port_of(listener))
@@ -44,7 +44,7 @@ def test_one_address_is_one_socket(opened: list[socket.socket]) -> None:
 
 @each_row("0.0.0.0", "[::]", "::")
 def test_a_wildcard_of_either_family_is_both(host: str, *, opened: list[socket.socket]) -> None:
-    opened += open_listeners(f"{host}:0", "--admin-listen")
+    opened += open_listeners(f"{host}:0", "--page-listen")
     assert answers("127.0.0.1", port_of(opened[0]))
     assert answers("::1", port_of(opened[0])) == socket.has_dualstack_ipv6()
 
@@ -56,29 +56,29 @@ def test_a_name_is_all_its_addresses_on_one_port(opened: list[socket.socket], mo
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0)),  # not ours, left out
     ]
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
-    opened += open_listeners("several:0", "--admin-listen")
+    opened += open_listeners("several:0", "--page-listen")
     assert [listener.getsockname()[0] for listener in opened] == ["127.0.0.1", "127.0.0.2"]
     assert len(set(map(port_of, opened))) == 1
 
 
 def test_the_brackets_of_ipv6_are_taken_off(opened: list[socket.socket]) -> None:
-    opened += open_listeners("[::1]:0", "--admin-listen")
+    opened += open_listeners("[::1]:0", "--page-listen")
     assert opened[0].getsockname()[0] == "::1"
 
 
 @each_row("127.0.0.1", "0.0.0.0", "[::]", "localhost")
 def test_an_address_in_use_is_refused(host: str, *, opened: list[socket.socket]) -> None:
-    opened += open_listeners("127.0.0.1:0", "--admin-listen")
+    opened += open_listeners("127.0.0.1:0", "--page-listen")
     taken = f"{host}:{port_of(opened[0])}"
     with pytest.raises(AddressError) as caught:
-        opened += open_listeners(taken, "--admin-listen")
+        opened += open_listeners(taken, "--page-listen")
     assert str(caught.value) == f"cannot listen on {taken}: {TAKEN}"
 
 
 @each_row("192.0.2.1:0", "nobody.invalid:0")
 def test_an_address_that_is_not_ours_is_refused(address: str) -> None:
     with pytest.raises(AddressError) as caught:
-        open_listeners(address, "--admin-listen")
+        open_listeners(address, "--page-listen")
     assert TAKEN in str(caught.value)
 
 

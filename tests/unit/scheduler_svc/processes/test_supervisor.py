@@ -81,7 +81,12 @@ async def serving(processes: list[Process], stop: "asyncio.Future[str]") -> "asy
     running = asyncio.create_task(supervisor.run(stop))
     await until_started(processes, 3)
     core = next(process for process in processes if process.module.endswith("core_process"))
-    lines = ("serving admin on 127.0.0.1:7", "listening on 127.0.0.1:8, waiting for it", "serving on 127.0.0.1:8")
+    lines = (
+        "serving admin on 127.0.0.1:7",
+        "serving page on 127.0.0.1:6",
+        "listening on 127.0.0.1:8, waiting for it",
+        "serving on 127.0.0.1:8",
+    )
     core.stdout.feed_data("".join(f"octavo scheduler {line}\n" for line in lines).encode())
     await settle()
     return running
@@ -97,7 +102,8 @@ async def test_whatever_ends_is_started_again_until_the_scheduler_stops(
         processes[number].end()
         await until_started(processes, 4 + number)
     cores = [process for process in processes if process.module.endswith("core_process")]
-    assert cores[1].settings.admin_listen == "127.0.0.1:7", "the next core has the ports of the one before"
+    ports = (cores[1].settings.admin_listen, cores[1].settings.page_listen)
+    assert ports == ("127.0.0.1:7", "127.0.0.1:6"), "the next core has those of the one before"
     cores[1].stdout.feed_data(b"octavo scheduler serving on 127.0.0.1:8\n")
     await settle()
     assert capsys.readouterr().out.count("serving on 127.0.0.1:8") == 1

@@ -1,16 +1,17 @@
-"""JSON in, a call over gRPC, JSON out: what is offered, what is said of mistakes, which status means what."""
+"""JSON in, a call, JSON out: what is offered, what is said of mistakes, which status means what."""
 
+import asyncio
 import json
 from contextlib import suppress
 
 import grpc
-import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.generation.v1 import generation_service_pb2
+from octavo_shared.errors import UnknownNameError
 from scheduler_svc.admin.http.json_transcoder import CallError, JsonTranscoder, _read, is_offered
 from tests.support.each_row import each_row
 
@@ -48,19 +49,38 @@ def test_what_looks_is_offered_and_what_acts_or_streams_is_not() -> None:
     assert {method.name for method in generation.methods if is_offered(method)} == {"GetModel"}
 
 
-async def test_what_is_not_offered_is_not_called() -> None:
-    async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
-        with pytest.raises(CallError) as caught:
-            await JsonTranscoder(SERVICE, channel).call("Drain", b"{}", (), 10)
-    assert caught.value.code is grpc.StatusCode.PERMISSION_DENIED
-    assert "call it over gRPC" in caught.value.message
+class Servicer:
+    """Ends each call in its own way."""
+
+    async def Drain(self, *_: object) -> None:  # noqa: N802
+        raise AssertionError("it was called")
+
+    async def GetRequest(self, *_: object) -> None:  # noqa: N802
+        raise UnknownNameError("no request has this id")
+
+    async def GetStep(self, *_: object) -> None:  # noqa: N802
+        raise KeyError("a secret of the first line\nand of the second")
+
+    async def ListSteps(self, *_: object) -> None:  # noqa: N802
+        await asyncio.Event().wait()
 
 
-async def test_nobody_there_is_an_error_of_the_call() -> None:
-    async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
-        with pytest.raises(CallError) as caught:
-            await JsonTranscoder(SERVICE, channel).call("GetSchedulerState", b"{}", (), 10)
-    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+@each_row(
+    (
+        "Drain",
+        grpc.StatusCode.PERMISSION_DENIED,
+        "Drain is not available over HTTP, which only reads; call it over gRPC",
+    ),
+    ("GetRequest", grpc.StatusCode.NOT_FOUND, "no request has this id"),
+    ("GetStep", grpc.StatusCode.INTERNAL, "internal error: KeyError: 'a secret of the first line\\nand of the second'"),
+    ("ListSteps", grpc.StatusCode.DEADLINE_EXCEEDED, "the call took longer than 0.01 s"),
+)
+async def test_a_call_that_fails_has_the_status_and_the_words_of_grpc(
+    method: str, code: grpc.StatusCode, message: str
+) -> None:
+    with pytest.raises(CallError) as caught:
+        await JsonTranscoder(SERVICE, Servicer()).call(method, b"{}", 0.01)
+    assert (caught.value.code, caught.value.message) == (code, message)
 
 
 @each_row(b'{"requestId": "a"}', b'{"request_id": "a"}', b' {\n"requestId":"a"}\n')

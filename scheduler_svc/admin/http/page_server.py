@@ -1,23 +1,24 @@
-"""What the port answers over HTTP/1.1: the page at /, and calls with JSON at /SERVICE/METHOD."""
+"""The port of the live page: the page at /, and calls with JSON at /SERVICE/METHOD."""
 
 import asyncio
 import json
-import logging
 import re
-import socket
 from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 
 import grpc
 from aiohttp import web
+from google.protobuf.descriptor import ServiceDescriptor
 
-from octavo_shared.process.events import Event
-from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
-from scheduler_svc.admin.http.json_transcoder import CALL_TIMEOUT_S, CallError, JsonTranscoder
+from octavo_shared.errors import OctavoServiceError
+from scheduler_svc.admin.http.json_transcoder import CALL_TIMEOUT_S, CallError, JsonTranscoder, call_error
 from scheduler_svc.admin.page.bundle import load_page
-from scheduler_svc.http.connections import ConnectionTimes, HttpConnections
-from scheduler_svc.http.http_tls import HttpTls, certificate_names
+from scheduler_svc.front.access.access_control import AccessControl
+from scheduler_svc.front.access.http_access import identify
+from scheduler_svc.http.connections import ConnectionTimes
+from scheduler_svc.http.http_port import HttpPort
+from scheduler_svc.http.http_tls import HttpTls
 from scheduler_svc.http.origin_checks import is_cross_site, is_local_host
 
 MAX_BODY_BYTES = 64 * 2**10
@@ -44,55 +45,35 @@ _SAFE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-# What is left of the visible ASCII characters is no metadata for gRPC.
-_METADATA_VALUE = re.compile(r"[ -~]*")
 _TIMEOUT_MS = re.compile(r"[0-9]{1,10}")
 
-_logger = logging.getLogger(__name__)
 
-
-class HttpServer:
-    """Serves connections that speak HTTP/1.1.
+class PageServer(HttpPort):
+    """Serves the page, and calls of the methods of a service that only look.
 
     Args:
-        calls: Calls the methods.
-        path: Where they are: /SERVICE/ in front of the name of the method.
-        forwarded_cert: Forwards that a client is trusted.
-        tls: For connections over TLS; None: there are none.
-        asks_for_tokens: Whether a call without a token is refused.
+        listen: Address to bind, host:port; port 0 takes a free one.
+        service: The service.
+        servicer: Answers its calls.
+        access: Who may call; None: everybody.
+        tls: Of the port; None: it speaks plaintext.
     """
 
     def __init__(
         self,
-        calls: JsonTranscoder,
-        path: str,
-        forwarded_cert: ForwardedClientCert,
+        listen: str,
+        service: ServiceDescriptor,
+        servicer: object,
+        access: AccessControl | None,
         tls: HttpTls | None,
-        *,
-        asks_for_tokens: bool,
-    ):
-        self._calls = calls
-        self._path = path
-        self._forwarded_cert = forwarded_cert
-        self._tls = tls
-        self._allows_any_name = asks_for_tokens or tls is not None
-        self._page = load_page()
+    ) -> None:
         times = ConnectionTimes(first_request_s=IDLE_S, idle_s=IDLE_S, linger_s=_LINGER_S, stall_s=_STALL_S)
-        self._connections = HttpConnections(self._answer, tls, times)
-
-    async def serve(self, connection: socket.socket, peer: str, *, over_tls: bool) -> None:
-        """Own a connection; return as soon as requests can come, or it has failed.
-
-        Args:
-            connection: Accepted, not blocking.
-            peer: Whose it is, for the log.
-            over_tls: Whether it begins with a handshake.
-        """
-        await self._connections.serve(connection, peer, over_tls=over_tls)
-
-    async def stop(self, grace_s: float) -> None:
-        """Close idle connections, end calls that run after `grace_s` seconds, then close the rest."""
-        await self._connections.stop(grace_s)
+        super().__init__(listen, "--page-listen", self._answer, tls, times)
+        self._calls = JsonTranscoder(service, servicer)
+        self._path = f"/{service.full_name}/"  # in front of the name of a method
+        self._access = access
+        self._speaks_tls = tls is not None
+        self._page = load_page()
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         try:
@@ -100,18 +81,18 @@ class HttpServer:
         except _Refusal as refusal:
             response = web.Response(status=refusal.status, text=f"{refusal}\n", headers=refusal.headers)
         except CallError as error:
-            response = self._failure(request, error)
+            response = _failure(error)
         for name, value in _SAFE_HEADERS.items():
             response.headers.setdefault(name, value)
         return response
 
     async def _route(self, request: web.BaseRequest) -> web.Response:
-        if self._tls is not None and not request.secure:
+        if self._speaks_tls and not request.secure:
             raise _Refusal(HTTPStatus.BAD_REQUEST, "this port speaks TLS; open it with https://")
         hosts = request.headers.getall("Host", [])
         if len(hosts) != 1:
             raise _Refusal(HTTPStatus.BAD_REQUEST, "a request needs one Host header")
-        if not self._allows_any_name and not is_local_host(hosts):
+        if self._access is None and not self._speaks_tls and not is_local_host(hosts):
             raise _Refusal(
                 HTTPStatus.FORBIDDEN,
                 "without --tokens-file this port answers to an IP address or localhost only, not to other names: open "
@@ -145,28 +126,12 @@ class HttpServer:
             )
         if is_cross_site(request.headers.get("Sec-Fetch-Site")):
             raise _Refusal(HTTPStatus.FORBIDDEN, "other web sites may not call this port")
-        answer = await self._calls.call(method, await _body(request), self._metadata(request), _timeout_s(request))
+        try:
+            identify(self._access, request, is_for_operators=True)
+        except OctavoServiceError as error:
+            raise call_error(error) from error
+        answer = await self._calls.call(method, await _body(request), _timeout_s(request))
         return web.Response(text=answer, content_type="application/json")
-
-    def _metadata(self, request: web.BaseRequest) -> list[tuple[str, str]]:
-        """Return what a call carries: the client's tokens as they are, and what its certificate is worth."""
-        tokens = request.headers.getall("Authorization", [])
-        if not all(map(_METADATA_VALUE.fullmatch, tokens)):
-            raise CallError(grpc.StatusCode.UNAUTHENTICATED, "the header Authorization has characters outside of ASCII")
-        certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
-        forwarded = self._forwarded_cert.metadata(certificate_names(certificate or {}))
-        return [*(("authorization", token) for token in tokens), *forwarded]
-
-    def _failure(self, request: web.BaseRequest, error: CallError) -> web.Response:
-        headers = {}
-        if error.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-            # What the gRPC server logs of it lacks the address of the client.
-            event = Event("http_call_refused", path=request.path, peer=request.remote, cause=error.message)
-            _logger.warning(event)
-        if error.code is grpc.StatusCode.UNAUTHENTICATED:
-            headers["WWW-Authenticate"] = "Bearer"
-        text = json.dumps({"code": error.connect_code, "message": error.message})
-        return web.Response(status=error.http_status, text=text, content_type="application/json", headers=headers)
 
 
 class _Refusal(Exception):  # noqa: N818 (an answer)
@@ -176,6 +141,12 @@ class _Refusal(Exception):  # noqa: N818 (an answer)
         super().__init__(sentence)
         self.status = status
         self.headers = headers
+
+
+def _failure(error: CallError) -> web.Response:
+    headers = {"WWW-Authenticate": "Bearer"} if error.code is grpc.StatusCode.UNAUTHENTICATED else {}
+    text = json.dumps({"code": error.connect_code, "message": error.message})
+    return web.Response(status=error.http_status, text=text, content_type="application/json", headers=headers)
 
 
 async def _body(request: web.BaseRequest) -> bytes:

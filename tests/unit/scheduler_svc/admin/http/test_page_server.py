@@ -1,18 +1,14 @@
-"""What headers of a call over HTTP mean, and what of a call reaches the gRPC server."""
+"""What headers of a call over HTTP mean, and how connections and calls end."""
 
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from typing import cast
 
 import aiohttp
 import pytest
 
 from octavo.admin.v1 import admin_service_pb2 as pb
-from scheduler_svc.admin.http import http_server
-from scheduler_svc.admin.http.forwarded_client_cert import ForwardedClientCert
-from scheduler_svc.admin.http.http_server import HttpServer
-from scheduler_svc.admin.http.json_transcoder import JsonTranscoder
+from scheduler_svc.admin.http import page_server
 from scheduler_svc.admin.servicer import AdminServicer
 from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
@@ -31,7 +27,7 @@ async def scheduler() -> AsyncIterator[Scheduler]:
 @pytest.fixture
 async def http(scheduler: Scheduler) -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
-    async with aiohttp.ClientSession(f"http://{scheduler.admin_address}", timeout=timeout) as session:
+    async with aiohttp.ClientSession(f"http://{scheduler.page_address}", timeout=timeout) as session:
         yield session
 
 
@@ -56,14 +52,14 @@ async def test_headers_mean_what_the_protocol_says(
     assert answer.get("code") == code
 
 
-@each_row("localhost:50052", "127.0.0.1", "[::1]:50052", "octavo.localhost")
+@each_row("localhost:50055", "127.0.0.1", "[::1]:50055", "octavo.localhost")
 async def test_local_names_are_answered(host: str, *, http: aiohttp.ClientSession) -> None:
     async with http.get("/", headers={"Host": host}) as response:
         assert response.status == 200
 
 
 async def test_a_connection_is_used_again_also_after_a_refusal(scheduler: Scheduler) -> None:
-    host, _, port = scheduler.admin_address.rpartition(":")
+    host, _, port = scheduler.page_address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     for path, last in (("nowhere", "keep-alive"), ("", "keep-alive"), ("nowhere", "close")):
         writer.write(f"GET /{path} HTTP/1.1\r\nHost: localhost\r\nConnection: {last}\r\n\r\n".encode())
@@ -74,18 +70,16 @@ async def test_a_connection_is_used_again_also_after_a_refusal(scheduler: Schedu
 
 
 async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_STALL_S", 0.2)
-    http = HttpServer(cast("JsonTranscoder", None), f"{PATH}/", ForwardedClientCert(()), None, asks_for_tokens=False)
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
-        client.connect(listener.getsockname())
-        accepted, _ = listener.accept()
-        accepted.setblocking(False)
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**12)
-        await http.serve(accepted, "client", over_tls=False)
-        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10)
-        await until(lambda: accepted.fileno() < 0)
-    await http.stop(0)
+    monkeypatch.setattr(page_server, "_STALL_S", 0.2)
+    async with running_scheduler() as scheduler:
+        host, _, port = scheduler.page_address.rpartition(":")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+            client.connect((host, int(port)))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+            connections = scheduler.service._ports._others["page"]._connections._server  # type: ignore[attr-defined]
+            await until(lambda: connections.connections)
+            await until(lambda: not connections.connections)
 
 
 async def test_a_client_that_leaves_ends_its_call(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +95,7 @@ async def test_a_client_that_leaves_ends_its_call(scheduler: Scheduler, monkeypa
 
     monkeypatch.setattr(AdminServicer, "GetStep", wait)
     async with running_scheduler() as waiting:
-        host, _, port = waiting.admin_address.rpartition(":")
+        host, _, port = waiting.page_address.rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(
             f"POST {PATH}/GetStep HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -1,12 +1,10 @@
-"""gRPC and HTTP/1.1 on the admin port of a scheduler, at once and on every connection."""
+"""The port of the live page: what it answers, as AdminService does over gRPC, and what it refuses."""
 
 import asyncio
 import json
-import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import aiohttp
 import grpc
@@ -15,7 +13,7 @@ import pytest
 
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin.v1 import admin_service_pb2_grpc
-from scheduler_svc.admin.http import http_server
+from scheduler_svc.admin.http import page_server
 from scheduler_svc.admin.servicer import AdminServicer
 from tests.support.patience import PATIENCE_S
 from tests.tls.services import Scheduler, running_pair, running_scheduler
@@ -23,9 +21,6 @@ from tests.tls.services import Scheduler, running_pair, running_scheduler
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]
 PATH = f"/{SERVICE.full_name}"
 JSON = {"Content-Type": "application/json"}
-
-# The smallest window that HTTP/2 has, so that a client is slow as soon as it does not read.
-NARROW = [("grpc.http2.lookahead_bytes", 65_535), ("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", -1)]
 
 
 @pytest.fixture
@@ -39,7 +34,7 @@ async def http(scheduler: Scheduler) -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(
-        f"http://{scheduler.admin_address}", timeout=timeout, connector=connector
+        f"http://{scheduler.page_address}", timeout=timeout, connector=connector
     ) as session:
         yield session
 
@@ -64,7 +59,7 @@ async def state_over_grpc(address: str) -> pb.GetSchedulerStateResponse:
         return await stub.GetSchedulerState(pb.GetSchedulerStateRequest(), timeout=PATIENCE_S)
 
 
-async def test_both_protocols_tell_the_same(scheduler: Scheduler, http: aiohttp.ClientSession) -> None:
+async def test_json_and_grpc_tell_the_same(scheduler: Scheduler, http: aiohttp.ClientSession) -> None:
     state = await state_over_grpc(scheduler.admin_address)
     async with http.post(f"{PATH}/GetSchedulerState", data="{}", headers=JSON) as response:
         assert response.status == 200
@@ -74,16 +69,13 @@ async def test_both_protocols_tell_the_same(scheduler: Scheduler, http: aiohttp.
     assert told["executors"][0]["address"] == state.executors[0].address
 
 
-async def test_two_hundred_of_each_at_once(scheduler: Scheduler, http: aiohttp.ClientSession) -> None:
-    async def over_http() -> int:
+async def test_two_hundred_calls_at_once(http: aiohttp.ClientSession) -> None:
+    async def call() -> int:
         async with http.post(f"{PATH}/GetSchedulerState", data="{}", headers=JSON) as response:
             return int((await response.json())["numBlocks"])
 
-    async def over_grpc() -> int:
-        return (await state_over_grpc(scheduler.admin_address)).num_blocks
-
-    answers = await asyncio.gather(*(call() for _ in range(200) for call in (over_http, over_grpc)))
-    assert answers == [answers[0]] * 400
+    answers = await asyncio.gather(*(call() for _ in range(200)))
+    assert answers == [answers[0]] * 200
 
 
 @pytest.mark.parametrize("method", [method.name for method in SERVICE.methods if not method.name.startswith("Drain")])
@@ -141,7 +133,7 @@ async def test_the_page_needs_nothing_and_allows_itself_alone(http: aiohttp.Clie
         ("POST", f"{PATH}/GetSchedulerState", {}, b"{}", 415, "methods take JSON; send the header Content-Type:"),
         ("POST", f"{PATH}/GetSchedulerState", {"Content-Type": "text/plain"}, b"{}", 415, "methods take JSON"),
         ("POST", f"{PATH}/GetRequest", JSON, b" " * (2**16 + 1), 413, "the body is longer than 65536 bytes"),
-        ("GET", "/", {"Host": "rebound.example.com:50052"}, b"", 403, "without --tokens-file this port answers to an"),
+        ("GET", "/", {"Host": "rebound.example.com:50055"}, b"", 403, "without --tokens-file this port answers to an"),
         ("POST", f"{PATH}/GetSchedulerState", JSON | {"Host": "rebound.example.com"}, b"{}", 403, "without --tokens-"),
         ("POST", f"{PATH}/GetSchedulerState", JSON | {"Sec-Fetch-Site": "cross-site"}, b"{}", 403, "other web sites"),
     ],
@@ -178,9 +170,9 @@ async def test_no_other_site_is_ever_allowed_to_call(http: aiohttp.ClientSession
 
 async def test_a_request_is_understood_byte_by_byte_and_without_host_refused(scheduler: Scheduler) -> None:
     request = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    answer = await exchange(scheduler.admin_address, *(bytes([byte]) for byte in request))
+    answer = await exchange(scheduler.page_address, *(bytes([byte]) for byte in request))
     assert answer.startswith(b"HTTP/1.1 404 ")
-    answer = await exchange(scheduler.admin_address, b"GET / HTTP/1.0\r\n\r\n")
+    answer = await exchange(scheduler.page_address, b"GET / HTTP/1.0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.0 400 ")
     assert answer.endswith(b"a request needs one Host header\n")
 
@@ -202,7 +194,7 @@ async def test_garbage_is_answered_or_closed_and_leaves_no_line_in_the_log(
     scheduler: Scheduler, garbage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     try:
-        answer = await exchange(scheduler.admin_address, garbage)
+        answer = await exchange(scheduler.page_address, garbage)
     except ConnectionError:
         answer = b""
     assert b"HTTP/1.1 200" not in answer
@@ -227,10 +219,10 @@ async def test_garbage_is_answered_or_closed_and_leaves_no_line_in_the_log(
 async def test_who_is_slow_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, limit: str, words: bytes, answer: bytes
 ) -> None:
-    monkeypatch.setattr(http_server, "_LINGER_S", 0.1)
-    monkeypatch.setattr(http_server, limit, 0.1)
+    monkeypatch.setattr(page_server, "_LINGER_S", 0.1)
+    monkeypatch.setattr(page_server, limit, 0.1)
     async with running_scheduler() as scheduler:
-        got = await exchange(scheduler.admin_address, words)
+        got = await exchange(scheduler.page_address, words)
     assert got.partition(b"\r\n")[0] == answer
 
 
@@ -242,11 +234,8 @@ async def test_a_large_answer_gets_through_to_a_slow_reader(monkeypatch: pytest.
 
     monkeypatch.setattr(AdminServicer, "ExplainRequest", explain)
     async with running_scheduler(max_message_bytes=2**24) as large:
-        async with grpc.aio.insecure_channel(large.admin_address, options=NARROW) as channel:
-            stub = admin_service_pb2_grpc.AdminServiceStub(channel)
-            assert (await stub.ExplainRequest(pb.ExplainRequestRequest())).explanation == explanation
         body = f"POST {PATH}/ExplainRequest HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-        host, _, port = large.admin_address.rpartition(":")
+        host, _, port = large.page_address.rpartition(":")
         with socket.create_connection((host, int(port))) as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
             slow.sendall(f"{body}Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{{}}".encode())
@@ -258,40 +247,34 @@ async def test_a_large_answer_gets_through_to_a_slow_reader(monkeypatch: pytest.
     assert json.loads(got.partition(b"\r\n\r\n")[2]) == {"explanation": explanation}
 
 
-async def test_a_refused_call_is_logged_with_the_address_of_the_client(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("* operator-token-012\n")
-    async with running_scheduler(tokens_file=tokens) as scheduler:
-        with pytest.raises(grpc.aio.AioRpcError):
-            await state_over_grpc(scheduler.admin_address)
-    [line] = [line for line in caplog.messages if "event=call_refused" in line]
-    assert "/ipv4:127.0.0.1:" in line
-
-
-async def test_the_end_closes_every_connection_and_leaves_no_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+async def test_the_end_closes_every_connection() -> None:
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         async with running_scheduler() as scheduler:
-            [directory] = os.listdir(tmp_path)
-            assert os.stat(tmp_path / directory).st_mode & 0o777 == 0o700
-            host, _, port = scheduler.admin_address.rpartition(":")
+            host, _, port = scheduler.page_address.rpartition(":")
             ends = []
-            for words in (b"", b"GE", b"GET / HTTP/1.1\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+            for words in (b"", b"GE", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"):
                 reader, writer = await asyncio.open_connection(host, int(port))
                 stack.callback(writer.close)
                 writer.write(words)
                 ends.append(reader)
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(scheduler.admin_address))
-            await admin_service_pb2_grpc.AdminServiceStub(channel).GetSchedulerState(pb.GetSchedulerStateRequest())
+            await ends[-1].readline()
             begin_s = loop.time()
         assert loop.time() - begin_s < 10
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(reader.read() for reader in ends), return_exceptions=True)
-        assert os.listdir(tmp_path) == []
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(host, int(port))
+
+
+async def test_without_a_setting_there_is_no_page_and_the_admin_port_speaks_grpc_alone() -> None:
+    async with running_scheduler(page_listen=None) as scheduler:
+        assert "page" not in scheduler.service.other_addresses
+        assert (await state_over_grpc(scheduler.admin_address)).page_port == 0
+        answer = await exchange(scheduler.admin_address, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"HTTP/1.1" not in answer
+
+
+async def test_operators_are_told_the_port_of_the_page(scheduler: Scheduler) -> None:
+    state = await state_over_grpc(scheduler.admin_address)
+    assert scheduler.page_address == f"127.0.0.1:{state.page_port}"

@@ -1,0 +1,51 @@
+"""Asks at the beginning of a request over HTTP who sends it, as `access_control.py` does over gRPC."""
+
+import logging
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from octavo_shared.errors import OctavoServiceError, PermissionDeniedError
+from octavo_shared.process.events import Event
+from scheduler_svc.front.access.access_control import AccessControl
+from scheduler_svc.front.access.identity import ANYBODY, set_identity
+from scheduler_svc.http.http_tls import certificate_names
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+log = logging.getLogger(__name__)
+
+HOW_TO_SEND = "send the header Authorization: Bearer TOKEN"
+
+
+def identify(
+    access: AccessControl | None, request: "web.BaseRequest", *, is_for_operators: bool, how_to_send: str = HOW_TO_SEND
+) -> None:
+    """Find out who sends a request, for the servicers.
+
+    Args:
+        access: Who may call; None: everybody.
+        request: As aiohttp has it.
+        is_for_operators: Whether it needs an identity for all tenants.
+        how_to_send: How a request has a token.
+
+    Raises: OctavoServiceError: they may not; the log says so.
+    """
+    if access is None:
+        set_identity(ANYBODY)
+        return
+    try:
+        identity = access.identify(request.headers.getall("Authorization", []), lambda: _names_of(request), how_to_send)
+        if is_for_operators and not identity.is_operator:
+            raise PermissionDeniedError(
+                f"the token is of tenant {identity.tenant!r}; {request.path} needs a token of tenant * in --tokens-file"
+            )
+    except OctavoServiceError as error:
+        log.warning(Event("http_call_refused", path=request.path, peer=request.remote, cause=str(error)))
+        raise
+    set_identity(identity)
+
+
+def _names_of(request: "web.BaseRequest") -> Collection[str]:
+    certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
+    return certificate_names(certificate or {})
