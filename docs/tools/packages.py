@@ -1,4 +1,4 @@
-"""The table of packages in ARCHITECTURE.md, from the import contracts of pyproject.toml and the packages' docstrings."""
+"""The table of packages in ARCHITECTURE.md, from the import contract of pyproject.toml that layers all of them."""
 
 import ast
 import re
@@ -17,14 +17,15 @@ def with_table(page: str) -> str:
 
 
 def table() -> str:
-    """Return the layers of the one contract that orders all packages, the upper ones first, and what each package is."""
+    """Return the layers of that contract, the upper ones first, and what each package is by its docstring."""
     project = tomllib.loads((_REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
-    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers" and "containers" not in contract]
+    [layers] = [
+        contract["layers"] for contract in contracts if contract["type"] == "layers" and "containers" not in contract
+    ]
     lines = ["| layer | package | what it is |", "|---:|---|---|"]
     for number, layer in zip(range(len(layers), 0, -1), layers, strict=True):
-        for package in re.split(r" [:|] ", layer):
-            lines.append(f"| {number} | `{package}` | {_summary(package)} |")
+        lines += [f"| {number} | `{package}` | {_summary(package)} |" for package in re.split(r" [:|] ", layer)]
     return "\n".join(lines)
 
 

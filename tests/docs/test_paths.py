@@ -80,7 +80,9 @@ def test_each_service_has_a_page_with_every_room() -> None:
     [tree] = [token.content for token in tokens("docs/scheduler.md") if token.content.startswith("scheduler_svc/ ")]
     assert sorted(line.split()[0].rstrip("/") for line in tree.splitlines()) == sorted(rooms("scheduler_svc"))
     told = set(snippets("docs/executor.md"))
-    assert [room for room in rooms("executor_svc") if room != "executor_svc" and not {f"{room}/", told_room(room)} & told] == []
+    assert [
+        room for room in rooms("executor_svc") if room != "executor_svc" and not {f"{room}/", told_room(room)} & told
+    ] == []
 
 
 def test_architecture_is_read_in_fifteen_minutes() -> None:
