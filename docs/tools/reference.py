@@ -11,15 +11,16 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.tools import api, configuration, metrics, openai_fields
+from docs.tools import api, configuration, metrics, openai_fields, packages
 
-DOCS = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 PAGES: Mapping[str, Callable[[str], str]] = {
-    "metrics.md": metrics.with_tables,
-    "reference/api.md": api.page,
-    "reference/configuration.md": configuration.page,
-    "reference/openai-fields.md": openai_fields.page,
+    "ARCHITECTURE.md": packages.with_table,
+    "docs/metrics.md": metrics.with_tables,
+    "docs/reference/api.md": api.page,
+    "docs/reference/configuration.md": configuration.page,
+    "docs/reference/openai-fields.md": openai_fields.page,
 }
 
 
@@ -27,7 +28,7 @@ def stale_pages() -> dict[Path, str]:
     """Return what the pages should be that are not what the code says."""
     stale = {}
     for name, page in PAGES.items():
-        path = DOCS / name
+        path = REPOSITORY / name
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         wanted = page(text)
         if wanted != text:

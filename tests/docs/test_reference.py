@@ -21,11 +21,11 @@ def test_a_page_that_is_behind_the_code_is_noticed_and_written_anew(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for page in reference.PAGES:
-        (tmp_path / page).parent.mkdir(exist_ok=True)
-        shutil.copy(reference.DOCS / page, tmp_path / page)
-    monkeypatch.setattr(reference, "DOCS", tmp_path)
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(reference.REPOSITORY / page, tmp_path / page)
+    monkeypatch.setattr(reference, "REPOSITORY", tmp_path)
     current = (tmp_path / name).read_text(encoding="utf-8")
-    (tmp_path / name).write_text(re.sub(r"requests?\b", "jobs", current), encoding="utf-8")
+    (tmp_path / name).write_text(re.sub(r"(requests?|services?)\b", "jobs", current), encoding="utf-8")
 
     monkeypatch.setattr(sys, "argv", ["reference", "--check"])
     assert reference.main() == 1
@@ -58,7 +58,7 @@ def test_every_setting_has_one_place_on_the_page() -> None:
 
 
 def test_the_api_page_lists_the_errors_of_a_method() -> None:
-    page = (reference.DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+    page = (reference.REPOSITORY / "docs/reference/api.md").read_text(encoding="utf-8")
     _, _, method = page.partition("#### GenerationService.Generate\n")
     listed = re.findall(r"^- `([A-Z_]+)`: ", method.partition("####")[0], re.MULTILINE)
     assert {"INVALID_ARGUMENT", "ALREADY_EXISTS", "RESOURCE_EXHAUSTED", "UNAVAILABLE"} <= set(listed)

@@ -23,6 +23,14 @@ def test_the_changelog_has_a_section_for_what_is_here() -> None:
     assert sections[0] in ("Unreleased", octavo.__version__)
 
 
+def test_every_recorded_release_has_a_dated_section() -> None:
+    dated = re.findall(
+        r"^## (\S+) - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    recorded = [archive.stem.removeprefix("octavo-") for archive in (ROOT / "tests/skew").glob("octavo-*.zip")]
+    assert {version for version in recorded if ".dev" not in version} <= set(dated)
+
+
 def test_the_upgrade_table_has_the_release() -> None:
     assert f"| {octavo.__version__} |" in (ROOT / "docs/upgrades.md").read_text(encoding="utf-8")
 
