@@ -103,7 +103,7 @@ def _with_its_own_head(directory: ModelDirectory, model_config: ModelConfig, *, 
                 "head_is_not_embedding",
                 directory=str(directory.path),
                 tensor=head,
-                reason="config.json has tie_word_embeddings, but the stored head has other values; it is used",
+                reason="config.json has tie_word_embeddings, but the stored head differs; the stored head is used",
             )
         )
     return replace(model_config, tie_word_embeddings=False)
@@ -185,7 +185,7 @@ def read_model_config(directory: ModelDirectory, config: ExecutorConfig) -> Mode
             f"quantization is {config.quantization}": config.quantization != "none",
         }
         for setting in (setting for setting, is_wanted in wanted.items() if is_wanted):
-            raise ModelLoadError(f"{setting}, which needs code of our own; but {reason}") from reason
+            raise ModelLoadError(f"{setting}, which needs a native implementation; but {reason}") from reason
         raise
     Shard.of(model_config, rank=0, size=config.tp)
     return model_config
@@ -208,14 +208,14 @@ def _from_transformers(
     except ModelLoadError as error:
         if isinstance(reason, UnknownArchitectureError):
             raise
-        raise ModelLoadError(f"{error}; our own code cannot run it either: {reason}") from error
+        raise ModelLoadError(f"{error}; the native implementation cannot run it either: {reason}") from error
     facts = model.attention
     sizes = (facts.num_heads, facts.num_kv_heads, facts.head_dim)
     needs = AttentionNeeds(dtype, *sizes, facts.layers, _capability_of(device))
     chosen = choose_backend(config.attention_backend, needs, config.block_size_tokens)
     attention = _make_attention(chosen, config) or make_attention(found.library)
     _log_attention(chosen, attention)
-    in_use = FoundLibrary(found.library, found.reason or "we have no code of our own for this model")
+    in_use = FoundLibrary(found.library, found.reason or "this model has no native implementation")
     kernels = describe_kernels(in_use, attention, device, others="transformers")
     path = compute_path(device, dtype, "transformers", attention, in_use)
     chosen_model = ChosenModel(

@@ -77,7 +77,7 @@ class SchedulerChannel:
     ) -> None:
         self.addresses = (address,) if isinstance(address, str) else tuple(dict.fromkeys(address))
         if not self.addresses:
-            raise ConnectionOptionsError("there is no address; give HOST:PORT of a scheduler, or several")
+            raise ConnectionOptionsError("no address given; give HOST:PORT of a scheduler, or of several")
         self._tls = tls
         self._metadata: tuple[tuple[str, str], ...] = ()
         for each in self.addresses:

@@ -151,7 +151,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         if self._is_closed:
             raise UnavailableError("the scheduler is shutting down")
         if first is None or not first.HasField("hello"):
-            raise CallerError("a front says hello first")
+            raise CallerError("the first message of a front must be its hello")
         hello = first.hello
         version = agreed_version(hello)
         self._keep_order(hello)
@@ -252,8 +252,8 @@ def agreed_version(hello: pb.FrontHello) -> int:
     version = min(MAX_VERSION, hello.max_version)
     if version < max(MIN_VERSION, hello.min_version):
         raise FencedError(
-            f"front {hello.front_id!r} speaks versions {hello.min_version} to {hello.max_version} of octavo.core.v1; "
-            f"this core speaks {MIN_VERSION} to {MAX_VERSION}"
+            f"front {hello.front_id!r} supports versions {hello.min_version} to {hello.max_version} of octavo.core.v1; "
+            f"this core supports {MIN_VERSION} to {MAX_VERSION}"
         )
     return version
 

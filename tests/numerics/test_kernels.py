@@ -230,7 +230,7 @@ C = rf"C \({native_library('widest').instructions}\)"
         (
             "LlamaForCausalLM",
             {"dtype": "bfloat16"},
-            r"torch, 2 threads, because the kernels in C are for float32, and dtype is bfloat16",
+            r"torch, 2 threads, because the kernels in C support only float32, and dtype is bfloat16",
         ),
         (
             "LlamaForCausalLM",

@@ -84,7 +84,7 @@ async def test_a_token_is_asked_for_sent_and_kept_in_this_tab_only(browser: Brow
 
         await page.keyboard.type("wrong")
         await page.keyboard.press("Enter")
-        await expect(page.locator("#token-error")).to_have_text("this scheduler wants another token")
+        await expect(page.locator("#token-error")).to_have_text("unknown bearer token")
         await page.locator("#token").fill("right")
         await page.keyboard.press("Enter")
 

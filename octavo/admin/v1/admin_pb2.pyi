@@ -99,7 +99,7 @@ class _RequestEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Requ
     REQUEST_EVENT_KIND_FIRST_TOKEN: _RequestEventKind.ValueType  # 3
     """Its first token came."""
     REQUEST_EVENT_KIND_PREEMPTED: _RequestEventKind.ValueType  # 4
-    """It was preempted, and its blocks were freed: it will be computed again."""
+    """It was preempted, and its blocks were freed: it will be recomputed."""
     REQUEST_EVENT_KIND_SWAPPED_OUT: _RequestEventKind.ValueType  # 5
     """It was preempted, and its blocks were moved to the executor's host pool."""
     REQUEST_EVENT_KIND_SWAPPED_IN: _RequestEventKind.ValueType  # 6
@@ -113,7 +113,7 @@ class _RequestEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Requ
     REQUEST_EVENT_KIND_FAILED: _RequestEventKind.ValueType  # 10
     """It ended with an error."""
     REQUEST_EVENT_KIND_DROPPED: _RequestEventKind.ValueType  # 11
-    """Its blocks in the host pool were given up, for others or for itself: it will be computed again."""
+    """Its blocks in the host pool were given up, for others or for itself: it will be recomputed."""
 
 class RequestEventKind(_RequestEventKind, metaclass=_RequestEventKindEnumTypeWrapper):
     """RequestEventKind is what happened to a request."""
@@ -127,7 +127,7 @@ REQUEST_EVENT_KIND_ADMITTED: RequestEventKind.ValueType  # 2
 REQUEST_EVENT_KIND_FIRST_TOKEN: RequestEventKind.ValueType  # 3
 """Its first token came."""
 REQUEST_EVENT_KIND_PREEMPTED: RequestEventKind.ValueType  # 4
-"""It was preempted, and its blocks were freed: it will be computed again."""
+"""It was preempted, and its blocks were freed: it will be recomputed."""
 REQUEST_EVENT_KIND_SWAPPED_OUT: RequestEventKind.ValueType  # 5
 """It was preempted, and its blocks were moved to the executor's host pool."""
 REQUEST_EVENT_KIND_SWAPPED_IN: RequestEventKind.ValueType  # 6
@@ -141,7 +141,7 @@ REQUEST_EVENT_KIND_FINISHED: RequestEventKind.ValueType  # 9
 REQUEST_EVENT_KIND_FAILED: RequestEventKind.ValueType  # 10
 """It ended with an error."""
 REQUEST_EVENT_KIND_DROPPED: RequestEventKind.ValueType  # 11
-"""Its blocks in the host pool were given up, for others or for itself: it will be computed again."""
+"""Its blocks in the host pool were given up, for others or for itself: it will be recomputed."""
 Global___RequestEventKind: _TypeAlias = RequestEventKind  # noqa: Y015
 
 class _SequenceStatus:
@@ -608,7 +608,7 @@ class RequestEvent(_message.Message):
     step_id: _builtins.int
     """The step that it happened with, of that executor, in its epoch; absent: with none."""
     text: _builtins.str
-    """It in a few words, such as "admitted; of 6 tokens, 5 were in the prefix cache"."""
+    """It in a few words, such as "admitted; of 6 tokens, 5 came from the prefix cache"."""
     def __init__(
         self,
         *,

@@ -57,7 +57,7 @@ def test_a_flag_that_each_service_has_for_itself_is_answered_with_how_it_is_set(
 ) -> None:
     assert run([command, "--tls-cert", "x"]) == 2
     assert capsys.readouterr().err == (
-        "octavo: No such option '--tls-cert': each service has its own; for that of the scheduler: --set "
+        "octavo: No such option '--tls-cert': each service has its own; to set the scheduler's, use --set "
         f'scheduler.tls_cert=VALUE; see "octavo {command} --help"\n'
     )
 

@@ -57,7 +57,7 @@ def test_models_of_the_hub_that_can_be_served_are_listed(
         pull_hub_model("org/half", stop)
 
     assert listed(capsys, *NOBODY).splitlines()[2:] == [
-        "org/half  39 bytes           LlamaForCausalLM  partly here: octavo pull org/half",
+        "org/half  39 bytes           LlamaForCausalLM  partly downloaded: octavo pull org/half",
         "org/tiny  3.0 MB    3.0 MB   LlamaForCausalLM  ~/hub",
     ]
     assert json.loads(listed(capsys, "--json", *NOBODY))["models"][2] == {

@@ -105,20 +105,19 @@ REFUSED = [
     ("a b", "a b is neither a directory nor a hub id (NAME or ORGANISATION/NAME)"),
     (
         "org/none",
-        "there is no directory org/none here, and the hub has no model org/none; one that is private needs HF_TOKEN",
+        "there is no directory org/none here, and the hub has no model org/none; a private model needs HF_TOKEN",
     ),
     (
         "org/private",
-        "there is no directory org/private here, and the hub has no model org/private; one that is private "
-        "needs HF_TOKEN",
+        "there is no directory org/private here, and the hub has no model org/private; a private model needs HF_TOKEN",
     ),
     ("org/tiny@v2", "there is no directory org/tiny@v2 here, and the hub model org/tiny has no revision v2"),
     ("org/gated", "org/gated is gated: accept its terms at {hub}/org/gated, and set HF_TOKEN"),
     (
         "org/old",
         "the hub model org/old holds its weights as pytorch_model.bin, which Octavo does not read; it needs "
-        "model.safetensors (or shards with model.safetensors.index.json), as save_pretrained of transformers writes "
-        "them",
+        "model.safetensors (or shards with model.safetensors.index.json), as written by save_pretrained of "
+        "transformers",
     ),
     (
         "org/gguf",
@@ -146,8 +145,8 @@ def test_without_a_network_it_says_so(hub: Hub, monkeypatch: pytest.MonkeyPatch,
 
     assert refused("org/tiny") == (
         "there is no directory org/tiny here, and the hub cannot be reached (ConnectError: [Errno 111] Connection "
-        f"refused), and no complete org/tiny is in {tmp_path / 'hub'}; check the network, "
-        "or give a model that is on this machine"
+        f"refused), and no complete org/tiny is in {tmp_path / 'hub'}; check the network, or use a model that is on "
+        "this machine"
     )
 
 
@@ -161,5 +160,5 @@ def test_without_the_hubs_library_it_names_the_extra(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
 
     assert refused("org/tiny") == (
-        "org/tiny would come from the hub, which needs huggingface_hub: pip install 'octavo[executor]'"
+        "org/tiny must be downloaded from the hub, which requires huggingface_hub: pip install 'octavo[executor]'"
     )

@@ -79,8 +79,8 @@ def test_quantized_weights_are_refused_once_and_by_name(
     with pytest.raises(ModelLoadError) as refused:
         parse_config({"architectures": [architecture], **SIZES, **settings}, Path("tiny/config.json"))
     assert str(refused.value) == (
-        f"the weights of tiny are quantized with {method}, which Octavo does not read; give --model the checkpoint "
-        "without quantization, and --quantization int8 or int4 if memory is short"
+        f"the weights of tiny are quantized with {method}, which Octavo does not read; use the unquantized checkpoint, "
+        "with --quantization int8 or int4 if memory is short"
     )
     assert not isinstance(refused.value, UnsupportedModelError)
 

@@ -211,7 +211,7 @@ async def test_a_gap_is_seen_behind_running_steps(steps: Runner) -> None:
     assert await steps.answered_id() == 1
     error = await steps.answers.get()
     assert isinstance(error, StepGapError)
-    assert str(error) == "step 3 came after step 1; 2 is missing"
+    assert str(error) == "step 3 arrived after step 1; step 2 is missing"
 
 
 async def test_a_look_at_the_table_waits_for_the_steps_that_run(steps: Runner) -> None:

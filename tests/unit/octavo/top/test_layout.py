@@ -72,7 +72,7 @@ def titles(width: int, rows: list[RequestRow] | None = None) -> list[str]:
 
 
 def test_a_narrow_table_keeps_what_tells_slow_requests_apart() -> None:
-    always = ["REQUEST", "STATUS", "TOKENS", "TOK/S", "AGE", "SILENT", "WHERE, OR WHY IT WAITS"]
+    always = ["REQUEST", "STATUS", "TOKENS", "TOK/S", "AGE", "SILENT", "LOCATION OR REASON FOR WAITING"]
     assert titles(78) == always
     assert titles(200) == ["REQUEST", "STATUS", "TENANT", *always[2:6], "WAITS", "QUEUED", "BLOCKS", "PREE", always[6]]
     for narrow, wide in itertools.pairwise(WIDTHS):
@@ -112,7 +112,7 @@ def test_the_overview_says_what_the_scheduler_does() -> None:
 
 @each_row(
     (state(), "   ready   "),
-    (state(is_draining=True), "   draining, takes no new requests   "),
+    (state(is_draining=True), "   draining, accepts no new requests   "),
     (state(has_mixed_numerics=True), "   1 of 1 executor   several numerics ids"),
     (state(step_log_trouble="No space left on device"), "   1 of 1 executor   step log stopped"),
     (state(lost_executor()), "   no model yet   not ready: no executor is attached   "),
@@ -200,7 +200,7 @@ def test_json_has_numbers_words_and_what_is_absent() -> None:
         state(num_output_tokens=2**60),
         waiting("w", 10, sequences=[admin_pb2.SequenceState(output_index=0, status=admin_pb2.SEQUENCE_STATUS_WAITING)]),
         rates=Rates(output_tokens=12.5, executor_output_tokens={"127.0.0.1:50061": 12.5}),
-        reasons={"w": "next in line"},
+        reasons={"w": "next in the queue"},
     )
     values = json.loads(snapshot_json(shown, "127.0.0.1:50052"))
     assert values["address"] == "127.0.0.1:50052"
@@ -210,7 +210,7 @@ def test_json_has_numbers_words_and_what_is_absent() -> None:
     assert values["rates_per_s"]["output_tokens"] == 12.5
     assert values["rates_per_s"]["prompt_tokens"] is None
     (request,) = values["requests"]
-    assert (request["status"], request["reason"], request["queue_ms"]) == ("waiting", "next in line", None)
+    assert (request["status"], request["reason"], request["queue_ms"]) == ("waiting", "next in the queue", None)
     assert request["sequences"][0] == {
         "output_index": 0,
         "status": "waiting",

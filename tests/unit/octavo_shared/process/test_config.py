@@ -129,8 +129,8 @@ def test_a_setting_that_was_removed_says_what_to_use(config_class: type[ServiceC
         load_config(
             config_class, ["--vllm-engine", "--no-vllm-engine", "--gateway-tenant", "web", "--config", path], variables
         )
-    engine = "any more: clients of OpenAI's API use the port of --openai-listen"
-    tenant = "any more: the token of a client says its tenant, see --tokens-file"
+    engine = "any more: OpenAI clients use the port of --openai-listen"
+    tenant = "any more: a client's token determines its tenant, see --tokens-file"
     assert caught.value.mistakes[:7] == (
         f"--vllm-engine is not a flag {engine}",
         f"--no-vllm-engine is not a flag {engine}",
@@ -185,7 +185,7 @@ def test_variables_that_kubernetes_sets_for_a_service_are_no_settings() -> None:
 def test_unknown_key_and_table_of_the_file_are_mistakes(tmp_path: Path) -> None:
     path = write_toml(tmp_path, "[executor]\nmax_num_seq = 5\n[excutor]\n")
     assert mistakes("--config", path) == [
-        f"[excutor] in {path} is not a table that Octavo reads; did you mean executor?",
+        f"[excutor] in {path} is not a known table; did you mean executor?",
         f"executor.max_num_seq in {path} is not a setting; did you mean max_num_seqs?",
     ]
 

@@ -153,7 +153,9 @@ def test_tool_calls_that_the_template_leaves_out_are_refused(shows: str, is_refu
     if not is_refused:
         assert "now" in template.render(conversation)
         return
-    with pytest.raises(InvalidFieldError, match="unset: the model's chat template leaves tool calls out") as caught:
+    with pytest.raises(
+        InvalidFieldError, match=("unset: the model's chat template does not support tool calls")
+    ) as caught:
         template.render(conversation)
     assert caught.value.field == "messages[1].tool_calls_json"
 
@@ -199,7 +201,7 @@ def test_roles_are_known_or_system_or_refused_by_name(source: str, becomes: str,
         with pytest.raises(InvalidFieldError) as error:
             rendered(*turns)
         assert (error.value.field, error.value.value) == ("messages[2].role", repr(role[:32]))
-        assert error.value.limit.startswith("a role that the model's chat template knows, such as user")
+        assert error.value.limit.startswith("a role that the model's chat template supports, such as user")
 
 
 NAMED = "{% for m in messages %}{{ m.role }}{{ m.name if shows }}: {{ m.content }}\n{% endfor %}"
@@ -223,7 +225,7 @@ def test_names_that_tell_speakers_apart_are_refused_where_the_template_leaves_th
     if not is_refused:
         template.render(Conversation(messages))
         return
-    with pytest.raises(InvalidFieldError, match=r"several names of the role .* leaves names out; put them into"):
+    with pytest.raises(InvalidFieldError, match=r"several names of the role .* drops names; put names into"):
         template.render(Conversation(messages))
 
 
