@@ -58,7 +58,7 @@ def page(_: str) -> str:
         sections.append(_section(config_class, own))
     sections.append(
         "## Every service\n\n"
-        "The scheduler, a front of its own, the executor and the fake executor have these, each in its own table and "
+        "The scheduler, a standalone front, the executor and the fake executor have these, each in its own table and "
         "with its own variables: for `SERVICE` put `SCHEDULER`, `FRONT`, `EXECUTOR` or `FAKE`.\n"
     )
     sections += [_setting(ServiceConfig, name, "service") for name in common]

@@ -215,7 +215,7 @@ class XformersRules:
         wanted = {"sliding window": needs.has_window, "soft cap": needs.has_soft_cap, "ALiBi": needs.has_alibi}
         for feature, is_wanted in wanted.items():
             if problem is None and is_wanted:
-                problem = f"it does not support {feature} on a paged cache, which this model needs"
+                problem = f"it has no {feature} on a paged cache, which this model needs"
         if problem is None and needs.head_dim not in XFORMERS_HEAD_DIMS:
             problem = f"it supports a head_dim of {', '.join(map(str, XFORMERS_HEAD_DIMS))}, not {needs.head_dim}"
         problem = problem or why_not_version("xformers", "xformers", self._installed, needed=(0, 0, 35))

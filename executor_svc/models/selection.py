@@ -228,7 +228,7 @@ def _checked(chosen: ChosenModel, config: ExecutorConfig) -> ChosenModel:
     """Return the model. Raises: ModelLoadError: it is not invariant, and is to be."""
     if config.numerics == "invariant" and chosen.why_not_invariant is not None:
         settings = _invariant_settings(chosen.path, config)
-        change = f"{settings}, or leave out --numerics" if settings else "leave out --numerics"
+        change = f"{settings}, or remove --numerics" if settings else "remove --numerics"
         raise ModelLoadError(f"--numerics invariant is not possible: {chosen.why_not_invariant}; {change}")
     return chosen
 
@@ -240,7 +240,7 @@ def _invariant_settings(path: ComputePath, config: ExecutorConfig) -> str:
         "set --dtype float32": is_cpu and path.dtype != torch.float32,
         "set --cpu-kernels native or auto": is_cpu and config.cpu_kernels == "torch",
         "set --attention-backend auto": config.attention_backend != "auto",
-        "leave out --quantization": not is_cpu and config.quantization != "none",
+        "remove --quantization": not is_cpu and config.quantization != "none",
     }
     needed = [change for change, is_needed in changes.items() if is_needed]
     return " and ".join(needed) if path.dense != "transformers" else ""

@@ -1,4 +1,4 @@
-"""The settings of what clients meet, which a scheduler has, and a front of its own beside its way to the core."""
+"""The settings of what clients meet, which a scheduler has, and a standalone front beside its way to the core."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The port where fronts of their own join, and the check that whoever calls there is one."""
+"""The port where standalone fronts join, and the check that whoever calls there is one."""
 
 import asyncio
 import contextlib

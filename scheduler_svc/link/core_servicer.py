@@ -100,7 +100,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         return [session for session in self.sessions if not session.address]
 
     def states_of_joined(self) -> list[admin_pb2.FrontState]:
-        """Return how each front of its own is that has joined."""
+        """Return how each standalone front is that has joined."""
         return [self.state_of(session.name, session) for session in self.sessions if session.address]
 
     def state_of(self, name: str, session: FrontSession | None) -> admin_pb2.FrontState:

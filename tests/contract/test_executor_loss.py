@@ -84,7 +84,7 @@ async def test_a_replaced_executor_goes_on_with_every_stream(expected: list[Answ
         await stack.executor.start()
         assert_same(await answers, expected)
         (loss,) = await losses_of(stack, (await answers)[0])
-        assert loss.startswith("the executor was lost: its step stream broke ")
+        assert loss.startswith("the executor was lost: its step stream broke")
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert state.executors[0].num_losses == 1
         assert state.executors[0].status == admin_pb2.EXECUTOR_STATUS_ATTACHED

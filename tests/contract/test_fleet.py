@@ -253,7 +253,7 @@ class Liar(FakeWorker):
         (token_out_of_vocabulary, r"has token ids outside 0 to 258"),
         (a_candidate_too_few, r"has \d+ beam candidates instead of \d+"),
         # Of a step with one token none are left.
-        (fewer_logprobs_than_tokens, r"\d+ logprobs for \d+ sampled tokens|lacks log-probabilities"),
+        (fewer_logprobs_than_tokens, r"\d+ logprobs for \d+ sampled tokens|lacks the requested log-probabilities"),
         (no_logprobs, "lacks the requested log-probabilities"),
     ],
 )

@@ -143,7 +143,7 @@ async def test_another_executor_answers_the_same_bits(log_of_a_loss: Path, capsy
     status = await replay_on(log_of_a_loss)
     printed = capsys.readouterr().out
     assert status == 0, printed
-    found = re.findall(r"attachment \d, 127.0.0.1:\d+: (\d+) steps run again, \d+ numbers, all with", printed)
+    found = re.findall(r"attachment \d, 127.0.0.1:\d+: (\d+) steps rerun, \d+ numbers, all bit", printed)
     assert len(found) == 2
     unanswered = re.findall(r"; (\d+) steps? had no recorded result \((?:lost with|the log ends)", printed)
     num_steps = check_replay(log_of_a_loss).counts.num_steps

@@ -124,7 +124,7 @@ def test_a_recurrent_state_is_named_before_weights_are_read(name: str, tmp_path:
 
 
 REFUSED_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "attention sinks": ("GptOssForCausalLM", {}, "layer 0 hands s_aux to attention"),
+    "attention sinks": ("GptOssForCausalLM", {}, "layer 0 passes s_aux to attention"),
     "latent attention": (
         "DeepseekV3ForCausalLM",
         {"num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
@@ -285,7 +285,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(
     change(tensors)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
 
-    with pytest.raises(ModelLoadError, match=f"does not hold a OlmoForCausalLM: the tensor .*{sentence}"):
+    with pytest.raises(ModelLoadError, match=f"does not contain a OlmoForCausalLM: the tensor .*{sentence}"):
         load_architecture(tmp_path)
 
 

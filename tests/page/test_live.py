@@ -223,7 +223,7 @@ async def test_steps_are_drawn_and_told_and_everything_has_a_key(browser: Browse
             await tab_to(page, "")
             await page.keyboard.press("ArrowRight")
             await page.keyboard.press("ArrowRight")
-            await expect(page.locator("#tip")).to_contain_text("held by one")
+            await expect(page.locator("#tip")).to_contain_text("used by one")
             await page.keyboard.press("Enter")
             await expect(page.locator("#block-title")).to_contain_text("Block 1 of")
 

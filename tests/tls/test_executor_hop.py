@@ -157,6 +157,6 @@ async def test_files_of_the_scheduler_are_checked_at_the_start(tmp_path: Path) -
         async with scheduler_of("127.0.0.1:1", ca=missing):
             pass
     assert str(caught.value) == (
-        f"--executor-tls-ca {missing} cannot be read (No such file or directory); name a PEM file that this process "
+        f"--executor-tls-ca {missing} cannot be read (No such file or directory); give a PEM file that this process "
         "may read"
     )

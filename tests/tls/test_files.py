@@ -33,7 +33,7 @@ def test_a_missing_file_is_named(server_files: PairFiles) -> None:
     server_files.cert.unlink()
 
     assert complaint(server_files) == (
-        f"--tls-cert {server_files.cert} cannot be read (No such file or directory); name a PEM file that this process "
+        f"--tls-cert {server_files.cert} cannot be read (No such file or directory); give a PEM file that this process "
         "may read"
     )
 
@@ -80,8 +80,8 @@ def test_a_key_of_another_certificate_is_refused(authority: Authority, server_fi
     server_files.key.write_bytes(authority.issue("localhost").key)
 
     assert complaint(server_files) == (
-        f"--tls-key {server_files.key} does not match the first certificate in --tls-cert {server_files.cert}; "
-        "name the key that it was made with"
+        f"--tls-key {server_files.key} does not match the first certificate in --tls-cert {server_files.cert}; give "
+        "that certificate's key"
     )
 
 
@@ -214,8 +214,8 @@ def test_a_client_compares_key_and_certificate(
     server_files: PairFiles, client_files: PairFiles, tmp_path: Path
 ) -> None:
     assert client_complaint(cert=client_files.cert, key=server_files.key) == (
-        f"--tls-key {server_files.key} does not match the first certificate in --tls-cert {client_files.cert}; "
-        "name the key that it was made with"
+        f"--tls-key {server_files.key} does not match the first certificate in --tls-cert {client_files.cert}; give "
+        "that certificate's key"
     )
     (tmp_path / "encrypted").write_bytes(encrypted_key())
     assert client_complaint(cert=client_files.cert, key=tmp_path / "encrypted") == (

@@ -1,4 +1,4 @@
-"""Fronts of their own, as processes: they join over mutual TLS, wait for a core, and outlive it."""
+"""Standalone fronts, as processes: they join over mutual TLS, wait for a core, and outlive it."""
 
 import asyncio
 import signal
@@ -71,7 +71,7 @@ async def running_core(*flags: str) -> AsyncIterator[Service]:
 
 @asynccontextmanager
 async def running_front(core: str, *flags: str) -> AsyncIterator[Service]:
-    """Run a front of its own; it need not find its core."""
+    """Run a standalone front; it need not find its core."""
     async with running_service("scheduler_svc.processes.own_front", "--core", core, *flags) as front:
         yield front
 
@@ -355,6 +355,6 @@ async def test_a_file_that_a_front_cannot_use_ends_its_start(tmp_path: Path) -> 
     assert await run("scheduler_svc.processes.own_front", "--core", "127.0.0.1:1", "--core-tls-ca", str(missing)) == (
         1,
         "",
-        f"octavo front: --core-tls-ca {missing} cannot be read (No such file or directory); name a PEM file that this "
+        f"octavo front: --core-tls-ca {missing} cannot be read (No such file or directory); give a PEM file that this "
         "process may read\n",
     )

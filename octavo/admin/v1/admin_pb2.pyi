@@ -213,7 +213,7 @@ class FrontState(_message.Message):
     """Numbers that are a name or an answer even when they are 0 (slots, blocks, positions, what is free)
     have presence, so that JSON shows them.
 
-    FrontState is one front as the scheduler sees it: a process of --fronts, or a front of its own.
+    FrontState is one front as the scheduler sees it: a process of --fronts, or a standalone front.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -231,15 +231,15 @@ class FrontState(_message.Message):
     front_id: _builtins.str
     """Its name; a process that is started in its place keeps it."""
     pid: _builtins.int
-    """Its process; 0: it has ended, and is started again, or it is a front of its own."""
+    """Its process; 0: it has ended, and is started again, or it is a standalone front."""
     is_ready: _builtins.bool
     """Whether it takes calls."""
     num_requests: _builtins.int
     """Live requests whose clients it holds."""
     num_restarts: _builtins.int
-    """How often it was started again; 0 for a front of its own."""
+    """How often it was started again; 0 for a standalone front."""
     address: _builtins.str
-    """From where a front of its own has joined, host:port. Empty: the scheduler has started it."""
+    """From where a standalone front has joined, host:port. Empty: the scheduler has started it."""
     num_sessions: _builtins.int
     """How often it has joined since the core started: more than once if it was started again, or its stream broke."""
     num_output_tokens: _builtins.int

@@ -62,8 +62,12 @@ OF_BOTH: list[tuple[Json, str, str]] = [
     ({"guided_regex": "a+"}, "guided_regex", '"a+"; it must be unset: structured output is not supported'),
     ({"truncate_prompt_tokens": 1}, "truncate_prompt_tokens", "rejected, never truncated"),
     ({"logits_processors": ["x"]}, "logits_processors", "templates from clients are never run"),
-    ({"nonsense": 1}, "nonsense", "is not a field of this request; leave it out, or"),
-    ({"max_token": 1}, "max_token", '"max_token" is not a field of this request; did you mean max_tokens? Else leave'),
+    ({"nonsense": 1}, "nonsense", "is not a field of this request; remove it, or"),
+    (
+        {"max_token": 1},
+        "max_token",
+        '"max_token" is not a field of this request; did you mean max_tokens? Otherwise remove',
+    ),
     ({"Temperature": 1}, "Temperature", "did you mean temperature?"),
     ({"usr": "me"}, "usr", "did you mean user?"),
     ({"model": None, "Model": "fake"}, "Model", "did you mean model?"),
@@ -107,7 +111,7 @@ OF_CHATS: list[tuple[Json, str, str]] = [
     ({"messages": [{"content": "hi"}]}, "messages[0].role", "absent; it must be set"),
     ({"messages": [{"rol": "user", "content": "hi"}]}, "messages[0].role", 'set: the request has "rol" in its place'),
     ({"messages": [{"role": "user", "contnt": "hi"}]}, "messages[0].contnt", "did you mean content?"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content", "absent; it must be a text"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "absent; it must be a string"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "5; it must be"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -125,7 +129,7 @@ OF_CHATS: list[tuple[Json, str, str]] = [
         "5; it must be a text",
     ),
     ({"enable_thinking": False}, "enable_thinking", 'template, such as "chat_template_kwargs": {"enable_thinking": f'),
-    ({"think": True}, "think", 'send it to the chat template, such as "chat_template_kwargs"'),
+    ({"think": True}, "think", 'pass it to the chat template, such as "chat_template_kwargs"'),
     ({"messages": [{"role": "critic", "content": "a"}]}, "messages[0].role", "'critic'; it must be a role that the"),
     ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content[0]", '"hi"; it must be a part'),
     (

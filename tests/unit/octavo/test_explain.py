@@ -84,7 +84,7 @@ async def test_a_request_that_waits_shows_what_is_in_the_way_of_each_executor() 
         "a/b   waiting   tenant red   priority -2",
         "waits: next in the queue",
         "",
-        "executor         blocks              slots             in the way",
+        "executor         blocks              slots             blocked by",
         "127.0.0.1:50061  needs 12, has 8     needs 1, has 255  needs 12 blocks, 8 free",
         "b:1              needs 9, has 4,000  needs 1, has 256  none: it fits",
         "",

@@ -41,7 +41,7 @@ def listed(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 def test_without_any_model_it_says_which_one_can_be_pulled(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert listed(capsys, *NOBODY).splitlines() == [
         "NAME     SIZE  WEIGHTS  ARCHITECTURE  WHERE",
-        "smollm2                               not here yet (92.9 MB): octavo pull smollm2",
+        "smollm2                               not downloaded yet (92.9 MB): octavo pull smollm2",
     ]
 
 

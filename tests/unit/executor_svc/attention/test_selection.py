@@ -96,113 +96,113 @@ REFUSED: list[tuple[Situation, str]] = [
     ),
     (
         Situation("triton", capability=None, dtype=FLOAT32),
-        "attention_backend is triton, but it needs a CUDA device; --attention-backend auto would work",
+        "attention_backend is triton, but it needs a CUDA device; use --attention-backend auto",
     ),
     (
         Situation("flash_attn", capability=None, installed=ALL),
-        "attention_backend is flash_attn, but it needs a CUDA device; --attention-backend auto would work",
+        "attention_backend is flash_attn, but it needs a CUDA device; use --attention-backend auto",
     ),
     (
         Situation("xformers", capability=None, installed=ALL),
-        "attention_backend is xformers, but it needs a CUDA device; --attention-backend auto would work",
+        "attention_backend is xformers, but it needs a CUDA device; use --attention-backend auto",
     ),
     (
         Situation("triton", capability=(7, 5), dtype=FLOAT16),
-        "attention_backend is triton, but it needs a device with compute capability 8.0 or more, not 7.5; "
-        "--attention-backend torch would work",
+        "attention_backend is triton, but it needs a device with compute capability 8.0 or more, not 7.5; use "
+        "--attention-backend torch",
     ),
     (
         Situation("flash_attn", dtype=FLOAT32, installed=FLASH_2),
         "attention_backend is flash_attn, but it supports float16 and bfloat16, not float32; "
-        "--dtype bfloat16 or --attention-backend triton would work",
+        "use --dtype bfloat16 or --attention-backend triton",
     ),
     (
         Situation("flash_attn", capability=(9, 0), dtype=FLOAT32, installed=ALL),
         "attention_backend is flash_attn, but it supports float16 and bfloat16, not float32; "
-        "--dtype bfloat16 or --attention-backend triton would work",
+        "use --dtype bfloat16 or --attention-backend triton",
     ),
     (
         # Neither would the library be there.
         Situation("flash_attn", dtype=FLOAT32),
         "attention_backend is flash_attn, but it supports float16 and bfloat16, not float32; "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("flash_attn"),
         "attention_backend is flash_attn, but the package flash-attn is not installed "
-        "(pip install 'octavo[flash-attn]'); --attention-backend triton would work",
+        "(pip install 'octavo[flash-attn]'); use --attention-backend triton",
     ),
     (
         Situation("flash_attn", installed=InstalledLibraries(flash_attn="2.7.4.post1")),
         "attention_backend is flash_attn, but flash-attn is 2.7.4.post1, and 2.8 or newer is needed "
-        "(pip install 'octavo[flash-attn]'); --attention-backend triton would work",
+        "(pip install 'octavo[flash-attn]'); use --attention-backend triton",
     ),
     (
         Situation("flash_attn", installed=FLASH_2, block_size=16),
         "attention_backend is flash_attn, but version 2 supports block sizes that are multiples of 256 tokens, not 16; "
-        "--block-size-tokens 256 or --attention-backend triton would work",
+        "use --block-size-tokens 256 or --attention-backend triton",
     ),
     (
         Situation("flash_attn", installed=FLASH_2, head_dim=320),
         "attention_backend is flash_attn, but it supports a head_dim of up to 256, in steps of 8, not 320; "
-        "--attention-backend torch would work",
+        "use --attention-backend torch",
     ),
     (
         Situation("flash_attn", installed=FLASH_2, head_dim=100),
         "attention_backend is flash_attn, but it supports a head_dim of up to 256, in steps of 8, not 100; "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation(
             "flash_attn", capability=(9, 0), installed=InstalledLibraries(has_flash_attn_3=True), layers=(ALIBI,)
         ),
         "attention_backend is flash_attn, but version 3 does not support ALiBi, which this model needs; "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers"),
         "attention_backend is xformers, but the package xformers is not installed (pip install 'octavo[xformers]'); "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=InstalledLibraries(xformers="0.0.29")),
         "attention_backend is xformers, but xformers is 0.0.29, and 0.0.35 or newer is needed "
-        "(pip install 'octavo[xformers]'); --attention-backend triton would work",
+        "(pip install 'octavo[xformers]'); use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=InstalledLibraries(xformers="0.0.35", triton="3.8.0")),
         "attention_backend is xformers, but its kernel needs a Triton before 3.8, not 3.8.0; "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=XFORMERS, layers=(PLAIN, WINDOW)),
         "attention_backend is xformers, but it has no sliding window on a paged cache, which this model needs; "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=XFORMERS, layers=(CAP,)),
         "attention_backend is xformers, but it has no soft cap on a paged cache, which this model needs; "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=XFORMERS, layers=(ALIBI,)),
         "attention_backend is xformers, but it has no ALiBi on a paged cache, which this model needs; "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=XFORMERS, head_dim=96),
         "attention_backend is xformers, but it supports a head_dim of 16, 32, 64, 128, 256, not 96; "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=XFORMERS, dtype=FLOAT32, block_size=96),
         "attention_backend is xformers, but it supports float16 and bfloat16, not float32; "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=ALL, capability=(9, 0), block_size=300),
         "attention_backend is xformers, but it supports block sizes that are multiples of 64 tokens, not 300; "
-        "--block-size-tokens 64 or --attention-backend flash_attn would work",
+        "use --block-size-tokens 64 or --attention-backend flash_attn",
     ),
     (
         Situation("flash_attn", capability=(9, 0), installed=ALL, is_invariant=True),

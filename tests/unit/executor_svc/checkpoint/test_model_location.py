@@ -73,7 +73,8 @@ NO_MODEL: list[tuple[tuple[str, ...], str, str]] = [
     (
         ("tiny/tiny-Q4.gguf",),
         "tiny",
-        f"the model directory tiny holds tiny-Q4.gguf: Octavo does not read GGUF; it needs a directory with {FORMAT}",
+        "the model directory tiny contains tiny-Q4.gguf: Octavo does not read GGUF; it needs a directory with "
+        f"{FORMAT}",
     ),
     (
         ("tiny/adapter_config.json",),
@@ -94,7 +95,7 @@ NO_MODEL: list[tuple[tuple[str, ...], str, str]] = [
     (
         ("tiny/config.json", "tiny/optimizer.bin", "tiny/pytorch_model.bin"),
         "tiny",
-        "the model directory tiny holds its weights as pytorch_model.bin, which Octavo does not read; it needs "
+        "the model directory tiny has its weights as pytorch_model.bin, which Octavo does not read; it needs "
         f"model.safetensors {SAVED}",
     ),
     (

@@ -154,7 +154,7 @@ def test_config_that_cannot_run(changes: dict[str, object], reason: str, directo
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "architecture GPT2LMHeadModel, which has no code of our own",
+            "architecture GPT2LMHeadModel, which has no native implementation",
         ),
         ({"hidden_act": "mish"}, "has hidden_act 'mish'; supported are silu, gelu"),
         ({"sliding_window": 4096}, "has sliding_window 4096, which is not supported"),
@@ -209,7 +209,7 @@ def test_truncated_weights(num_bytes: int, directory: Path) -> None:
     path = directory / "model.safetensors"
     path.write_bytes(path.read_bytes()[:num_bytes])
 
-    assert load_error(directory).startswith(f"{path} is damaged: ")
+    assert load_error(directory).startswith(f"{path} is corrupt: ")
 
 
 def test_missing_tensor(directory: Path) -> None:
@@ -230,8 +230,8 @@ def test_wrong_shape(directory: Path) -> None:
     edit_tensors(directory, lambda tensors: tensors.update({K_PROJ: torch.zeros(16, 31)}))
 
     assert load_error(directory) == (
-        f"{directory / 'model.safetensors'} holds the tensor {K_PROJ} with shape [16, 31]; config.json requires [16, "
-        "32]"
+        f"{directory / 'model.safetensors'} contains the tensor {K_PROJ} with shape [16, 31]; config.json "
+        "requires [16, 32]"
     )
 
 

@@ -15,7 +15,7 @@ def test_our_kernels_in_triton_are_invariant() -> None:
 
 
 @each_row(
-    ("torch", "triton", "torch does the dense work on the GPU"),
+    ("torch", "triton", "torch computes the dense work on the GPU"),
     ("torchao", "invariant", "torchao does the dense work on the GPU"),
     ("Triton", "flashattention3", "flashattention3 does the attention on the GPU"),
     ("Triton", "xformers", "xformers does the attention on the GPU"),

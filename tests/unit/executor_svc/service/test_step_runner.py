@@ -152,7 +152,7 @@ async def test_what_fails_on_the_device_fails_every_step_behind_it_until_the_nex
     errors = [await steps.answers.get() for _ in range(2)]
     assert [type(error) for error in errors] == [StepFailedError, StepFailedError]
     assert "out of memory" in str(errors[0])
-    assert "attach anew" in str(errors[1])
+    assert "attach again" in str(errors[1])
     assert steps.runner.last_executed_step_id == 0
 
     steps.epoch = steps.attachment.acquire("a", 1_000.0, now=0.0)

@@ -167,7 +167,7 @@ def test_pull_says_where_the_model_lies_and_what_to_type_next(
         ("org/none", "octavo: the hub has no model org/none; a private model needs HF_TOKEN"),
         (
             "org/old",
-            "octavo: the hub model org/old holds its weights as pytorch_model.bin, which Octavo does not read;",
+            "octavo: the hub model org/old has its weights as pytorch_model.bin, which Octavo does not read;",
         ),
         ("no id", "octavo: no id is not a hub id; a hub id is NAME or ORGANISATION/NAME"),
     ],
@@ -183,9 +183,7 @@ def test_what_cannot_be_pulled_is_one_sentence(
 def test_what_is_served_is_pulled_before_anything_starts(cut_off: Hub) -> None:
     assert resolve_model("org/tiny", progress=False) == "org/tiny"
     assert cut_off.downloads("model.safetensors") == [f"bytes={len(WEIGHTS) // 2}-"]
-    with pytest.raises(
-        LocalServiceError, match="there is no directory org/none here, and the hub has no model org/none"
-    ):
+    with pytest.raises(LocalServiceError, match="there is no directory org/none, and the hub has no model org/none"):
         resolve_model("org/none", progress=False)
 
 
@@ -260,7 +258,9 @@ def test_nothing_that_the_hub_says_leads_out_of_the_cache(
     hub.lies = {header: value.format(tmp_path) for header, value in lies.items()}
     hub.tampers = tamper or hub.tampers
 
-    with pytest.raises(ModelLoadError, match=f"(?s)^the hub gives .* {given}; no file was written$"):
+    with pytest.raises(
+        ModelLoadError, match=(f"(?s)^the hub returned the invalid value .* {given}; no file was written$")
+    ):
         pull_hub_model("org/tiny", ignore_progress)
 
     assert [path for path in tmp_path.rglob("*planted*") if path.is_file()] == []

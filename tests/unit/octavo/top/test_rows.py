@@ -28,7 +28,7 @@ def test_a_request_that_waits_says_why() -> None:
 
 
 @each_row(
-    (admin_pb2.REQUEST_STATUS_SWAPPED, "swapped", "in the host pool of 127.0.0.1:50061"),
+    (admin_pb2.REQUEST_STATUS_SWAPPED, "swapped", "in the host cache of 127.0.0.1:50061"),
     (admin_pb2.REQUEST_STATUS_PREEMPTED, "preempted", "tokens in flight from 127.0.0.1:50061"),
     (admin_pb2.REQUEST_STATUS_PARKED, "parked", "quarantined: it may crash executors; others go first"),
 )

@@ -129,7 +129,7 @@ def test_a_request_that_was_given_up_is_explained_until_it_has_ended() -> None:
     idle = IdleEngine([A], small_limits())
     request = idle.add(group(0, 30))
     request.group.has_run = True
-    assert "do not fit into max_model_len" in why(idle, request)
+    assert "exceed max_model_len" in why(idle, request)
     idle.cores[0].schedule(0.0)
     assert why(idle, request) == "is about to finish"
 
@@ -141,7 +141,7 @@ def test_a_request_that_is_too_large_for_those_that_are_there_is_told_how_long_i
     idle.engine.orphans.look(0.0)
     assert why(idle, request, 10.0) == (
         f"waits: next in the queue; on {A}, the request was accepted for 64 tokens (a prompt of 5); this executor "
-        "holds sequences of 24; it ends in 290 s unless an executor that can hold it is attached (--orphan-timeout-s)"
+        "holds sequences of 24; it fails in 290 s unless an executor that can hold it is attached (--orphan-timeout-s)"
     )
 
 

@@ -122,7 +122,7 @@ def test_conversations_with_tools_have_the_template_for_tools(
 def test_tools_that_the_template_leaves_out_are_refused() -> None:
     tokenizer = Tokenizer((with_bos(), config_file(chat_template=TEMPLATE)))
 
-    with pytest.raises(InvalidFieldError, match="knows no tools") as caught:
+    with pytest.raises(InvalidFieldError, match="does not support tools") as caught:
         tokenizer.render_chat(Conversation([{"role": "user", "content": "hi"}], TOOLS))
 
     assert caught.value.field == "messages.tools_json"
