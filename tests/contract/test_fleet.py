@@ -395,7 +395,7 @@ async def test_a_refused_executor_does_not_take_over_while_the_right_one_restart
         directory.addresses = {right.address}
         await stack.attached()
         directory.addresses = {right.address, stranger.address}
-        await until(lambda: "other weights" in stack.engine.last_trouble)
+        await until(lambda: "its weights" in stack.engine.last_trouble)
         answer = asyncio.create_task(collect(stack, token_request(20, 60)))
         await until(lambda: stack.driver_of(right).step_log.kept_ids[1] >= 9)
         await right.kill()

@@ -461,7 +461,7 @@ async def test_a_front_that_leaves_takes_its_requests_with_it() -> None:
 
 
 NONSENSE: dict[str, list[pb.JoinRequest]] = {
-    "the number 3 again": [pb.JoinRequest(submissions=[pb.Submission(number=3, num_sequences=1)])] * 2,
+    "reused request number 3": [pb.JoinRequest(submissions=[pb.Submission(number=3, num_sequences=1)])] * 2,
     "submitted an invalid request": [pb.JoinRequest(submissions=[pb.Submission(number=1, prompt_token_ids=b"abc")])],
 }
 

@@ -82,7 +82,7 @@ async def test_a_swap_and_an_abort_are_part_of_a_life() -> None:
         assert kinds(live) == ["ARRIVED", "ADMITTED", "FIRST_TOKEN", "SWAPPED_OUT"]
         assert live.HasField("last_token_age_ms")
         assert not live.outcome
-        assert "the host pool" in live.events[3].text
+        assert "the host cache" in live.events[3].text
         await still.stack.engine.abort_request("goes", None)
         ended = await still.request("goes")
         assert kinds(ended) == ["ARRIVED", "ADMITTED", "FIRST_TOKEN", "SWAPPED_OUT", "FAILED"]

@@ -169,7 +169,7 @@ async def test_the_first_value_that_differs_is_named_bit_for_bit(
         rewrite(path, change_a_bit)
     assert await replay_on(changed) == 1
     printed = capsys.readouterr().out
-    assert "to the byte\n" in printed, "no decision depends on a log-probability"
+    assert "byte for byte\n" in printed, "no decision depends on a log-probability"
     named = r"attachment \d, \S+, step \d+: request 'seeded', output 0, token 0: log-probability recorded .+, now "
     assert re.search(named, printed), printed
 
@@ -197,7 +197,7 @@ async def test_another_kind_of_executor_is_named_at_its_attachment(
         rewrite(path, of_another_kind)
     await replay_on(changed)
     lines = capsys.readouterr().out.splitlines()
-    [place] = [index for index, line in enumerate(lines) if "another kind" in line]
+    [place] = [index for index, line in enumerate(lines) if "different kind" in line]
     assert lines[place - 1].startswith("attachment 1, ")
     assert re.match(r"attachment 2, \S+: this executor is of .+: numerics_id another in the log, fake-", lines[place])
 
@@ -265,7 +265,7 @@ def test_live_sequences_of_a_snapshot_are_computed_first(tmp_path: Path, capsys:
     assert len(files) > 2
     for first in sorted({1, len(files) // 2}):
         check_from(files[first:], tmp_path / str(first))
-        assert " all with the same bits" in capsys.readouterr().out
+        assert " all bit-identical" in capsys.readouterr().out
 
 
 @pytest.mark.slow

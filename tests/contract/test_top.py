@@ -74,7 +74,7 @@ async def test_a_swapped_request(capsys: pytest.CaptureFixture[str]) -> None:
         await still.step_until(lambda core: len(core.swapped) > 0)
         out = await explained(still.stack, "goes", capsys)
         assert out.startswith(f"goes   swapped on {still.stack.executor.address}\nswapped out of ")
-        assert " in the host pool\n" in out
+        assert " in the host cache\n" in out
         assert "trouble   preempted 1 time\n" in out
         (row,) = [row for row in live_rows(await picture(still.stack)) if row.request_id == "goes"]
         assert (row.status, row.num_preemptions) == ("swapped", 1)
@@ -96,7 +96,7 @@ async def test_a_preempted_request_that_has_a_token_on_its_way(capsys: pytest.Ca
             )
         out = await explained(still.stack, "goes", capsys)
         assert out.startswith(f"goes   preempted on {still.stack.executor.address}\npreempted on ")
-        assert "still on the way; then it goes back to the queue" in out
+        assert "still in flight; then it goes back to the queue" in out
 
 
 async def test_a_parked_request(capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,13 +273,13 @@ async def test_tls_on_one_side_only_is_said_and_on_both_it_works(tmp_path: Path)
         address = stack.service.other_addresses["admin"]
         error = await refused(AdminClient(address))
         assert isinstance(error, TlsHandshakeError)
-        assert "name its authority with --tls-ca" in str(error)
+        assert "name its certificate authority with --tls-ca" in str(error)
         async with AdminClient(address, tls=TlsOptions(ca=ca)) as client:
             assert (await client.get_state()).version
             assert client.url == f"https://{address}/"
     async with running_stack() as stack:
         error = await refused(AdminClient(stack.service.other_addresses["admin"], tls=TlsOptions(ca=ca)))
-        assert "it does not speak TLS" in str(error)
+        assert "it does not use TLS" in str(error)
 
 
 # A real terminal ---------------------------------------------------------------------------------
