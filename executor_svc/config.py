@@ -15,14 +15,16 @@ class _BatchConfig(ServiceConfig):
     listen: str = Field(
         "127.0.0.1:50061",
         pattern=ADDRESS_PATTERN,
-        description="Address for the scheduler, host:port. Port 0 takes a free one. To serve other machines, set "
-        "--tls-cert and --tls-client-ca too.",
+        description=(
+            "Listen address for the scheduler, host:port. Port 0 picks a free port. To serve other machines, also set "
+            "--tls-cert and --tls-client-ca."
+        ),
     )
     max_num_seqs: int = Field(
-        256, ge=1, le=2**16, description="Most sequences that are live at once. Each takes a row of the batch table."
+        256, ge=1, le=2**16, description="Maximum number of live sequences. Each uses one slot of the batch table."
     )
     max_num_batched_tokens: int = Field(
-        2048, ge=1, description="Most tokens in one step. It limits the time and the memory of a step."
+        2048, ge=1, description="Maximum number of tokens per step. Limits the time and memory of a step."
     )
 
     @model_validator(mode="after")
@@ -48,90 +50,113 @@ class ExecutorConfig(_BatchConfig):
         description="The model: a Hugging Face directory, or a hub id such as Qwen/Qwen3-0.6B, with or without "
         "@REVISION."
     )
-    device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs. cpu works everywhere.")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Device that runs the model. cpu works everywhere.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Number format of weights and KV cache. auto: float32 on a CPU; on a GPU the format in "
-        "config.json, else float32. bfloat16 and float16 take half the memory of float32.",
+        description=(
+            "Data type of weights and KV cache. auto: float32 on a CPU; on a GPU the type in config.json, else "
+            "float32. bfloat16 and float16 use half the memory of float32."
+        ),
     )
     quantization: Literal["none", "bfloat16", "int8", "int8-a8", "int4"] = Field(
         "none",
-        description="Number format of the weights: 16, 8 or 4 bits in place of float32's 32 take less memory, are read "
-        "faster on a CPU, and change outputs a little. int8-a8 and int4 round activations to 8 bits too, which is "
-        "faster again. none: as dtype says; on a CPU a checkpoint in bfloat16 stays so, without loss. A GPU has int8 "
-        "only, by the package torchao; it saves memory there, not time.",
+        description=(
+            "Weight quantization: 16, 8 or 4 bits instead of float32's 32 use less memory, are faster on a CPU, and "
+            "change outputs a little. int8-a8 and int4 also round activations to 8 bits, which is faster still. none: "
+            "as in dtype; on a CPU a bfloat16 checkpoint stays in bfloat16, without loss. On a GPU only int8 is "
+            "available, through torchao; it saves memory, not time."
+        ),
     )
     cpu_kernels: Literal["auto", "native", "torch"] = Field(
         "auto",
-        description="What computes float32 on a CPU. native: C, compiled at the first start. auto: native if there "
-        "are a C compiler and AVX2, else torch.",
+        description=(
+            "Kernels for float32 on a CPU. native: C, compiled at the first start. auto: native if a C compiler and "
+            "AVX2 are available, else torch."
+        ),
     )
     numerics: Literal["fast", "invariant"] = Field(
         "fast",
-        description="invariant: an output depends on its request alone, to the bit, or the executor does not start. "
-        "fast: what is fastest on this device; on a CPU the kernels in C are invariant too.",
+        description=(
+            "invariant: batch-invariant kernels; an output depends on its request alone, bit for bit. The executor "
+            "refuses to start if that is impossible. fast: the fastest kernels for this device; on a CPU the kernels "
+            "in C are batch-invariant too."
+        ),
     )
     attention_backend: Literal["auto", "triton", "flash_attn", "xformers", "torch"] = Field(
         "auto",
-        description="What computes attention. auto: on a GPU flash-attn 3 if it is installed, else Triton, else "
-        "torch; on a CPU what cpu_kernels says. flash_attn and xformers are libraries for float16 and bfloat16.",
+        description=(
+            "Attention kernels. auto: on a GPU flash-attn 3 if installed, else Triton, else torch; on a CPU as set by "
+            "cpu_kernels. flash_attn and xformers are libraries for float16 and bfloat16."
+        ),
     )
     block_size_tokens: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Tokens in a block of the KV cache. By default what the attention backend prefers, mostly 16.",
+        description="Block size of the KV cache, in tokens. By default the attention backend's preference, usually 16.",
     )
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: record CUDA graphs at the start and replay them for steps that only decode, if model and "
-        "backend allow it. off: a faster start, slower small batches.",
+        description=(
+            "auto: capture CUDA graphs at the start and replay them for decode-only steps, if model and backend allow "
+            "it. off: faster start, slower small batches."
+        ),
     )
     tp: int = Field(
         1,
         ge=1,
-        description="Tensor parallelism: the number of processes (ranks) that share the model. They start on this "
-        "machine, unless a launcher such as torchrun has started them.",
+        description=(
+            "Tensor-parallel size: the number of processes (ranks) that share the model. They are started on this "
+            "machine, unless a launcher such as torchrun starts them."
+        ),
     )
     num_threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of each rank. By default the ranks share the cores that this process may use, as many "
-        "as its container's quota allows; two hardware threads of a core count once. The kernels in C use fewer while "
-        "other work needs the cores.",
+        description=(
+            "CPU threads per rank. By default the ranks share the physical cores that this process may use, up to its "
+            "container's CPU quota. The kernels in C use fewer while other work needs the cores."
+        ),
     )
     kv_cache_gib: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description="Size of the KV cache of each rank, in GiB. By default, on a CPU: a quarter of the machine's "
-        "memory, or less if less is free. On a GPU: what gpu_memory_utilization leaves.",
+        description=(
+            "KV cache size per rank, in GiB. By default, on a CPU: a quarter of the machine's memory, or less if less "
+            "is free. On a GPU: what gpu_memory_utilization leaves."
+        ),
     )
     gpu_memory_utilization: float = Field(
         0.9,
         gt=0,
         le=1,
-        description="Share of a GPU's memory to use: for the weights, for the largest step (measured at the start), "
-        "and the rest for the KV cache.",
+        description=(
+            "Fraction of GPU memory to use: for the weights, for the largest step (measured at the start), and the "
+            "rest for the KV cache."
+        ),
     )
     num_device_blocks: int | None = Field(
-        None, ge=1, description="Blocks of the KV cache. By default as many as kv_cache_gib holds."
+        None, ge=1, description="Number of KV cache blocks. By default as many as fit in kv_cache_gib."
     )
     host_cache_gib: float = Field(
         0.5,
         ge=0,
         allow_inf_nan=False,
-        description="Host memory for the blocks of preempted sequences, in GiB. On a CPU it is taken only when it is "
-        "used. 0: no swapping, their tokens are computed again.",
+        description=(
+            "Host cache for the blocks of preempted sequences, in GiB. On a CPU it is allocated on first use. 0: no "
+            "swapping; preempted sequences are recomputed."
+        ),
     )
     num_host_blocks: int | None = Field(
-        None, ge=0, description="Blocks of the host cache. By default as many as host_cache_gib holds."
+        None, ge=0, description="Number of host cache blocks. By default as many as fit in host_cache_gib."
     )
     max_model_len: int | None = Field(
         None,
         ge=1,
-        description="Longest sequence in tokens: prompt and output together. By default what the model's config.json "
-        "says.",
+        description=(
+            "Maximum sequence length in tokens, prompt and output together. By default from the model's config.json."
+        ),
     )
 
 
@@ -141,46 +166,49 @@ class FakeConfig(_BatchConfig):
     service: ClassVar[str] = "fake"
     program: ClassVar[str] = "python -m executor_svc.fake"
 
-    block_size_tokens: int = Field(16, ge=1, le=1024, description="Tokens in a block of the KV cache.")
-    num_device_blocks: int = Field(4096, ge=1, description="Blocks on the device. The default holds 65,536 tokens.")
-    num_host_blocks: int = Field(0, ge=0, description="Blocks in host memory, for swapping. 0: no swapping.")
-    max_model_len: int = Field(8192, ge=2, description="Longest sequence in tokens: prompt and output together.")
+    block_size_tokens: int = Field(16, ge=1, le=1024, description="Block size of the KV cache, in tokens.")
+    num_device_blocks: int = Field(4096, ge=1, description="Number of device blocks. The default holds 65,536 tokens.")
+    num_host_blocks: int = Field(0, ge=0, description="Number of host blocks, for swapping. 0: no swapping.")
+    max_model_len: int = Field(8192, ge=2, description="Maximum sequence length in tokens, prompt and output together.")
     step_ms: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="Shortest time of a step, in ms. 0: as fast as possible."
+        0.0, ge=0, allow_inf_nan=False, description="Minimum time of a step, in ms. 0: as fast as possible."
     )
-    token_us: float = Field(0.0, ge=0, allow_inf_nan=False, description="Time that each token adds to a step, in us.")
+    token_us: float = Field(0.0, ge=0, allow_inf_nan=False, description="Extra step time per token, in us.")
     eos_probability: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Chance that a token ends its sequence. 0: each output has the length that was asked for.",
+        description="Probability that a token ends its sequence. 0: outputs always have the requested length.",
     )
     sliding_window_tokens: int = Field(
         0,
         ge=0,
-        description="How many of the last tokens attention reads; the scheduler frees the others. 0: all.",
+        description=(
+            "Sliding window: how many of the last tokens attention reads; the scheduler frees the older ones. 0: no "
+            "window."
+        ),
     )
     fail_step_every: int = Field(
-        0, ge=0, description="A fault for tests: every Nth step fails, and the process lives on. 0: none fails."
+        0, ge=0, description="Fault injection: every Nth step fails, and the process keeps running. 0: off."
     )
     hang_step_every: int = Field(
         0,
         ge=0,
-        description="A fault for tests: the Nth step never ends, and heartbeats are still answered. 0: none hangs.",
+        description="Fault injection: the Nth step hangs while heartbeats are still answered. 0: off.",
     )
     exit_after_steps: int = Field(
         0,
         ge=0,
-        description="A fault for tests: after N steps, the next one ends the process with exit code 1. 0: none does.",
+        description="Fault injection: the step after N steps ends the process with exit code 1. 0: off.",
     )
     slow_step_every: str = Field(
         "",
         pattern=r"^([1-9]\d{0,8}:\d{1,8}(\.\d{1,3})?)?$",
-        description="A fault for tests: N:MS makes every Nth step MS milliseconds longer. By default none is.",
+        description="Fault injection: N:MS makes every Nth step MS milliseconds longer. Off by default.",
     )
     nan_token_id: int = Field(
         -1,
         ge=-1,
         le=258,
-        description="A fault for tests: behind a token with this id the logits are NaN. By default behind none.",
+        description="Fault injection: after a token with this id the logits are NaN. Off by default.",
     )

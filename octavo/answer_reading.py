@@ -19,11 +19,11 @@ def reading_answers() -> Iterator[None]:
         yield
     except _UNREADABLE as error:
         words = " ".join(f"{type(error).__name__} {error}".split())
-        raise InternalError(f"the scheduler sent a message that no scheduler sends: {words[:200]}") from error
+        raise InternalError(f"the scheduler sent an invalid message: {words[:200]}") from error
 
 
 def message_of(answer: _Message | None) -> _Message:
     """Return an answer. Raises InternalError: gRPC has none, because the bytes are no message."""
     if answer is None:
-        raise InternalError("the scheduler sent bytes that are no message")
+        raise InternalError("the scheduler sent a message that cannot be decoded")
     return answer

@@ -84,8 +84,8 @@ class Client(GenerationCalls):
         """Add which port was dialled: what answers there may be another one of Octavo's, or no gRPC server at all."""
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return InternalError(
-                f"the server at {endpoint.address} does not know this call; give a scheduler's --listen, by default "
-                f"{DEFAULT_ADDRESS}, or update that scheduler"
+                f"the server at {endpoint.address} does not implement this call; give a scheduler's --listen address, "
+                f"by default {DEFAULT_ADDRESS}, or upgrade that scheduler"
             )
         return super()._to_octavo_error(error, endpoint)
 

@@ -34,7 +34,7 @@ from octavo.values.status_details import LOST_TOO_OFTEN, names_us, packed_detail
 if TYPE_CHECKING:
     from octavo.values.outputs import Output
 
-TIME_LIMIT_PASSED = "the time limit passed before the answer was complete"
+TIME_LIMIT_PASSED = "the answer was not complete within the time limit"
 
 
 class OctavoError(Exception):
@@ -108,7 +108,7 @@ class NotConnectedError(UnavailableError):
 
     def __init__(self, address: str, further: str = "") -> None:
         self.address = address
-        super().__init__(f"no scheduler answers at {address}{further}")
+        super().__init__(f"no scheduler is reachable at {address}{further}")
 
     def but(self, further: str) -> "NotConnectedError":
         """Return the same error with a longer sentence."""
@@ -183,7 +183,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OctavoError:
 
 def from_status(status_code: grpc.StatusCode, message: str, details: Sequence[any_pb2.Any]) -> OctavoError:
     """Turn a status into the error of the tree; the details of google.rpc become attributes."""
-    message = message or f"the scheduler answered {status_code.name} without a reason"
+    message = message or f"the scheduler returned {status_code.name} without a message"
     match status_code:
         case grpc.StatusCode.INVALID_ARGUMENT:
             return InvalidRequestError(message, field=_bad_field(details))
@@ -197,8 +197,8 @@ def from_status(status_code: grpc.StatusCode, message: str, details: Sequence[an
                 return ResourceExhaustedError(message)
             reason = message.removeprefix("SERVER: ").removeprefix("CLIENT: ")
             return ResourceExhaustedError(
-                f"the call exceeds a limit of the connection ({reason}); send or ask for less: requests are limited by "
-                "--max-request-bytes of the scheduler"
+                f"the message exceeds a size limit ({reason}); send or request less: the scheduler's "
+                "--max-request-bytes limits requests"
             )
         case grpc.StatusCode.FAILED_PRECONDITION:
             return InvalidRequestError(message)
@@ -212,8 +212,7 @@ def from_status(status_code: grpc.StatusCode, message: str, details: Sequence[an
             # A call that the caller cancels raises asyncio.CancelledError, so CANCELLED is the server's. gRPC
             # itself answers so, without a reason, when more calls wait than a server has taken up.
             return UnavailableError(
-                "the scheduler ended the call before it had answered: it went away, or has more calls than it can "
-                "take up; send the request again in a moment"
+                "the scheduler closed the call before answering: it stopped, or has too many calls; retry in a moment"
             )
         case grpc.StatusCode.UNAUTHENTICATED:
             return UnauthenticatedError(message)
@@ -224,7 +223,7 @@ def from_status(status_code: grpc.StatusCode, message: str, details: Sequence[an
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(message if names_us(details) else TIME_LIMIT_PASSED)
         case grpc.StatusCode.UNIMPLEMENTED:
-            return InternalError(f"the server is not an Octavo scheduler of this release: {message}")
+            return InternalError(f"the server is not an Octavo scheduler of a compatible release: {message}")
         case code:
             return InternalError(f"{message} ({code.name})")
 

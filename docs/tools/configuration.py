@@ -25,10 +25,11 @@ _INTRODUCTION = f"""\
 <!-- Written by `make docs-reference` from the code; changes here are lost. -->
 # Configuration
 
-Each setting is a flag, an environment variable, and a key in a table of a TOML file. Flags win over variables,
-variables over the file. The file is what `--config FILE` or `{CONFIG_VARIABLE}` names; one file may have the tables of
-all services. A name that nobody knows, in any of the three, or a value that breaks its rule, keeps a service from
-starting, and one sentence says which. `--help` of a service prints what is here.
+Each setting is a flag, an environment variable, and a key in a table of a TOML file. Flags override variables, and
+variables override the file. The file is given by `--config FILE` or `{CONFIG_VARIABLE}`; one file may contain the
+tables of all services. With an unknown name or an invalid value a service does not start, and its
+message names the setting.
+`--help` of a service prints the same list.
 
 ```toml
 # --config octavo.toml
@@ -57,7 +58,7 @@ def page(_: str) -> str:
         sections.append(_section(config_class, own))
     sections.append(
         "## Every service\n\n"
-        "The scheduler, a front of its own, the executor and the fake executor have these, each in its own table and "
+        "The scheduler, a standalone front, the executor and the fake executor have these, each in its own table and "
         "with its own variables: for `SERVICE` put `SCHEDULER`, `FRONT`, `EXECUTOR` or `FAKE`.\n"
     )
     sections += [_setting(ServiceConfig, name, "service") for name in common]

@@ -103,16 +103,16 @@ class TritonRules:
         """Return that blocks are multiples of 16 tokens, if this one is not, or that it is too large."""
         if block_size in TRITON_BLOCK_SIZES:
             return None
-        return f"it takes block sizes that are multiples of 16 from 16 to 256, not {block_size}"
+        return f"it supports block sizes that are multiples of 16 from 16 to 256, not {block_size}"
 
     def why_not(self, needs: AttentionNeeds) -> str | None:
         """Return what is wrong with the device, the number format or the heads."""
         if (problem := _why_not_device(needs, TRITON_MIN_CAPABILITY)) is not None:
             return problem
         if needs.dtype not in TRITON_DTYPES:
-            return f"it takes float32, bfloat16 and float16, not {dtype_name(needs.dtype)}"
+            return f"it supports float32, bfloat16 and float16, not {dtype_name(needs.dtype)}"
         if needs.head_dim not in TRITON_HEAD_DIMS:
-            return f"it takes heads of 16 to 256 dimensions, not {needs.head_dim}"
+            return f"it supports head dimensions of 16 to 256, not {needs.head_dim}"
         return None
 
 
@@ -139,7 +139,9 @@ class FlashAttention2Rules:
     def why_not_block_size(self, block_size: int) -> str | None:
         """Return that the library insists on multiples of 256."""
         return (
-            None if block_size % 256 == 0 else f"version 2 takes blocks of a multiple of 256 tokens, not {block_size}"
+            None
+            if block_size % 256 == 0
+            else (f"version 2 supports block sizes that are multiples of 256 tokens, not {block_size}")
         )
 
     def why_not(self, needs: AttentionNeeds) -> str | None:
@@ -178,7 +180,7 @@ class FlashAttention3Rules:
             _why_not_device(needs, lowest=(9, 0), highest_major=9)
             or _why_not_dtype(needs)
             or _why_not_flash_attn_head_dim(needs)
-            or ("version 3 has no ALiBi, which this model needs" if needs.has_alibi else None)
+            or ("version 3 does not support ALiBi, which this model needs" if needs.has_alibi else None)
             or (None if self._is_installed else "flash-attn 3 (the module flash_attn_interface) is not installed")
         )
 
@@ -201,7 +203,11 @@ class XformersRules:
 
     def why_not_block_size(self, block_size: int) -> str | None:
         """Return that the kernel needs multiples of 64."""
-        return None if block_size % 64 == 0 else f"it takes blocks of a multiple of 64 tokens, not {block_size}"
+        return (
+            None
+            if block_size % 64 == 0
+            else (f"it supports block sizes that are multiples of 64 tokens, not {block_size}")
+        )
 
     def why_not(self, needs: AttentionNeeds) -> str | None:
         """Return what it lacks, the installation last."""
@@ -211,7 +217,7 @@ class XformersRules:
             if problem is None and is_wanted:
                 problem = f"it has no {feature} on a paged cache, which this model needs"
         if problem is None and needs.head_dim not in XFORMERS_HEAD_DIMS:
-            problem = f"it takes a head_dim of {', '.join(map(str, XFORMERS_HEAD_DIMS))}, not {needs.head_dim}"
+            problem = f"it supports a head_dim of {', '.join(map(str, XFORMERS_HEAD_DIMS))}, not {needs.head_dim}"
         problem = problem or why_not_version("xformers", "xformers", self._installed, needed=(0, 0, 35))
         if problem is None and self._triton and version_numbers(self._triton) >= TRITON_WITHOUT_BLOCK_POINTERS:
             problem = f"its kernel needs a Triton before 3.8, not {self._triton}"
@@ -232,7 +238,7 @@ def _why_not_device(needs: AttentionNeeds, lowest: tuple[int, int], highest_majo
     is_too_new = highest_major is not None and capability[0] > highest_major
     if capability < lowest or is_too_new:
         least = f"{lowest[0]}.{lowest[1]} or more" if highest_major is None else f"{highest_major}.x"
-        return f"it needs a device of capability {least}, not {capability[0]}.{capability[1]}"
+        return f"it needs a device with compute capability {least}, not {capability[0]}.{capability[1]}"
     return None
 
 
@@ -240,14 +246,14 @@ def _why_not_dtype(needs: AttentionNeeds) -> str | None:
     """Return that the kernels are for numbers of 16 bits, if the model has others."""
     if needs.dtype in HALF_PRECISION:
         return None
-    return f"it takes float16 and bfloat16, not {dtype_name(needs.dtype)}"
+    return f"it supports float16 and bfloat16, not {dtype_name(needs.dtype)}"
 
 
 def _why_not_flash_attn_head_dim(needs: AttentionNeeds) -> str | None:
     if needs.head_dim <= FLASH_ATTN_MAX_HEAD_DIM and needs.head_dim % FLASH_ATTN_HEAD_DIM_MULTIPLE == 0:
         return None
     return (
-        f"it takes a head_dim of up to {FLASH_ATTN_MAX_HEAD_DIM}, in steps of {FLASH_ATTN_HEAD_DIM_MULTIPLE}, "
+        f"it supports a head_dim of up to {FLASH_ATTN_MAX_HEAD_DIM}, in steps of {FLASH_ATTN_HEAD_DIM_MULTIPLE}, "
         f"not {needs.head_dim}"
     )
 

@@ -79,8 +79,8 @@ def choose_backend(
     capability = needs.compute_capability
     if needs.dtype == torch.bfloat16 and capability is not None and capability < BFLOAT16_CAPABILITY:
         raise ModelLoadError(
-            f"dtype is bfloat16, which this device (capability {capability[0]}.{capability[1]}) lacks; "
-            "--dtype float16 would work"
+            f"dtype is bfloat16, which this device (capability {capability[0]}.{capability[1]}) does not support; use "
+            "--dtype float16"
         )
     if is_invariant and capability is not None:
         return _choose_invariant(name, situation)
@@ -92,21 +92,21 @@ def choose_backend(
             return ChosenBackend(rules, block_size or rules.preferred_block_size, "; ".join(reasons))
         problems.setdefault(rules.name, problem)
     raise ModelLoadError(
-        f"attention_backend is {name}, but {problems[name]}; {' or '.join(situation.what_works(name))} would work"
+        f"attention_backend is {name}, but {problems[name]}; use {' or '.join(situation.what_works(name))}"
     )
 
 
 def _choose_invariant(name: BackendName, situation: "_Situation") -> ChosenBackend:
     if name not in ("auto", "triton"):
         raise ModelLoadError(
-            f"numerics is invariant, but attention_backend is {name}, which sums in an order that follows the batch; "
-            "leave out --attention-backend"
+            f"numerics is invariant, but attention_backend is {name}, whose summation order depends on the batch; "
+            "remove --attention-backend"
         )
     rules = InvariantRules()
     problem = situation.why_not(rules)
     if problem is not None:
         raise ModelLoadError(
-            f"numerics is invariant, which on a GPU takes attention in Triton, but {problem}; leave out --numerics"
+            f"numerics is invariant, which on a GPU requires Triton attention, but {problem}; remove --numerics"
         )
     return ChosenBackend(rules, situation.block_size or rules.preferred_block_size, "numerics is invariant")
 

@@ -98,7 +98,7 @@ def count_blocks(
         num_blocks = num_bytes // shape.bytes_per_block
     if num_blocks < 1:
         raise ModelLoadError(
-            f"the KV cache has no room for even one block; choose at least --kv-cache-gib "
+            f"the KV cache is too small for a single block; set at least --kv-cache-gib "
             f"{_least_gib(shape.bytes_per_block)}, or smaller blocks with --block-size-tokens"
         )
     _check_memory(shape, num_host_blocks + (num_blocks if config.device == "cpu" else 0), local_size)
@@ -131,6 +131,6 @@ def _check_memory(shape: CacheShape, num_blocks: int, local_size: int) -> None:
         if local_size > 1:
             gib += f" ({wanted / 2**30:.1f} GiB for each of {local_size} ranks)"
         raise ModelLoadError(
-            f"the KV cache would take {gib}, but {available / 2**30:.1f} GiB of memory are available; "
-            "choose less with --kv-cache-gib and --host-cache-gib"
+            f"the KV cache would take {gib}, but {available / 2**30:.1f} GiB of memory are available; lower "
+            "--kv-cache-gib or --host-cache-gib"
         )

@@ -73,4 +73,4 @@ def _check_description(value: object) -> None:
 
 def _require(is_good: bool, what: str, value: object) -> None:
     if not is_good:
-        raise ModelLoadError(f"the hub gives {str(value)[:200]!r} {what}; nothing was written under that name")
+        raise ModelLoadError(f"the hub returned the invalid value {str(value)[:200]!r} {what}; no file was written")

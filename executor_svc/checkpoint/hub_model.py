@@ -81,7 +81,7 @@ def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = No
         import huggingface_hub  # noqa: F401 (whether it is there)
     except ModuleNotFoundError as error:
         raise ModelLoadError(
-            f"{model} would come from the hub, which needs {error.name}: pip install 'octavo[executor]'"
+            f"{model} must be downloaded from the hub, which requires {error.name}: pip install 'octavo[executor]'"
         ) from error
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
@@ -149,7 +149,7 @@ def _look_up(repo_id: str, revision: str | None) -> HubModel:
             raise ModelLoadError(_to_sentence(error, repo_id)) from error
     weights = weight_files(files, index)
     if missing := [name for name in weights if name not in files]:
-        raise ModelLoadError(f"the hub model {repo_id} has no {missing[0]}, which its {INDEX_FILE} names")
+        raise ModelLoadError(f"the hub model {repo_id} has no {missing[0]}, which its {INDEX_FILE} lists")
     return HubModel(repo_id, revision, info.sha, (*small, *(files[name] for name in weights)))
 
 
@@ -184,23 +184,23 @@ def _to_sentence(error: Exception, repo_id: str, revision: str | None = None) ->
         case errors.RevisionNotFoundError():
             return f"the hub model {repo_id} has no revision {revision}"
         case errors.RepositoryNotFoundError():
-            return f"the hub has no model {repo_id}; one that is private needs HF_TOKEN"
+            return f"the hub has no model {repo_id}; a private model needs HF_TOKEN"
         case errors.HfHubHTTPError(response=response) if response.status_code == 401:
-            return "the hub does not know the token in HF_TOKEN"
+            return "the hub rejected the token in HF_TOKEN"
         case errors.OfflineModeIsEnabled():
             return f"HF_HUB_OFFLINE is set, and no complete {repo_id} is in {constants.HF_HUB_CACHE}"
         case errors.HfHubHTTPError():
-            return f"the hub failed at {repo_id}: {_first_line(error)}"
+            return f"the hub returned an error for {repo_id}: {_first_line(error)}"
         case OSError(errno=int(), strerror=str(strerror)):
             return (
-                f"{repo_id} cannot be written to {constants.HF_HUB_CACHE} (HF_HOME chooses another place): {strerror}"
+                f"{repo_id} cannot be written to {constants.HF_HUB_CACHE} (set HF_HOME to use another disk): {strerror}"
             )
         case OSError() | ValueError():
             return f"the download of {repo_id} failed: {_first_line(error)}"
         case _:
             return (
                 f"the hub cannot be reached ({type(error).__name__}: {_first_line(error)}), and no complete {repo_id} "
-                f"is in {constants.HF_HUB_CACHE}; check the network, or give a model that is on this machine"
+                f"is in {constants.HF_HUB_CACHE}; check the network, or use a model that is on this machine"
             )
 
 

@@ -88,7 +88,7 @@ def _check_tokenizer(path: Path, content: bytes) -> None:
     try:
         tokenizers.Tokenizer.from_buffer(content)
     except BaseException as error:  # the library has no narrower class, and may panic
-        raise ModelLoadError(f"{path} is not a tokenizer: {words_of(error)}") from error
+        raise ModelLoadError(f"{path} is not a valid tokenizer: {words_of(error)}") from error
 
 
 def read_json_object(path: Path) -> dict[str, object]:
@@ -123,5 +123,5 @@ def _parse_json_object(path: Path, content: bytes) -> dict[str, object]:
     except RecursionError as error:
         raise ModelLoadError(f"{path} is nested too deeply") from error
     if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object")
+        raise ModelLoadError(f"{path} does not contain a JSON object")
     return value

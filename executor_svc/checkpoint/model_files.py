@@ -50,15 +50,15 @@ def _why_no_config(file_names: Sequence[str], directories_with_config: Sequence[
     if not file_names:
         return "is empty"
     if gguf := [name for name in file_names if name.endswith(".gguf")]:
-        return f"holds {gguf[0]}: Octavo does not read GGUF; it needs a directory with {FORMAT}"
+        return f"contains {gguf[0]}: Octavo does not read GGUF; it needs a directory with {FORMAT}"
     if "adapter_config.json" in file_names:
         return "is an adapter (such as LoRA), not a model: merge it into its base model first"
     if "params.json" in file_names:
-        return f"has params.json, a format of its makers: Octavo needs its Hugging Face form, with {FORMAT}"
+        return f"has params.json, its publisher's own format: Octavo needs the Hugging Face format, with {FORMAT}"
     if len(directories_with_config) == 1:
-        return f"has no config.json, but {directories_with_config[0]} has one: give --model that"
+        return f"has no config.json, but {directories_with_config[0]} has one: use that for --model"
     if directories_with_config:
-        return f"has no config.json; {', '.join(directories_with_config[:3])} have one: give --model one of them"
+        return f"has no config.json; {', '.join(directories_with_config[:3])} have one: use one of them for --model"
     return "has no config.json"
 
 
@@ -68,7 +68,7 @@ def _why_no_weights(file_names: Sequence[str]) -> str:
     ]
     if others:
         return (
-            f"holds its weights as {others[0]}, which Octavo does not read; it needs {SINGLE_FILE} (or shards with "
-            f"{INDEX_FILE}), as save_pretrained of transformers writes them"
+            f"has its weights as {others[0]}, which Octavo does not read; it needs {SINGLE_FILE} (or shards with "
+            f"{INDEX_FILE}), as written by save_pretrained of transformers"
         )
     return f"has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}"

@@ -29,7 +29,7 @@ def find_model_directory(model: str, transfer: Callable[[HubModel], None] | None
     try:
         path = fetch_hub_model(model, transfer)
     except NotAtHubError as error:
-        raise ModelLoadError(f"there is no directory {model} here, and {error}") from error
+        raise ModelLoadError(f"there is no directory {model}, and {error}") from error
     _check_directory(path, f"the hub model {model}")
     return ModelDirectory(path)
 
@@ -47,7 +47,7 @@ def check_model_name(model: str) -> ModelDirectory | None:
     except OSError as error:
         raise ModelLoadError(f"the model directory {model} cannot be read: {error.strerror}") from error
     except RuntimeError as error:  # ~name of no user
-        raise ModelLoadError(f"the model directory {model} does not exist: there is no such user") from error
+        raise ModelLoadError(f"the model directory {model} does not exist: unknown user") from error
     if is_directory:
         _check_directory(path, f"the model directory {path}")
         return ModelDirectory(path)
@@ -71,7 +71,7 @@ def _why_not_a_file(path: Path) -> str:
     if path.suffix == ".gguf":
         return f"{path} is a GGUF file, which Octavo does not read; {wanted}"
     if (path.parent / "config.json").is_file():
-        return f"{path} is a file; give --model its directory, {path.parent}"
+        return f"{path} is a file; set --model to its directory, {path.parent}"
     return f"{path} is a file; {wanted}"
 
 
@@ -83,13 +83,13 @@ def _check_directory(path: Path, name: str) -> None:
         raise ModelLoadError(f"{name} cannot be read: {error.strerror}") from error
     if {"snapshots", "blobs"} <= set(file_names):
         hub_id = path.name.removeprefix("models--").replace("--", "/")
-        raise ModelLoadError(f"{name} is a cache of the hub: give --model the hub id, {hub_id}")
+        raise ModelLoadError(f"{name} is a Hugging Face cache directory: set --model to the hub id, {hub_id}")
     inner = [str(path / each) for each in file_names if (path / each / "config.json").is_file()]
     if trouble := why_no_model(file_names, inner):
         raise ModelLoadError(f"{name} {trouble}")
     for file_name in file_names:
         if file_name.endswith(".safetensors") and _is_git_lfs_pointer(path / file_name):
-            raise ModelLoadError(f"{path / file_name} is a pointer of Git LFS, not the file: run git lfs pull there")
+            raise ModelLoadError(f"{path / file_name} is a Git LFS pointer, not the file: run git lfs pull there")
 
 
 def _is_git_lfs_pointer(path: Path) -> bool:

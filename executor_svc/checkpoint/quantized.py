@@ -26,8 +26,8 @@ def refuse_quantized(values: Mapping[str, object], source: Path) -> None:
     method = _quantization(values) or _model_opt(source.parent / MODEL_OPT_FILE)
     if method is not None:
         raise ModelLoadError(
-            f"the weights of {source.parent} are quantized with {method}, which Octavo does not read; "
-            "give --model the checkpoint without quantization, and --quantization int8 or int4 if memory is short"
+            f"the weights of {source.parent} are quantized with {method}, which Octavo does not read; use the "
+            "unquantized checkpoint, with --quantization int8 or int4 if memory is short"
         )
 
 

@@ -130,21 +130,21 @@ class Checkpoint:
             raise ModelLoadError(f"{self._directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
         weight_map = read_json_object(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
-            raise ModelLoadError(f"{index} has no weight_map from tensor names to file names")
+            raise ModelLoadError(f"{index} has no weight_map of tensor names to file names")
         held = {path: set(_tensor_names(path)) for path in {self._directory / name for name in weight_map.values()}}
         file_of = {name: self._directory / file_name for name, file_name in sorted(weight_map.items())}
         for name, path in file_of.items():
             if name not in held[path]:
-                raise ModelLoadError(f"{path} does not hold the tensor {name}, as its index says")
+                raise ModelLoadError(f"{path} does not contain the tensor {name} that the index lists there")
         return file_of
 
     def _check_names(self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool]) -> None:
         for name in targets:
             if name not in self._file_of:
-                raise ModelLoadError(f"the tensor {name} is missing in {self._table_of_contents}")
+                raise ModelLoadError(f"the tensor {name} is missing from {self._table_of_contents}")
         for name, path in self._file_of.items():
             if name not in targets and not is_redundant(name):
-                raise ModelLoadError(f"{path} holds the tensor {name}, which the model does not have")
+                raise ModelLoadError(f"{path} contains the tensor {name}, which the model does not have")
 
     def _names_by_file(self) -> Iterator[tuple[Path, list[str]]]:
         for path in sorted(set(self._file_of.values())):
@@ -156,7 +156,7 @@ def _copy_tensor(file: safe_open, path: Path, name: str, target: TensorTarget) -
     shape = list(tensor.get_shape())
     if shape != list(target.shape):
         raise ModelLoadError(
-            f"{path} holds the tensor {name} with shape {shape}; config.json asks for {list(target.shape)}"
+            f"{path} contains the tensor {name} with shape {shape}; config.json requires {list(target.shape)}"
         )
     target.fill(tensor)
 
@@ -190,7 +190,7 @@ def _open(path: Path) -> Iterator[safe_open]:
     except FileNotFoundError as error:
         raise ModelLoadError(f"{path} is missing") from error
     except (SafetensorError, OSError) as error:
-        raise ModelLoadError(f"{path} is damaged: {error}") from error
+        raise ModelLoadError(f"{path} is corrupt: {error}") from error
 
 
 @contextmanager

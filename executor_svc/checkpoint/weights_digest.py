@@ -114,7 +114,7 @@ def _hash(path: Path, begin: int, end: int) -> bytes:
         while begin < end:
             num_bytes = os.preadv(file.fileno(), [buffer[: end - begin]], begin)
             if not num_bytes:
-                raise ModelLoadError(f"{path} became shorter while it was read")
+                raise ModelLoadError(f"{path} was truncated while being read")
             hasher.update(buffer[:num_bytes])
             begin += num_bytes
     return hasher.digest()

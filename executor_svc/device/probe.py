@@ -76,4 +76,4 @@ def _why_lost(probe: DeviceProbe) -> str | None:
     try:
         return answers.get(timeout=PROBE_TIMEOUT_S)
     except queue.Empty:
-        return f"it does not answer within {PROBE_TIMEOUT_S:g} s"
+        return f"it does not respond within {PROBE_TIMEOUT_S:g} s"

@@ -19,11 +19,9 @@ def find_device(name: str, local_rank: int) -> torch.device:
     num_devices = _num_cuda_devices()
     if num_devices == 0:
         without = "" if torch.version.cuda else f" (this torch, {torch.__version__}, is built without CUDA)"
-        raise ModelLoadError(f"the device is cuda, but torch finds no CUDA device{without}; --device cpu would work")
+        raise ModelLoadError(f"the device is cuda, but torch finds no CUDA device{without}; use --device cpu")
     if local_rank >= num_devices:
-        raise ModelLoadError(
-            f"rank {local_rank} of this machine needs a CUDA device of its own; torch finds {num_devices}"
-        )
+        raise ModelLoadError(f"rank {local_rank} on this machine needs its own CUDA device; torch finds {num_devices}")
     return torch.device("cuda", local_rank)
 
 

@@ -76,8 +76,8 @@ def pin(memory: torch.Tensor, device: torch.device, owner: object, runtime: Cuda
             "host_cache_is_pageable",
             gib=round(memory.nbytes / 2**30, 2),
             cuda_error=error,
-            effect="swaps take some times as long, and the steps behind them wait",
-            help="choose less with --host-cache-gib, or 0 to compute preempted sequences again",
+            effect="swaps are several times slower and delay the steps behind them",
+            help="lower --host-cache-gib, or set it to 0 to recompute preempted sequences",
         )
     )
     return False

@@ -128,7 +128,7 @@ class HistoryCache:
             first = int(lost.argmax())
             raise StepFailedError(
                 f"slot {slots[first]} writes position {positions[first]} into block {block_ids[first]}, "
-                "where another sequence writes another history in the same step"
+                "where another sequence writes a different history in the same step"
             )
 
     def check_reads(self, table: BatchTable, layout: StepLayout, histories: Histories) -> None:
@@ -155,7 +155,7 @@ class HistoryCache:
             wrong[last - num_blocks + 1] &= self._offsets >= (begins - first_blocks * self._block_size)[:, None]
         if np.count_nonzero(wrong):
             block, offset = np.unravel_index(int(wrong.argmax()), wrong.shape)
-            what = "is unwritten" if found[block, offset] == 0 else "was written with another history"
+            what = "is unwritten" if found[block, offset] == 0 else "was written with a different history"
             raise StepFailedError(
                 f"slot {slots[block]} reads position {indices[block] * self._block_size + offset} "
                 f"from block {block_ids[block]}, which {what} there"

@@ -77,7 +77,7 @@ class FakeFaults:
         if _is_due(plan.hang_step_every, number):
             self._hang()
         if _is_due(plan.fail_step_every, number):
-            raise StepFailedError(f"step {number} of the process fails because of --fail-step-every")
+            raise StepFailedError(f"step {number} fails because of --fail-step-every")
 
 
 def _is_due(every: int, number: int) -> bool:

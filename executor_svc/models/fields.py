@@ -56,7 +56,7 @@ class ConfigFields:
         """The architecture that config.json names."""
         architectures = self.values.get("architectures")
         if not isinstance(architectures, list) or not architectures:
-            raise ModelLoadError(f"{self.source} names no architecture")
+            raise ModelLoadError(f"{self.source} has no architecture")
         return str(architectures[0])
 
     def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:

@@ -38,14 +38,14 @@ class ComputePath:
 def why_not_invariant(path: ComputePath) -> str | None:
     """Say in a few words why outputs may depend on more than their request; None: they do not."""
     if path.dense == "transformers":
-        return f"transformers computes it{_because(path)}"
+        return f"transformers runs the model{_because(path)}"
     if path.device.type == "cuda":
         return _why_not_on_gpu(path)
     if path.dtype != torch.float32:
         return f"torch computes in {str(path.dtype).removeprefix('torch.')}, and on a CPU only float32 is invariant"
     for part, kernels in (("dense work", path.dense), ("attention", path.attention), ("sampling", path.sampler)):
         if kernels != "C":
-            return f"{kernels} does the {part}{_because(path)}"
+            return f"{kernels} computes the {part}{_because(path)}"
     return None
 
 
@@ -55,7 +55,7 @@ def _why_not_on_gpu(path: ComputePath) -> str | None:
         ("attention", path.attention, "invariant"),
         ("sampling", path.sampler, "Triton"),
     )
-    return next((f"{found} does the {part} on the GPU" for part, found, wanted in parts if found != wanted), None)
+    return next((f"{found} computes the {part} on the GPU" for part, found, wanted in parts if found != wanted), None)
 
 
 def _because(path: ComputePath) -> str:

@@ -114,7 +114,7 @@ def _check_quantization(quantization: Quantization, device: torch.device) -> Non
     """Raise ModelLoadError if a device does not have a quantization."""
     if device.type == "cuda" and quantization not in ("none", "int8"):
         raise ModelLoadError(
-            f"quantization is {quantization}, which is for device cpu; on a GPU choose --quantization int8 or "
+            f"quantization is {quantization}, which is for device cpu; on a GPU use --quantization int8 or "
             "--dtype bfloat16"
         )
 
@@ -154,9 +154,11 @@ def find_library(dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKerne
     if cpu_kernels == "torch":
         return FoundLibrary(None, "cpu_kernels is torch")
     if is_elsewhere and cpu_kernels == "native":
-        raise ModelLoadError("cpu_kernels is native, but these kernels are for device cpu and dtype float32")
+        raise ModelLoadError("cpu_kernels is native, but these kernels support only device cpu and dtype float32")
     if is_elsewhere:
-        return FoundLibrary(None, f"the kernels in C are for float32, and dtype is {str(dtype).removeprefix('torch.')}")
+        return FoundLibrary(
+            None, (f"the kernels in C support only float32, and dtype is {str(dtype).removeprefix('torch.')}")
+        )
     try:
         return FoundLibrary(load_library(torch.get_num_threads()))
     except NativeUnavailableError as error:
@@ -183,7 +185,7 @@ def find_product_library(
         return load_library(torch.get_num_threads())
     except NativeUnavailableError as error:
         raise ModelLoadError(
-            f"quantization is {quantization}, which needs the kernels in C on a CPU, but {error}; leave out "
+            f"quantization is {quantization}, which needs the kernels in C on a CPU, but {error}; remove "
             f"--quantization, or set --cpu-kernels torch, where {quantization} saves memory but is several times "
             "slower than float32"
         ) from error

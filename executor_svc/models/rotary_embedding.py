@@ -34,11 +34,11 @@ def read_rope(fields: ConfigFields, max_position_embeddings: int, *, layer_type:
     rope = ConfigFields({"rope_theta": fields.values.get("rope_theta"), **parameters}, fields.source)
     theta = rope.number("rope_theta", 10_000.0)
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-    part = "" if parameters.get("partial_rotary_factor", 1.0) == 1.0 else ", of a part of the head"
+    part = "" if parameters.get("partial_rotary_factor", 1.0) == 1.0 else ", for part of the head"
     if part or rope_type not in ("default", "linear", "llama3"):
         raise UnsupportedModelError(
             f"{fields.source} has a rotary embedding of type {rope_type}{part}; supported are default, linear and "
-            "llama3, of the whole head"
+            "llama3, for the whole head"
         )
     if rope_type == "default":
         return RopeConfig(theta)

@@ -103,7 +103,7 @@ def _with_its_own_head(directory: ModelDirectory, model_config: ModelConfig, *, 
                 "head_is_not_embedding",
                 directory=str(directory.path),
                 tensor=head,
-                reason="config.json has tie_word_embeddings, but the stored head has other values; it is used",
+                reason="config.json has tie_word_embeddings, but the stored head differs; the stored head is used",
             )
         )
     return replace(model_config, tie_word_embeddings=False)
@@ -185,7 +185,7 @@ def read_model_config(directory: ModelDirectory, config: ExecutorConfig) -> Mode
             f"quantization is {config.quantization}": config.quantization != "none",
         }
         for setting in (setting for setting, is_wanted in wanted.items() if is_wanted):
-            raise ModelLoadError(f"{setting}, which needs code of our own; but {reason}") from reason
+            raise ModelLoadError(f"{setting}, which needs a native implementation; but {reason}") from reason
         raise
     Shard.of(model_config, rank=0, size=config.tp)
     return model_config
@@ -208,14 +208,14 @@ def _from_transformers(
     except ModelLoadError as error:
         if isinstance(reason, UnknownArchitectureError):
             raise
-        raise ModelLoadError(f"{error}; our own code cannot run it either: {reason}") from error
+        raise ModelLoadError(f"{error}; the native implementation cannot run it either: {reason}") from error
     facts = model.attention
     sizes = (facts.num_heads, facts.num_kv_heads, facts.head_dim)
     needs = AttentionNeeds(dtype, *sizes, facts.layers, _capability_of(device))
     chosen = choose_backend(config.attention_backend, needs, config.block_size_tokens)
     attention = _make_attention(chosen, config) or make_attention(found.library)
     _log_attention(chosen, attention)
-    in_use = FoundLibrary(found.library, found.reason or "we have no code of our own for this model")
+    in_use = FoundLibrary(found.library, found.reason or "this model has no native implementation")
     kernels = describe_kernels(in_use, attention, device, others="transformers")
     path = compute_path(device, dtype, "transformers", attention, in_use)
     chosen_model = ChosenModel(
@@ -228,7 +228,7 @@ def _checked(chosen: ChosenModel, config: ExecutorConfig) -> ChosenModel:
     """Return the model. Raises: ModelLoadError: it is not invariant, and is to be."""
     if config.numerics == "invariant" and chosen.why_not_invariant is not None:
         settings = _invariant_settings(chosen.path, config)
-        change = f"{settings}, or leave out --numerics" if settings else "leave out --numerics"
+        change = f"{settings}, or remove --numerics" if settings else "remove --numerics"
         raise ModelLoadError(f"--numerics invariant is not possible: {chosen.why_not_invariant}; {change}")
     return chosen
 
@@ -240,7 +240,7 @@ def _invariant_settings(path: ComputePath, config: ExecutorConfig) -> str:
         "set --dtype float32": is_cpu and path.dtype != torch.float32,
         "set --cpu-kernels native or auto": is_cpu and config.cpu_kernels == "torch",
         "set --attention-backend auto": config.attention_backend != "auto",
-        "leave out --quantization": not is_cpu and config.quantization != "none",
+        "remove --quantization": not is_cpu and config.quantization != "none",
     }
     needed = [change for change, is_needed in changes.items() if is_needed]
     return " and ".join(needed) if path.dense != "transformers" else ""

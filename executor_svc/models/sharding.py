@@ -74,4 +74,6 @@ def _check(config: ModelConfig, size: int) -> None:
     }
     for what, remainder in problems.items():
         if remainder:
-            raise ModelLoadError(f"tp is {size}, but {config.source} has {what}, which so many ranks cannot share")
+            raise ModelLoadError(
+                f"tp is {size}, but {config.source} has {what}, which is not divisible among the ranks"
+            )

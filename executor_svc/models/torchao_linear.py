@@ -68,5 +68,5 @@ def _require_torchao() -> None:
         import torchao.quantization  # noqa: F401 -- seconds, and only where it is wanted
     except ModuleNotFoundError as error:
         raise ModelLoadError(
-            "quantization is int8 and the device is cuda, which needs torchao; install it (the extra gpu-int8)"
+            "quantization is int8 and the device is cuda, which requires torchao; install the extra gpu-int8"
         ) from error

@@ -39,11 +39,11 @@ def check_logits(model: Any, paged: LanguageModel) -> None:
         model.set_attn_implementation(PAGED_ATTENTION)
         difference = _largest_difference(paged, model.dtype, sequences, expected)
     except Exception as error:  # code of others, which fails with many types
-        raise refusal(architecture, f"its code does not run with it ({type(error).__name__}: {error})") from error
+        raise refusal(architecture, f"its code fails with paged attention ({type(error).__name__}: {error})") from error
     limit = torch.finfo(model.dtype).eps ** 0.5
     if not difference <= limit:  # NaN included
         sentence = f"its logits differ from those of its own attention by {difference:.1e} of their length"
-        cause = "" if _takes_positions(model) else "; its code counts positions instead of taking them"
+        cause = "" if _takes_positions(model) else "; its code computes positions itself instead of using those given"
         raise refusal(architecture, f"{sentence}, above {limit:.1e}{cause}")
 
 

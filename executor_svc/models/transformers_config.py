@@ -47,26 +47,26 @@ def _model_class(name: str, raw: Mapping[str, object]) -> Any:
     """Return the class of an architecture, if it is a language model whose attention can be exchanged."""
     if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         if raw.get("auto_map") is not None:
-            raise refusal(name, "its code comes with the model (auto_map), and such code is never run")
+            raise refusal(name, "its code is part of the model repository (auto_map), and such code is never run")
         if hasattr(transformers, name):
             raise refusal(name, "it is not a causal language model")
         raise refusal(name, f"transformers {transformers.__version__} does not know it")
     model_class = getattr(transformers, name)
     # Not `_supports_attention_backend`: several classes lack that flag whose attention can be exchanged.
     if not model_class._can_set_attn_implementation():
-        raise refusal(name, "its code in transformers does not let the attention be exchanged")
+        raise refusal(name, "its code in transformers does not support a custom attention implementation")
     return model_class
 
 
 def _check_config(model_class: Any, config: Any) -> None:
     name = model_class.__name__
     if config.get_text_config() is not config or not hasattr(config, "num_hidden_layers"):
-        raise refusal(name, "it is made of several models, not of a language model alone")
+        raise refusal(name, "it combines several models, not just a language model")
     _check_layer_types(model_class, getattr(config, "layer_types", None) or ())
     if BATCH_DEPENDENT_ROPE_TYPE in _rope_types(getattr(config, "rope_parameters", None)):
         raise refusal(name, "its rotary frequencies depend on the other sequences of a batch (longrope)")
     if not isinstance(getattr(config, "max_position_embeddings", None), int):
-        raise refusal(name, "its configuration names no longest sequence (max_position_embeddings)")
+        raise refusal(name, "its configuration has no maximum sequence length (max_position_embeddings)")
 
 
 def _check_layer_types(model_class: Any, layer_types: Collection[str]) -> None:
@@ -74,7 +74,7 @@ def _check_layer_types(model_class: Any, layer_types: Collection[str]) -> None:
     stateful = sorted(STATEFUL_LAYER_TYPES.intersection(layer_types))
     if stateful or (model_class._is_stateful and not layer_types):
         which = f" (layers of type {' and '.join(stateful)})" if stateful else ""
-        raise refusal(model_class.__name__, f"it keeps a recurrent state beside the KV cache{which}")
+        raise refusal(model_class.__name__, f"it keeps a recurrent state besides the KV cache{which}")
     for layer_type in layer_types:
         if layer_type not in PAGED_LAYER_TYPES:
             raise refusal(model_class.__name__, f"it has layers of type {layer_type}")

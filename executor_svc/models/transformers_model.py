@@ -93,7 +93,7 @@ def _on_paged_attention(model: Any) -> TransformersModel:
     architecture = type(model).__name__
     base = getattr(model, model.base_model_prefix, None)
     if base is None or base is model:
-        raise refusal(architecture, "its code has no part that ends before the head")
+        raise refusal(architecture, "its code has no separable part before the head")
     hook = attach_hook(model)
     paged = TransformersModel(model, base, hook, probe_attention(model, base, hook))
     check_logits(model, paged)
@@ -129,10 +129,10 @@ def _load_weights(model_class: Any, config: Any, directory: Path, dtype: torch.d
     except Exception as error:  # of transformers, which fails with many types
         raise ModelLoadError(f"{directory} cannot be loaded as {model_class.__name__}: {error}") from error
     wrong = [f"{name} is missing" for name in info["missing_keys"]]
-    wrong += [f"{name} is not of this model" for name in info["unexpected_keys"]]
+    wrong += [f"{name} does not belong to this model" for name in info["unexpected_keys"]]
     wrong += [f"{name} has shape {list(is_)}, not {list(due)}" for name, is_, due in info["mismatched_keys"]]
     if wrong:
-        raise ModelLoadError(f"{directory} does not hold a {model_class.__name__}: the tensor {min(wrong)}")
+        raise ModelLoadError(f"{directory} does not contain a {model_class.__name__}: the tensor {min(wrong)}")
     model.requires_grad_(False)
     for parameter in model.parameters():
         # transformers may leave it mapped to the file: whoever wrote there would change the model.

@@ -68,14 +68,14 @@ def probe_tokens(model: Any) -> torch.Tensor:
 def _why_it_failed(model: Any, error: Exception) -> str:
     """Return why a model failed in the probe: a mask was asked for, or it fails on its own attention too."""
     if MaskDescription.__name__ in str(error):
-        return "its code computes with the attention mask, which is not made"
+        return "its code uses the attention mask, which paged attention does not create"
     what = f"{type(error).__name__}: {error}"
     try:
         model.set_attn_implementation("eager")
         model(input_ids=probe_tokens(model)[None], use_cache=False)
     except Exception:  # as above
         return f"its code does not run on a sequence of token ids ({what})"
-    return f"its code does not run with it ({what})"
+    return f"its code fails with paged attention ({what})"
 
 
 class _UnsupportedAttentionError(Exception):
@@ -132,10 +132,10 @@ def _facts(calls: list[_Call], config: Any) -> AttentionFacts:
         num_attending = len({layer_idx for layer_idx in layer_ids if layer_idx in range(num_layers)})
         if num_attending < num_layers:
             raise _UnsupportedAttentionError(
-                f"only {num_attending} of its {num_layers} layers call the attention interface, "
-                "and what the others keep of a sequence is not in the cache"
+                f"only {num_attending} of its {num_layers} layers call the attention interface, and the state of the "
+                "others is not in the cache"
             )
-        raise _UnsupportedAttentionError("its layers do not attend once each, in turn")
+        raise _UnsupportedAttentionError("its layers do not call attention once each, in order")
     first = calls[0]
     _, num_kv_heads, _, head_dim = first.key_shape
     for index, call in enumerate(calls):
@@ -154,9 +154,9 @@ def _layer(call: _Call, head_dim: int, max_position_embeddings: int) -> Attentio
     for name, value in call.options.items():
         # A flag that is off asks for nothing.
         if name not in KNOWN_OPTIONS | HARMLESS_OPTIONS and value is not None and value is not False:
-            raise _UnsupportedAttentionError(f"layer {call.layer_idx} hands {name} to attention")
+            raise _UnsupportedAttentionError(f"layer {call.layer_idx} passes {name} to attention")
     if not call.is_causal:
-        raise _UnsupportedAttentionError(f"layer {call.layer_idx} sees later tokens (it is not causal)")
+        raise _UnsupportedAttentionError(f"layer {call.layer_idx} attends to later tokens (it is not causal)")
     scaling, soft_cap = call.options.get("scaling"), call.options.get("softcap")
     window_tokens = _window(call, max_position_embeddings)
     return AttentionLayer(
@@ -172,7 +172,7 @@ def _window(call: _Call, max_position_embeddings: int) -> int | None:
     The mask is what transformers' own attention goes by. Some models hand over `sliding_window` as well.
     """
     if not isinstance(call.mask, MaskDescription):
-        raise _UnsupportedAttentionError(f"layer {call.layer_idx} has a mask of its own, or none")
+        raise _UnsupportedAttentionError(f"layer {call.layer_idx} has a custom mask, or none")
     window_tokens = call.mask.local_size
     if not _is_causal_window(call.mask, window_tokens, max_position_embeddings):
         raise _UnsupportedAttentionError(
@@ -181,7 +181,8 @@ def _window(call: _Call, max_position_embeddings: int) -> int | None:
     handed_over = call.options.get("sliding_window")
     if handed_over is not None and handed_over != window_tokens:
         raise _UnsupportedAttentionError(
-            f"layer {call.layer_idx} hands a window of {handed_over} tokens to attention, and a mask of {window_tokens}"
+            f"layer {call.layer_idx} passes a window of {handed_over} tokens to attention, but a mask of "
+            f"{window_tokens}"
         )
     return window_tokens
 

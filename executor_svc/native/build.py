@@ -59,10 +59,10 @@ def build_library(cache_directory: Path, *, flags: Sequence[str] = FLAGS, source
     Raises: NativeUnavailableError: no compiler, a processor of another kind, or the compiler's first error.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
-        raise NativeUnavailableError(f"the C library is for x86-64, and this is {platform.machine()}")
+        raise NativeUnavailableError(f"the C library requires x86-64; this machine is {platform.machine()}")
     features = _processor_features()
     if not {"avx2", "fma", "f16c"} <= features:
-        raise NativeUnavailableError("this processor has no AVX2, FMA and F16C")
+        raise NativeUnavailableError("this CPU lacks AVX2, FMA or F16C")
     compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
     if compiler is None:
         raise NativeUnavailableError(f"no C compiler was found ({', '.join(COMPILERS)}); install gcc")
@@ -100,7 +100,7 @@ def _run(command: Sequence[str]) -> str:
             command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env={**os.environ, "LC_ALL": "C"}
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeUnavailableError(f"{command[0]} did not run: {error}") from error
+        raise NativeUnavailableError(f"{command[0]} could not be run: {error}") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise NativeUnavailableError(f"{command[0]}: {next((line for line in lines if 'error: ' in line), lines[0])}")

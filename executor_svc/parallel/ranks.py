@@ -44,7 +44,7 @@ def assignment_from(environ: Mapping[str, str], size: int) -> RankAssignment | N
         return None
     rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     if world_size != size:
-        raise ModelLoadError(f"the launcher made a group of {world_size} processes (WORLD_SIZE), but --tp is {size}")
+        raise ModelLoadError(f"the launcher started a group of {world_size} processes (WORLD_SIZE), but --tp is {size}")
     if not 0 <= rank < world_size:
         raise ModelLoadError(f"RANK is {rank}; in a group of {world_size} it must be 0 to {world_size - 1}")
     return RankAssignment(
@@ -62,5 +62,5 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         return default
     if text is None or not text.isdecimal():
         shown = "unset" if text is None else repr(text)
-        raise ModelLoadError(f"{name} is {shown}; a process of a group needs it as a number")
+        raise ModelLoadError(f"{name} is {shown}; a process group requires a number")
     return int(text)

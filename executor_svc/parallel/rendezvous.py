@@ -122,7 +122,7 @@ def end_group(reason: str) -> NoReturn:
 
     The other ranks see their connection close, and end as well. A scheduler sees UNAVAILABLE.
     """
-    print(f"octavo executor: {reason}; the ranks of a group end together", file=sys.stderr, flush=True)
+    print(f"octavo executor: {reason}; all ranks of the group exit", file=sys.stderr, flush=True)
     os._exit(1)
 
 
@@ -135,5 +135,5 @@ def _store_of(assignment: RankAssignment) -> Store:
         )
     except (RuntimeError, ValueError) as error:
         where = f"{assignment.master_address}:{assignment.master_port}"
-        raise ModelLoadError(f"rank {assignment.rank} finds no rendezvous at {where}: {error}") from error
+        raise ModelLoadError(f"rank {assignment.rank} cannot reach the rendezvous at {where}: {error}") from error
     return store

@@ -60,7 +60,7 @@ class Attachment:
         if incarnation:
             if incarnation < (largest := self.incarnations.get(scheduler_id, 0)):
                 raise FencedError(
-                    f"scheduler {scheduler_id!r} has had the incarnation {largest} here; this one is older, "
+                    f"scheduler {scheduler_id!r} already attached with incarnation {largest}; this one is older, "
                     f"{incarnation}"
                 )
             if self.grace_s(scheduler_id, incarnation, now):
@@ -127,7 +127,7 @@ class Attachment:
         if self.epoch == 0:
             raise FencedError(f"epoch {epoch} is not valid: no scheduler has attached to this instance yet")
         if epoch != self.epoch:
-            raise FencedError(f"epoch {epoch} is not the current one, {self.epoch}; attach anew")
+            raise FencedError(f"epoch {epoch} is not the current epoch, {self.epoch}; attach again")
 
     def holder(self, now: float) -> str:
         """Return the scheduler whose lease lives; empty: none."""

@@ -10,34 +10,34 @@ from octavo_shared.process.metric import Family, Metric
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 
 ATTACHED = Metric(
-    "octavo_executor_attached", "gauge", "Whether a scheduler holds the executor: 1 or 0; 0 while the model loads."
+    "octavo_executor_attached", "gauge", "1 while a scheduler is attached, else 0; 0 while the model loads."
 )
 BUSY = Metric(
     "octavo_executor_busy_seconds_total",
     "counter",
-    "Time in which steps ran, in seconds: on a GPU that of the device, else that of the call.",
+    "Total time of steps, in seconds: device time on a GPU, else wall time.",
 )
 IDLE = Metric(
     "octavo_executor_idle_ratio",
     "gauge",
-    "Share of the last 60 s (at first: of the time since the start) in which no step ran, 0 to 1.",
+    "Fraction of the last 60 s (or since the start) without a running step, 0 to 1.",
 )
-STEPS = Metric("octavo_executor_steps_total", "counter", "Steps that were answered with a result.")
+STEPS = Metric("octavo_executor_steps_total", "counter", "Steps that returned a result.")
 STEP_DURATION = Metric(
     "octavo_executor_step_duration_seconds",
     "histogram",
-    "Time of a step, in seconds: on a GPU that of the device, else that of the call.",
+    "Duration of a step, in seconds: device time on a GPU, else wall time.",
 )
 TOKENS = Metric(
     "octavo_executor_tokens_total",
     "counter",
-    "Tokens computed. prefill: of prompts and of what is computed again; decode: one a step for each sequence.",
+    "Tokens computed. prefill: of prompts and recomputed tokens; decode: one per sequence and step.",
     ("kind",),
 )
 INFO = Metric(
     "octavo_executor_info",
     "gauge",
-    "Always 1; what the executor runs. Absent while the model loads.",
+    "Always 1; the labels describe what the executor runs. Absent while the model loads.",
     (
         "model_id",
         "dtype",

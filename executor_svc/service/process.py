@@ -84,7 +84,7 @@ async def _serve(config: ServiceConfig, load_worker: Callable[[], Worker]) -> bo
         {"--listen": config.listen},
         is_encrypted=tls is not None,
         knows_clients=config.tls_client_ca is not None,
-        how_to_know_clients="set --tls-client-ca to demand client certificates",
+        how_to_know_clients="set --tls-client-ca to require client certificates",
     )
     server = GrpcServer(
         listen=config.listen,

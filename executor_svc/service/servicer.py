@@ -178,7 +178,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         info = self._runner.worker.info
         self._renew(start.epoch, start.instance_id)
         # An older stream of this epoch is broken, even if its connection has not noticed yet.
-        self._end_stream(FencedError("a newer stream of the same epoch took over"))
+        self._end_stream(FencedError("replaced by a newer stream of the same epoch"))
         # What the older stream has queued runs all the same; sent again, it is answered from the log.
         missed = self._runner.responses_since(start.last_received_step_id)
         last_step_id = start.last_received_step_id + len(missed)
@@ -204,7 +204,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         """Run one step."""
         self._renew_by_step(request)
         if self._stream is not None:
-            raise FencedError("a step stream is open; send the step there")
+            raise FencedError("a step stream is open; send the step on it")
         return await self._runner.run(request)
 
     async def GetTokenizer(  # noqa: N802
@@ -243,7 +243,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         """
         own = self._runner.worker.info.instance_id
         if instance_id not in ("", own):
-            raise FencedError(f"instance {instance_id} is gone, and its cache with it; this is {own}: attach anew")
+            raise FencedError(f"instance {instance_id} has exited, and its cache is lost; this is {own}: attach again")
         self._attachment.renew(epoch, self._clock())
 
     def _renew_by_step(self, step: step_pb2.ExecuteModelRequest) -> None:
@@ -257,7 +257,7 @@ class ExecutionServicer(ExecutionServiceServicer):
 
 def _check_attach(request: pb.AttachRequest) -> None:
     if not request.scheduler_id:
-        raise InvalidFieldError("scheduler_id", "empty", "a name that outlives restarts of the scheduler")
+        raise InvalidFieldError("scheduler_id", "empty", "an id that is stable across restarts of the scheduler")
     if request.keep and capability_pb2.CAPABILITY_NAMED_BLOCKS not in request.capabilities:
         raise InvalidFieldError("keep", True, "false, unless capabilities has CAPABILITY_NAMED_BLOCKS")
     if not MIN_LEASE_MS <= request.lease_ms <= MAX_LEASE_MS:
@@ -270,7 +270,7 @@ def _negotiate(request: pb.AttachRequest) -> int:
     if version < max(request.min_wire_version, wire.MIN_WIRE_VERSION):
         offered = f"{request.min_wire_version} to {request.max_wire_version}"
         spoken = f"{wire.MIN_WIRE_VERSION} to {wire.MAX_WIRE_VERSION}"
-        raise InvalidFieldError("max_wire_version", f"{offered} (the range)", f"a range that meets {spoken}")
+        raise InvalidFieldError("max_wire_version", f"{offered} (the range)", f"a range that overlaps {spoken}")
     return version
 
 

@@ -34,7 +34,7 @@ class StepLog:
         if step_id == last_step_id + 1:
             return None
         if step_id > last_step_id:
-            raise StepGapError(f"step {step_id} came after step {last_step_id}; {last_step_id + 1} is missing")
+            raise StepGapError(f"step {step_id} arrived after step {last_step_id}; step {last_step_id + 1} is missing")
         return self.since(step_id - 1)[0]
 
     def since(self, step_id: int) -> list[step_pb2.ExecuteModelResponse]:
@@ -49,7 +49,7 @@ class StepLog:
             raise StepGapError(f"step {step_id} was not executed in this epoch; the last one is {last_step_id}")
         if num_wanted > len(kept):
             first = last_step_id - len(kept) + 1
-            raise StepGapError(f"the response of step {step_id + 1} is not kept any more; the first kept is {first}")
+            raise StepGapError(f"the response of step {step_id + 1} is no longer kept; the first kept is {first}")
         return list(kept[len(kept) - num_wanted :])
 
 

@@ -254,10 +254,10 @@ class StepRunner:
             raise UnavailableError("the executor is shutting down")
         self._attachment.require(message.epoch)
         if self._failure is not None:
-            raise StepFailedError(f"{self._failure}; attach anew")
+            raise StepFailedError(f"{self._failure}; attach again")
         if message.step_id == self._next_step_id:
             if self._names.is_being_listed:
-                raise FencedError("the names of blocks that Attach kept have not been listed yet, nor given up")
+                raise FencedError("the block names kept by Attach have been neither listed nor released")
             return None
         self._finish_all()
         return self._log.find(message.step_id)
@@ -284,7 +284,7 @@ class StepRunner:
         result: StepResult | Exception
         try:
             if self._failure is not None:
-                raise StepFailedError(f"{self._failure}; attach anew")
+                raise StepFailedError(f"{self._failure}; attach again")
             with self._failing(first.message):
                 result = first.step.finish()
         except Exception as error:
@@ -329,4 +329,4 @@ class StepRunner:
     def _require_device(self) -> None:
         """Raise UnavailableError if the device is lost: no epoch that begins now could run a step."""
         if self._lost_device is not None:
-            raise UnavailableError(f"{self._lost_device}; the process ends, to be started anew")
+            raise UnavailableError(f"{self._lost_device}; the process exits to be restarted")

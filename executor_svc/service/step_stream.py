@@ -51,7 +51,7 @@ class StepStream:
         try:
             async for request in requests:
                 if request.WhichOneof("message") != "step":
-                    raise InvalidFieldError("message", request.WhichOneof("message"), "step after the first message")
+                    raise InvalidFieldError("message", request.WhichOneof("message"), "step, after the first message")
                 self._admit(request.step)
                 self._runner.submit(request.step, self._outbox.put_nowait)
             # The caller closed its side: the stream ends behind the steps that are still queued.
@@ -67,5 +67,5 @@ async def first_message(requests: AsyncIterator[Request]) -> execution_service_p
     request = await anext(requests, None)
     kind = None if request is None else request.WhichOneof("message")
     if request is None or kind != "start":
-        raise InvalidFieldError("message", kind, "start in the first message of a stream")
+        raise InvalidFieldError("message", kind, "start, in the first message of a stream")
     return request.start

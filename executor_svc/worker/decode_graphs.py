@@ -105,7 +105,7 @@ def sizes_to_capture(model: LanguageModel, backend: AttentionBackend, max_num_se
     """Return the ladder; empty, with a line in the log, if the model or its attention cannot have graphs."""
     reason: str | None = None
     if not model.is_capturable:
-        reason = "the model looks at its batch on the host"
+        reason = "the model reads its batch on the host"
     elif not isinstance(backend, DecodePlanner):
         reason = "the attention backend plans its steps on the host"
     if reason is None:

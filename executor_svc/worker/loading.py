@@ -53,9 +53,7 @@ def load_worker(
     except (MemoryError, OSError, RuntimeError) as error:
         if not _is_lack_of_memory(error):
             raise
-        raise ModelLoadError(
-            f"there is too little memory for the model that {directory.path}/config.json has"
-        ) from error
+        raise ModelLoadError(f"out of memory: the model in {directory.path}/config.json does not fit") from error
     if group.rank == 0:
         logger.info(Event("kernels", in_use=chosen.kernels))
         weights = "" if chosen.quantization == "none" else f"; weights in {chosen.quantization}"

@@ -98,7 +98,7 @@ def _ending_group(end_group: EndGroup) -> Iterator[None]:
     except StepFailedError as error:
         if is_alike_on_all_ranks(error):
             raise
-        end_group(f"{error}; a group of several ranks cannot go on after that")
+        end_group(f"{error}; a group of several ranks cannot continue after that")
 
 
 def follow(worker: Worker, connection: Connection) -> None:

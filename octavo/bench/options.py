@@ -170,13 +170,11 @@ CONTENT_OPTIONS = (
         show_default=True,
         help="Number of different shared prefixes.",
     ),
-    click.option(
-        "--temperature", type=Number(0, 100), default=0.0, show_default=True, help="0: always the likeliest token."
-    ),
+    click.option("--temperature", type=Number(0, 100), default=0.0, show_default=True, help="0: greedy decoding."),
     click.option(
         "--ignore-eos/--no-ignore-eos",
         default=True,
-        help="Go on after the model's end-of-sequence token, up to the full length.  [default: ignore-eos]",
+        help="Continue after the model's end-of-sequence token, up to the full length.  [default: ignore-eos]",
     ),
 )
 

@@ -163,7 +163,7 @@ class GenerationCalls(SchedulerChannel):
         finally:
             call.cancel()  # does nothing to a call that has ended
         if not isinstance(event, Finished):
-            raise InternalError("the scheduler ended the stream without a last event")
+            raise InternalError("the scheduler closed the stream without a final event")
         with reading_answers():
             last = request.told(event)
         if last is not None:
@@ -220,7 +220,7 @@ class GenerationCalls(SchedulerChannel):
             raise self._to_octavo_error(error, endpoint) from error
         finally:
             watch.cancel()
-        raise UnavailableError(f"the scheduler at {endpoint.address} ended the watch")
+        raise UnavailableError(f"the scheduler at {endpoint.address} closed the watch stream")
 
     async def _answer(self, method: "_Method[_Request, _Response]", request: _Request) -> _Response:
         """Return the answer to a call that has one, of the first address that can give it."""

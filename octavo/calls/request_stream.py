@@ -40,10 +40,10 @@ HEADERS_TIMEOUT_S = 1.0
 # Requests that may wait here until gRPC takes them.
 MAX_UNWRITTEN_REQUESTS = 16
 
-_CLOSED = "the stream has ended; open another one"
+_CLOSED = "the stream is closed; open a new one"
 _REASON_LOST = (
-    "the scheduler ended the stream while something was sent to it, and why was lost; it does so when it goes away, or "
-    "when its messages are not taken for a minute"
+    "the scheduler closed the stream during a send, and the reason was lost; it does so when it stops, or when its "
+    "messages are not read for a minute"
 )
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -159,7 +159,7 @@ class RequestStream:
     ) -> int:
         """As `submit`, for a message that was made; `answer` has what came of it before; None: nothing."""
         if not self._takes_submissions:
-            raise ClosedError("the stream takes no more requests; open another one")
+            raise ClosedError("the stream accepts no more requests; open a new one")
         await self._room.acquire()
         self._raise_if_ended()
         # Nobody else runs from here on: who submits knows the number before anything can come of it.
@@ -196,7 +196,7 @@ class RequestStream:
         if self._error is not None:
             raise self._error
         if self._requests:
-            raise InternalError("the scheduler ended the stream before its requests")
+            raise InternalError("the scheduler closed the stream before its requests finished")
 
     @property
     def _is_over(self) -> bool:

@@ -69,7 +69,7 @@ class ResumeWindow:
             raise self.first_loss
         if left_s <= 0:
             last = "" if str(error) == str(self.first_loss) else f"; the last time, {error}"
-            raise self.first_loss.but(f", and nobody went on with it within {self.timeout_s:g} s{last}") from error
+            raise self.first_loss.but(f", and no scheduler resumed it within {self.timeout_s:g} s{last}") from error
         pause_s = max(at_least_s, self._next_pause_s * (1 - self._random() / 2))
         self._next_pause_s = min(LONGEST_PAUSE_S, 2 * self._next_pause_s)
         return min(pause_s, left_s)
@@ -168,7 +168,7 @@ class ResumableRequest:
             return self._window.pause_s(error, now_s)
         if is_refused and isinstance(error, _REFUSALS):
             loss = self._window.first_loss or UnavailableError("the connection to the scheduler was lost")
-            raise loss.but(f", and the answer, cut {self._place}, cannot go on: {error}") from error
+            raise loss.but(f", and the answer, cut off {self._place}, cannot be resumed: {error}") from error
         if is_refused and isinstance(error, OverloadedError):
             return self._window.pause_s(error, now_s, at_least_s=error.retry_after_s)
         if not is_elsewhere_better(error) or (self.is_accepted and not self._can_continue):

@@ -78,7 +78,7 @@ class SchedulerChannel:
     ) -> None:
         self.addresses = (address,) if isinstance(address, str) else tuple(dict.fromkeys(address))
         if not self.addresses:
-            raise ConnectionOptionsError("there is no address; give HOST:PORT of a scheduler, or several")
+            raise ConnectionOptionsError("no address given; give HOST:PORT of a scheduler, or of several")
         self._tls = tls
         self._metadata: tuple[tuple[str, str], ...] = ()
         for each in self.addresses:
@@ -174,7 +174,7 @@ def token_metadata(address: str, token: str, *, is_encrypted: bool) -> tuple[tup
     """
     if not is_encrypted and not is_loopback(address):
         raise ConnectionOptionsError(
-            f"the token would travel to {address} in plaintext; speak TLS (--tls-ca, or --tls), or leave the token out"
+            f"the token would be sent to {address} in plaintext; use TLS (--tls-ca or --tls), or send no token"
         )
     if not re.fullmatch(r"[\x21-\x7e]+", token):
         raise ConnectionOptionsError("the token must be one word of ASCII characters, without spaces")

@@ -42,7 +42,7 @@ def channel_credentials(options: TlsOptions) -> grpc.ChannelCredentials:
     Raises: ConnectionOptionsError: a file cannot be used; names the option, the file and the fix.
     """
     if (options.cert is None) != (options.key is None):
-        raise ConnectionOptionsError("--tls-cert and --tls-key go together: a certificate and its private key")
+        raise ConnectionOptionsError("--tls-cert and --tls-key must be set together: a certificate and its private key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if options.ca is not None:
         _check_authorities(context, options.ca)
@@ -78,13 +78,16 @@ def handshake_trouble(
     is_closed = is_closed_at_once(details)
     if tls is None:
         if is_closed:
-            return f"it closed the connection at once; if it speaks TLS, name its authority with {flags}-ca"
+            return f"it closed the connection at once; if it uses TLS, name its certificate authority with {flags}-ca"
         return None
     if "Hostname Verification Check failed" in details:
-        name = "that was dialled" if tls.server_name is None else tls.server_name
-        return f"its certificate does not have the name {name}; give a name that it has with {flags}-server-name"
+        name = "used to connect" if tls.server_name is None else tls.server_name
+        return (
+            f"its certificate is not valid for the name {name}; give a name from the certificate with "
+            f"{flags}-server-name"
+        )
     if "WRONG_VERSION_NUMBER" in details:
-        return "it does not speak TLS; start it with --tls-cert and --tls-key, or connect without TLS"
+        return "it does not use TLS; start it with --tls-cert and --tls-key, or connect without TLS"
     if verification := re.search(r"CERTIFICATE_VERIFY_FAILED: ([^:]*)", details):
         return _verification_trouble(verification[1], tls, flags)
     if "handshake" in details.lower():
@@ -93,12 +96,12 @@ def handshake_trouble(
         return None
     if tls.cert is None:
         return (
-            "it closed the connection after the TLS handshake; if it demands a client certificate, name one with "
+            "it closed the connection after the TLS handshake; if it requires a client certificate, name one with "
             f"{flags}-cert and {flags}-key"
         )
     return (
-        f"it closed the connection after the TLS handshake; it may refuse the client certificate {tls.cert}, which "
-        f"must be valid and come from an authority in its {authority_flag}"
+        f"it closed the connection after the TLS handshake; it may have rejected the client certificate {tls.cert}, "
+        f"which must be valid and signed by an authority in its {authority_flag}"
     )
 
 
@@ -109,7 +112,7 @@ def _verification_trouble(reason: str, tls: TlsOptions, flags: str) -> str:
         return "its certificate is not valid yet; check the clocks of both machines"
     if "issuer" in reason or "self" in reason:
         authorities = "that this system knows" if tls.ca is None else f"in {tls.ca}"
-        return f"its certificate comes from no authority {authorities}; name the one that it comes from with {flags}-ca"
+        return f"its certificate is not signed by an authority {authorities}; name its authority with {flags}-ca"
     return f"its certificate is refused ({reason})"
 
 
@@ -118,7 +121,7 @@ def _check_authorities(context: ssl.SSLContext, path: Path) -> None:
         context.load_verify_locations(cafile=path)
     except ssl.SSLError as error:
         raise ConnectionOptionsError(
-            f"--tls-ca {path} holds no certificate in PEM form; its text must begin with -----BEGIN CERTIFICATE-----"
+            f"--tls-ca {path} contains no certificate in PEM format; it must begin with -----BEGIN CERTIFICATE-----"
         ) from error
     except OSError as error:
         raise _unreadable("--tls-ca", path, error) from error
@@ -132,12 +135,12 @@ def _check_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConnectionOptionsError(
-                f"--tls-key {key} does not belong to the first certificate in --tls-cert {cert}; name the key that it "
-                "was made with"
+                f"--tls-key {key} does not match the first certificate in --tls-cert {cert}; give that certificate's "
+                "key"
             ) from error
         raise ConnectionOptionsError(
             f"--tls-cert {cert} and --tls-key {key} must be a certificate and its private key without a passphrase, "
-            "both in PEM form"
+            "both in PEM format"
         ) from error
 
 
@@ -149,4 +152,4 @@ def _read(flag: str, path: Path) -> bytes:
 
 
 def _unreadable(flag: str, path: Path, error: OSError) -> ConnectionOptionsError:
-    return ConnectionOptionsError(f"{flag} {path} cannot be read ({error.strerror}); name a PEM file that exists")
+    return ConnectionOptionsError(f"{flag} {path} cannot be read ({error.strerror}); give an existing PEM file")

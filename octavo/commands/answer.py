@@ -88,7 +88,7 @@ async def _watched(
     explain = ""
     # Ranked outputs come at the end, all at once.
     is_ranked = bool(sampling_params.beam_width) or (sampling_params.best_of or 1) > (sampling_params.n or 1)
-    waiting.expect("no answer from the scheduler yet")
+    waiting.expect("still waiting for the scheduler")
     async with aclosing(events):
         async for event in events:
             waiting.hide()
@@ -100,7 +100,7 @@ async def _watched(
                     what += f" (prompt: {event.num_prompt_tokens:,} tokens)"
                 waiting.expect(what, explain, is_usual=is_ranked)
             elif not isinstance(event, Finished):
-                waiting.expect("no further token yet", explain)
+                waiting.expect("no new token yet", explain)
 
 
 def print_outputs(outputs: Sequence[Output]) -> None:

@@ -90,15 +90,15 @@ def _check_flags(context: click.Context, *, is_openai: bool, is_json: bool, load
                 raise click.UsageError(f"{flags[name]} {why}", context)
 
     if is_openai:
-        refuse(_OCTAVO_ONLY, "is for an Octavo scheduler, not for --openai")
+        refuse(_OCTAVO_ONLY, "works only with an Octavo scheduler, not with --openai")
     else:
         refuse(_OPENAI_ONLY, "needs --openai")
     if load["rate"] is not None:
-        refuse(("concurrency",), "is a closed loop and --rate an open one: give one of them")
+        refuse(("concurrency",), "is a closed loop and --rate is an open loop: give only one of them")
     else:
         refuse(("burstiness",), "needs --rate")
     if load["dataset"] is not None:
-        refuse(("input_len", "shared_prefix_len", "num_prefixes"), "makes prompts, and --dataset has them")
+        refuse(("input_len", "shared_prefix_len", "num_prefixes"), "generates prompts, and --dataset supplies them")
     if not load["shared_prefix_len"]:
         refuse(("num_prefixes",), "needs --shared-prefix-len")
     if not is_json:

@@ -26,7 +26,7 @@ from octavo.values.sampling_params import SamplingParams
 _HELP = """\
 /help             show this list
 /clear            begin a new conversation
-/system TEXT      tell the model TEXT before the conversation; without TEXT: nothing
+/system TEXT      set the system message to TEXT; without TEXT: remove it
 /set NAME VALUE   change a sampling parameter (/set temperature 0.7); without VALUE: its default
 /set              show what you changed
 /quit             end (or Ctrl-D)
@@ -39,12 +39,12 @@ _MAX_HISTORY_LINES = 1000
 
 @click.command()
 @connection_options
-@click.option("--system", metavar="TEXT", help="Tell the model this before the conversation.")
+@click.option("--system", metavar="TEXT", help="System message of the conversation.")
 @click.option(
     "--history",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Keep what you type in this file, for the arrow keys.  [default: until the chat ends]",
+    help="Save the input history in this file.  [default: kept until the chat ends]",
 )
 @account_options
 @sampling_options
@@ -126,7 +126,7 @@ class _Conversation:
                     self._confirm(list_settings(self._params))
             case _:
                 self._complain(
-                    f"there is no command {name}; /help lists them; to send this as text, put a space in front"
+                    f"unknown command {name}; /help lists the commands; to send this as text, start it with a space"
                 )
 
     def _say(self, text: str) -> None:
@@ -187,7 +187,7 @@ def _line_editing(history: Path | None) -> Iterator[None]:
         import readline
     except ImportError:
         if history is not None:
-            raise click.ClickException("--history needs readline, which this Python does not have") from None
+            raise click.ClickException("--history needs the readline module, which this Python lacks") from None
         yield
         return
     if history is None:

@@ -21,7 +21,7 @@ def change_setting(params: SamplingParams, text: str, context: click.Context) ->
     name = word.lstrip("-").replace("-", "_")
     option = options.get(name)
     if option is None or option.name is None:
-        raise click.UsageError(f"there is no sampling parameter {word!r}{did_you_mean(name, options)}")
+        raise click.UsageError(f"unknown sampling parameter {word!r}{did_you_mean(name, options)}")
     default = next(field.default for field in fields(SamplingParams) if field.name == option.name)
     taken: Any = default
     if value.strip():
@@ -40,7 +40,7 @@ def list_settings(params: SamplingParams) -> str:
         for field in fields(params)
         if getattr(params, field.name) not in (field.default, None)
     ]
-    return "\n".join(changed) or "all sampling parameters have their defaults"
+    return "\n".join(changed) or "all sampling parameters have their default values"
 
 
 def _options(context: click.Context) -> dict[str, click.Option]:

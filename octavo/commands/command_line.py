@@ -64,7 +64,7 @@ class _LateGroup(click.Group):
         """Return the command that the words call; of one that there is not, name the nearest."""
         if args[0] not in _COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             if here := command_here(args[0]):
-                ctx.fail(f"No such command {args[0]!r}: here it is {here}")
+                ctx.fail(f"No such command {args[0]!r}; in Octavo it is {here}")
             close = difflib.get_close_matches(args[0], _COMMANDS, n=1)
             ctx.fail(f"No such command {args[0]!r}.{f' Did you mean {close[0]!r}?' if close else ''}")
         return super().resolve_command(ctx, args)
@@ -99,7 +99,7 @@ def run(args: Sequence[str]) -> int:
     except click.UsageError as error:
         message = error.format_message().rstrip(".")
         if isinstance(error, click.NoSuchOption) and (here := flag_here(error.option_name)):
-            message = f"No such option {error.option_name!r}: here it is {here}"
+            message = f"No such option {error.option_name!r}; in Octavo it is {here}"
         see = " See" if message.endswith("?") else "; see"
         _say(f'{message}{see} "{error.ctx.command_path} --help"' if error.ctx else message)
         return error.exit_code
@@ -125,7 +125,7 @@ def _to_sentence(error: Exception) -> str:
         return f'{error}; start one with "octavo up"'
     if isinstance(error, OctavoError | OSError):
         return str(error)
-    return f"unexpected {type(error).__name__}: {error}; `octavo --debug ...` shows where it comes from"
+    return f"unexpected {type(error).__name__}: {error}; `octavo --debug ...` shows the traceback"
 
 
 def _say(sentence: str) -> None:

@@ -62,7 +62,7 @@ async def _run_demo(question: str, options: LocalOptions, *, is_verbose: bool) -
         click.echo(_PICTURE.format(*services.executor_pids.values()))
         await services.run_beside(_show(question, services, console))
         if restarts and "is back" in restarts[-1]:
-            click.echo(f"{restarts[-1].capitalize()}. `octavo up` restarts processes that die, too.")
+            click.echo(f"{restarts[-1].capitalize()}. `octavo up` also restarts processes that die.")
     except LocalServiceError:
         are_logs_told = True
         raise
@@ -82,10 +82,14 @@ async def _show(question: str, services: LocalServices, console: Console) -> Non
     async with Client(services.address) as client:
         token_ids, pause_s = await _answer_and_kill(client, prompt, services)
         if pause_s is None:
-            click.echo(f"{len(token_ids)} tokens: the answer ended before an executor could be killed; ask for more.")
+            click.echo(
+                f"{len(token_ids)} tokens: the answer finished before an executor could be killed; ask for more tokens."
+            )
             return
-        click.echo(f"{len(token_ids)} tokens; the stream paused for {pause_s:.1f} s, until the other executor had it.")
-        with console.status("asking once more, and nobody is killed"):
+        click.echo(
+            f"{len(token_ids)} tokens; the stream paused for {pause_s:.1f} s while the other executor took over."
+        )
+        with console.status("asking again, without a kill"):
             undisturbed = (await client.generate(prompt, _PARAMS)).outputs[0].token_ids
     compare(token_ids, undisturbed)
     click.echo(f"Asked again, without a kill: the same {len(token_ids)} tokens.")
@@ -129,7 +133,9 @@ def _kill(address: str, services: LocalServices) -> None:
     pids = services.executor_pids
     number = list(pids).index(address) + 1
     os.kill(pids[address], signal.SIGKILL)
-    line = f"── executor {number} computes this answer: kill -9 {pids[address]} ── executor {3 - number} goes on ──"
+    line = (
+        f"── executor {number} is computing this answer: kill -9 {pids[address]} ── executor {3 - number} takes over ──"
+    )
     click.echo(f"\n{click.style(line, fg='red', bold=True)}")
 
 

@@ -21,8 +21,8 @@ class NotDrainingError(OctavoError):
 @click.command()
 @click.argument("executor", metavar="ADDRESS")
 @admin_connection_options
-@click.option("--undo", is_flag=True, help="Let the executor take requests again.")
-@click.option("--no-wait", is_flag=True, help="Return at once; octavo top shows what is left.")
+@click.option("--undo", is_flag=True, help="Undo: let the executor take requests again.")
+@click.option("--no-wait", is_flag=True, help="Return immediately; octavo top shows how many requests are left.")
 def drain(executor: str, client: AdminClient, undo: bool, no_wait: bool) -> None:
     """Empty the executor at ADDRESS, and say when it can be ended.
 
@@ -47,7 +47,7 @@ async def drain_executor(client: AdminClient, executor: str, *, undo: bool = Fal
             click.echo(f"{name} is draining: {counted(answer.num_requests, 'request')} left")
         else:
             await _wait_until_empty(client, executor)
-            click.echo(f"{name} is empty; it can be ended")
+            click.echo(f"{name} is empty; it is safe to stop")
 
 
 async def _wait_until_empty(client: AdminClient, executor: str) -> None:
@@ -60,12 +60,16 @@ async def _wait_until_empty(client: AdminClient, executor: str) -> None:
             if state is None or state.status != admin_pb2.EXECUTOR_STATUS_ATTACHED:
                 return  # what it had is with others
             if not state.is_draining:
-                raise NotDrainingError(f"{name} takes requests again: it was started again, or somebody undid it")
+                raise NotDrainingError(f"{name} takes requests again: it was restarted, or the drain was undone")
             num_left = state.num_running_requests + state.num_swapped_requests + state.num_preempted_requests
             if not (num_left or state.num_steps_in_flight):
                 return
             goes_on = any(map(_takes_requests, executors))
-            where = "until others have room for them" if goes_on else "no other executor takes them: they end here"
+            where = (
+                "until others have capacity for them"
+                if goes_on
+                else "no other executor takes them, so they finish here"
+            )
             status.update(f"draining {name}: {counted(num_left, 'request')} left, {where}")
             await asyncio.sleep(LOOK_INTERVAL_S)
 

@@ -19,8 +19,8 @@ from octavo.values.wording import json_line
 @click.command()
 @click.argument("request_id", metavar="REQUEST_ID", required=False)
 @admin_connection_options
-@click.option("--tenant", metavar="NAME", help="Whose request it is, if several tenants have one of this id.")
-@click.option("--watch", "is_watching", is_flag=True, help="Print each change until the request ends.")
+@click.option("--tenant", metavar="NAME", help="Tenant of the request, if several tenants use this id.")
+@click.option("--watch", "is_watching", is_flag=True, help="Print every change until the request finishes.")
 @click.option(
     "--interval",
     "interval_s",
@@ -28,7 +28,7 @@ from octavo.values.wording import json_line
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often --watch asks.",
+    help="Polling interval of --watch.",
 )
 @click.option("--json", "is_json", is_flag=True, help="Print one line of JSON, with --watch one for each change.")
 def explain(
@@ -41,7 +41,7 @@ def explain(
     """
     if not request_id:
         raise click.UsageError(
-            'give the id of a request: it is in the first column of "octavo top"', click.get_current_context()
+            'give a request id: the first column of "octavo top" lists them', click.get_current_context()
         )
 
     asyncio.run(
@@ -89,7 +89,7 @@ async def _ask(client: AdminClient, request_id: str, tenant: str | None) -> Repo
         return await ask_report(client, request_id, tenant)
     except NotFoundError as error:
         raise UnknownRequestError(
-            f"{request_id!r} has ended and is forgotten: only the last 1,000 are remembered"
+            f"{request_id!r} has finished and is no longer kept: only the last 1,000 are"
         ) from error
 
 

@@ -20,13 +20,15 @@ from octavo.values.wording import json_line
 @click.argument("text", metavar="PROMPT")
 @connection_options
 @click.option(
-    "--stream/--no-stream", default=True, help="Print the text as it comes, or all at the end.  [default: stream]"
+    "--stream/--no-stream", default=True, help="Print the text as it arrives, or all at the end.  [default: stream]"
 )
 @click.option(
     "--chat/--raw",
     "is_chat",
     default=None,
-    help="Use the model's chat template, or send the prompt as it is.  [default: --chat if there is a template]",
+    help=(
+        "Apply the model's chat template, or send the prompt unchanged.  [default: --chat if the model has a template]"
+    ),
 )
 @click.option(
     "--timeout",
@@ -35,13 +37,13 @@ from octavo.values.wording import json_line
     metavar="SECONDS",
     help="Time limit for the whole answer.",
 )
-@click.option(
-    "--request-id", metavar="ID", help="Id of the request, for octavo explain.  [default: the scheduler makes one]"
+@click.option("--request-id", metavar="ID", help="Request id, for octavo explain.  [default: chosen by the scheduler]")
+@number_option("n", "Number of outputs. Several outputs are printed once all are complete.")
+@number_option("logprobs", "Add log-probabilities to --json: of each token and of this many alternatives.")
+@number_option(
+    "prompt_logprobs", "Add log-probabilities of the prompt's tokens to --json, with this many alternatives."
 )
-@number_option("n", "Number of outputs. Several are printed when all are complete.")
-@number_option("logprobs", "Add log-probabilities to --json: of each token, and of this many likely others.")
-@number_option("prompt_logprobs", "Add log-probabilities of the prompt's tokens to --json, likewise.")
-@click.option("--json", "is_json", is_flag=True, help="Print one line of JSON at the end.")
+@click.option("--json", "is_json", is_flag=True, help="Print one line of JSON when the answer is complete.")
 @account_options
 @sampling_options
 def generate(

@@ -53,16 +53,16 @@ async def _served_model(addresses: Sequence[str]) -> tuple[str | None, str]:
 
 def _row(model: LocalModel) -> tuple[str, ...]:
     if model.state is ModelState.NOT_PULLED:
-        return model.name, "", "", "", f"not here yet ({decimal(model.num_bytes)}): octavo pull {model.name}"
+        return model.name, "", "", "", f"not downloaded yet ({decimal(model.num_bytes)}): octavo pull {model.name}"
     size, weights = decimal(model.num_bytes), decimal(model.num_weight_bytes)
     if model.state is ModelState.PARTLY_PULLED:
-        return model.name, size, "", printable(model.architecture), f"partly here: octavo pull {model.name}"
+        return model.name, size, "", printable(model.architecture), f"partly downloaded: octavo pull {model.name}"
     return printable(model.name), size, weights, printable(model.architecture), _shorten(model.directory)
 
 
 def _shorten(directory: Path | None) -> str:
     """Return a directory with ~ for the user's own; of a model of the hub's cache, that of the cache."""
-    assert directory is not None, "what is ready lies somewhere"
+    assert directory is not None, "a model that is ready has a directory"
     if directory.parent.name == "snapshots":
         directory = directory.parents[2]
     try:

@@ -68,7 +68,7 @@ address_option = click.option(
     show_default=True,
     envvar="OCTAVO_ADDRESS",
     metavar="HOST:PORT",
-    help="Address of the scheduler; or of several, with commas between them: if one cannot serve, the next one does. "
+    help="Address of the scheduler. With several, separated by commas, the next one is tried if one cannot serve. "
     "[OCTAVO_ADDRESS]",
 )
 
@@ -126,34 +126,45 @@ _SAMPLING_OPTIONS = (
         metavar="ID=BIAS",
         help="Add BIAS to the logit of token ID. Repeatable.",
     ),
-    click.option("--ban", "banned_words", multiple=True, metavar="TEXT", help="Never make this text. Repeatable."),
+    click.option("--ban", "banned_words", multiple=True, metavar="TEXT", help="Never generate this text. Repeatable."),
     click.option(
-        "--ban-token-id", "banned_token_ids", type=int, multiple=True, help="Never make this token. Repeatable."
+        "--ban-token-id", "banned_token_ids", type=int, multiple=True, help="Never generate this token. Repeatable."
     ),
     click.option(
         "--allow-token-id",
         "allowed_token_ids",
         type=int,
         multiple=True,
-        help="Make only tokens named by this flag. Repeatable.",
+        help="Generate only the tokens given by this flag. Repeatable.",
     ),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. Repeatable."),
-    click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True, help="End at this token. Repeatable."),
-    click.option("--ignore-eos", is_flag=True, help="Go on after the model's end-of-sequence token."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="Stop string: stop before this text. Repeatable."),
+    click.option(
+        "--stop-token-id",
+        "stop_token_ids",
+        type=int,
+        multiple=True,
+        help="Stop token: stop at this token id. Repeatable.",
+    ),
+    click.option("--ignore-eos", is_flag=True, help="Continue after the model's end-of-sequence token."),
     click.option(
         "--early-stopping",
         type=click.Choice(list(_EARLY_STOPPING)),
         callback=_to_early_stopping,
-        help="When a beam search ends. true: with enough outputs; false: when better ones are unlikely; never: when "
-        "none can be better.  [default: false]",
+        help=(
+            "When a beam search stops. true: once there are enough hypotheses; false: once better ones are unlikely; "
+            "never: once better ones are impossible.  [default: false]"
+        ),
     ),
 )
 
 _ACCOUNT_OPTIONS = (
-    click.option("--priority", type=int, default=0, show_default=True, help="A smaller number is served first."),
-    click.option("--tenant", default="", metavar="NAME", help="Run the request for this tenant."),
+    click.option("--priority", type=int, default=0, show_default=True, help="Smaller numbers are served first."),
+    click.option("--tenant", default="", metavar="NAME", help="Tenant of the request."),
     click.option(
-        "--cache-salt", default="", metavar="TEXT", help="Share cached prompts only with requests of the same salt."
+        "--cache-salt",
+        default="",
+        metavar="TEXT",
+        help="Share cached prefixes only with requests that have the same salt.",
     ),
 )
 

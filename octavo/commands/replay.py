@@ -49,13 +49,18 @@ def _check_executor(ctx: click.Context, param: click.Parameter, address: str | N
     "--executor",
     callback=_check_executor,
     metavar="HOST:PORT",
-    help="Run the steps on this executor too, and compare every token and log-probability bit for bit. It must be "
-    "free: no scheduler may use it.",
+    help=(
+        "Also run the steps on this executor, and compare every token and log-probability bit for bit. No scheduler "
+        "may be attached to it."
+    ),
 )
 @click.option(
     "--at",
     metavar="STEP",
-    help="Show blocks, queue and decisions right after this step: its number, or 2:57 for step 57 of attachment 2.",
+    help=(
+        "Show blocks, queue and decisions right after this step: its number, such as 57, or 2:57 for step 57 of "
+        "attachment 2."
+    ),
 )
 @click.option("--follow", metavar="REQUEST_ID", help="Show what happened to this request.")
 def replay(directory: Path, executor: str | None, at: str | None, follow: str | None) -> None:
@@ -94,11 +99,11 @@ def _check(run: "ReplayRun", executor: str | None) -> None:
     if run.difference is not None:
         _print_difference(run.difference)
     elif not run.counts.num_steps:
-        click.echo("no step is there")
+        click.echo("the log has no steps")
     elif run.counts.troubles:
-        click.echo(f"the {counted(run.counts.num_steps, 'step')} that were read are decided as recorded, to the byte")
+        click.echo(f"the {counted(run.counts.num_steps, 'step')} that could be read match the recording, byte for byte")
     else:
-        click.echo("every step is decided as it was recorded, to the byte")
+        click.echo("every step matches the recording, byte for byte")
     has_failed = run.difference is not None or bool(run.counts.troubles) or not run.counts.num_steps
     if executor is not None:
         has_failed |= _run_again(run, executor)
@@ -135,7 +140,7 @@ def _print_counts(run: "ReplayRun") -> None:
 
 
 def _print_difference(difference: "DifferenceError") -> None:
-    click.echo(f"{difference.where} is decided differently ({difference.place}):")
+    click.echo(f"{difference.where} differs from the recording ({difference.place}):")
     for place in difference.places:
         click.echo(f"  {printable(str(place))}")
     if difference.hint:

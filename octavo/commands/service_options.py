@@ -69,7 +69,7 @@ class ServiceCommand(click.Command):
             name = error.option_name.removeprefix("--").replace("-", "_")
             if name not in _names_of_one_service():
                 raise
-            message = f"No such option {error.option_name!r}: each service has its own; for that of the scheduler:"
+            message = f"No such option {error.option_name!r}: each service has its own; to set the scheduler's, use"
             raise click.UsageError(f"{message} --set scheduler.{name}=VALUE", ctx) from error
 
     @property
@@ -92,13 +92,13 @@ class ServiceCommand(click.Command):
         # click keeps the line breaks of a paragraph that begins with \b.
         return "\n".join(
             [
-                "All other settings of the services are flags too. `python -m executor_svc --help` and `python -m "
-                "scheduler_svc --help` explain them:",
+                "All other settings of the services are accepted as flags too; `python -m executor_svc --help` and "
+                "`python -m scheduler_svc --help` explain them:",
                 "",
                 "\b",
                 *lines,
                 "",
-                "If both services have a flag, both get it. Ports and certificates belong to one service: use --set.",
+                "A flag that both services have applies to both. Ports and certificates differ per service: use --set.",
             ]
         )
 
@@ -144,9 +144,9 @@ _SET = click.Option(
     ["--set", "assignments"],
     multiple=True,
     metavar="SERVICE.NAME=VALUE",
-    help="Set something for one service only, such as executor.log_level=debug. Repeatable.",
+    help="Set an option of one service only, such as executor.log_level=debug. Repeatable.",
 )
-_VERBOSE = click.Option(["--verbose"], is_flag=True, help="Show the services' logs on stderr.")
+_VERBOSE = click.Option(["--verbose"], is_flag=True, help="Print the services' logs to stderr.")
 
 
 @functools.cache

@@ -29,15 +29,15 @@ _PLAIN_WIDTH = 160
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two questions to the scheduler; rates are over this time.",
+    help="Refresh interval; rates are averages over it.",
 )
 @click.option(
     "--once",
     "is_once",
     is_flag=True,
-    help="Print one picture as text and exit. This is the default without a terminal.",
+    help="Print one snapshot as text and exit. This is the default without a terminal.",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print one picture as a line of JSON and exit.")
+@click.option("--json", "is_json", is_flag=True, help="Print one snapshot as a line of JSON and exit.")
 def top(client: AdminClient, interval_s: float, is_once: bool, is_json: bool) -> None:
     """Watch the executors and requests of a scheduler.
 
@@ -50,7 +50,9 @@ def top(client: AdminClient, interval_s: float, is_once: bool, is_json: bool) ->
         click.echo(snapshot_json(picture, client.address) if is_json else snapshot_text(picture, client.address, width))
         return
     if os.environ.get("TERM", "dumb") in ("dumb", ""):
-        raise click.ClickException('this terminal (TERM=dumb) cannot draw; print a picture with "octavo top --once"')
+        raise click.ClickException(
+            'this terminal (TERM=dumb) cannot show a live view; print a snapshot with "octavo top --once"'
+        )
     if trouble := size_trouble(*os.get_terminal_size(sys.stdout.fileno())):
         raise click.ClickException(trouble)
     asyncio.run(_run_app(client, interval_s))

@@ -42,20 +42,20 @@ _LOOK_TIMEOUT_S = 1.0
     show_default=True,
     callback=check_listen,
     metavar="HOST:PORT",
-    help="Address for clients. Port 0 takes a free one.",
+    help="Listen address for clients. Port 0 picks a free port.",
 )
 @click.option(
     "--admin-listen",
     callback=check_listen,
     metavar="HOST:PORT",
-    help="Address for operators (octavo top). Port 0 takes a free one.  "
+    help="Listen address for operators (octavo top). Port 0 picks a free port.  "
     f"[default: {DEFAULT_ADMIN_ADDRESS}; a free port if --listen has port 0]",
 )
 @click.option(
     "--page-listen",
     callback=check_listen_or_off,
     metavar="HOST:PORT|off",
-    help="Address of the live page, for browsers. Port 0 takes a free one; off: it is not served.  [default: "
+    help="Listen address of the live page, for browsers. Port 0 picks a free port; off: it is not served.  [default: "
     f"{DEFAULT_PAGE_ADDRESS}; a free port if --listen or --admin-listen has port 0]",
 )
 @click.option(
@@ -65,15 +65,17 @@ _LOOK_TIMEOUT_S = 1.0
     default=1,
     show_default=True,
     metavar="NUMBER",
-    help="Number of executors. Each loads the weights and has its own KV cache, so two take twice the memory. On a CPU "
-    "they share the cores; with --device cuda each has its own GPU.",
+    help=(
+        "Number of executors. Each loads the weights and has its own KV cache, so two use twice the memory. On a CPU "
+        "they share the cores; with --device cuda each uses its own GPU."
+    ),
 )
 @click.option(
     "--openai-listen",
     callback=check_listen_or_off,
     metavar="HOST:PORT|off",
-    help=f"Address of OpenAI's API. Port 0 takes a free one; off: it is not served.  [default: "
-    f"{DEFAULT_OPENAI_ADDRESS}, or off if that is taken; a free port if --listen has port 0]",
+    help=f"Listen address of the OpenAI-compatible API. Port 0 picks a free port; off disables it.  [default: "
+    f"{DEFAULT_OPENAI_ADDRESS}, or off if that port is in use; a free port if --listen has port 0]",
 )
 @service_options
 def up(
@@ -94,7 +96,7 @@ def up(
     if model_argument is not None:
         context = click.get_current_context()
         if context.get_parameter_source("model") is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"the model is named twice: {model_argument} and --model {model}", context)
+            raise click.UsageError(f"the model is given twice: {model_argument} and --model {model}", context)
         model = model_argument
     if admin_listen is None:
         admin_listen = "127.0.0.1:0" if listen.endswith(":0") else DEFAULT_ADMIN_ADDRESS
@@ -114,8 +116,8 @@ def up(
     local = LocalOptions(model, num_executors=num_executors, **options)
     if local.num_shared_cores is not None and local.num_shared_cores < num_executors:
         click.echo(
-            f"octavo: {num_executors} executors share the cores of this machine ({local.num_shared_cores}): each more "
-            "takes memory and time to start, and makes nothing faster",
+            f"octavo: {num_executors} executors share this machine's {local.num_shared_cores} cores: each extra one "
+            "costs memory and start-up time and adds no speed",
             err=True,
         )
     config = local.scheduler.config
@@ -133,8 +135,8 @@ def _say_that_openai_is_not_served() -> None:
     """Say on stderr that somebody else is where OpenAI's API is by default."""
     who = "another octavo" if is_octavos_openai_port(DEFAULT_OPENAI_ADDRESS) else "another program"
     click.echo(
-        f"octavo: {DEFAULT_OPENAI_ADDRESS} is taken by {who}, so OpenAI's API is not served; for another "
-        "port: --openai-listen 127.0.0.1:8081",
+        f"octavo: {DEFAULT_OPENAI_ADDRESS} is in use by {who}, so the OpenAI-compatible API is disabled; to use "
+        "another port: --openai-listen 127.0.0.1:8081",
         err=True,
     )
 
@@ -164,7 +166,7 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         start.result()
     try:
         several = f" with {options.num_executors} executors" if options.num_executors > 1 else ""
-        click.echo(f"serving {model} on {services.address}{several}; Ctrl-C stops")
+        click.echo(f"serving {model} on {services.address}{several}; press Ctrl-C to stop")
         if services.kernels:
             click.echo(f"kernels: {services.kernels}")
         config = options.scheduler.config
@@ -175,7 +177,7 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         flags = _address_flag(services.address, DEFAULT_ADDRESS) + _access_flags(config)
         is_short = not _access_flags(config) and await warn_if_short(services.address)
         if options.lacks_tokenizer:
-            click.echo("this model has no tokenizer.json: it takes prompts of token ids (octavo.Client) and no text")
+            click.echo("this model has no tokenizer.json: it accepts prompts as token ids (octavo.Client) but no text")
         elif not is_short:
             click.echo(f'try: octavo generate "Why is the sky blue?"{flags}')
         if services.openai_address is not None:
@@ -210,7 +212,7 @@ async def warn_if_short(scheduler: str, short_tokens: int = _SHORT_TOKENS) -> bo
         num_tokens = (await client.get_model()).max_model_len
     if num_tokens < short_tokens:
         click.echo(
-            f"octavo: only {num_tokens} tokens fit, prompt and answer together; for more: a larger --kv-cache-gib, or "
+            f"octavo: only {num_tokens} tokens fit, prompt and answer together; for more, raise --kv-cache-gib or "
             "--max-model-len",
             err=True,
         )
@@ -229,7 +231,7 @@ async def say_how_it_stops(admin_address: str, *, is_open: bool) -> None:
         if is_open:
             async with asyncio.timeout(_LOOK_TIMEOUT_S), AdminClient(admin_address) as admin:
                 num_live = len(await admin.list_requests(1))
-    waits = "" if num_live == 0 else " when the streams end, in 20 s at most; Ctrl-C again stops at once"
+    waits = "" if num_live == 0 else " once running streams finish (at most 20 s); press Ctrl-C again to stop now"
     click.echo(f"stopping{waits}", err=True)
 
 

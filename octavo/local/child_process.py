@@ -253,7 +253,7 @@ def _describe_status(status: int) -> str:
     if status >= 0:
         return f"exit status {status}"
     if -status == signal.SIGKILL:  # nobody here sends it to a service that runs; the kernel does
-        return "signal SIGKILL, perhaps out of memory"
+        return "signal SIGKILL, possibly out of memory"
     return f"signal {signal.Signals(-status).name}"
 
 

@@ -118,7 +118,7 @@ class LocalOptions:
             if getattr(scheduler, name) is not None:
                 raise LocalServiceError(
                     f"scheduler.{name} is set, but this process calls the scheduler in plaintext and without a token; "
-                    "leave it out"
+                    "remove it"
                 )
 
     def _name_scheduler(self) -> None:
@@ -138,8 +138,8 @@ class LocalOptions:
             address = getattr(config, name)
             if name.endswith("listen") and address is not None and not address.endswith(":0"):
                 raise LocalServiceError(
-                    f"executor.{name} is {address}, but {self.num_executors} executors cannot share a port; give it "
-                    "port 0, which takes a free one for each"
+                    f"executor.{name} is {address}, but {self.num_executors} executors cannot share a port; use port "
+                    "0, so that each takes a free one"
                 )
         if config.num_threads is None and config.device == "cpu":
             from executor_svc.device.cpus import read_cpus
@@ -154,7 +154,7 @@ class LocalOptions:
 def _check_model(model: str) -> None:
     """Refuse what is neither a demo model nor, by its looks, one that an executor could load."""
     if not model:
-        raise LocalServiceError("the name of the model is empty; name a demo model, a directory, or a hub id")
+        raise LocalServiceError("the model name is empty; give a demo model, a directory, or a hub id")
     if model in {demo_model.name for demo_model in DEMO_MODELS}:
         return
     try:

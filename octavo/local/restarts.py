@@ -66,7 +66,7 @@ class Restarts:
                     child, error = children.pop(task), task.result()
                     if all(other.service != child.service for other in children.values()):
                         return error
-                    self._say(f"{error}; {child.title} is given up, the others go on")
+                    self._say(f"{error}; giving up on {child.title}; the others keep running")
         finally:
             for task in children:
                 task.cancel()
@@ -79,7 +79,7 @@ class Restarts:
         while num_failed_starts < self._policy.max_failed_starts:
             lost_s = time.monotonic()
             pause_s = self._policy.pause_s(num_restarts, self._draw())
-            self._say(f"{cause}; {self._effect(child)}; it starts again in {pause_s:.1f} s{child.log_hint}")
+            self._say(f"{cause}; {self._effect(child)}; restarting it in {pause_s:.1f} s{child.log_hint}")
             await asyncio.sleep(pause_s)
             num_restarts += 1
             try:
@@ -100,7 +100,9 @@ class Restarts:
     def _effect(self, child: ChildProcess) -> str:
         """Return what the loss means for the streams."""
         if child.service != "executor":
-            return "its calls have ended"
+            return "its calls were cut off"
         others = [other for other in self._children if other.service == "executor" and other is not child]
         is_taken_over = any(not other.has_ended for other in others)
-        return "the other executors take its streams over" if is_taken_over else "its streams wait for an executor"
+        return (
+            "the other executors take over its streams" if is_taken_over else "its streams are waiting for an executor"
+        )

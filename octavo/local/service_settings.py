@@ -71,7 +71,7 @@ def unknown_name(name: str) -> str | None:
     if services_of(name):
         return None
     if all(name in settable_names(config_class) for config_class in CONFIG_CLASSES):
-        return f"{name} belongs to one service: say executor={{'{name}': ...}} or scheduler={{'{name}': ...}}"
+        return f"{name} applies to one service: use executor={{'{name}': ...}} or scheduler={{'{name}': ...}}"
     return f"{name} is not a setting{removed_hint(SchedulerConfig, name) or did_you_mean(name, plain_names())}"
 
 
@@ -143,7 +143,7 @@ def _belongs_to_one(name: str) -> bool:
 
 def _why_not(service: str, name: str, known: list[str]) -> str:
     if name in _FIXED:
-        return "cannot be set: Octavo sets it itself where it starts both services"
+        return "cannot be set here: Octavo sets it when it starts both services"
     others = [other for other in CONFIG_CLASSES if other.service != service and name in settable_names(other)]
     if others:
         return f"is not a setting of the {service}; it is {others[0].service}.{name}"

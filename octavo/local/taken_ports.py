@@ -34,7 +34,7 @@ async def check_ports(listen: str, admin_listen: str, http_listens: Mapping[str,
         if found := await _describe_scheduler(listen):
             flags = "" if listen == DEFAULT_ADDRESS else f" --address {listen}"
             raise LocalServiceError(
-                f'{found}; `octavo generate "..."{flags}` asks it, `octavo up --listen 127.0.0.1:0` starts another one'
+                f'{found}; `octavo generate "..."{flags}` uses it, `octavo up --listen 127.0.0.1:0` starts another one'
             )
         raise _taken("--listen", listen)
     if is_taken(admin_listen):
@@ -48,7 +48,7 @@ async def check_ports(listen: str, admin_listen: str, http_listens: Mapping[str,
 
 def _taken(flag: str, address: str) -> LocalServiceError:
     return LocalServiceError(
-        f"{flag} {address} is taken by another program; choose another port, or 0, which takes a free one"
+        f"{flag} {address} is in use by another program; choose another port, or 0 for any free one"
     )
 
 
@@ -83,13 +83,13 @@ async def _describe_scheduler(address: str) -> str | None:
         async with asyncio.timeout(_ANSWER_TIMEOUT_S), Client(_reachable(address)) as client:
             model_id = (await client.get_model()).model_id
     except (UnauthenticatedError, PermissionDeniedError):
-        return f"octavo already runs on {address} and asks for a token"
+        return f"octavo is already running on {address} and requires a token"
     except OctavoError as error:
         is_scheduler = isinstance(error.__cause__, grpc.aio.AioRpcError) and is_from_service(error.__cause__)
-        return f"octavo already runs on {address}, and its model is not loaded yet" if is_scheduler else None
+        return f"octavo is already running on {address}, but its model is still loading" if is_scheduler else None
     except TimeoutError:
         return None
-    return f"octavo already runs on {address} and serves {model_id}"
+    return f"octavo is already running on {address} and serves {model_id}"
 
 
 async def _describe_admin_port(address: str) -> str | None:
@@ -98,12 +98,12 @@ async def _describe_admin_port(address: str) -> str | None:
         async with asyncio.timeout(_ANSWER_TIMEOUT_S), AdminClient(_reachable(address)) as client:
             state = await client.get_state()
     except (UnauthenticatedError, PermissionDeniedError):
-        return f"octavo already runs with {address} for operators, and asks for a token"
+        return f"octavo is already running with admin address {address}, and requires a token"
     except (OctavoError, TimeoutError):
         return None
     models = sorted({executor.model_id for executor in state.executors} - {""})
-    served = f"it serves {', '.join(models)}" if models else "its model is not loaded yet"
-    return f"octavo already runs with {address} for operators; {served}"
+    served = f"it serves {', '.join(models)}" if models else "its model is still loading"
+    return f"octavo is already running with admin address {address}; {served}"
 
 
 def _reachable(address: str) -> str:

@@ -97,9 +97,9 @@ def build_config(metadata: GGUFMetadata, *, tie_word_embeddings: bool) -> Mappin
     """
     architecture = metadata.text("general.architecture")
     if architecture != "llama":
-        raise ModelPrepareError(f"the GGUF file has the architecture {architecture!r}; only 'llama' is understood")
+        raise ModelPrepareError(f"the GGUF file has the architecture {architecture!r}; only 'llama' is supported")
     if metadata.has("llama.rope.scaling.type"):
-        raise ModelPrepareError("the GGUF file scales its rotary embedding, which is not understood")
+        raise ModelPrepareError("the GGUF file scales its rotary embedding, which is not supported")
     hidden_size = metadata.integer("llama.embedding_length")
     num_heads = metadata.integer("llama.attention.head_count")
     return {
@@ -186,7 +186,7 @@ def _plan_tensor(tensor: "ReaderTensor", metadata: GGUFMetadata) -> _TensorPlan:
         return _TensorPlan(_GLOBAL_TENSOR_NAMES[tensor.name], shape, tensor, num_rotary_heads=0)
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", tensor.name)
     if match is None or match[2] not in _LAYER_TENSOR_NAMES:
-        raise ModelPrepareError(f"the GGUF file has a tensor {tensor.name!r}, which is not understood")
+        raise ModelPrepareError(f"the GGUF file has a tensor {tensor.name!r}, which is not supported")
     name = f"model.layers.{match[1]}.{_LAYER_TENSOR_NAMES[match[2]]}.weight"
     head_counts = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
     num_rotary_heads = metadata.integer(head_counts[match[2]]) if match[2] in head_counts else 0

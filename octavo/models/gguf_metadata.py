@@ -31,7 +31,7 @@ class GGUFMetadata:
         """Return a string."""
         value = self._value(key)
         if not isinstance(value, str):
-            raise ModelPrepareError(f"{key} of the GGUF file is not a text")
+            raise ModelPrepareError(f"{key} of the GGUF file is not a string")
         return value
 
     def integer(self, key: str) -> int:
@@ -67,6 +67,6 @@ class GGUFMetadata:
     def _value(self, key: str) -> object:
         field = self._reader.get_field(key)
         if field is None:
-            raise ModelPrepareError(f"the GGUF file does not say {key}")
+            raise ModelPrepareError(f"the GGUF file has no key {key}")
         value: object = field.contents()
         return value

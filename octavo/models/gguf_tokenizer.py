@@ -31,7 +31,7 @@ def write_tokenizer_files(metadata: GGUFMetadata, directory: Path) -> None:
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise ModelPrepareError(f"the tokenizer of the GGUF file is broken: {words_of(error)}") from error
+        raise ModelPrepareError(f"the GGUF file's tokenizer is invalid: {words_of(error)}") from error
     special_tokens = {
         f"{role}_token": tokens[metadata.integer(key)]
         for role, key in (
@@ -69,7 +69,7 @@ def build_tokenizer(metadata: GGUFMetadata, tokens: list[str]) -> "Tokenizer":
 
     kind = metadata.text("tokenizer.ggml.model"), metadata.text("tokenizer.ggml.pre")
     if kind != ("gpt2", "smollm"):
-        raise ModelPrepareError(f"the tokenizer of the GGUF file is {'/'.join(kind)}; only gpt2/smollm is understood")
+        raise ModelPrepareError(f"the tokenizer of the GGUF file is {'/'.join(kind)}; only gpt2/smollm is supported")
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     # Byte-level BPE writes a space as another character, so the one space parts the two halves of a merge.
     merges = [(left, right) for left, _, right in (m.partition(" ") for m in metadata.texts("tokenizer.ggml.merges"))]

@@ -134,8 +134,7 @@ def _transfer(model: HubModel, file: HubFile, blob: Path, meter: _Meter) -> None
         if target.sha256.hexdigest() != file.sha256:
             path.unlink()
             raise ModelLoadError(
-                f"{file.name} of {model.repo_id} arrived with other contents than the hub promised, and was deleted: "
-                "pull it again"
+                f"{file.name} of {model.repo_id} does not match the hub's checksum and was deleted: pull it again"
             )
         path.rename(blob)
 
@@ -148,5 +147,5 @@ def _require_space(model: HubModel, missing: list[HubFile], blobs: Path) -> None
     if free_bytes < num_bytes:
         raise ModelLoadError(
             f"{model.repo_id} needs {num_bytes / 1e6:.1f} MB more in {model.cache_directory.parent}, where "
-            f"{free_bytes / 1e6:.1f} MB are free (HF_HOME chooses another place)"
+            f"{free_bytes / 1e6:.1f} MB are free (set HF_HOME to use another disk)"
         )

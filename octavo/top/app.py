@@ -91,7 +91,7 @@ class TopApp(App[None]):
             yield RequestTable(id="requests")
             with VerticalScroll(id="pane"):
                 yield Static(id="report")
-            yield Input(placeholder="part of an id or a tenant; enter keeps it, escape drops it", id="filter")
+            yield Input(placeholder="part of an id or a tenant; enter applies, escape clears", id="filter")
             yield Static(_KEYS_TEXT, id="keys")
 
     def on_mount(self) -> None:
@@ -134,7 +134,7 @@ class TopApp(App[None]):
             since = self._trouble[:2] if self._trouble else (time.strftime("%H:%M:%S"), time.monotonic())
             self._trouble = (*since, printable(str(error)))
             if self._pane_id is not None and not self._is_pane_answered:
-                report = Text(f"no answer: {self._trouble[2]}")
+                report = Text(f"no response: {self._trouble[2]}")
         else:
             self._trouble = None
             self._picture = self._meter.add(answers)
@@ -150,7 +150,7 @@ class TopApp(App[None]):
         try:
             return Text("\n").join(report_lines(await ask_report(self._poller.source, self._pane_id)))
         except NotFoundError:
-            return Text(f"{printable(self._pane_id)} has ended, and so many after it that it is forgotten")
+            return Text(f"{printable(self._pane_id)} has finished and is no longer kept")
 
     def _ask_now(self) -> None:
         """Ask without waiting for the interval, also while paused: a key needs an answer."""
@@ -196,7 +196,7 @@ class TopApp(App[None]):
     def _title(self, picture: Picture, num_shown: int) -> Text:
         answers = picture.answers
         if self._shows_ended:
-            title = Text(f"the last {counted(len(answers.ended or ()), 'request')} that ended, the newest first")
+            title = Text(f"the last {counted(len(answers.ended or ()), 'request')} that finished, newest first")
         else:
             title = Text(f"{requests_title(len(answers.live), answers.num_live_requests)}, by {self._order.value}")
         if self._filter_text:
@@ -207,9 +207,9 @@ class TopApp(App[None]):
         if self._trouble is not None:
             at, since_s, why = self._trouble
             lasted = span_text(round(1000 * (time.monotonic() - since_s)))
-            notice = Text(f"no answer since {at} ({lasted}): {why}")
+            notice = Text(f"no response since {at} ({lasted}): {why}")
         elif self._is_paused:
-            notice = Text('paused; "p" goes on', "yellow")
+            notice = Text('paused; press "p" to resume', "yellow")
         else:
             return Text()
         notice.truncate(max(1, self.size.width - 2), overflow="ellipsis")
@@ -269,7 +269,7 @@ class TopApp(App[None]):
         self.push_screen(HelpScreen())
 
     def action_toggle_ended(self) -> None:
-        """Show the requests that have ended, or the live ones again."""
+        """Show switch between finished and live requests again."""
         self._shows_ended = not self._shows_ended
         self._draw()
         self._ask_now()

@@ -50,7 +50,7 @@ _LIVE_COLUMNS = (
     Column("QUEUED", 7, lambda row: span_text(row.queued_ms), True, min_table_width=132),
     Column("BLOCKS", 7, lambda row: count_text(row.num_blocks), True, Order.BLOCKS, min_table_width=122),
     _PREEMPTIONS,
-    Column("WHERE, OR WHY IT WAITS", 0, lambda row: row.place),
+    Column("LOCATION OR REASON FOR WAITING", 0, lambda row: row.place),
 )
 _ENDED_COLUMNS = (
     _ID,
@@ -62,7 +62,7 @@ _ENDED_COLUMNS = (
     Column("FIRST", 7, lambda row: span_text(row.first_token_ms), is_right=True, min_table_width=102),
     Column("ENDED", 11, lambda row: f"{span_text(row.ended_ago_ms)} ago", is_right=True),
     _PREEMPTIONS,
-    Column("HOW IT ENDED", 0, lambda row: row.place),
+    Column("OUTCOME", 0, lambda row: row.place),
 )
 
 

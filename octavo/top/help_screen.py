@@ -12,15 +12,15 @@ from octavo.top.overview import legend
 from octavo.top.polling import MAX_LISTED_REQUESTS, MAX_SEARCHED_REQUESTS
 
 _KEYS = (
-    ("up down", "choose a request; page up, page down, home, end"),
-    ("enter", "explain it: why it waits, its life, its blocks"),
-    ("escape", "close what is open"),
-    ("/", "only requests with a text in the id or the tenant"),
-    ("e", "the requests that have ended, or the live ones"),
-    ("a s w", "order: age, time without a token, waiting time"),
-    ("t b n", "order: tokens, blocks, tenant"),
-    ("p", "pause, or go on"),
-    ("+ -", "a longer or a shorter interval"),
+    ("up down", "select a request; page up, page down, home, end"),
+    ("enter", "explain it: why it waits, its history, its blocks"),
+    ("escape", "close the open pane"),
+    ("/", "filter by text in the id or the tenant"),
+    ("e", "switch between finished and live requests"),
+    ("a s w", "sort by age, time since last token, waiting time"),
+    ("t b n", "sort by tokens, blocks, tenant"),
+    ("p", "pause or resume"),
+    ("+ -", "longer or shorter interval"),
     ("q", "quit"),
 )
 
@@ -38,8 +38,8 @@ class HelpScreen(ModalScreen[None]):
         """Make the text."""
         lines = [Text.assemble((f"{keys:<9}", "bold"), what) for keys, what in _KEYS]
         bounds = Text(
-            f"Asked for are the {MAX_LISTED_REQUESTS} oldest live requests and the last {MAX_LISTED_REQUESTS} that "
-            f"ended; with a filter, {MAX_SEARCHED_REQUESTS:,} of each.",
+            f"Shown are the {MAX_LISTED_REQUESTS} oldest live requests and the last {MAX_LISTED_REQUESTS} that "
+            f"finished; with a filter, {MAX_SEARCHED_REQUESTS:,} of each.",
             "dim",
         )
         yield Static(Text("\n").join([*lines, Text(), Text("blocks   ").append_text(legend()), bounds]), id="help")

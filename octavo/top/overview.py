@@ -69,7 +69,7 @@ def executor_lines(rows: Sequence[ExecutorRow], width: int, max_lines: int) -> l
         rest = f"{counted(len(rows) - num_shown, 'more executor')}, {num_attached} of them attached"
         lines.append(Text(rest, "dim"))
     if not rows:
-        lines.append(Text("no executor is known: the scheduler's --executor names none that there is", "yellow"))
+        lines.append(Text("no executor found: no address in the scheduler's --executor responds", "yellow"))
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines
@@ -98,7 +98,7 @@ def _identity_line(picture: Picture, address: str, width: int) -> Text:
     attached = [e for e in state.executors if e.status == admin_pb2.EXECUTOR_STATUS_ATTACHED]
     models = [printable(model_id) for model_id in picture.model_ids or attached_models(picture.answers)]
     if state.is_draining:
-        readiness = ("draining, takes no new requests", "yellow")
+        readiness = ("draining, accepts no new requests", "yellow")
     elif attached:
         readiness = ("ready", "#87af5f")
     else:
@@ -142,7 +142,7 @@ def _tokens_line(picture: Picture, width: int) -> Text:
 
 def _request_counts(state: pb.GetSchedulerStateResponse, *, is_wide: bool) -> list[str]:
     limit = f" of {'at most ' if is_wide else ''}{count_text(state.max_waiting_requests)}"
-    parked = f" ({count_text(state.num_parked_requests)} parked)" if state.num_parked_requests else ""
+    parked = f" ({count_text(state.num_parked_requests)} quarantined)" if state.num_parked_requests else ""
     return [
         f"{count_text(state.num_waiting_requests)}{limit if state.max_waiting_requests else ''} waiting{parked}",
         f"{count_text(state.num_running_requests)} running",
@@ -163,7 +163,7 @@ def _labelled(label: str, *parts: str) -> Text:
 def _executor_head(width: int, address_width: int, status_width: int) -> Text:
     status = f" {'STATUS':<{status_width}}" if status_width else ""
     running = f" {'RUN':>4}" if status_width else ""
-    link = f" {'TRIP':>7} {'VOID':>5}" if width >= _WIDEST else ""
+    link = f" {'RTT':>7} {'WASTE':>5}" if width >= _WIDEST else ""
     return Text(
         f"{'EXECUTOR':<{address_width}}{status}{running} {'SLOTS':>9} {'SWAP':>4} {'STEPS':>11}{link} {'TOK/S':>6}"
         f" {'LOST':>4}  BLOCKS",

@@ -109,7 +109,7 @@ async def resolve_id(source: AdminSource, text: str, tenant: str | None = None) 
     if begins:
         raise UnknownRequestError(f"{len(begins):,} requests have an id that begins with {text!r}: {_named(begins)}")
     near = _near(text, ids)
-    hint = f"; did you mean {_named(near)}?" if near else '; "octavo top" lists those that there are'
+    hint = f"; did you mean {_named(near)}?" if near else '; "octavo top" lists the requests'
     raise UnknownRequestError(f"{printable(unknown)}{hint}")
 
 

@@ -74,13 +74,13 @@ def event_lines(events: Sequence[admin_pb2.RequestEvent], num_known: int = 0) ->
 
 def _fit_lines(fits: Sequence[admin_pb2.ExecutorFit]) -> list[Text]:
     """Return what it takes of each executor, what is there, and what is in the way."""
-    cells = [("executor", "blocks", "slots", "in the way")]
+    cells = [("executor", "blocks", "slots", "blocked by")]
     cells += [
         (
             printable(fit.executor),
             f"needs {fit.num_needed_blocks:,}, has {fit.num_free_blocks:,}",
             f"needs {fit.num_needed_slots:,}, has {fit.num_free_slots:,}",
-            printable(fit.obstacle) or "nothing: it fits",
+            printable(fit.obstacle) or "none: it fits",
         )
         for fit in fits
     ]
@@ -110,7 +110,7 @@ def _number_lines(report: Report) -> list[Text]:
     request = report.request
     tokens = [f"{request.num_prompt_tokens:,} prompt", f"{request.num_output_tokens:,} output"]
     if request.num_cached_tokens:
-        tokens.append(f"{request.num_cached_tokens:,} of the prompt were found in the prefix cache")
+        tokens.append(f"{request.num_cached_tokens:,} of the prompt came from the prefix cache")
     times = [f"took {span_text(request.age_ms)}" if report.has_ended else f"{span_text(request.age_ms)} old"]
     if request.HasField("queue_ms"):
         times.append(f"queued for {span_text(request.queue_ms)}")
@@ -145,7 +145,7 @@ def _block_texts(report: Report) -> list[str]:
     if report.device_blocks:
         texts.append(f"{len(report.device_blocks):,} on the device")
     if report.host_blocks:
-        texts.append(f"{len(report.host_blocks):,} in the host pool")
+        texts.append(f"{len(report.host_blocks):,} in the host cache")
     if report.sharing is not None and report.sharing.num_shared_blocks:
         texts.append(f"{report.sharing.num_shared_blocks:,} shared with {_sharers(report.sharing)}")
     return texts

@@ -71,4 +71,4 @@ class RequestTable(DataTable[Text]):
 def _style(column: Column, row: RequestRow) -> str:
     if column.title == "STATUS":
         return STATUS_STYLES.get(row.status, "")
-    return "red" if row.has_failed and column.title == "HOW IT ENDED" else ""
+    return "red" if row.has_failed and column.title == "OUTCOME" else ""

@@ -144,7 +144,7 @@ class Order(Enum):
     """What live requests are ordered by; each value is what is said of it."""
 
     AGE = "age"
-    SILENCE = "time without a token"
+    SILENCE = "time since last token"
     WAIT = "waiting time"
     TOKENS = "tokens"
     BLOCKS = "blocks"
@@ -278,9 +278,9 @@ def _place(request: admin_pb2.RequestState, reasons: Mapping[str, str]) -> str:
         case admin_pb2.REQUEST_STATUS_WAITING:
             return reasons.get(request.request_id, "far back in the queue")
         case admin_pb2.REQUEST_STATUS_PARKED:
-            return reasons.get(request.request_id, "suspected to break executors; others go first")
+            return reasons.get(request.request_id, "quarantined: it may crash executors; others go first")
         case admin_pb2.REQUEST_STATUS_SWAPPED:
-            return f"in the host pool of {request.executor}"
+            return f"in the host cache of {request.executor}"
         case admin_pb2.REQUEST_STATUS_PREEMPTED:
-            return f"tokens are on their way from {request.executor}"
+            return f"tokens in flight from {request.executor}"
     return f"on {request.executor}"

@@ -17,7 +17,7 @@ def size_trouble(num_columns: int, num_lines: int) -> str | None:
         return None
     return (
         f"octavo top needs a terminal of {MIN_COLUMNS} columns and {MIN_LINES} lines; this one has {num_columns} and "
-        f'{num_lines}: make it larger, or print a picture with "octavo top --once"'
+        f'{num_lines}: enlarge it, or print a snapshot with "octavo top --once"'
     )
 
 

@@ -7,7 +7,8 @@ import re
 _SCHEME = re.compile(r"^(dns:(///?)?|ipv4:|ipv6:)")
 
 _LACKS_TLS_AND_IDENTITY = (
-    "speaks no TLS and does not ask who calls: anybody who reaches it may use it, and anybody on the way can read along"
+    "uses neither TLS nor authentication: anyone who can reach it can use it, and anyone on the network path can read "
+    "the traffic"
 )
 
 
@@ -67,4 +68,4 @@ def exposure_warning(
 
 def local_address_advice(flag: str) -> str:
     """Return how to let nobody else reach a port, as the end of the sentence "set ..."."""
-    return f"{flag} to an address of this machine only, such as 127.0.0.1"
+    return f"{flag} to a loopback address, such as 127.0.0.1"

@@ -309,7 +309,7 @@ def event_from_proto(response: generation_service_pb2.GenerateResponse) -> Event
         case "finished":
             return finished_from_proto(response.finished)
         case _:
-            raise InternalError("the scheduler sent an event that this client does not know; update the client")
+            raise InternalError("the scheduler sent an event that this client does not know; upgrade the client")
 
 
 def accepted_from_proto(accepted: generation_service_pb2.Accepted) -> Accepted:

@@ -51,7 +51,7 @@ def generate_request(
     for field, value in fields.items():
         try:
             if isinstance(value, bool):
-                raise TypeError("it is neither a number nor a text")
+                raise TypeError("it is neither a number nor a string")
             setattr(request, field, value)
         except (TypeError, ValueError) as error:
             kind = _KINDS_OF_FIELDS.get(field, "a string")
@@ -80,7 +80,7 @@ def set_prompt(request: generation_service_pb2.GenerateRequest, prompt: object, 
         request.messages.messages.extend(_to_message(item, f"{name}[{place}]") for place, item in enumerate(items))
     elif items and (isinstance(items[0], str) or _to_list(items[0]) is not None):
         what = "texts" if isinstance(items[0], str) else "lists"
-        raise _refusal(f"{name} is a list of {what}; it is the place of one prompt: {_KINDS}", name)
+        raise _refusal(f"{name} is a list of {what}; it takes one prompt: {_KINDS}", name)
     else:
         request.token_ids.ids.extend(_to_token_ids(items, name))
         request.token_ids.SetInParent()  # an empty list is a prompt too, for the scheduler to refuse
@@ -280,7 +280,10 @@ def _shown(value: object) -> str:
 
 def _no_unicode(error: UnicodeEncodeError) -> str:
     code = ord(error.object[error.start])
-    return f" has half of a character, U+{code:04X} at {error.start}, which is no Unicode text; was a file read right?"
+    return (
+        f" has the lone surrogate U+{code:04X} at {error.start}, which is not valid Unicode; check how the text was "
+        "decoded"
+    )
 
 
 def _refusal(sentence: str, name: str) -> InvalidRequestError:

@@ -11,34 +11,34 @@ class SamplingNumbers:
     """The fields of `SamplingParams` that are numbers. None is "absent".
 
     Attributes:
-        temperature: Higher is more random; 0: always the likeliest token (greedy). Range 0 to 100. Absent:
-            the model's, else 1.
-        top_k: Keep only this many of the most likely tokens; 0: all. Absent: the model's, else 0.
-        top_p: Keep the likeliest tokens whose probabilities add up to this. Range above 0 to 1. Absent: the
-            model's, else 1.
-        min_p: Drop tokens less likely than this share of the most likely one. Range 0 to 1. Absent: the
+        temperature: Higher values are more random; 0: greedy decoding. Range 0 to 100. Absent: the model's,
+            else 1.
+        top_k: Sample from this many of the most likely tokens; 0: all. Absent: the model's, else 0.
+        top_p: Nucleus sampling: keep the most likely tokens whose probabilities add up to this. Range above 0
+            to 1. Absent: the model's, else 1.
+        min_p: Drop tokens less likely than this fraction of the most likely one. Range 0 to 1. Absent: the
             model's, else 0.
-        typical_p: Keep the most typical tokens whose probabilities add up to this. Range above 0 to 1.
-            Absent: the model's, else 1.
-        repetition_penalty: Above 1: tokens of the prompt and the output become less likely. Range above 0 to
-            100. Absent: the model's, else 1.
-        presence_penalty: Subtract this from the logits of tokens that are in the output. Range -100 to 100.
+        typical_p: Typical sampling: keep the most typical tokens whose probabilities add up to this. Range
+            above 0 to 1. Absent: the model's, else 1.
+        repetition_penalty: Above 1: makes tokens that are in the prompt or the output less likely. Range
+            above 0 to 100. Absent: the model's, else 1.
+        presence_penalty: Subtract this from the logit of each token that is in the output. Range -100 to 100.
             Absent: 0.
-        frequency_penalty: Subtract this from a token's logit for each time it is in the output. Range -100 to
-            100. Absent: 0.
-        min_tokens: Fewest tokens of an output; it does not end before. Absent: 0.
-        max_tokens: Most tokens of an output. Range 1 and up. Absent: as many as the model's length allows.
-        seed: Equal seeds give equal outputs, whatever else runs. Absent: the scheduler chooses one.
+        frequency_penalty: Subtract this from a token's logit for each time it occurs in the output. Range
+            -100 to 100. Absent: 0.
+        min_tokens: Minimum number of output tokens. Absent: 0.
+        max_tokens: Maximum number of output tokens. Range 1 and up. Absent: as many as fit.
+        seed: Equal seeds give equal outputs, whatever else is running. Absent: chosen by the scheduler.
         n: Number of outputs. Range 1 and up. Absent: 1.
-        best_of: Make this many outputs, and return the n likeliest, best first. Absent: n.
-        beam_width: Search with this many beams for the n best outputs, instead of sampling. Absent: no beam
-            search.
-        length_penalty: Beams only: above 0 favours long outputs, below 0 short ones. Range -10 to 10. Absent:
-            1.
-        logprobs: Return log-probabilities: of each token, and of this many of the likeliest ones in its
-            place. Range 0 to 20. Absent: none.
-        prompt_logprobs: Return log-probabilities of the prompt, as logprobs does of the output. Range 0 to
-            20. Absent: none.
+        best_of: Generate this many outputs and return the n most likely, best first. Absent: n.
+        beam_width: Beam search with this many beams for the n best outputs, instead of sampling. Absent: no
+            beam search.
+        length_penalty: Beam search only: above 0 favours long outputs, below 0 short ones. Range -10 to 10.
+            Absent: 1.
+        logprobs: Return log-probabilities: of each token, and of this many of the most likely alternatives.
+            Range 0 to 20. Absent: none.
+        prompt_logprobs: Return log-probabilities of the prompt tokens, as logprobs does for the output. Range
+            0 to 20. Absent: none.
     """
 
     temperature: float | None = None

@@ -132,7 +132,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="temperature",
         kind=Kind.FLOAT,
-        doc="Higher is more random; 0: always the likeliest token (greedy).",
+        doc="Higher values are more random; 0: greedy decoding.",
         default=1,
         neutral=0,
         high=100,
@@ -143,7 +143,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="top_k",
         kind=Kind.COUNT,
-        doc="Keep only this many of the most likely tokens; 0: all.",
+        doc="Sample from this many of the most likely tokens; 0: all.",
         high=INT32_MAX,
         wire_number=2,
         stage=Stage.FILTER,
@@ -152,7 +152,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="top_p",
         kind=Kind.FLOAT,
-        doc="Keep the likeliest tokens whose probabilities add up to this.",
+        doc="Nucleus sampling: keep the most likely tokens whose probabilities add up to this.",
         default=1,
         is_low_excluded=True,
         high=1,
@@ -163,7 +163,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="min_p",
         kind=Kind.FLOAT,
-        doc="Drop tokens less likely than this share of the most likely one.",
+        doc="Drop tokens less likely than this fraction of the most likely one.",
         high=1,
         wire_number=4,
         stage=Stage.FILTER,
@@ -172,7 +172,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="typical_p",
         kind=Kind.FLOAT,
-        doc="Keep the most typical tokens whose probabilities add up to this.",
+        doc="Typical sampling: keep the most typical tokens whose probabilities add up to this.",
         default=1,
         is_low_excluded=True,
         high=1,
@@ -183,7 +183,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="repetition_penalty",
         kind=Kind.FLOAT,
-        doc="Above 1: tokens of the prompt and the output become less likely.",
+        doc="Above 1: makes tokens that are in the prompt or the output less likely.",
         default=1,
         is_low_excluded=True,
         high=100,
@@ -195,7 +195,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="presence_penalty",
         kind=Kind.FLOAT,
-        doc="Subtract this from the logits of tokens that are in the output.",
+        doc="Subtract this from the logit of each token that is in the output.",
         low=-100,
         high=100,
         wire_number=11,
@@ -204,7 +204,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="frequency_penalty",
         kind=Kind.FLOAT,
-        doc="Subtract this from a token's logit for each time it is in the output.",
+        doc="Subtract this from a token's logit for each time it occurs in the output.",
         low=-100,
         high=100,
         wire_number=12,
@@ -213,7 +213,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="min_tokens",
         kind=Kind.COUNT,
-        doc="Fewest tokens of an output; it does not end before.",
+        doc="Minimum number of output tokens.",
         high=INT32_MAX,
         wire_number=13,
         wire_doc="Output tokens before which none of TokenRules.stop_token_ids is sampled.",
@@ -221,17 +221,17 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="max_tokens",
         kind=Kind.COUNT,
-        doc="Most tokens of an output.",
+        doc="Maximum number of output tokens.",
         default=None,
-        absent="as many as the model's length allows",
+        absent="as many as fit",
         low=1,
     ),
     SamplingParameter(
         name="seed",
         kind=Kind.SEED,
-        doc="Equal seeds give equal outputs, whatever else runs.",
+        doc="Equal seeds give equal outputs, whatever else is running.",
         default=None,
-        absent="the scheduler chooses one",
+        absent="chosen by the scheduler",
         neutral=0,
         high=UINT64_MAX,
         wire_number=5,
@@ -243,20 +243,20 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="best_of",
         kind=Kind.COUNT,
-        doc="Make this many outputs, and return the n likeliest, best first.",
+        doc="Generate this many outputs and return the n most likely, best first.",
         default=None,
         absent="n",
     ),
     SamplingParameter(
         name="beam_width",
         kind=Kind.COUNT,
-        doc="Search with this many beams for the n best outputs, instead of sampling.",
+        doc="Beam search with this many beams for the n best outputs, instead of sampling.",
         absent="no beam search",
     ),
     SamplingParameter(
         name="length_penalty",
         kind=Kind.FLOAT,
-        doc="Beams only: above 0 favours long outputs, below 0 short ones.",
+        doc="Beam search only: above 0 favours long outputs, below 0 short ones.",
         default=1,
         low=-10,
         high=10,
@@ -264,7 +264,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="logprobs",
         kind=Kind.COUNT,
-        doc="Return log-probabilities: of each token, and of this many of the likeliest ones in its place.",
+        doc="Return log-probabilities: of each token, and of this many of the most likely alternatives.",
         default=None,
         absent="none",
         high=MAX_ALTERNATIVES,
@@ -272,7 +272,7 @@ SAMPLING_PARAMETERS = (
     SamplingParameter(
         name="prompt_logprobs",
         kind=Kind.COUNT,
-        doc="Return log-probabilities of the prompt, as logprobs does of the output.",
+        doc="Return log-probabilities of the prompt tokens, as logprobs does for the output.",
         default=None,
         absent="none",
         high=MAX_ALTERNATIVES,

@@ -32,7 +32,7 @@ _FLOAT_MAX = (2 - 2**-23) * 2.0**127
 _WIRE_RANGES = {
     FieldDescriptor.TYPE_BOOL: "it must be true or false",
     FieldDescriptor.TYPE_ENUM: "it must be True, False or 'never'",  # only early_stopping has this type
-    FieldDescriptor.TYPE_INT32: "it must hold whole numbers from 0 to 2^31-1",  # only token ids have this type
+    FieldDescriptor.TYPE_INT32: "it must contain whole numbers from 0 to 2^31-1",  # only token ids have this type
     FieldDescriptor.TYPE_STRING: "it must be a string or a list of strings",
 }
 
@@ -77,13 +77,13 @@ class SamplingParams(SamplingNumbers):
         stop: The output ends before the first of these strings; one string stands for a list of it.
         stop_token_ids: The output ends at the first of these tokens, which stays in `token_ids`.
         ignore_eos: Go on after the model's end-of-sequence tokens.
-        include_stop_str_in_output: Leave the stop string in the text.
+        include_stop_str_in_output: Include the stop string in the text.
         skip_special_tokens: Whether special tokens stay out of the text. Absent: true.
         logit_bias: Added to the logits of single tokens, by token id.
         grammar: What the output must look like.
         early_stopping: Beams only: True ends the search with the first `beam_width` hypotheses,
             "never" when no beam can become better than they are. Absent: False, in between.
-        banned_words: Strings that the output never holds.
+        banned_words: Strings that never appear in the output.
         banned_token_ids: Tokens that never come.
         allowed_token_ids: The only tokens that may come; empty: all.
     """
@@ -173,7 +173,7 @@ def one_for_each(
         return [sampling_params] * num_prompts
     if len(sampling_params) != num_prompts:
         counts = f"the list sampling_params has {len(sampling_params)} for {num_prompts} {name}"
-        raise InvalidRequestError(f"{counts}; give one, or one for each", field="sampling_params")
+        raise InvalidRequestError(f"{counts}; give one for all, or one for each", field="sampling_params")
     return sampling_params
 
 
@@ -207,7 +207,7 @@ def _set_field(proto: generation_pb2.SamplingParams, name: str, value: Any) -> N
 def _number(name: str, value: Any) -> Any:
     """Return a number as it travels. Raises ValueError: its type cannot hold it."""
     if isinstance(value, bool):
-        raise ValueError("it is no number")
+        raise ValueError("it is not a number")
     if name == "max_tokens" and value > UINT32_MAX:  # the scheduler cuts it to what fits
         return UINT32_MAX
     if not BY_NAME[name].is_whole and not abs(value) <= _FLOAT_MAX and abs(value) < math.inf:
@@ -232,7 +232,7 @@ def _early_stopping_to_proto(value: object) -> generation_pb2.EarlyStopping.Valu
             return generation_pb2.EARLY_STOPPING_FALSE
         case "never":
             return generation_pb2.EARLY_STOPPING_NEVER
-    raise ValueError("there is no such way to end a beam search")
+    raise ValueError("unknown value")
 
 
 def _grammar_to_proto(grammar: Grammar) -> generation_pb2.Grammar:

@@ -22,8 +22,8 @@ from scheduler_svc.request.life import EndedRequest
 MAX_EXECUTORS_IN_TEXT = 3
 MAX_JUDGED_AHEAD = 200
 
-FITS = "fits, and waits for the token budget of a step"
-FITS_BEHIND = "fits, once those ahead are gone"
+FITS = "fits, and waits for token budget in a step"
+FITS_BEHIND = "will fit once the requests ahead of it are admitted"
 
 
 def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainRequestResponse:
@@ -36,19 +36,19 @@ def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainReq
     elif core is None and group in engine.queue:
         _explain_waiting(engine, request, now_s, explained)
     elif core is None:
-        explained.explanation = "ends in a moment"
+        explained.explanation = "is about to finish"
     elif location.status == admin_pb2.REQUEST_STATUS_SWAPPED:
         _explain_swapped(core, group, explained)
     elif location.status == admin_pb2.REQUEST_STATUS_PREEMPTED:
         explained.explanation = (
-            f"preempted on {location.executor}: {tokens_in_flight_text(group)}; then it waits in the queue"
+            f"preempted on {location.executor}: {tokens_in_flight_text(group)}; then it goes back to the queue"
         )
     else:
         explained.explanation = running_text(request, location)
         if group.placed is not None and len(engine.fleet.cores) > 1:
             explained.explanation += f"; {placed_text(group.placed)}"
     if core is not None and core.is_draining:
-        explained.explanation += f"; {DRAINING}: another one takes it when it has room"
+        explained.explanation += f"; {DRAINING}: it moves to another executor once one has capacity"
     if location.core is not None and (trouble := _troubles(engine, now_s).get(location.core)):
         explained.explanation += f"; on its executor {trouble}"
     return explained
@@ -72,7 +72,7 @@ def queued_requests(engine: Engine, now_s: float) -> Iterator[admin_pb2.QueuedRe
     first_in_line: SequenceGroup | None = None
     for num_ahead, group in enumerate(engine.queue.in_order()):
         if first_in_line is not None:
-            reason = f"in line behind {first_in_line.request_id!r}"
+            reason = f"queued behind {first_in_line.request_id!r}"
         else:
             obstacles = engine.fleet.obstacles(group, now_s)
             reason = "; ".join(obstacle_texts(_fits(engine, group, obstacles, now_s), FITS)) or no_executor_text(engine)
@@ -106,9 +106,11 @@ def _explain_waiting(engine: Engine, request: LiveRequest, now_s: float, explain
     explained.num_requests_ahead = num_ahead
     explained.executors.extend(fits)
     reasons = obstacle_texts(fits, FITS_BEHIND if num_ahead else FITS) or [no_executor_text(engine)]
-    waits = "waits to run again" if group.has_run else "waits"
+    waits = "waits to resume" if group.has_run else "waits"
     if (left_s := engine.orphans.left_s(request, now_s)) is not None:
-        reasons.append(f"it ends in {left_s:.0f} s unless an executor comes that can hold it (--orphan-timeout-s)")
+        reasons.append(
+            f"it fails in {left_s:.0f} s unless an executor that can hold it is attached (--orphan-timeout-s)"
+        )
     ahead = ahead_text(num_ahead, _overtaking_texts(engine, group, num_ahead))
     explained.explanation = f"{waits}: {'; '.join([ahead, *reasons])}"
 
@@ -157,12 +159,12 @@ def _overtaking_texts(engine: Engine, group: SequenceGroup, num_ahead: int) -> l
     newcomers = [other for other in later if not (other.has_run and other.tenant == group.tenant)]
     num_urgent = sum(other.priority < group.priority for other in newcomers) if engine.settings.has_priorities else 0
     reasons = [
-        (len(later) - len(newcomers), "ran before and comes back first", "ran before and come back first"),
-        (num_urgent, *(f"{has} a more urgent priority than {group.priority}" for has in ("has", "have"))),
+        (len(later) - len(newcomers), "ran before and resumes first", "ran before and resume first"),
+        (num_urgent, *(f"{has} a higher priority than {group.priority}" for has in ("has", "have"))),
         (
             len(newcomers) - num_urgent,
-            "belongs to a tenant that has had fewer tokens for its weight",
-            "belong to tenants that have had fewer tokens for their weight",
+            "belongs to a tenant with less service so far, relative to its weight",
+            "belong to tenants with less service so far, relative to their weights",
         ),
     ]
     return [f"{number} came later and {one if number == 1 else several}" for number, one, several in reasons if number]
@@ -200,7 +202,7 @@ def _swap_in_fit(core: ExecutorCore, group: SequenceGroup, executor: str) -> adm
 def ahead_text(num_ahead: int, overtaking: Sequence[str] = ()) -> str:
     """Say how many requests are ahead, and what put those there that came later."""
     if not num_ahead:
-        return "next in line"
+        return "next in the queue"
     number = f"{counted(num_ahead, 'request')} ahead"
     return f"{number} ({'; '.join(overtaking)})" if overtaking else number
 
@@ -222,14 +224,14 @@ def tokens_in_flight_text(group: SequenceGroup) -> str:
     """Say what a preempted group waits for."""
     num_in_flight = sum(sequence.num_inflight_tokens for sequence in group.live_sequences)
     verb = "is" if num_in_flight == 1 else "are"
-    return f"{counted(num_in_flight, 'token')} {verb} still on the way"
+    return f"{counted(num_in_flight, 'token')} {verb} still in flight"
 
 
 def parked_text(request: LiveRequest, suspect: LiveRequest | None) -> str:
     """Say that a request is suspected, and whom it waits for."""
     lost = counted(request.num_losses, "time")
-    other = f"{suspect.request_id!r}, suspected too, is" if suspect is not None else "others are"
-    return f"parked: it is suspected to have broken an executor {lost}; {other} computed first"
+    other = f"{suspect.request_id!r}, also quarantined, is" if suspect is not None else "others are"
+    return f"quarantined: it may have crashed an executor {lost}; {other} run alone first"
 
 
 def placed_text(placed: Placed) -> str:
@@ -237,7 +239,8 @@ def placed_text(placed: Placed) -> str:
     own, cached = counted(placed.num_tokens, "token"), counted(placed.num_cached_tokens, "token")
     beside = counted(placed.num_rows, "sequence")
     text = (
-        f"placed there at the least cost, {placed.cost} tokens: {own} to compute with {cached} cached, beside {beside}"
+        f"placed there at the lowest cost, {placed.cost} tokens: {own} to compute, {cached} cached, {beside} already "
+        "there"
     )
     return f"{text}; on {placed.other} it would cost {placed.other_cost}" if placed.other else text
 
@@ -251,7 +254,7 @@ def running_text(request: LiveRequest, location: RequestLocation) -> str:
         num_computed, num_known = (
             int(column[slots].sum()) for column in (core.batch.num_computed_tokens, core.batch.num_known_tokens)
         )
-        return f"runs on {location.executor}: {num_computed} of {num_known} tokens are computed"
+        return f"runs on {location.executor}: {num_computed} of {num_known} tokens computed"
     made = counted(num_output_tokens(request), "output token")
     if group.beam_search is not None:
         kind = f"a beam search of width {group.beam_search.beam_width}, {made} in its live beams"

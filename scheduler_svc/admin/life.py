@@ -82,15 +82,15 @@ def _life_event_state(event: LifeEvent, arrival_s: float) -> admin_pb2.RequestEv
 
 def _life_event_text(event: LifeEvent) -> str:
     num_tokens, num_computed = counted(event.num_tokens, "token"), event.num_computed_tokens
-    since = f", since {event.cause}" if event.cause else ""
+    since = f", because {event.cause}" if event.cause else ""
     texts = {
-        EventKind.ADMITTED: f"admitted; of {num_tokens}, {num_computed} were in the prefix cache",
-        EventKind.PREEMPTED: f"preempted{since}; {num_tokens} will be computed again",
-        EventKind.DROPPED: f"gave up its place in the host pool{since}; {num_tokens} will be computed again",
-        EventKind.SWAPPED_OUT: f"preempted; the blocks of {num_tokens} go to the host pool",
-        EventKind.SWAPPED_IN: f"came back from the host pool; {num_computed} of {num_tokens} were there",
+        EventKind.ADMITTED: f"admitted; of {num_tokens}, {num_computed} came from the prefix cache",
+        EventKind.PREEMPTED: f"preempted{since}; {num_tokens} will be recomputed",
+        EventKind.DROPPED: f"dropped from the host cache{since}; {num_tokens} will be recomputed",
+        EventKind.SWAPPED_OUT: f"preempted; the blocks of {num_tokens} move to the host cache",
+        EventKind.SWAPPED_IN: f"swapped in from the host cache; {num_computed} of {num_tokens} were there",
         EventKind.EXECUTOR_LOST: f"the executor was lost: {event.cause}",
-        EventKind.PARKED: "parked: it may have broken an executor",
+        EventKind.PARKED: "quarantined: it may have crashed an executor",
     }
     return texts[event.kind]
 

@@ -201,7 +201,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         if not tenants:
             raise UnknownNameError(
                 f"no live request has request_id {request_id!r}, and none of the last {NUM_KEPT_REQUESTS:,} that "
-                "ended; requests that were refused are not kept"
+                "ended; rejected requests are not kept"
             )
         return live[0] if live else ended[0]
 
@@ -216,7 +216,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         if logged is None:
             first, last = step_log.kept_ids
             if not last:
-                raise UnknownNameError("no step is kept: the executor has had none since it was attached")
+                raise UnknownNameError("no steps are kept: the executor has run none since it was attached")
             raise UnknownNameError(f"step {request.step_id} is not kept; steps {first} to {last} are")
         return pb.GetStepResponse(step=step_state(logged))
 
@@ -269,10 +269,12 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             raise UnknownNameError(no_executor_text(self._engine))
         if address:
             if address not in drivers:
-                raise UnknownNameError(f"no executor has the address {address!r}; there are: {', '.join(drivers)}")
+                raise UnknownNameError(
+                    f"no executor has the address {address!r}; the executors are {', '.join(drivers)}"
+                )
             return drivers[address]
         if len(drivers) > 1:
-            raise CallerError(f"there are {len(drivers)} executors; name one of them: {', '.join(drivers)}")
+            raise CallerError(f"there are {len(drivers)} executors; give one of {', '.join(drivers)}")
         return next(iter(drivers.values()))
 
 

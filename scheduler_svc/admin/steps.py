@@ -76,7 +76,7 @@ def step_text(logged: LoggedStep) -> str:
     num_chunk_tokens = int(layout.lengths[layout.num_decodes :].sum())
     num_admitted_tokens = sum(len(admission.token_ids) for admission in delta.admissions)
     num_ready_tokens = sum(admission.num_computed_tokens for admission in delta.admissions)
-    how_ready = f" with {num_ready_tokens} of {num_admitted_tokens} tokens computed before"
+    how_ready = f" with {num_ready_tokens} of {num_admitted_tokens} tokens already computed"
     parts = [
         (len(step.blocks_to_swap_out), "block", " swapped out"),
         (len(step.blocks_to_swap_in), "block", " swapped in"),

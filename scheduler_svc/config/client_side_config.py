@@ -1,4 +1,4 @@
-"""The settings of what clients meet, which a scheduler has, and a front of its own beside its way to the core."""
+"""The settings of what clients meet, which a scheduler has, and a standalone front beside its way to the core."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,59 +26,73 @@ class ClientSideConfig(ServiceConfig):
 
     removed: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "vllm_engine": "clients of OpenAI's API use the port of --openai-listen",
-            "gateway_tenant": "the token of a client says its tenant, see --tokens-file",
+            "vllm_engine": "OpenAI clients use the port of --openai-listen",
+            "gateway_tenant": "a client's token determines its tenant, see --tokens-file",
         }
     )
 
     listen: str = Field(
         "127.0.0.1:50051",
         pattern=ADDRESS_PATTERN,
-        description="Address for clients, host:port. Port 0 takes a free one. To serve other machines, set "
-        "--tls-cert and --tokens-file too.",
+        description=(
+            "Listen address for clients, host:port. Port 0 picks a free port. To serve other machines, also set "
+            "--tls-cert and --tokens-file."
+        ),
     )
     max_request_bytes: int = Field(
         4 * 2**20,
         ge=2**10,
         lt=2**31,
-        description="Largest request of a client, in bytes. gRPC refuses a larger one with RESOURCE_EXHAUSTED.",
+        description="Maximum size of a client's request, in bytes. gRPC rejects larger ones with RESOURCE_EXHAUSTED.",
     )
     tokens_file: Path | None = Field(
         None,
-        description="File with the tokens of clients, one TENANT TOKEN a line; tenant * may act for any tenant and "
-        "use AdminService. It is read again when it changes. By default no token is needed.",
+        description=(
+            "File with the clients' bearer tokens, one TENANT TOKEN per line; tenant * may act for any tenant and use "
+            "AdminService. The file is reloaded when it changes. By default no token is required."
+        ),
     )
     trusted_clients: tuple[CertificateName, ...] = Field(
         (),
-        description="Names in client certificates, separated by commas. These clients need no token and may act for "
-        "any tenant. Needs --tls-client-ca.",
+        description=(
+            "Comma-separated names in client certificates. These clients need no token and may act for any tenant. "
+            "Requires --tls-client-ca."
+        ),
     )
     tokenizer: Path | None = Field(
-        None, description="Directory with tokenizer.json. By default the executor sends the model's own."
+        None, description="Directory with tokenizer.json. By default the executor sends the model's tokenizer."
     )
     escape_special_tokens: bool = Field(
         False,
-        description="Make ordinary text of special tokens such as <eos> in the conversations of requests, so that "
-        "nobody can imitate a turn with them. By default they become special tokens, as in vLLM and transformers.",
+        description=(
+            "Treat special tokens such as <eos> in the text of chat messages as ordinary text, so that a message "
+            "cannot imitate another turn. By default they are parsed as special tokens, as in vLLM and transformers."
+        ),
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
-        description="Defaults of sampling parameters. auto: those in the model's generation_config.json, if it has "
-        "one. none: always those of the API.",
+        description=(
+            "Where default sampling parameters come from. auto: the model's generation_config.json, if it has one. "
+            "none: the API's own defaults."
+        ),
     )
     max_beam_width: int = Field(
-        16, ge=2, description="Widest beam search that a request may ask for. A search of width w takes w slots."
+        16, ge=2, description="Maximum beam width of a request. A search of width w uses w slots."
     )
     openai_listen: str | None = Field(
         None,
         pattern=ADDRESS_PATTERN,
-        description="Address for OpenAI's API over HTTP, host:port, with TLS and tokens as at --listen. Port 0 takes a "
-        "free one. By default, and with the word off, it is not served.",
+        description=(
+            "Listen address of the OpenAI-compatible HTTP API, host:port, with TLS and tokens as at --listen. Port 0 "
+            "picks a free port. Off by default."
+        ),
     )
     openai_unknown_fields: Literal["refuse", "ignore"] = Field(
         "refuse",
-        description="What becomes of a field that OpenAI's API here does not know. refuse: the request is refused, and "
-        "the field is named. ignore: the header x-octavo-ignored-fields of the answer names it.",
+        description=(
+            "How the OpenAI-compatible API handles unknown fields. refuse: the request is rejected, and the error "
+            "names the field. ignore: the field is ignored and listed in the response header x-octavo-ignored-fields."
+        ),
     )
     tool_call_parser: Literal[
         "auto",
@@ -101,13 +115,17 @@ class ClientSideConfig(ServiceConfig):
         "json",
     ] = Field(
         "auto",
-        description="How the model writes tool calls, for OpenAI's API. auto: as its chat template shows. none: "
-        "requests with tools are refused. The others are families of models.",
+        description=(
+            "Tool-call format of the model, for the OpenAI-compatible API. auto: detected from its chat template. "
+            "none: requests with tools are rejected. The others are model families."
+        ),
     )
     reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3", "mistral", "seed_oss"] = Field(
         "auto",
-        description="How the model marks its reasoning, for OpenAI's API. auto: as its chat template shows. none: "
-        "reasoning is part of the answer. The others are families of models.",
+        description=(
+            "Reasoning format of the model, for the OpenAI-compatible API. auto: detected from its chat template. "
+            "none: reasoning stays in the answer. The others are model families."
+        ),
     )
 
     @field_validator("openai_listen", mode="before")
@@ -118,7 +136,7 @@ class ClientSideConfig(ServiceConfig):
     @model_validator(mode="after")
     def _check_trusted_clients(self) -> Self:
         if self.trusted_clients and self.tls_client_ca is None:
-            raise ValueError("--trusted-clients needs --tls-client-ca: without it no client proves its name")
+            raise ValueError("--trusted-clients requires --tls-client-ca: without it clients present no certificate")
         return self
 
 
@@ -130,39 +148,46 @@ class FrontConfig(ClientSideConfig):
 
     core: str = Field(
         pattern=ADDRESS_PATTERN,
-        description="Address of the scheduler for fronts, host:port: its --core-listen.",
+        description="Address of the scheduler's --core-listen, host:port.",
     )
     core_tls_ca: Path | None = Field(
         None,
-        description="PEM file with the authorities that signed the certificate of --core. It turns on TLS to the "
-        "scheduler, and is read at each connection.",
+        description=(
+            "PEM file with the certificate authorities of --core. Enables TLS to the scheduler. Read at each "
+            "connection."
+        ),
     )
     core_tls_cert: Path | None = Field(
         None,
-        description="PEM file with the certificate that the front shows to --core. It is read at each connection.",
+        description="PEM file with the certificate that the front presents to --core. Read at each connection.",
     )
     core_tls_key: Path | None = Field(
-        None, description="PEM file with the private key of --core-tls-cert. It is read at each connection."
+        None, description="PEM file with the private key of --core-tls-cert. Read at each connection."
     )
     core_tls_server_name: str | None = Field(
-        None, min_length=1, description="Name in the certificate of --core, if it differs from the one in --core."
+        None,
+        min_length=1,
+        description=("Server name in the certificate of --core, if it differs from the host in --core."),
     )
     front_id: str | None = Field(
         None,
         min_length=1,
         max_length=256,
-        description="Name by which the scheduler knows this front. A front that restarts with the same name takes the "
-        "place of the earlier one at once. By default host name and listen address; with port 0 a new name at each "
-        "start.",
+        description=(
+            "Identity of this front at the scheduler. A restarted front with the same id replaces the earlier one at "
+            "once. By default host name and listen address; with port 0 a new id at each start."
+        ),
     )
 
     @model_validator(mode="after")
     def _check_core_tls(self) -> Self:
         if (self.core_tls_cert is None) != (self.core_tls_key is None):
-            raise ValueError("--core-tls-cert and --core-tls-key go together: a certificate and its private key")
+            raise ValueError(
+                "--core-tls-cert and --core-tls-key must be set together: a certificate and its private key"
+            )
         if self.core_tls_ca is None and (self.core_tls_cert or self.core_tls_server_name):
             raise ValueError(
-                "--core-tls-cert and --core-tls-server-name need --core-tls-ca: without it the front speaks plaintext "
-                "with the scheduler"
+                "--core-tls-cert and --core-tls-server-name require --core-tls-ca: without it the front uses "
+                "plaintext to the scheduler"
             )
         return self

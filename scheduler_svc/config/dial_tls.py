@@ -15,7 +15,7 @@ def read_credentials(tls: TlsOptions, flags: str) -> grpc.ChannelCredentials:
 
     Raises: TlsFileError: a file cannot be used.
     """
-    assert tls.ca is not None, "the settings demand it"
+    assert tls.ca is not None, "the settings require it"
     authorities = read_authorities(PemFile(f"{flags}-ca", tls.ca))
     if tls.cert is None or tls.key is None:
         return grpc.ssl_channel_credentials(authorities)

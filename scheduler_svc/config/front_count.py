@@ -26,7 +26,7 @@ def choose_fronts(config: SchedulerConfig) -> SchedulerConfig:
     why = (
         f"--fronts auto: half of the {cpus:g} CPUs that this process may use, at most {MOST_FRONTS}"
         if number
-        else f"--fronts auto: none on fewer than {LEAST_CPUS} CPUs, and this process may use {cpus:g}"
+        else f"--fronts auto: no fronts on fewer than {LEAST_CPUS} CPUs; this process may use {cpus:g}"
     )
     log.info(Event("fronts_chosen", fronts=number, cpus=cpus, why=why))
     return config.model_copy(update={"fronts": str(number)})

@@ -30,7 +30,7 @@ def prefix_key(config: SchedulerConfig) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise PrefixKeyError(
-            f"--prefix-key-file {path} cannot be read ({error.strerror}); name a file that this process may read"
+            f"--prefix-key-file {path} cannot be read ({error.strerror}); give a file that this process may read"
         ) from error
     warn_if_others_can_read("--prefix-key-file", path)
     if len(content) < PREFIX_KEY_BYTES:

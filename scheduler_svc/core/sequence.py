@@ -10,7 +10,7 @@ counters and block table live in its slot of the batch table; otherwise it carri
        ├──────── preempted: RECOMPUTE ───────┤  │ swapped in
        │         token_ids come back         │  │
        └──────────── host pool lost ─────── SWAPPED
-                                      preempted: SWAP, the blocks go to the host pool
+                                      preempted: SWAP, the blocks move to the host cache
 
 A preempted sequence may have tokens that sent steps are still to deliver (`num_inflight_tokens`): they
 are appended when they arrive, and the group is admitted or swapped in after the last of them.

@@ -140,7 +140,7 @@ class Engine:
 
     def _admitting_model(self, request_id: str, tenant: str, *, needs_executor: bool = True) -> ServedModel:
         if self.readiness.is_draining:
-            raise UnavailableError(f"{self.readiness.why_not}; send the request to another scheduler")
+            raise UnavailableError(f"{self.readiness.why_not}; retry with another scheduler")
         if self.model is None or (needs_executor and not self.fleet.cores):
             raise NoExecutorError("no executor is attached", self.last_trouble)
         if needs_executor and all(core.is_draining for core in self.fleet.cores):
@@ -187,9 +187,7 @@ class Engine:
         model = self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
         displaced = [] if was_queued else self.waiting.require_room(request.tenant, len(request.prompt_token_ids))
         if model.info.model_hash != model_hash:
-            raise UnavailableError(
-                "the executor came back with another model, number format or quantization; send the request again"
-            )
+            raise UnavailableError("the executor came back with a different model, dtype or quantization; retry")
         group = group_of(request, self._num_arrivals + 1, max_model_len)
         group.expected_len = self.estimate.expected_len(request, group)
         live = LiveRequest(group, sink, monotonic_s(), request.trace_id, has_stop_strings=request.has_stop_strings)
@@ -220,7 +218,7 @@ class Engine:
             return
         is_fresh = live.group.continuation is None and not live.num_output_tokens
         if request.continuation.attempt > live.attempt or is_fresh:
-            self.requests.abort(live, RequestAbortedError("another call goes on with this request"))
+            self.requests.abort(live, RequestAbortedError("another call has taken over this request"))
 
     async def abort_request(self, request_id: str, tenant: str | None) -> bool:
         """See `EngineClient`: ends them, and frees their blocks."""
@@ -259,7 +257,7 @@ class Engine:
             async with asyncio.timeout(timeout_s):
                 await self.requests.wait_until_all_ended()
         except TimeoutError:
-            self._abort_all("the scheduler shut down; send the request again")
+            self._abort_all("the scheduler shut down; retry")
 
     async def run(self) -> None:
         """Drive the executors, and look after the requests that wait; until cancelled."""

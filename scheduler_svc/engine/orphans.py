@@ -109,11 +109,11 @@ class Orphans:
     def _error(self, request: LiveRequest) -> UnavailableError:
         waited = f"within {self.timeout_s:g} s (--orphan-timeout-s)"
         if not self._fleet.cores:
-            return UnavailableError(f"no executor was attached {waited}; send the request again later")
+            return UnavailableError(f"no executor was attached {waited}; retry later")
         if self._fleet.can_ever_take(request.group):
             drains = "every executor that can hold the request is draining or leaving the fleet"
-            return UnavailableError(f"{drains}; no other one came {waited}; send it again later")
+            return UnavailableError(f"{drains}; no other executor was attached {waited}; retry later")
         reason = self._fleet.why_never(request.group)
         if self._fleet.lacks_its_kind(request.group):
-            return UnavailableError(f"{reason}; none of that kind came {waited}; send it again later")
-        return UnavailableError(f"{reason}; no larger one came {waited}; send it again later, or ask for less")
+            return UnavailableError(f"{reason}; none of that kind was attached {waited}; retry later")
+        return UnavailableError(f"{reason}; no larger one was attached {waited}; retry later, or request less")

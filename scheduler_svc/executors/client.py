@@ -182,15 +182,15 @@ class ExecutorClient:
             raise kind(trouble or failure_text(error)) from error
         if not MIN_WIRE_VERSION <= attached.wire_version <= MAX_WIRE_VERSION:
             raise ExecutorRefusedError(
-                f"it speaks wire versions {attached.info.min_wire_version} to {attached.info.max_wire_version} and "
-                f"chose {attached.wire_version}; this scheduler speaks {MIN_WIRE_VERSION} to {MAX_WIRE_VERSION}"
+                f"it supports wire versions {attached.info.min_wire_version} to {attached.info.max_wire_version} and "
+                f"chose {attached.wire_version}; this scheduler supports {MIN_WIRE_VERSION} to {MAX_WIRE_VERSION}"
             )
         check_sizes(attached.info)
         check_capabilities(attached, request.capabilities)
         if self._incarnation is not None:
             if attached.incarnation not in (0, incarnation):
                 raise ExecutorRefusedError(
-                    f"it was attached by the incarnation {incarnation} and says that this is {attached.incarnation}"
+                    f"it was attached by incarnation {incarnation} but reports {attached.incarnation}"
                 )
             self._incarnation.grant(is_known=attached.incarnation > 0)
         return attached
@@ -212,7 +212,7 @@ class ExecutorClient:
             own.require_current()
             own.note_holder(self.address, is_other=is_other)
         except InvalidFieldError as error:
-            raise ExecutorRefusedError(f"of the schedulers of this id it says: {error}") from error
+            raise ExecutorRefusedError(f"it sent an invalid incarnation: {error}") from error
         except FencedError as error:
             raise ExecutorRefusedError(str(error)) from error
         return own.number
@@ -222,11 +222,9 @@ def check_capabilities(attached: pb.AttachResponse, wanted: Collection[int]) -> 
     """Raise ExecutorRefusedError if an executor agrees on what was not wanted, or does not keep to it."""
     allowed = wanted if attached.wire_version >= 2 else ()
     if unwanted := {*attached.capabilities}.difference(allowed):
-        raise ExecutorRefusedError(
-            f"it agreed on the capabilities {names_of(unwanted)}, which this scheduler did not ask for"
-        )
+        raise ExecutorRefusedError(f"it accepted capabilities that this scheduler did not offer: {names_of(unwanted)}")
     if capability_pb2.CAPABILITY_NUMERICS in attached.capabilities and not attached.info.numerics_id:
-        raise ExecutorRefusedError("it agreed on the capability NUMERICS and has no numerics_id")
+        raise ExecutorRefusedError("it accepted the capability NUMERICS but sent no numerics_id")
 
 
 def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorInfo:
@@ -243,10 +241,10 @@ def check_sizes(info: pb.GetExecutorInfoResponse) -> None:
     for name, most in MAX_SIZES.items():
         size = getattr(info, name)
         if size > most:
-            raise ExecutorRefusedError(f"it says that its {name} is {size}; this scheduler takes at most {most}")
+            raise ExecutorRefusedError(f"it reports {name} {size}; this scheduler accepts at most {most}")
     for name in ("numerics_id", "weights_digest"):
         length = len(getattr(info, name))
         if length > MAX_ID_CHARS:
             raise ExecutorRefusedError(
-                f"its {name} has {length} characters; this scheduler takes at most {MAX_ID_CHARS}"
+                f"its {name} has {length} characters; this scheduler accepts at most {MAX_ID_CHARS}"
             )

@@ -137,7 +137,7 @@ class ExecutorDriver:
         stalled_s = None if self.session.is_resuming else self.core.stalled_s(now_s)
         stall = [] if stalled_s is None else [f"a step has been running for {stalled_s:.1f} s"]
         if stall and self.core.in_flight[0].step.step_id == self._watch.slow_step_id:
-            stall.append("its processor is busy with it")
+            stall.append("the step is still using its CPU")
         return "; ".join([*stall, silence] if silence else stall)
 
     @property
@@ -250,15 +250,13 @@ class ExecutorDriver:
         """
         if wait_s := self._breaker.wait_s(instance_id, monotonic_s()):
             raise CircuitOpenError(
-                f"{self._breaker.cause}; it failed {counted(self._breaker.num_failures, 'time')} in a row before a "
-                f"first result, and is tried again in {wait_s:.1f} s"
+                f"{self._breaker.cause}; it failed {counted(self._breaker.num_failures, 'time')} in a row before its "
+                f"first result; next attempt in {wait_s:.1f} s"
             )
         self.instance_id = instance_id
         holder = self._others.holder_of(instance_id) if instance_id else None
         if holder is not None:
-            raise ExecutorRefusedError(
-                f"it is the same executor as {holder.address}; it is used under that address only"
-            )
+            raise ExecutorRefusedError(f"it is the same executor as {holder.address}; only that address is used")
         self._check_room()  # another one may have come in meanwhile
         self.holds_instance = True
 
@@ -269,7 +267,7 @@ class ExecutorDriver:
         """
         if not self._others.has_room:
             raise ExecutorRefusedError(
-                f"this scheduler has as many executors as --max-executors allows, {self._settings.max_executors}"
+                f"this scheduler already has the maximum of --max-executors, {self._settings.max_executors}"
             )
 
     def _give_back_core(self, event: str, cause: str) -> None:
@@ -396,7 +394,7 @@ class ExecutorDriver:
             if longest_s is None or running_s is None or core.in_flight[0].step.step_id != step_id:
                 continue  # its result came meanwhile
             hangs = self._watch.look(step_id, cpu_time_us, longest_s + HANG_AFTER_S)
-            took = f"it has been running for {running_s:.1f} s, and steps like it take at most {longest_s:.3f} s"
+            took = f"it has been running for {running_s:.1f} s; similar steps take at most {longest_s:.3f} s"
             if hangs and core.hangs(now_s, HANG_AFTER_S):
                 self._owner.fleet.note_hang(core)
                 raise ExecutorLostError(f"step {step_id} hangs: {took}")

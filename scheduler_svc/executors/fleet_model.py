@@ -131,7 +131,7 @@ class FleetModel:
         """Serve what this executor, the first one, has; requests for anything else end."""
         info, old = session.info, self.model
         if old is not None and _difference(info, old.info):
-            self._on_other_model("the executor came back with another model, other weights or another number format")
+            self._on_other_model("the executor came back with a different model, weights or dtype")
             self._members.clear()
         if old is None or self._tokenizer_of != info.instance_id:
             await self._load_tokenizer(info, session.get_tokenizer)
@@ -154,14 +154,14 @@ def _difference(info: ExecutorInfo, served: ExecutorInfo) -> str:
     knows_digests = bool(digest and served_digest)
     if info.model_hash != served.model_hash and not (knows_digests and digest == served_digest):
         if info.model_id != served.model_id:
-            return f"it has another model, {info.model_id}; that of the fleet is {served.model_id}"
+            return f"it serves a different model, {info.model_id}; the fleet serves {served.model_id}"
         if not knows_digests:
-            return f"it has other weights or another quantization of {info.model_id} than the fleet"
+            return f"its weights or quantization of {info.model_id} differ from the fleet's"
     if knows_digests and digest != served_digest:
-        what = f"it has other weights of {info.model_id}"
-        return f"{what}: their digest is {digest[:16]}, that of the fleet {served_digest[:16]}"
+        what = f"its weights of {info.model_id} differ from the fleet's"
+        return f"{what}: their digest is {digest[:16]}, the fleet's is {served_digest[:16]}"
     if info.dtype != served.dtype:
-        return f"its number format is {info.dtype}, that of the fleet {served.dtype}; start it with the same --dtype"
+        return f"its dtype is {info.dtype}, the fleet's is {served.dtype}; start it with the same --dtype"
     if info.model_hash != served.model_hash:  # of the same files, so only the quantization can differ
-        return f"it has another quantization of {info.model_id} than the fleet; start it with the same --quantization"
+        return f"its quantization of {info.model_id} differs from the fleet's; start it with the same --quantization"
     return ""

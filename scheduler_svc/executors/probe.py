@@ -41,7 +41,7 @@ async def probe(session: ExecutorSession, timeout_s: float = PROBE_TIMEOUT_S) ->
                 await session.send(step)
                 core.process(await session.receive())
     except TimeoutError as error:
-        raise ExecutorLostError(f"the probe had no result within {timeout_s:g} s") from error
+        raise ExecutorLostError(f"the probe returned no result within {timeout_s:g} s") from error
 
 
 def _limits(info: ExecutorInfo) -> CoreLimits:

@@ -54,7 +54,7 @@ def serving_limits(info: ExecutorInfo, settings: CoreSettings) -> CoreLimits:
         ExecutorRefusedError: its message limit cannot carry its longest sequence.
     """
     if min(info.max_num_seqs, info.max_num_batched_tokens, info.block_size_tokens, info.num_device_blocks) < 1:
-        raise ExecutorFaultError(f"the executor describes itself with zeros: {info}")
+        raise ExecutorFaultError(f"the executor reports zero sizes: {info}")
     token_budget = min(settings.max_num_batched_tokens or NO_LIMIT, info.max_num_batched_tokens)
     max_model_len = longest_sequence(info, token_budget)
     if max_model_len < info.max_model_len:
@@ -63,7 +63,7 @@ def serving_limits(info: ExecutorInfo, settings: CoreSettings) -> CoreLimits:
                 "max_model_len_lowered",
                 max_model_len=max_model_len,
                 model_max_model_len=info.max_model_len,
-                cause="the cache holds no more",
+                cause="longer sequences do not fit in the cache",
             ),
         )
     # Any one sequence must fit; how many a step admits is up to `max_admitted_bytes`.
@@ -77,7 +77,11 @@ def serving_limits(info: ExecutorInfo, settings: CoreSettings) -> CoreLimits:
     num_blocks = max_model_len // info.block_size_tokens + 2
     largest_step = num_other_bytes + admission_bytes(max_model_len, num_blocks, largest_rules_bytes(info))
     if largest_step > max_message_bytes:
-        whose = "its max_message_bytes" if info.max_message_bytes <= max_message_bytes else "our max_message_bytes"
+        whose = (
+            "the executor's max_message_bytes"
+            if info.max_message_bytes <= max_message_bytes
+            else ("the scheduler's max_message_bytes")
+        )
         raise ExecutorRefusedError(
             f"{whose}, {max_message_bytes}, cannot carry sequences of {max_model_len} tokens; "
             f"it must be at least {largest_step}"

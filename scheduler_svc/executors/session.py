@@ -112,7 +112,7 @@ class ExecutorSession:
         silent_s = now_s - self._heartbeat_answered_at_s
         if silent_s <= 2 * self._timings.heartbeat_interval_s:
             return ""
-        return f"no heartbeat has been answered for {silent_s:.1f} s; it is lost after {self._timings.lease_s:g} s"
+        return f"no heartbeat answered for {silent_s:.1f} s; it is lost after {self._timings.lease_s:g} s"
 
     async def get_tokenizer(self) -> tuple[TokenizerFile, ...]:
         """Fetch the tokenizer files; empty: the model has none.
@@ -158,11 +158,11 @@ class ExecutorSession:
         except grpc.aio.AioRpcError as error:
             raise ExecutorLostError(f"ListRegisteredBlocks failed: {error.details()}") from error
         except InvalidStepError as error:
-            raise ExecutorFaultError(f"of the blocks that it has kept: {error}") from error
+            raise ExecutorFaultError(f"its list of kept blocks is invalid: {error}") from error
         kept = np.concatenate(block_ids)
         inside = (kept >= 0) & (kept < self.info.num_device_blocks)
         if find_repeated(kept) is not None or not inside.all():
-            raise ExecutorFaultError("it says that it has kept blocks that are not there, or one twice")
+            raise ExecutorFaultError("its list of kept blocks has unknown or duplicate blocks")
         self.kept_blocks = kept, b"".join(names)
 
     async def send(self, step: Step) -> int:
@@ -276,7 +276,7 @@ class ExecutorSession:
 
     def _accept(self, response: pb.StreamStepsResponse) -> StepResult:
         if response.WhichOneof("message") != "step":
-            raise ExecutorLostError("the executor sent something other than a step's result")
+            raise ExecutorLostError("the executor sent an unexpected message instead of a step result")
         self._last_received_step_id = response.step.step_id
         self._num_resumes_in_a_row = 0
         sent_bits = self._unanswered.popleft().feature_bits if self._unanswered else 0
@@ -336,9 +336,9 @@ class ExecutorSession:
                 return await self._start_stream()
             except StreamBrokenError as broken:
                 if not broken.may_resume:
-                    raise ExecutorLostError(f"its step stream broke, and then it answered {broken}") from broken
+                    raise ExecutorLostError(f"its step stream broke; its next response was {broken}") from broken
                 if broken.is_refused:
-                    raise ExecutorLostError(f"its step stream broke, and its process is gone: {broken}") from broken
+                    raise ExecutorLostError(f"its step stream broke, and its process has exited: {broken}") from broken
             await asyncio.sleep(self._timings.resume_interval_s)
 
     async def _start_stream(self) -> StepStream:
@@ -364,7 +364,7 @@ class ExecutorSession:
         if first.WhichOneof("message") != "started":
             raise ExecutorLostError("the executor did not start the stream")
         if first.started.instance_id != self.info.instance_id:
-            raise ExecutorLostError(f"instance {self.info.instance_id} is gone; its cache is lost")
+            raise ExecutorLostError(f"instance {self.info.instance_id} has exited; its cache is lost")
         for message in self._unanswered:
             if message.step_id > first.started.last_executed_step_id:
                 await write_message(stream, pb.StreamStepsRequest(step=message))

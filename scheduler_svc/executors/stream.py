@@ -49,7 +49,7 @@ async def read_message(stream: StepStream) -> pb.StreamStepsResponse:
         may_resume = not is_from_service(error)
         raise StreamBrokenError(text, may_resume=may_resume, is_refused=may_resume and is_refused(error)) from error
     if isinstance(message, MalformedMessageError):
-        raise ExecutorFaultError("it sent bytes on the step stream that are no message") from message
+        raise ExecutorFaultError("it sent a message on the step stream that cannot be decoded") from message
     if not isinstance(message, pb.StreamStepsResponse):
         raise StreamBrokenError("the executor closed the stream", may_resume=True)
     return message

@@ -121,7 +121,7 @@ def request_tracer(tracing: Tracing | None) -> "RequestTracer | None":
 
 
 def front_settings(config: ClientSideConfig) -> FrontSettings:
-    """Return the front's part of the configuration; a front of its own hears the rest from the core."""
+    """Return the front's part of the configuration; a standalone front hears the rest from the core."""
     settings = FrontSettings(
         max_beam_width=config.max_beam_width, has_model_defaults=config.generation_config == "auto"
     )

@@ -1,4 +1,4 @@
-"""The port where fronts of their own join, and the check that whoever calls there is one."""
+"""The port where standalone fronts join, and the check that whoever calls there is one."""
 
 import asyncio
 import contextlib
@@ -47,8 +47,8 @@ class FrontAccess(HandlerInterceptor):
             names = certificate_names(context)
             if self._trusted_fronts.isdisjoint(names):
                 error = PermissionDeniedError(
-                    f"the certificate of {', '.join(sorted(names)) or 'nobody'} is not that of a front; name fronts in "
-                    "--trusted-fronts of the scheduler"
+                    f"the certificate of {', '.join(sorted(names)) or 'nobody'} is not a trusted front's; add its name "
+                    "to the scheduler's --trusted-fronts"
                 )
                 log.warning(Event("call_refused", method=method, peer=peer_address(context), cause=str(error)))
                 if handler.request_streaming:  # gRPC would tell a caller that its write failed, and not why

@@ -100,7 +100,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         return [session for session in self.sessions if not session.address]
 
     def states_of_joined(self) -> list[admin_pb2.FrontState]:
-        """Return how each front of its own is that has joined."""
+        """Return how each standalone front is that has joined."""
         return [self.state_of(session.name, session) for session in self.sessions if session.address]
 
     def state_of(self, name: str, session: FrontSession | None) -> admin_pb2.FrontState:
@@ -151,7 +151,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         if self._is_closed:
             raise UnavailableError("the scheduler is shutting down")
         if first is None or not first.HasField("hello"):
-            raise CallerError("a front says hello first")
+            raise CallerError("the first message of a front must be its hello")
         hello = first.hello
         version = agreed_version(hello)
         self._keep_order(hello)
@@ -252,8 +252,8 @@ def agreed_version(hello: pb.FrontHello) -> int:
     version = min(MAX_VERSION, hello.max_version)
     if version < max(MIN_VERSION, hello.min_version):
         raise FencedError(
-            f"front {hello.front_id!r} speaks versions {hello.min_version} to {hello.max_version} of octavo.core.v1; "
-            f"this core speaks {MIN_VERSION} to {MAX_VERSION}"
+            f"front {hello.front_id!r} supports versions {hello.min_version} to {hello.max_version} of octavo.core.v1; "
+            f"this core supports {MIN_VERSION} to {MAX_VERSION}"
         )
     return version
 

@@ -29,7 +29,7 @@ def decode_families(content: bytes) -> list[Family]:
     try:
         return list(text_string_to_metric_families(content.decode()))
     except (ValueError, KeyError, IndexError) as error:
-        raise CallerError("a front sends metrics that are none") from error
+        raise CallerError("front sent malformed metrics") from error
 
 
 class FrontMetrics:

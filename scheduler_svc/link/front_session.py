@@ -30,7 +30,7 @@ SUBMISSIONS_AT_ONCE = 8
 # Requests that are aborted so.
 ABORTS_AT_ONCE = 16
 
-FRONT_GONE = "the front that held the client's call ended"
+FRONT_GONE = "the front process that served the call exited"
 
 
 class FrontSession:
@@ -164,7 +164,7 @@ class FrontSession:
                     sink.finish_by_front(end.output_index, end.num_tokens, decode_reason(end.reason))
             await in_turns(message.aborts, self._abort, ABORTS_AT_ONCE)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise CallerError(f"the front {self.name} ends an output that cannot end so") from error
+            raise CallerError(f"front {self.name} sent an invalid end of an output") from error
         for call in message.abort_calls:
             tenant = call.tenant if call.HasField("tenant") else None
             was_live = await self._engine.abort_request(call.request_id, tenant)
@@ -187,7 +187,7 @@ class FrontSession:
     async def _submit(self, submission: pb.Submission) -> None:
         number = submission.number
         if number <= self._last_number:
-            raise CallerError(f"the front {self.name} uses the number {number} again")
+            raise CallerError(f"front {self.name} reused request number {number}")
         self._last_number = number
         try:
             check_size(submission.num_sequences, submission.beam_search.beam_width)
@@ -209,7 +209,7 @@ class FrontSession:
             self.refuse(number, error)
         except (IndexError, ValueError, AssertionError) as error:
             self._requests.pop(number, None)
-            raise CallerError(f"the front {self.name} submits what is no request") from error
+            raise CallerError(f"front {self.name} submitted an invalid request") from error
 
     def refuse(self, number: int, error: OctavoServiceError) -> None:
         """A request was not queued."""

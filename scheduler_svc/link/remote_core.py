@@ -196,7 +196,7 @@ class RemoteCore:
         if self._is_leaving and not state.is_draining:
             raise UnavailableError(f"{LEAVING}; connect again, and send the request there")
         if state.is_draining:
-            raise UnavailableError(f"{state.why_not_ready}; send the request to another scheduler")
+            raise UnavailableError(f"{state.why_not_ready}; retry with another scheduler")
         if not state.has_executor or self._model is None or self._tokenizer_trouble:
             raise NoExecutorError("no executor is attached", self.last_trouble)
         if tenant in state.tenants_at_share or self._num_checked_of[tenant] >= state.max_waiting:
@@ -221,7 +221,7 @@ class RemoteCore:
         try:
             await remote.queued
         except asyncio.CancelledError:
-            remote.abort(RequestAbortedError("the client ended the call, or its connection broke"))
+            remote.abort(RequestAbortedError("the client cancelled the call or disconnected"))
             raise
 
     async def abort_request(self, request_id: str, tenant: str | None) -> bool:
@@ -251,7 +251,7 @@ class RemoteCore:
 
     def _require_core(self) -> None:
         if self._state is UNREACHABLE:
-            raise UnavailableError(f"{UNREACHABLE.why_not_ready}; send the request again in a moment")
+            raise UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
 
     @property
     def num_requests(self) -> int:
@@ -395,12 +395,12 @@ class RemoteCore:
         """No core came: what waits for one ends."""
         if self._state is UNREACHABLE:
             error = UnavailableError(
-                f"the scheduler's core went away ({self._trouble}), and none has come for {after_s:g} s; send the "
-                "request again in a moment"
+                f"the scheduler's core stopped ({self._trouble}), and no new one has started for {after_s:g} s; retry "
+                "in a moment"
             )
         else:
             why = "the tokenizer did not load" if self._state.has_executor else "no executor was attached"
-            error = UnavailableError(f"{why} within {after_s:g} s (--orphan-timeout-s); send the request again later")
+            error = UnavailableError(f"{why} within {after_s:g} s (--orphan-timeout-s); retry later")
         requests, self._requests = self._requests, {}
         for request in requests.values():
             request.fail(error)
@@ -438,12 +438,12 @@ class RemoteCore:
     ) -> None:
         """Take a message. Raises CoreFaultError: no core sends it. TokenGapError, StaleCoreError: see there."""
         if isinstance(message, MalformedMessageError):
-            raise CoreFaultError("the core sent bytes that are no message") from message
+            raise CoreFaultError("the core sent a message that cannot be decoded") from message
         try:
             await self._take(message, stub)
         except _UNREADABLE as error:
             words = " ".join(f"{type(error).__name__} {error}".split())
-            raise CoreFaultError(f"the core sent a message that no core sends: {words[:200]}") from error
+            raise CoreFaultError(f"the core sent an invalid message: {words[:200]}") from error
         self._grant()
 
     async def _take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
@@ -493,7 +493,9 @@ class RemoteCore:
         try:
             require_believable(welcome.incarnation, self._unix_s())
         except InvalidFieldError as error:
-            raise StaleCoreError(f"the core of scheduler {welcome.scheduler_id!r} is not believed: {error}") from error
+            raise StaleCoreError(
+                f"the core of scheduler {welcome.scheduler_id!r} sent an invalid incarnation: {error}"
+            ) from error
         if welcome.incarnation < former:
             raise StaleCoreError(
                 f"the core of scheduler {welcome.scheduler_id!r} has the incarnation {welcome.incarnation}; this front "

@@ -71,7 +71,7 @@ class RemoteRequest:
         model = self._checked_for
         digests = {model.reproducibility.weights_digest, served.reproducibility.weights_digest} - {""}
         if served.info.model_hash != model.info.model_hash or len(digests) > 1:
-            raise UnavailableError("the scheduler came back with another model; send the request again")
+            raise UnavailableError("the scheduler came back with a different model; retry")
         self._end_by_tokens()
         request = replace(self.request, continuation=self.sink.so_far())
         self._num_tokens_of = request.num_known_tokens

@@ -19,7 +19,7 @@ from scheduler_svc.request.served_model import ServedModel
 def check_size(num_sequences: int, beam_width: int) -> None:
     """Refuse more sequences than any executor has slots: for each one memory is set aside. Raises CallerError."""
     if max(num_sequences, beam_width) > MAX_SIZES["max_num_seqs"]:
-        raise CallerError(f"a front submits {max(num_sequences, beam_width)} sequences; no executor has so many slots")
+        raise CallerError(f"front submitted {max(num_sequences, beam_width)} sequences; no executor has so many slots")
 
 
 def check_submission(request: EngineRequest, model: ServedModel, max_model_len: int) -> None:
@@ -30,7 +30,7 @@ def check_submission(request: EngineRequest, model: ServedModel, max_model_len: 
     try:
         _check(request, model.info.vocab_size, max_model_len)
     except InvalidStepError as error:
-        raise CallerError(f"a front submits what no executor computes: {error}") from error
+        raise CallerError(f"front submitted an invalid request: {error}") from error
 
 
 def _check(request: EngineRequest, vocab_size: int, max_model_len: int) -> None:
@@ -50,7 +50,7 @@ def _check(request: EngineRequest, vocab_size: int, max_model_len: int) -> None:
     longest = request.stop_conditions.length_limit(num_prompt_tokens, request.longest_sequence(max_model_len))
     lengths = [num_prompt_tokens]
     if request.continuation is not None and request.continuation.num_prompt_logprobs > num_prompt_tokens:
-        raise InvalidStepError(f"{who} knows more of its prompt than there is")
+        raise InvalidStepError(f"{who} has more known prompt tokens than its prompt")
     for output in () if request.continuation is None else request.continuation.outputs:
         check_known_ids(who, output.token_ids, vocab_size)
         if output.finish_reason is None:

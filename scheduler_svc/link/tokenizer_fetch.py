@@ -20,8 +20,10 @@ async def fetch_tokenizer(stub: "pb_grpc.CoreServiceAsyncStub") -> tuple[Tokeniz
     try:
         async for chunk in stub.GetTokenizer(pb.GetTokenizerRequest()):
             if isinstance(chunk, MalformedMessageError):
-                raise UnavailableError("the core answers GetTokenizer with bytes that are no message") from chunk
+                raise UnavailableError(
+                    "the core answered GetTokenizer with a message that cannot be decoded"
+                ) from chunk
             contents.setdefault(chunk.name, bytearray()).extend(chunk.content)
     except grpc.aio.AioRpcError as error:
-        raise UnavailableError(f"the core does not give the tokenizer's files: {failure_text(error)}") from error
+        raise UnavailableError(f"the core did not send the tokenizer files: {failure_text(error)}") from error
     return tuple(TokenizerFile(name, bytes(content)) for name, content in contents.items())

@@ -56,7 +56,7 @@ class DifferenceError(Exception):
         self.places = places
         self.hint = hint
         self.place = ""
-        super().__init__(f"{where} is decided differently")
+        super().__init__(f"{where} differs from the recording")
 
 
 class NoSenseError(Exception):
@@ -75,7 +75,7 @@ class _Known(dict[int, _T]):
         self._kind = kind
 
     def __missing__(self, number: int) -> _T:
-        raise NoSenseError(f"{self._kind} {number}, which is not there")
+        raise NoSenseError(f"{self._kind} {number}, which does not exist")
 
     def take(self, number: int) -> _T:
         """Return one, which is no longer known. Raises NoSenseError."""
@@ -280,8 +280,8 @@ class CoreReplay:
     def _hint(self, core: ExecutorCore) -> str:
         if self._is_masked and any(group.beam_search is not None for group in core.batch.running):
             return (
-                "the tokens of this log are masked, and a beam search was running: beams of equal score, which go by "
-                "token id, may come in another order"
+                "the tokens of this log are masked, and a beam search was running: beams with equal scores are "
+                "ordered by token id and may be ordered differently"
             )
         return ""
 

@@ -38,7 +38,7 @@ def other_kind(info: ExecutorInfo, joined: pb.CoreJoined) -> str:
         ("weights digest", recorded.weights_digest, info.weights_digest),
     )
     others = _named_differences(kinds)
-    return f"this executor is of another kind, so outputs may differ: {others}" if others else ""
+    return f"this executor is of a different kind, so outputs may differ: {others}" if others else ""
 
 
 def _model_trouble(info: ExecutorInfo, joined: pb.CoreJoined) -> str:
@@ -54,7 +54,7 @@ def _model_trouble(info: ExecutorInfo, joined: pb.CoreJoined) -> str:
     )
     ours, theirs = f"{info.model_id} {info.dtype}", f"{recorded.model_id} {recorded.dtype}"
     if ours == theirs:
-        return f"the log and the executor have {ours} with other weights or settings, such as int8: {others}"
+        return f"the log and the executor have {ours} with different weights or settings, such as int8: {others}"
     return f"the log is of model {theirs}, and the executor has {ours}: {others}"
 
 
@@ -72,13 +72,13 @@ def _size_trouble(info: ExecutorInfo, joined: list[pb.CoreJoined]) -> dict[int, 
     for number, of_core in limits.items():
         if info.block_size_tokens != of_core.block_size:
             troubles[number] = (
-                f"its blocks have {info.block_size_tokens} tokens, and those of the log {of_core.block_size}: start it "
-                f"with --block-size-tokens {of_core.block_size}"
+                f"its blocks have {info.block_size_tokens} tokens, the log's have {of_core.block_size}: start it with "
+                f"--block-size-tokens {of_core.block_size}"
             )
         elif info.vocab_size != of_core.vocab_size:
             troubles[number] = (
-                f"its vocabulary has {info.vocab_size} tokens, and that of the log {of_core.vocab_size}: start it with "
-                "the model of the log"
+                f"its vocabulary has {info.vocab_size} tokens, the log's has {of_core.vocab_size}: start it with the "
+                "log's model"
             )
     fitting = [number for number in limits if number not in troubles]
     needs = [

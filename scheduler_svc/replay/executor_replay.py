@@ -103,11 +103,11 @@ def replay_on_executor(run: ReplayRun, address: str, report: ExecutorReport) -> 
         raise ExecutorReplayError("no file of the log can be read")
     if header.has_masked_tokens:
         raise ExecutorReplayError(
-            "the tokens of this log are masked, and no model can compute them; record one with --step-log-tokens plain"
+            "the tokens of this log are masked, so no model can run it; record with --step-log-tokens plain"
         )
     attachments = list(_attachments(run))
     if not attachments:
-        raise ExecutorReplayError("no executor was attached while the log was written: there is no step to run")
+        raise ExecutorReplayError("no executor was attached while the log was recorded: it has no steps to run")
     asyncio.run(_replay(run, address, attachments, report))
 
 
@@ -169,11 +169,11 @@ def _why_refused(address: str, error: OctavoServiceError) -> str:
     details = (cause.details() or "") if isinstance(cause, grpc.aio.AioRpcError) else ""
     if handshake_trouble(details, None) is not None:
         return (
-            f"{address} closed the connection at once: octavo replay speaks plaintext gRPC only; name an executor that "
-            "was started without TLS"
+            f"{address} closed the connection at once: octavo replay speaks plaintext gRPC only; give an executor "
+            "without TLS"
         )
     if holder := _HELD.search(details):
-        return f"the executor at {address} is in use by scheduler {holder[1]}; name an executor that no scheduler uses"
+        return f"the executor at {address} is in use by scheduler {holder[1]}; give an executor that no scheduler uses"
     return f"the executor at {address}: {error}"
 
 
@@ -259,6 +259,6 @@ class _Runner:
             report.has_failed = True
             return
         unanswered = counted(len(self._pending), "step")
-        rest = f"; {unanswered} had no recorded answer ({why_unanswered})" if self._pending else ""
+        rest = f"; {unanswered} had no recorded result ({why_unanswered})" if self._pending else ""
         steps, numbers = counted(self._num_steps, "step"), counted(self._num_values, "number")
-        report.say(f"{name}: {steps} run again, {numbers}, all with the same bits{rest}")
+        report.say(f"{name}: {steps} rerun, {numbers}, all bit-identical{rest}")

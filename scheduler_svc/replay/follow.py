@@ -64,7 +64,7 @@ def life_of(request: LiveRequest, *, has_arrival: bool) -> list[admin_pb2.Reques
     times = replace(times, first_scheduled_at_s=group.first_scheduled_at_s)
     events = event_states(times, group.num_prompt_tokens, request.life.events)
     if not has_arrival:
-        events[0].text = "was there when the log begins"
+        events[0].text = "existed before the log begins"
     made = counted(request.num_output_tokens, "output token")
     if times.ended_at_s is None:
         return events
@@ -73,5 +73,5 @@ def life_of(request: LiveRequest, *, has_arrival: bool) -> list[admin_pb2.Reques
         kind, text = admin_pb2.REQUEST_EVENT_KIND_FINISHED, f"finished with {made}: {request.finish_reason.value}"
     else:
         kind = admin_pb2.REQUEST_EVENT_KIND_FAILED
-        text = f"ended after {made}: by a stop string, by its client, or because it could not go on"
+        text = f"ended after {made}: by a stop string, by its client, or by an error"
     return [*events, admin_pb2.RequestEvent(kind=kind, since_arrival_us=since_us, text=text)]

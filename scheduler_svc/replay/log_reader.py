@@ -27,7 +27,7 @@ MAX_SNAPSHOT_BYTES = 2**28
 
 # The year 9999.
 _END_OF_TIME_US = 253_370_764_800_000_000
-_WHAT_TO_NAME = "name the folder that --step-log of the scheduler wrote to"
+_WHAT_TO_NAME = "give the directory of the scheduler's --step-log"
 
 
 class NoLogError(OctavoServiceError):
@@ -67,11 +67,11 @@ class LogFile:
         try:
             record = pb.LogRecord.FromString(framed.content)
         except DecodeError as error:
-            raise BrokenFileError(f"{self.place}: it is no record of a call") from error
+            raise BrokenFileError(f"{self.place}: it is not a valid record") from error
         if record.WhichOneof("call") is None:
             raise BrokenFileError(
-                f"{self.place}: this release knows no such call; replay it with release {self.header.release}, which "
-                "wrote it"
+                f"{self.place}: this release does not know this call; replay it with release {self.header.release}, "
+                "which wrote it"
             )
         return record
 
@@ -85,9 +85,9 @@ class LogFile:
             return None
         if header.core_digest != core_digest():
             raise SnapshotError(
-                f"{self.path.name} begins with a snapshot of release {header.release} whose core has other sources "
-                f"({header.core_digest[:12]}, here {core_digest()[:12]}): only a log from its first file on can be "
-                "replayed by another release"
+                f"{self.path.name} begins with a snapshot of release {header.release} whose core has different code "
+                f"({header.core_digest[:12]}, here {core_digest()[:12]}): another release can replay a log only from "
+                "its first file on"
             )
         try:
             return load(_decompressed(header.snapshot), header)
@@ -103,7 +103,9 @@ def _decompressed(content: bytes) -> bytes:
     except zlib.error as error:
         raise SnapshotError(f"the snapshot cannot be read: {error}") from error
     if not decompressor.eof:
-        raise SnapshotError(f"the snapshot was cut, or has more than the {MAX_SNAPSHOT_BYTES} bytes that are read")
+        raise SnapshotError(
+            f"the snapshot was truncated, or has more than the {MAX_SNAPSHOT_BYTES} bytes that are read"
+        )
     return found
 
 
@@ -121,9 +123,9 @@ def read_logs(directory: Path) -> list[Log]:
     Raises: NoLogError: there is none.
     """
     if directory.is_file():
-        raise NoLogError(f"{directory} is a file; name its folder, {directory.absolute().parent}")
+        raise NoLogError(f"{directory} is a file; give its directory, {directory.absolute().parent}")
     if not directory.is_dir():
-        raise NoLogError(f"{directory} is not a folder; {_WHAT_TO_NAME}")
+        raise NoLogError(f"{directory} is not a directory; {_WHAT_TO_NAME}")
     paths = files_in(directory)
     if not paths:
         raise NoLogError(f"{directory} has no file of a step log (scheduler-*.steps); {_WHAT_TO_NAME}")
@@ -150,16 +152,16 @@ def _header(path: Path) -> pb.LogHeader:
     """Return the header of a file. Raises BrokenFileError: it has none that this release can read."""
     framed = next(read_records(path), None)
     if framed is None:
-        raise BrokenFileError(f"{path.name} at record 0, byte 16: the file was cut here")
+        raise BrokenFileError(f"{path.name} at record 0, byte 16: the file was truncated here")
     try:
         header = pb.LogHeader.FromString(framed.content)
     except DecodeError as error:
-        raise BrokenFileError(f"{path.name} at record 0, byte {framed.offset}: it is no header") from error
+        raise BrokenFileError(f"{path.name} at record 0, byte {framed.offset}: it is not a valid header") from error
     if header.format_version != FORMAT_VERSION:
         raise BrokenFileError(
             f"{path.name} has version {header.format_version} of the format, written by release {header.release}; "
-            f"this release reads version {FORMAT_VERSION}: use the one that wrote it"
+            f"this release reads version {FORMAT_VERSION}: use the release that wrote it"
         )
     if not (0 <= header.started_at_unix_us < _END_OF_TIME_US and math.isfinite(header.started_at_s)):
-        raise BrokenFileError(f"{path.name} at record 0, byte {framed.offset}: it was begun at no time")
+        raise BrokenFileError(f"{path.name} at record 0, byte {framed.offset}: its start time is missing")
     return header

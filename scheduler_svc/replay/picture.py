@@ -36,7 +36,9 @@ class StepChoice:
         """Return the step that a text names. Raises UnknownStepError: it names none."""
         core, _, step_id = text.rpartition(":")
         if not (step_id.isdecimal() and (core.isdecimal() or not core)):
-            raise UnknownStepError(f"--at {text!r}: write the number of a step, 57, or of attachment and step, 2:57")
+            raise UnknownStepError(
+                f"--at {text!r}: give a step number, such as 57, or attachment and step, such as 2:57"
+            )
         return cls(int(step_id), int(core) if core else None)
 
     def matches(self, call: step_log_pb2.StepDecided) -> bool:
@@ -83,7 +85,7 @@ def picture_at(run: ReplayRun, choice: StepChoice) -> StepPicture:
         if moment.record.WhichOneof("call") == "step_decided" and choice.matches(moment.record.step_decided):
             return _picture(moment, requests)
     where = "" if run.difference is None else f": {run.difference}"
-    raise UnknownStepError(f"the replay does not get to step {choice.step_id}{where}")
+    raise UnknownStepError(f"the replay does not reach step {choice.step_id}{where}")
 
 
 def _require_one(run: ReplayRun, choice: StepChoice) -> None:
@@ -105,7 +107,7 @@ def _require_one(run: ReplayRun, choice: StepChoice) -> None:
                         found.append((core, names.get(core, "")))
     is_of_several = len({core for core, _ in found}) < len(found)
     if is_of_several or (len(logs) > 1 and not found and choice.core is not None):
-        raise UnknownStepError("the folder has the logs of several starts; copy the files of one to another folder")
+        raise UnknownStepError("the directory has logs of several runs; copy the files of one run to another directory")
     if not found:
         raise UnknownStepError(_what_there_is(choice, sorted(names), last))
     if len(found) > 1:
@@ -176,7 +178,7 @@ def _reasons(fleet: Fleet, now_s: float) -> Iterator[tuple[str, str]]:
     first: SequenceGroup | None = None
     for group in fleet.queue.in_order():
         if first is not None:
-            yield group.request_id, f"in line behind {first.request_id!r}"
+            yield group.request_id, f"queued behind {first.request_id!r}"
             continue
         first = group
         obstacles = [
@@ -184,7 +186,7 @@ def _reasons(fleet: Fleet, now_s: float) -> Iterator[tuple[str, str]]:
             for core, obstacle in fleet.obstacles(group, now_s)
             if obstacle is not None
         ]
-        yield group.request_id, "; ".join(obstacles) or "fits, and waits for the token budget of a step"
+        yield group.request_id, "; ".join(obstacles) or "fits, and waits for token budget in a step"
 
 
 def _event_text(event: GroupEvent) -> str:

@@ -178,7 +178,7 @@ class Player:
         """Return a slot that nobody has, one that a step is about to take if there is no other."""
         free = (~self.table.live).nonzero()[0].tolist()
         if not free:
-            raise CannotLoadError("all slots of the executor are taken; give it a larger --max-num-seqs")
+            raise CannotLoadError("all slots of the executor are in use; raise its --max-num-seqs")
         return next((slot for slot in free if slot not in (taken or [])), free[0])
 
     async def _compute(self, admission: Admission, num_tokens: int) -> None:

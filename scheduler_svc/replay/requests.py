@@ -76,7 +76,7 @@ class ReplayedRequests:
             case "loss_noted":
                 self.live[record.loss_noted.arrival].note_loss(record.loss_noted.executor, counts=True)
             case "core_left":
-                executor, cause = replay.joined[record.core_left.core].name, "the step log does not know why"
+                executor, cause = replay.joined[record.core_left.core].name, "the step log does not record why"
                 for group in moment.applied.evacuated:
                     self._note(group.arrival, LifeEvent(EventKind.EXECUTOR_LOST, now_s, executor, cause=cause))
             case "step_decided":

@@ -109,7 +109,9 @@ class ReplayRun:
     def _begin(self, file: LogFile, *, is_gap: bool) -> CoreReplay | None:
         """Take up the fleet with which a file begins; None: it cannot be."""
         if is_gap:
-            self.counts.troubles.append(f"{file.path.name}: calls before it are missing; it goes on from its snapshot")
+            self.counts.troubles.append(
+                f"{file.path.name}: earlier calls are missing; replay continues from its snapshot"
+            )
         try:
             replay = CoreReplay(file.header, file.snapshot())
         except SnapshotError as error:

@@ -24,7 +24,7 @@ class EventKind(enum.Enum):
     SWAPPED_OUT = "swapped_out"
     """It left the batch, and its blocks went to the host pool."""
     SWAPPED_IN = "swapped_in"
-    """It came back from the host pool."""
+    """It swapped in from the host cache."""
     DROPPED = "dropped"
     """Its blocks in the host pool were given up: `num_tokens` are to be computed again."""
     EXECUTOR_LOST = "executor_lost"

@@ -28,13 +28,13 @@ class Reproducibility:
         unknown = sorted(address for address, info in executors.items() if not (info.numerics_id and info.is_invariant))
         why_not = ""
         if unknown:
-            why_not = f"the executor at {unknown[0]} does not promise outputs that are equal to the bit"
+            why_not = f"the executor at {unknown[0]} is not batch-invariant"
             if reason := executors[unknown[0]].why_not_invariant:
                 why_not += f": {reason}"
         elif len(ids) > 1:
-            why_not = f"the executors are of {len(ids)} kinds: their numerics ids differ"
+            why_not = f"the executors have {len(ids)} different numerics ids"
         elif len(digests) > 1:
-            why_not = "the executors do not all say the same digest of the weights"
+            why_not = "the executors report different weight digests"
         return cls(tuple(sorted(filter(None, ids))), min(filter(None, digests), default=""), why_not)
 
 

@@ -81,18 +81,20 @@ def read_records(path: Path) -> Iterator[Framed]:
         if not magic:
             raise BrokenFileError(f"{path.name} is empty")
         if magic != MAGIC:
-            raise BrokenFileError(f"{path.name} is no step log, or was changed at its beginning")
+            raise BrokenFileError(f"{path.name} is not a step log, or its header is corrupt")
         offset, number, end = len(MAGIC), 0, path.stat().st_size
         while head := file.read(FRAME.size):
             where = f"{path.name} at record {number}, byte {offset}"
             if len(head) < FRAME.size:
                 left = counted(len(head), "byte")
-                raise BrokenFileError(f"{where}: the file was cut or changed here; {left} follow, too few for a record")
+                raise BrokenFileError(
+                    f"{where}: the file was truncated or modified here; {left} follow, too few for a record"
+                )
             length, checksum = FRAME.unpack(head)
             content = file.read(length) if offset + FRAME.size + length <= end else b""
             if len(content) < length or not length:  # bytes that were never written are zeros
-                raise BrokenFileError(f"{where}: the file was cut or changed here; no whole record follows")
+                raise BrokenFileError(f"{where}: the file was truncated or modified here; no whole record follows")
             if zlib.crc32(content) != checksum:
-                raise BrokenFileError(f"{where}: the record was changed, its checksum is wrong")
+                raise BrokenFileError(f"{where}: the record is corrupt: wrong checksum")
             yield Framed(number, offset, content)
             offset, number = offset + FRAME.size + length, number + 1

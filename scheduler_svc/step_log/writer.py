@@ -116,10 +116,11 @@ class StepLogWriter:
             _make_private(settings.directory)
             self._begin_file(self.header(monotonic_s()))
         except FileExistsError as error:
-            raise StepLogError(f"--step-log {settings.directory} is a file; name a folder") from error
+            raise StepLogError(f"--step-log {settings.directory} is a file; give a directory") from error
         except OSError as error:
             raise StepLogError(
-                f"--step-log {settings.directory} cannot be made or written to: {error.strerror}; name another folder"
+                f"--step-log {settings.directory} cannot be made or written to: {error.strerror}; give another "
+                "directory"
             ) from error
         self._thread = threading.Thread(target=self._run, name="step-log", daemon=True)
         self._thread.start()
@@ -152,7 +153,7 @@ class StepLogWriter:
             return
         self._pending.append((encode, arguments, raised, mask, named, monotonic_s()))
         if len(self._pending) > MAX_PENDING_CALLS:
-            self._stop(f"the disk is too slow: {MAX_PENDING_CALLS} calls wait to be written")
+            self._stop(f"the disk is too slow: {MAX_PENDING_CALLS} records are waiting to be written")
 
     def begin_file(self, header: pb.LogHeader, snapshot: pb.Snapshot) -> None:
         """Begin the next file before the next call, with a snapshot of the fleet as it is now."""

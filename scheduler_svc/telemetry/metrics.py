@@ -18,57 +18,57 @@ _VLLM = ("model_name", "engine")
 WAITING = Metric(
     "octavo_requests_waiting",
     "gauge",
-    "Requests that wait for a place in a batch, for an executor, or for their prompt to be tokenized.",
+    "Waiting requests: for a slot, for an executor, or for the tokenizer.",
 )
-RUNNING = Metric("octavo_requests_running", "gauge", "Requests in the batch of an executor.", _EXECUTOR)
+RUNNING = Metric("octavo_requests_running", "gauge", "Running requests: those in the batch of an executor.", _EXECUTOR)
 SWAPPED = Metric(
-    "octavo_requests_swapped", "gauge", "Preempted requests whose blocks are in the host pools of their executors."
+    "octavo_requests_swapped", "gauge", "Preempted requests whose blocks are in the host cache of their executor."
 )
 KV_USAGE = Metric(
     "octavo_kv_cache_usage_ratio",
     "gauge",
-    "Share of the device pool's blocks that requests use, 0 to 1; cached prefixes that nobody uses do not count.",
+    "Fraction of device blocks in use by requests, 0 to 1; unused cached prefixes do not count.",
     _EXECUTOR,
 )
 KV_BLOCKS = Metric(
     "octavo_kv_cache_blocks",
     "gauge",
-    "Blocks of the device pool: used by requests, cached (nobody uses them, they hold a prefix), or free.",
+    "Device blocks by state: used by requests, cached (unused, but holding a prefix), or free.",
     (*_EXECUTOR, "state"),
 )
 QUERIED_TOKENS = Metric(
     "octavo_prefix_cache_queried_tokens_total",
     "counter",
-    "Prompt tokens that were looked up in the prefix cache, of requests that got their first token.",
+    "Prompt tokens looked up in the prefix cache, of requests that got their first token.",
 )
 HIT_TOKENS = Metric(
-    "octavo_prefix_cache_hit_tokens_total", "counter", "Those of the queried tokens that were found and not computed."
+    "octavo_prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache, and not computed."
 )
 PREEMPTIONS = Metric(
     "octavo_preemptions_total",
     "counter",
-    "Running requests that made room for others, by what became of their blocks.",
+    "Preemptions, by what happened to the blocks.",
     ("mode",),
 )
 TIME_TO_FIRST_TOKEN = Metric(
     "octavo_time_to_first_token_seconds",
     "histogram",
-    "Time from a request's arrival (checked and tokenized) to its first token, in seconds.",
+    "Time from a request's arrival (validated and tokenized) to its first token, in seconds.",
 )
 INTER_TOKEN_LATENCY = Metric(
     "octavo_inter_token_latency_seconds",
     "histogram",
-    "Time between two steps that brought a request tokens, in seconds; outputs of one request count together.",
+    "Time between two steps that produced tokens of a request, in seconds; all outputs of a request count together.",
 )
 STEP_TURNAROUND = Metric(
     "octavo_step_turnaround_seconds",
     "histogram",
-    "Time from the arrival of a step's result to the begin of the write of the step that is decided on it, in seconds.",
+    "Time from the arrival of a step's result to the start of sending the step based on it, in seconds.",
 )
 QUEUE_TIME = Metric(
     "octavo_request_queue_seconds",
     "histogram",
-    "Time from a request's arrival to the step that first admitted it, in seconds.",
+    "Time from a request's arrival to its first admission, in seconds.",
 )
 REQUEST_DURATION = Metric(
     "octavo_request_duration_seconds",
@@ -78,85 +78,82 @@ REQUEST_DURATION = Metric(
 STEP_DURATION = Metric(
     "octavo_step_duration_seconds",
     "histogram",
-    "Time of a step by phase, in seconds. schedule: the decision; wait: network, and the queue before the executor's "
-    "device; execute: the executor's own measure; process: the result, up to the requests, with the decision and the "
-    "sending of the next step in between.",
+    "Duration of a step by phase, in seconds. schedule: the scheduling decision; wait: network and queueing before "
+    "the executor's device; execute: as measured by the executor; process: handling the result, including scheduling "
+    "and sending the next step.",
     ("phase",),
 )
 PROMPT_TOKENS = Metric("octavo_prompt_tokens_total", "counter", "Prompt tokens of requests that got their first token.")
 OUTPUT_TOKENS = Metric(
-    "octavo_output_tokens_total", "counter", "Tokens sampled, over all outputs; of a beam search those of its answer."
+    "octavo_output_tokens_total", "counter", "Tokens sampled, over all outputs; for a beam search those of its answer."
 )
 FINISHED = Metric(
     "octavo_requests_finished_total",
     "counter",
-    "Requests that finished, by why their first output ended.",
+    "Finished requests, by finish reason of the first output.",
     ("finish_reason",),
 )
 ERRORS = Metric(
     "octavo_request_errors_total",
     "counter",
-    "Accepted requests that ended with an error, by gRPC status code; ABORTED: Abort was called, or the client left. "
-    "What was refused before is in grpc_server_handled_total.",
+    "Accepted requests that failed, by gRPC status code; ABORTED: Abort was called, or the client disconnected. "
+    "Rejected requests are in grpc_server_handled_total.",
     ("code",),
 )
 NOT_FINITE = Metric(
     "octavo_requests_not_finite_total",
     "counter",
-    "Requests that ended with an error because the model's logits were NaN or infinity, or ruled out every token.",
+    "Requests that failed because the model's logits were NaN or infinite, or every token was ruled out.",
 )
 STEPS_IN_FLIGHT = Metric(
     "octavo_steps_in_flight",
     "gauge",
-    "Most steps that are sent to an executor and not answered, as it is now (--steps-in-flight).",
+    "Current limit of steps in flight to an executor (--steps-in-flight).",
     _EXECUTOR,
 )
 ROUND_TRIP = Metric(
     "octavo_executor_round_trip_seconds",
     "gauge",
-    "Shortest of the last round trips to an executor, in seconds: of heartbeats, and of steps that did not wait there.",
+    "Shortest recent round trip to an executor, in seconds: of heartbeats and of steps that did not queue there.",
     _EXECUTOR,
 )
 VOID_ROWS = Metric(
     "octavo_void_rows_total",
     "counter",
-    "Rows that executors computed for sequences that had ended when their tokens came, because several steps were in "
-    "flight.",
+    "Wasted sample rows: computed for sequences that had already finished, because several steps were in flight.",
 )
 EXECUTORS = Metric(
     "octavo_executors",
     "gauge",
-    "Executors of the fleet: attached, leaving (attached, takes no new requests), connecting, or spare (beyond "
-    "--max-executors, not dialled).",
+    "Executors by state: attached, leaving (attached, accepts no new requests), connecting, or spare (beyond "
+    "--max-executors, not connected).",
     ("state",),
 )
-LOSSES = Metric("octavo_executor_losses_total", "counter", "Attachments to executors that were lost.")
+LOSSES = Metric("octavo_executor_losses_total", "counter", "Executors lost while attached.")
 RECOVERED = Metric(
     "octavo_requests_recovered_total",
     "counter",
-    "Requests that finished although an executor was lost that ran them.",
+    "Requests that finished although an executor that ran them was lost.",
 )
 LOOP_LAG = Metric(
     "octavo_event_loop_lag_max_seconds",
     "gauge",
-    "Longest time in the last minute for which the scheduler's event loop was kept busy by one thing, in seconds: all "
-    "streams stood still meanwhile.",
+    "Longest stall of the scheduler's event loop in the last minute, in seconds; all streams pause during a stall.",
 )
 STEP_LOG = Metric(
     "octavo_step_log_recording",
     "gauge",
-    "1 while calls are recorded (--step-log); 0 without a log, and after it was stopped because the disk was full or "
-    "too slow.",
+    "1 while recording (--step-log); 0 without a step log, or after it stopped because the disk was full or too slow.",
 )
 VLLM_WAITING = Metric("vllm:num_requests_waiting", "gauge", "Alias: octavo_requests_waiting.", _VLLM)
-VLLM_RUNNING = Metric("vllm:num_requests_running", "gauge", "Alias: the sum of octavo_requests_running.", _VLLM)
+VLLM_RUNNING = Metric("vllm:num_requests_running", "gauge", "Alias of the sum of octavo_requests_running.", _VLLM)
 VLLM_KV_USAGE = Metric(
-    "vllm:kv_cache_usage_perc", "gauge", "Alias: octavo_kv_cache_usage_ratio over all executors, 0 to 1.", _VLLM
+    "vllm:kv_cache_usage_perc", "gauge", "Alias of octavo_kv_cache_usage_ratio over all executors, 0 to 1.", _VLLM
 )
 VLLM_CACHE_CONFIG = Metric(
     "vllm:cache_config_info",
     "gauge",
-    "Always 1; the size of a block in tokens, and the blocks of all executors.",
+    "Always 1; the labels have the block size in tokens and the number of blocks of all executors.",
     (*_VLLM, "block_size", "num_gpu_blocks"),
 )
 

@@ -14,7 +14,7 @@
     ├── WorldError                 nobody's fault: retry later
     │   ├── QueueFullError         the waiting queue is full
     │   ├── DeadlineTooShortError  the answer would come long after the deadline of the call
-    │   ├── NoExecutorError        no executor takes requests; has what operators may know of it
+    │   ├── NoExecutorError        no executor accepts requests; has what operators may know of it
     │   └── UnavailableError       draining, or not there yet
     │       ├── AddressError       a port cannot be opened
     │       └── LostTooOftenError  the request seems to break executors; do not send it again
@@ -68,7 +68,7 @@ class MalformedMessageError(CallerError):
     """The bytes are no message of the method."""
 
     def __init__(self) -> None:
-        super().__init__("the request is not a message of this method; it must be encoded by its proto")
+        super().__init__("the request cannot be decoded as this method's message")
 
 
 class RequestExistsError(CallerError):
@@ -96,7 +96,7 @@ class SlowCallerError(CallerError):
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(
-            f"the caller took no message for {limit_s:g} s while there was something for it; its requests were aborted"
+            f"the client read nothing for {limit_s:g} s while messages were waiting; its requests were aborted"
         )
 
 
@@ -109,8 +109,8 @@ class TooManyUntakenError(CallerError):
 
     def __init__(self, most: int) -> None:
         super().__init__(
-            f"the stream has {most} requests whose ends the caller has not taken, and it has sent another one; "
-            "they were aborted"
+            f"the stream has {most} finished requests whose results the client has not read, and it sent another one; "
+            "all were aborted"
         )
 
 
@@ -152,7 +152,7 @@ class QueueFullError(WorldError):
         whose = f" of tenant {tenant!r}" if tenant else ""
         requests = "1 request" if num_waiting_requests == 1 else f"{num_waiting_requests} requests"
         tokens = "" if num_waiting_tokens is None else f" with {num_waiting_tokens} prompt tokens"
-        what = "is full, and the request gave way to another tenant's" if gives_way else "is full"
+        what = "is full, and the request was displaced by another tenant's request" if gives_way else "is full"
         super().__init__(f"{queue}{whose} {what} ({requests}{tokens}); retry in {retry_after_s:g} s")
 
 
@@ -169,7 +169,7 @@ class DeadlineTooShortError(WorldError):
         self.estimate_s = estimate_s
         self.time_left_s = time_left_s
         super().__init__(
-            f"the answer would {what} about {estimate_s:.2g} s; the call has {max(0.0, time_left_s):.2g} s"
+            f"the answer would {what} about {estimate_s:.2g} s; the call's deadline is in {max(0.0, time_left_s):.2g} s"
         )
 
 
@@ -191,7 +191,7 @@ class AddressError(UnavailableError):
 
     def __init__(self, flag: str, address: str) -> None:
         super().__init__(
-            f"cannot listen on {address}: it is taken, or not an address of this machine; set {flag} to another one"
+            f"cannot listen on {address}: it is in use, or not an address of this machine; set {flag} to another one"
         )
 
 
@@ -203,7 +203,7 @@ class LostTooOftenError(UnavailableError):
     """
 
     def __init__(self, num_losses: int) -> None:
-        super().__init__(f"the executor was lost {num_losses} times in a row while it ran this request alone")
+        super().__init__(f"the executor was lost {num_losses} times in a row while running this request alone")
 
 
 class NoExecutorError(WorldError):
@@ -235,7 +235,7 @@ class NotFiniteError(OctavoServiceError):
     """
 
     def __init__(self, place: str) -> None:
-        super().__init__(f"the model's logits for {place} (NaN or infinity, or no token that may come)")
+        super().__init__(f"the model's logits for {place} (NaN or infinity, or every token is ruled out)")
 
 
 class InvalidStepError(OctavoServiceError):

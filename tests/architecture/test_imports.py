@@ -118,7 +118,7 @@ PLANTS = [
 ]
 
 
-# Plants each import by itself and checks the contracts, in one process: to start one takes longer than to check.
+# Plants each import by itself and checks the contracts, in one process: to start one took longer than to check.
 CHECK_EACH = """
 import json, pathlib, sys
 from importlinter.cli import lint_imports

@@ -30,7 +30,7 @@ WANTED = 400
 
 WAITED_IN_VAIN = (
     f"the request was accepted for {len(PROMPT) + WANTED} tokens (a prompt of {len(PROMPT)}); this executor holds "
-    f"sequences of {SERVED}; no larger one came within 0.2 s (--orphan-timeout-s); send it again later, or ask for less"
+    f"sequences of {SERVED}; no larger one was attached within 0.2 s (--orphan-timeout-s); retry later, or request less"
 )
 
 

@@ -117,12 +117,14 @@ async def test_a_request_that_waits_for_blocks_is_explained_with_the_true_number
         # 7 of the 16 blocks are used; 1 is kept for the request that runs.
         explained = await still.explain("head")
         assert explained.status == admin_pb2.REQUEST_STATUS_WAITING
-        assert explained.explanation == f"waits: next in line; on {address}, needs 12 blocks, 8 free"
+        assert explained.explanation == f"waits: next in the queue; on {address}, needs 12 blocks, 8 free"
         (fit,) = explained.executors
         assert (fit.executor, fit.num_needed_blocks, fit.num_free_blocks) == (address, 12, 8)
         behind = await still.explain("last")
         assert behind.num_requests_ahead == 1
-        assert behind.explanation == f"waits: 1 request ahead; on {address}, fits, once those ahead are gone"
+        assert behind.explanation == (
+            f"waits: 1 request ahead; on {address}, will fit once the requests ahead of it are admitted"
+        )
         running = await still.explain("runs")
         assert running.status == admin_pb2.REQUEST_STATUS_RUNNING
         assert running.explanation.startswith(f"runs on {address}: ")
@@ -135,7 +137,7 @@ async def test_a_request_without_an_executor_is_told_why() -> None:
         still.turnstile.open()
         await until(lambda: not still.stack.engine.fleet.cores)
         explained = await still.explain("lost")
-        assert explained.explanation.startswith("waits to run again: next in line; no executor is attached (")
+        assert explained.explanation.startswith("waits to resume: next in the queue; no executor is attached (")
         assert not explained.executors
         await still.stack.executor.start()
 
@@ -169,7 +171,7 @@ async def test_pages_of_the_queue_are_in_the_order_of_admission() -> None:
         assert [request.priority for request in queued] == [-4, -3, -2, -1, 0]
         assert [request.tenant for request in queued] == [f"tenant-{i}" for i in (4, 3, 2, 1, 0)]
         assert queued[0].reason.endswith("needs 12 blocks, 8 free")
-        assert {request.reason for request in queued[1:]} == {"in line behind 'w5'"}
+        assert {request.reason for request in queued[1:]} == {"queued behind 'w5'"}
         for wrong in ("x", "-1", "9" * 19):
             error = await refusal(still.admin.ListQueue(pb.ListQueueRequest(page_token=wrong)))
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -248,7 +250,7 @@ async def test_the_last_steps_are_listed_a_line_each() -> None:
         assert [(step.step_id, step.text) for step in steps.steps] == [
             (
                 1,
-                "1 prefill chunk of 40 tokens, 1 admission with 0 of 40 tokens computed before, 1 fork; "
+                "1 prefill chunk of 40 tokens, 1 admission with 0 of 40 tokens already computed, 1 fork; "
                 "2 tokens sampled",
             ),
             (2, "1 block copied, 2 decodes; 2 tokens sampled"),
@@ -282,7 +284,7 @@ async def test_with_several_executors_the_step_needs_an_address() -> None:
         for call in (stack.admin.GetStep(pb.GetStepRequest()), stack.admin.ListSteps(pb.ListStepsRequest())):
             error = await refusal(call)
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert error.details() == f"there are 2 executors; name one of them: {first.address}, {other.address}"
+            assert error.details() == f"there are 2 executors; give one of {first.address}, {other.address}"
         assert not (await stack.admin.ListSteps(pb.ListStepsRequest(executor=other.address))).steps
         error = await refusal(stack.admin.GetStep(pb.GetStepRequest(executor="127.0.0.1:1")))
         assert error.code() is grpc.StatusCode.NOT_FOUND

@@ -185,7 +185,7 @@ async def test_the_call_that_still_has_the_request_is_told() -> None:
             while True:
                 await next_event(first)
         assert error.value.code() is grpc.StatusCode.ABORTED
-        assert error.value.details() == "another call goes on with this request"
+        assert error.value.details() == "another call has taken over this request"
         await refused(stack, again, grpc.StatusCode.ALREADY_EXISTS, "")  # no later attempt
         while not (event := await next_event(second)).HasField("finished"):
             pass

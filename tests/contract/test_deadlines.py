@@ -55,7 +55,9 @@ async def test_an_answer_that_takes_far_longer_than_its_call_has_is_refused_with
         for params in ({"ignore_eos": True}, {"min_tokens": 1000}, {"ignore_eos": True, "n": 2, "temperature": 1.0}):
             error = await error_of(stack, token_request(4, 1000, **params), 1.0)
             assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            told = re.fullmatch(rf"the answer would take about {SECONDS}; the call has [\d.]+ s", error.details() or "")
+            told = re.fullmatch(
+                (rf"the answer would take about {SECONDS}; the call's deadline is in [\d.]+ s"), error.details() or ""
+            )
             assert told, error.details()
             assert 19 <= float(told["seconds"]) < 60
         assert not stack.engine.requests
@@ -96,7 +98,9 @@ async def test_a_deadline_that_passes_in_the_queue_is_refused(fronts: int) -> No
     async with queue_of_80_s(fronts=fronts) as stack:
         error = await error_of(stack, token_request(4, 1, first_id=9), 0.5)
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        told = re.fullmatch(rf"the answer would begin in about {SECONDS}; the call has [\d.]+ s", error.details() or "")
+        told = re.fullmatch(
+            (rf"the answer would begin in about {SECONDS}; the call's deadline is in [\d.]+ s"), error.details() or ""
+        )
         assert told, error.details()
         assert 95 < float(told["seconds"]) < 300
         other = token_request(4, 1, first_id=10)
@@ -131,7 +135,7 @@ async def test_requests_on_a_stream_have_the_deadline_of_their_stream() -> None:
 
 async def test_the_python_client_raises_the_estimate_and_goes_on_with_what_was_begun() -> None:
     async with measured_stack() as stack, Client(stack.address) as client:
-        with pytest.raises(DeadlineError, match=r"^the answer would take about .* s; the call has "):
+        with pytest.raises(DeadlineError, match=r"^the answer would take about .* s; the call's deadline is in "):
             await client.generate([40, 41], SamplingParams(max_tokens=1000, ignore_eos=True), timeout_s=1.0)
         begun = token_request(4, 1000, ignore_eos=True)
         begun.continuation.outputs.add(token_ids=[40])

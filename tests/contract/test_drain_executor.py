@@ -89,7 +89,9 @@ async def test_what_requires_its_kind_stays_until_it_ends() -> None:
         assert core is not None
         assert [group.request_id for group in core.batch.running] == ["stays"]
         explained = await stack.admin.ExplainRequest(admin.ExplainRequestRequest(request_id="stays"))
-        assert explained.explanation.endswith("; its executor is draining: another one takes it when it has room")
+        assert explained.explanation.endswith(
+            "; its executor is draining: it moves to another executor once one has capacity"
+        )
         assert [len(answer.token_ids) for answer in await answers] == [60, 60]
         await is_empty(stack, first)
 
@@ -160,7 +162,7 @@ async def test_the_command_waits_until_the_executor_is_empty(capsys: pytest.Capt
         assert capsys.readouterr().out == (
             f"{second.address} is draining: 0 requests left\n"
             f"{second.address} takes requests\n"
-            f"{first.address} is empty; it can be ended\n"
+            f"{first.address} is empty; it is safe to stop\n"
         )
         with pytest.raises(NotFoundError, match="no executor has the address 'nowhere:1'"):
             await drain_executor(client(), "nowhere:1")

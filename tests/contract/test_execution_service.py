@@ -73,7 +73,7 @@ async def test_attach_gives_rising_epochs_and_the_common_wire_version(executor: 
         (pb.AttachRequest(scheduler_id="a", lease_ms=600_001, max_wire_version=1), "lease_ms is 600001"),
         (
             pb.AttachRequest(scheduler_id="a", lease_ms=1000, min_wire_version=3, max_wire_version=4),
-            "max_wire_version is 3 to 4 (the range); it must be a range that meets 1 to 2",
+            "max_wire_version is 3 to 4 (the range); it must be a range that overlaps 1 to 2",
         ),
         (
             pb.AttachRequest(scheduler_id="a", lease_ms=1000, max_wire_version=2, keep=True),
@@ -141,7 +141,7 @@ async def test_a_caller_of_an_instance_that_is_gone_is_fenced(executor: Executor
     ):
         code, details = await refusal(call)
         assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert details.startswith("instance another is gone, and its cache with it; this is ")
+        assert details.startswith("instance another has exited, and its cache is lost; this is ")
     own = executor.worker.info.instance_id
     await executor.stub.Heartbeat(pb.HeartbeatRequest(epoch=epoch, instance_id=own))
 

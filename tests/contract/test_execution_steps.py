@@ -52,7 +52,7 @@ async def test_a_stream_must_begin_with_start(executor: Executor) -> None:
     await stream.send(first_step(await executor.attach()))
     code, details = await refusal(stream.read())
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert details == "message is step; it must be start in the first message of a stream"
+    assert details == "message is step; it must be start, in the first message of a stream"
 
 
 async def test_a_second_start_ends_the_stream(executor: Executor) -> None:
@@ -83,7 +83,7 @@ async def test_a_new_stream_takes_over_from_one_that_seems_open(executor: Execut
     await executor.gate.wait_entered()
     resuming = asyncio.ensure_future(executor.open_stream(epoch))
     code, details = await refusal(broken.read())
-    assert (code, details) == (grpc.StatusCode.FAILED_PRECONDITION, "a newer stream of the same epoch took over")
+    assert (code, details) == (grpc.StatusCode.FAILED_PRECONDITION, "replaced by a newer stream of the same epoch")
     executor.gate.open()
     stream = await resuming
     executed = stream.started.last_executed_step_id
@@ -107,7 +107,7 @@ async def test_a_skipped_step_ends_the_stream(executor: Executor) -> None:
     await stream.run(first_step(epoch))
     await stream.send(decode_step(epoch, 3))
     code, details = await refusal(stream.read())
-    assert (code, details) == (grpc.StatusCode.OUT_OF_RANGE, "step 3 came after step 1; 2 is missing")
+    assert (code, details) == (grpc.StatusCode.OUT_OF_RANGE, "step 3 arrived after step 1; step 2 is missing")
 
 
 async def test_a_stream_cannot_resume_before_the_stored_responses(executor: Executor) -> None:
@@ -117,7 +117,7 @@ async def test_a_stream_cannot_resume_before_the_stored_responses(executor: Exec
         await stream.run(step)
     code, details = await refusal(executor.open_stream(epoch, last_received_step_id=1))
     assert code is grpc.StatusCode.OUT_OF_RANGE
-    assert "the response of step 2 is not kept any more" in details
+    assert "the response of step 2 is no longer kept" in details
 
 
 async def test_a_stream_cannot_resume_after_steps_that_never_ran(executor: Executor) -> None:
@@ -132,7 +132,7 @@ async def test_unary_steps_are_refused_while_a_stream_is_open(executor: Executor
     epoch = await executor.attach()
     stream = await executor.open_stream(epoch)
     code, details = await refusal(executor.stub.ExecuteModel(first_step(epoch)))
-    assert (code, details) == (grpc.StatusCode.FAILED_PRECONDITION, "a step stream is open; send the step there")
+    assert (code, details) == (grpc.StatusCode.FAILED_PRECONDITION, "a step stream is open; send the step on it")
     await stream.call.done_writing()
     await stream.call.code()
     assert (await executor.stub.ExecuteModel(first_step(epoch))).step_id == 1
@@ -183,7 +183,7 @@ async def test_after_a_failed_step_the_epoch_runs_no_more(executor: Executor) ->
     assert code is grpc.StatusCode.INTERNAL
     assert "slot 0 reads position 0 from block 0, which is unwritten there" in details
     code, details = await refusal(executor.stub.ExecuteModel(first_step(epoch)))
-    assert (code, details) == (grpc.StatusCode.INTERNAL, "step 1 failed (StepFailedError); attach anew")
+    assert (code, details) == (grpc.StatusCode.INTERNAL, "step 1 failed (StepFailedError); attach again")
     assert (await executor.stub.ExecuteModel(first_step(await executor.attach()))).step_id == 1
 
 

@@ -253,8 +253,8 @@ class Liar(FakeWorker):
         (token_out_of_vocabulary, r"has token ids outside 0 to 258"),
         (a_candidate_too_few, r"has \d+ beam candidates instead of \d+"),
         # Of a step with one token none are left.
-        (fewer_logprobs_than_tokens, r"\d+ logprobs for \d+ sampled tokens|lacks log-probabilities"),
-        (no_logprobs, "lacks log-probabilities that were asked for"),
+        (fewer_logprobs_than_tokens, r"\d+ logprobs for \d+ sampled tokens|lacks the requested log-probabilities"),
+        (no_logprobs, "lacks the requested log-probabilities"),
     ],
 )
 async def test_an_executor_that_answers_nonsense_is_lost_and_the_log_says_what_was_wrong(
@@ -287,16 +287,19 @@ def described_as(**values: str) -> FakeWorker:
 @pytest.mark.parametrize(
     ("stranger", "words"),
     [
-        (lambda: described_as(model_id="b", model_hash="5", weights_digest=""), "it has another model, b; that of the"),
+        (
+            lambda: described_as(model_id="b", model_hash="5", weights_digest=""),
+            ("it serves a different model, b; that of the"),
+        ),
         (
             lambda: described_as(model_hash="5", weights_digest=""),
-            "it has other weights or another quantization of fake",
+            "its weights or quantization of fake differ from the fleet's",
         ),
-        (lambda: described_as(model_hash="5"), "it has another quantization of fake than the fleet;"),
-        (lambda: described_as(dtype="bfloat16"), "its number format is bfloat16, that of the fleet float32;"),
+        (lambda: described_as(model_hash="5"), "its quantization of fake differs from the fleet's;"),
+        (lambda: described_as(dtype="bfloat16"), "its dtype is bfloat16, the fleet's is float32;"),
         (
             lambda: FakeWorker(weights_digest="5" * 64),
-            "it has other weights of fake: their digest is 5555555555555555,",
+            "its weights of fake differ from the fleet's: their digest is 5555555555555555,",
         ),
         (lambda: FakeWorker(max_message_bytes=2**16), "max_message_bytes"),
     ],
@@ -392,7 +395,7 @@ async def test_a_refused_executor_does_not_take_over_while_the_right_one_restart
         directory.addresses = {right.address}
         await stack.attached()
         directory.addresses = {right.address, stranger.address}
-        await until(lambda: "other weights" in stack.engine.last_trouble)
+        await until(lambda: "its weights" in stack.engine.last_trouble)
         answer = asyncio.create_task(collect(stack, token_request(20, 60)))
         await until(lambda: stack.driver_of(right).step_log.kept_ids[1] >= 9)
         await right.kill()

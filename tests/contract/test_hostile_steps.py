@@ -53,7 +53,7 @@ def chunked(num_tokens: int) -> Request:
 
 
 HOSTILE: dict[str, tuple[Callable[[], Request], str]] = {
-    "a step far ahead": (lambda: Request(step_id=2**64 - 1), "came after step 0"),
+    "a step far ahead": (lambda: Request(step_id=2**64 - 1), "arrived after step 0"),
     "a slot far out": (lambda: admitting(slot=MOST), f"slot {MOST} is admitted; slots are 0 to 3"),
     "a generation far ahead": (lambda: admitting(generation=MOST), f"with generation {MOST} after 0"),
     "a prompt longer than any": (lambda: admitting(token_ids=bytes(4 * MANY)), f"has {MANY} tokens; the limit is 200"),

@@ -170,7 +170,7 @@ async def test_a_core_does_not_attach_to_an_executor_that_knows_absurd_numbers()
     async with fake_executors(1) as executors:
         executors[0].servicer._attachment.incarnations["one"] = LARGEST
         async with scheduler_of(executors, "one") as scheduler:
-            await until(lambda: "of the schedulers of this id it says: incarnation is" in scheduler.engine.last_trouble)
+            await until(lambda: "it sent an invalid incarnation: incarnation is" in scheduler.engine.last_trouble)
             executors[0].servicer._attachment.incarnations.clear()
             await until(lambda: attached(scheduler))
 
@@ -295,4 +295,4 @@ async def test_a_front_keeps_a_number_for_each_scheduler_and_believes_no_older_c
         ("one", now_ms + 1),
     ]
     assert f"has the incarnation {now_ms - 1}; this front has joined a later one, {now_ms}" in troubles[3]
-    assert f"the core of scheduler 'two' is not believed: incarnation is {LARGEST}" in troubles[4]
+    assert f"the core of scheduler 'two' sent an invalid incarnation: incarnation is {LARGEST}" in troubles[4]

@@ -461,8 +461,8 @@ async def test_a_front_that_leaves_takes_its_requests_with_it() -> None:
 
 
 NONSENSE: dict[str, list[pb.JoinRequest]] = {
-    "the number 3 again": [pb.JoinRequest(submissions=[pb.Submission(number=3, num_sequences=1)])] * 2,
-    "submits what is no request": [pb.JoinRequest(submissions=[pb.Submission(number=1, prompt_token_ids=b"abc")])],
+    "reused request number 3": [pb.JoinRequest(submissions=[pb.Submission(number=3, num_sequences=1)])] * 2,
+    "submitted an invalid request": [pb.JoinRequest(submissions=[pb.Submission(number=1, prompt_token_ids=b"abc")])],
 }
 
 
@@ -473,7 +473,7 @@ async def test_a_front_that_sends_nonsense_is_cut_and_named(words: str, messages
             await front.call.write(message)
         code, details = await status(front)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert details.startswith("the front raw ")
+        assert details.startswith("front raw ")
         assert words in details
         assert (await collect(stack, token_request(4, 3))).finished is not None, "others go on"
 
@@ -484,7 +484,7 @@ async def test_a_front_whose_request_the_core_cannot_hold_is_cut() -> None:
         await front.say(submissions=[encode_submission(1, request, front.model_hash, front.max_model_len)])
         assert await status(front) == (
             grpc.StatusCode.INVALID_ARGUMENT,
-            "the front raw submits what is no request",
+            "front raw submitted an invalid request",
         )
         assert (await collect(stack, token_request(4, 3))).finished is not None, "others go on"
 
@@ -671,7 +671,7 @@ async def test_versions_that_do_not_meet_are_refused_in_words() -> None:
         async with joined(stack, versions=(2, 3)) as front:
             assert await status(front) == (
                 grpc.StatusCode.FAILED_PRECONDITION,
-                "front 'raw' speaks versions 2 to 3 of octavo.core.v1; this core speaks 1 to 1",
+                "front 'raw' supports versions 2 to 3 of octavo.core.v1; this core supports 1 to 1",
             )
         async with joined(stack, versions=(0, 9)) as front:
             assert (await front.until("welcome")).welcome.version == 1
@@ -679,7 +679,7 @@ async def test_versions_that_do_not_meet_are_refused_in_words() -> None:
         async with grpc.aio.insecure_channel(stack.service.fronts.link) as channel:
             silent: Any = pb_grpc.CoreServiceStub(channel).Join()
             await silent.write(pb.JoinRequest(credits=1))
-            assert await silent.details() == "a front says hello first"
+            assert await silent.details() == "the first message of a front must be its hello"
 
 
 async def test_news_waits_for_credits_in_one_message_and_a_front_that_takes_nothing_is_cut(

@@ -75,6 +75,6 @@ async def test_a_greedy_model_refuses_equal_outputs_and_says_whose_temperature_i
                 pass
 
     assert caught.value.details() == (
-        "sampling_params.n is 2; it must be 1 with temperature 0, this model's default, which makes equal outputs: "
-        "use a temperature above 0"
+        "sampling_params.n is 2; it must be 1 with temperature 0, this model's default, because greedy outputs are "
+        "all equal: use a temperature above 0"
     )

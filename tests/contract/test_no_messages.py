@@ -128,7 +128,7 @@ async def test_answers_that_are_none_are_the_executors_fault(
     async with running_stack(ready=False) as stack:
         answering.method = method
         await until(lambda: stack.engine.drivers)
-        await until(lambda: "no message" in stack.driver.last_trouble)
+        await until(lambda: "cannot be decoded" in stack.driver.last_trouble)
         assert method in stack.driver.last_trouble or method == "StreamSteps"
         answering.method = ""
         await stack.attached()
@@ -187,4 +187,4 @@ async def test_what_no_core_sends_ends_the_session_and_the_front_goes_on(
         assert not stack.fronts.fronts[0].task.done()
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
     [lost] = [record.getMessage() for record in caplog.records if "core_lost" in record.getMessage()][:1]
-    assert "no message" in lost or "that no core sends" in lost
+    assert "cannot be decoded" in lost or "sent an invalid message" in lost

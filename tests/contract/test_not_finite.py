@@ -16,7 +16,7 @@ NUM_TOKENS = 60
 OTHERS = [
     token_request(20 + first_id, NUM_TOKENS, first_id=first_id, logprobs=1, seed=first_id) for first_id in range(6)
 ]
-WHY = "(NaN or infinity, or no token that may come)"
+WHY = "(NaN or infinity, or every token is ruled out)"
 
 
 def with_nan(place: int = -1, **options: object) -> pb.GenerateRequest:

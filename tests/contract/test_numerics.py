@@ -167,9 +167,9 @@ async def test_who_requires_one_kind_ends_where_none_of_it_comes() -> None:
             pass
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert (caught.value.details() or "").startswith(
-        f"an executor of numerics one, weights {DIGEST[:12]}… made its tokens so far, this one is an executor of "
-        f"numerics two, weights {DIGEST[:12]}…, and the request goes on at none of another kind "
-        "(require_same_numerics); none of that kind came within 0.2 s"
+        f"an executor of numerics one, weights {DIGEST[:12]}… computed its tokens so far, this one is an executor of "
+        f"numerics two, weights {DIGEST[:12]}…, and the request requires the same numerics (require_same_numerics); "
+        "none of that kind was attached within 0.2 s"
     )
 
 
@@ -194,7 +194,7 @@ async def test_a_continuation_goes_on_at_the_kind_that_it_names_or_nowhere() -> 
             (
                 cut_answer(2, "one", "abc"),
                 grpc.StatusCode.UNAVAILABLE,
-                "the answer was begun with other weights (abc…)",
+                "the answer was started with different weights (abc…)",
             ),
             (cut_answer(2, ""), grpc.StatusCode.INVALID_ARGUMENT, "continuation.numerics_id is empty; "),
         ):
@@ -250,7 +250,7 @@ async def test_mixed_kinds_are_not_reproducible_and_are_in_the_log(caplog: pytes
         model = await model_of(stack)
 
     assert not model.is_reproducible
-    assert model.why_not_reproducible == "the executors are of 2 kinds: their numerics ids differ"
+    assert model.why_not_reproducible == "the executors have 2 different numerics ids"
     assert list(model.numerics_ids) == ["one", "two"]
     assert len([line for line in caplog.messages if "event=mixed_numerics" in line]) == 1
 
@@ -263,9 +263,7 @@ async def test_an_executor_that_is_not_invariant_is_not_reproducible(said: str, 
         model = await model_of(stack)
 
         assert not model.is_reproducible
-        assert model.why_not_reproducible == (
-            f"the executor at {stack.executor.address} does not promise outputs that are equal to the bit{told}"
-        )
+        assert model.why_not_reproducible == (f"the executor at {stack.executor.address} is not batch-invariant{told}")
 
 
 async def test_an_executor_of_wire_version_1_is_not_reproducible() -> None:

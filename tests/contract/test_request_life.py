@@ -38,7 +38,7 @@ async def test_a_request_is_remembered_after_its_end_with_its_times() -> None:
         assert_in_order(state)
         admitted = state.events[1]
         assert (admitted.executor, admitted.step_id) == (stack.executor.address, 1)
-        assert admitted.text == "admitted; of 20 tokens, 0 were in the prefix cache"
+        assert admitted.text == "admitted; of 20 tokens, 0 came from the prefix cache"
         assert (state.status, state.outcome) == (admin_pb2.REQUEST_STATUS_ENDED, "length")
         assert (state.num_prompt_tokens, state.num_output_tokens) == (20, 5)
         assert state.queue_ms <= state.time_to_first_token_ms <= state.age_ms
@@ -69,7 +69,7 @@ async def test_an_id_that_nobody_has_says_how_far_back_was_looked() -> None:
             assert error.code() is grpc.StatusCode.NOT_FOUND
             assert error.details() == (
                 "no live request has request_id 'nobody', and none of the last 1,000 that ended; "
-                "requests that were refused are not kept"
+                "rejected requests are not kept"
             )
 
 
@@ -82,7 +82,7 @@ async def test_a_swap_and_an_abort_are_part_of_a_life() -> None:
         assert kinds(live) == ["ARRIVED", "ADMITTED", "FIRST_TOKEN", "SWAPPED_OUT"]
         assert live.HasField("last_token_age_ms")
         assert not live.outcome
-        assert "the host pool" in live.events[3].text
+        assert "the host cache" in live.events[3].text
         await still.stack.engine.abort_request("goes", None)
         ended = await still.request("goes")
         assert kinds(ended) == ["ARRIVED", "ADMITTED", "FIRST_TOKEN", "SWAPPED_OUT", "FAILED"]

@@ -245,7 +245,7 @@ async def test_a_caller_that_takes_nothing_is_cut_and_told(monkeypatch: pytest.M
                 pass
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert raised.value.details() == (
-            "the caller took no message for 0.2 s while there was something for it; its requests were aborted"
+            "the client read nothing for 0.2 s while messages were waiting; its requests were aborted"
         )
         await until(lambda: not stack.engine.requests)
 

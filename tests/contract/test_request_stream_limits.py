@@ -52,8 +52,8 @@ async def test_what_a_caller_does_not_take_is_bounded(monkeypatch: pytest.Monkey
                 pass
         assert (raised.value.code(), raised.value.details()) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "the stream has 8 requests whose ends the caller has not taken, and it has sent another one; they were "
-            "aborted",
+            "the stream has 8 finished requests whose results the client has not read, and it sent another one; all "
+            "were aborted",
         )
 
 
@@ -149,7 +149,9 @@ async def test_a_scheduler_that_goes_away_lets_requests_finish_and_ends_streams_
                 which, event = await anext(events)
                 found[which] = event
 
-        with pytest.raises(UnavailableError, match="the scheduler shut down; send further requests to another one"):
+        with pytest.raises(
+            UnavailableError, match=("the scheduler shut down; send further requests to another scheduler")
+        ):
             await asyncio.wait_for(read(), 15)
         assert isinstance(found[number], Finished)
         assert error_of(found[late]).startswith("UnavailableError: the scheduler is draining")
@@ -169,7 +171,7 @@ async def test_requests_that_outlast_the_grace_period_fail_before_the_stream_doe
             async with asyncio.timeout(PATIENCE_S):
                 async for response in call:
                     failed += response.failed
-        assert [one.message for one in failed] == ["the scheduler shut down; send the request again"]
+        assert [one.message for one in failed] == ["the scheduler shut down; retry"]
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         await asyncio.wait_for(stopping, PATIENCE_S)
 

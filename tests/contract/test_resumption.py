@@ -371,17 +371,17 @@ async def test_an_answer_that_is_whole_ends_once_though_its_call_is_cut_then() -
 @pytest.mark.parametrize("timeout_s", [0.0, 0.3])
 async def test_it_tries_for_a_limited_time(timeout_s: float) -> None:
     async with served() as (stack, cutter), Client(cutter.address, resume_timeout_s=timeout_s) as client:
-        with pytest.raises(UnavailableError, match=r"lost|no scheduler answers") as error:
+        with pytest.raises(UnavailableError, match=r"lost|no scheduler is reachable") as error:
             async for event in client.stream(PROMPT, max_tokens=8000, ignore_eos=True):
                 if isinstance(event, Delta):
                     cutter.close()
-        assert ("nobody went on with it within 0.3 s" in str(error.value)) == bool(timeout_s)
+        assert ("no scheduler resumed it within 0.3 s" in str(error.value)) == bool(timeout_s)
         await until(lambda: not stack.engine.requests)
 
 
 async def test_many_requests_are_tried_for_a_limited_time() -> None:
     async with served() as (stack, cutter), Client(cutter.address, resume_timeout_s=0.3) as client:
-        with pytest.raises(UnavailableError, match=r"nobody went on with it within 0\.3 s"):
+        with pytest.raises(UnavailableError, match=r"no scheduler resumed it within 0\.3 s"):
             async for _, event in client.stream_many([PROMPT], max_tokens=8000, ignore_eos=True):
                 if isinstance(event, Delta):
                     cutter.close()
@@ -469,7 +469,7 @@ async def test_a_refused_continuation_says_what_was_lost_and_why_it_cannot_go_on
         await until(lambda: stack.engine.requests)
         await cutter.listen()
         with pytest.raises(
-            UnavailableError, match=r"cut after [\d,]+ tokens, cannot go on: request_id 'mine' is in use"
+            UnavailableError, match=r"cut off after [\d,]+ tokens, cannot be resumed: request_id 'mine' is in use"
         ):
             await running
         call.cancel()

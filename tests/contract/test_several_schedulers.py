@@ -74,7 +74,7 @@ async def test_two_schedulers_share_executors_by_their_limits() -> None:
 async def test_a_scheduler_takes_no_more_executors_than_it_may_and_is_complete_with_them() -> None:
     async with fake_executors(3) as executors, scheduler_of(executors, "only", max_executors=2) as only:
         await until(lambda: len(attached(only)) == 2)
-        await until(lambda: "--max-executors allows, 2" in only.engine.last_trouble)
+        await until(lambda: "maximum of --max-executors, 2" in only.engine.last_trouble)
         assert only.engine.drivers.is_complete
         assert not only.engine.readiness.why_not
 

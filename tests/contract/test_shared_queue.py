@@ -56,10 +56,12 @@ async def test_a_tenant_that_fills_the_queue_gives_way_to_another_one_up_to_its_
         refused = await newest
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
         assert refused.error["message"] == (
-            "the waiting queue of tenant 'red' is full, and the request gave way to another tenant's (4 requests); "
-            "retry in 1 s"
+            "the waiting queue of tenant 'red' is full, and the request was displaced by another tenant's request (4 "
+            "requests); retry in 1 s"
         )
-        with pytest.raises(grpc.aio.AioRpcError, match=r"gave way to another tenant's \(3 requests\)") as caught:
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=(r"was displaced by another tenant's request \(3 requests\)")
+        ) as caught:
             await reds.pop()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         trailing = dict(caught.value.trailing_metadata() or ())

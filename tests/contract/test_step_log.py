@@ -65,7 +65,7 @@ def test_the_log_of_a_killed_executor_decides_every_step_again(
     assert run(["replay", str(log_of_a_loss)]) == 0
     printed = capsys.readouterr().out
     assert f"{replayed.counts.num_steps} steps\n" in printed
-    assert printed.endswith("every step is decided as it was recorded, to the byte\n")
+    assert printed.endswith("every step matches the recording, byte for byte\n")
 
 
 def test_what_was_read_of_a_damaged_log_is_counted(
@@ -75,7 +75,7 @@ def test_what_was_read_of_a_damaged_log_is_counted(
     (tmp_path / path.name).write_bytes(path.read_bytes()[:-5])
     assert run(["replay", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
-    assert re.search(r"\nthe \d+ steps that were read are decided as recorded, to the byte\n$", printed), printed
+    assert re.search(r"\nthe \d+ steps that could be read match the recording, byte for byte\n$", printed), printed
 
 
 def test_its_files_are_the_owners_alone(log_of_a_loss: Path) -> None:
@@ -108,7 +108,7 @@ def test_the_logs_of_several_starts_are_told_apart(
         shutil.copy(path, tmp_path / str(name._replace(begun="20991231T235959Z")))
     for step in ("3", "1:3", "5:3"):
         assert run(["replay", str(tmp_path), "--at", step]) == 1
-        assert "the folder has the logs of several starts; copy the files" in capsys.readouterr().err
+        assert "the directory has logs of several runs; copy the files" in capsys.readouterr().err
     assert run(["replay", str(tmp_path), "--follow", "greedy"]) == 0
     headings = re.findall(r"^greedy, arrived 20\S+ \S+ UTC, log [0-9a-f]{8}$", capsys.readouterr().out, re.MULTILINE)
     assert len(headings) == 2
@@ -143,9 +143,9 @@ async def test_another_executor_answers_the_same_bits(log_of_a_loss: Path, capsy
     status = await replay_on(log_of_a_loss)
     printed = capsys.readouterr().out
     assert status == 0, printed
-    found = re.findall(r"attachment \d, 127.0.0.1:\d+: (\d+) steps run again, \d+ numbers, all with", printed)
+    found = re.findall(r"attachment \d, 127.0.0.1:\d+: (\d+) steps rerun, \d+ numbers, all bit", printed)
     assert len(found) == 2
-    unanswered = re.findall(r"; (\d+) steps? had no recorded answer \((?:lost with|the log ends)", printed)
+    unanswered = re.findall(r"; (\d+) steps? had no recorded result \((?:lost with|the log ends)", printed)
     num_steps = check_replay(log_of_a_loss).counts.num_steps
     assert sum(map(int, found + unanswered)) == num_steps, printed
 
@@ -169,7 +169,7 @@ async def test_the_first_value_that_differs_is_named_bit_for_bit(
         rewrite(path, change_a_bit)
     assert await replay_on(changed) == 1
     printed = capsys.readouterr().out
-    assert "to the byte\n" in printed, "no decision depends on a log-probability"
+    assert "byte for byte\n" in printed, "no decision depends on a log-probability"
     named = r"attachment \d, \S+, step \d+: request 'seeded', output 0, token 0: log-probability recorded .+, now "
     assert re.search(named, printed), printed
 
@@ -177,7 +177,8 @@ async def test_the_first_value_that_differs_is_named_bit_for_bit(
 async def test_another_model_is_refused(log_of_a_loss: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert await replay_on(log_of_a_loss, eos_probability=0.5) == 1
     named = (
-        r"attachments 1, 2 cannot be run: the log and the executor have \S+ \S+ with other weights or settings, such "
+        r"attachments 1, 2 cannot be run: the log and the executor have \S+ \S+ with different weights or settings, "
+        r"such "
     )
     assert re.search(named + r"as int8: model hash \w{12} in the log, \w{12} here; weights", capsys.readouterr().out)
 
@@ -196,7 +197,7 @@ async def test_another_kind_of_executor_is_named_at_its_attachment(
         rewrite(path, of_another_kind)
     await replay_on(changed)
     lines = capsys.readouterr().out.splitlines()
-    [place] = [index for index, line in enumerate(lines) if "another kind" in line]
+    [place] = [index for index, line in enumerate(lines) if "different kind" in line]
     assert lines[place - 1].startswith("attachment 1, ")
     assert re.match(r"attachment 2, \S+: this executor is of .+: numerics_id another in the log, fake-", lines[place])
 
@@ -206,7 +207,7 @@ async def test_an_executor_in_use_is_refused(log_of_a_loss: Path, capsys: pytest
         address = stack.executors[0].address
         assert await asyncio.to_thread(run, ["replay", str(log_of_a_loss), "--executor", address]) == 1
     printed = capsys.readouterr().err
-    assert re.search(rf"the executor at {address} is in use by scheduler '.+'; name an executor that no", printed)
+    assert re.search(rf"the executor at {address} is in use by scheduler '.+'; give an executor that no", printed)
 
 
 async def test_a_port_that_closes_connections_is_refused(
@@ -222,7 +223,7 @@ async def test_a_port_that_closes_connections_is_refused(
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
-        ({"block_size_tokens": 4}, "its blocks have 4 tokens, and those of the log 8: start it with"),
+        ({"block_size_tokens": 4}, "its blocks have 4 tokens, the log's have 8: start it with"),
         ({"num_device_blocks": 16}, "it has 16 of 24 blocks that the log needs: start it with --num-device-blocks 24"),
         ({"max_num_seqs": 8}, "it has 8 of 16 slots that the log needs: start it with --max-num-seqs 16"),
     ],
@@ -264,7 +265,7 @@ def test_live_sequences_of_a_snapshot_are_computed_first(tmp_path: Path, capsys:
     assert len(files) > 2
     for first in sorted({1, len(files) // 2}):
         check_from(files[first:], tmp_path / str(first))
-        assert " all with the same bits" in capsys.readouterr().out
+        assert " all bit-identical" in capsys.readouterr().out
 
 
 @pytest.mark.slow

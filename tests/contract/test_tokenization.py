@@ -86,14 +86,14 @@ async def test_tokens_are_those_of_generate_and_come_back_as_text() -> None:
 
 
 # The words that LiteLLM's ContextWindowExceededError is found by.
-CONTEXT = "this model's maximum context length is 8192 tokens, and one is left for the output"
+CONTEXT = "this model's maximum context length is 8192 tokens, and one is reserved for the output"
 
 REFUSED: list[tuple[pb.TokenizeRequest | pb.DetokenizeRequest, str]] = [
     (pb.TokenizeRequest(), "prompt is absent; it must be one of text and messages"),
     (pb.TokenizeRequest(messages=chat()), "messages is empty; it must be at least 1 message long"),
     (
         pb.TokenizeRequest(messages=HI, add_special_tokens=True),
-        "add_special_tokens is set; it must be unset with messages: the chat template writes the special tokens itself",
+        "add_special_tokens is set; it must be unset with messages: the chat template adds the special tokens itself",
     ),
     (
         pb.TokenizeRequest(text="x" * 8192),
@@ -122,7 +122,7 @@ REFUSED: list[tuple[pb.TokenizeRequest | pb.DetokenizeRequest, str]] = [
     ),
     (
         pb.DetokenizeRequest.FromString(b"\x98\x06\x01"),
-        "field 99 of DetokenizeRequest is set; it must be unset: this release does not know it",
+        "field 99 of DetokenizeRequest is set; it must be unset: this release does not support it",
     ),
 ]
 
@@ -138,14 +138,16 @@ async def test_without_a_tokenizer_there_is_no_text() -> None:
         for request in (pb.TokenizeRequest(text="x"), pb.TokenizeRequest(messages=HI), pb.DetokenizeRequest()):
             code, sentence = await refusal(stack, request)
             assert code is grpc.StatusCode.INVALID_ARGUMENT
-            assert sentence.startswith("this model has no tokenizer, so there is no text; start the scheduler with ")
+            assert sentence.startswith(
+                "this model has no tokenizer, so it cannot handle text; start the scheduler with "
+            )
 
 
 async def test_a_role_that_the_template_passes_over_is_refused_in_both_calls() -> None:
     messages = chat(("user", "Hi"), ("tool", "Hi"))
     sentence = (
-        "messages[1].role is 'tool'; it must be a role that the model's chat template puts into the prompt, such as "
-        "user: it leaves this message out"
+        "messages[1].role is 'tool'; it must be a role that the model's chat template uses, such as user: it drops "
+        "this message"
     )
     async with running_stack(WithBos()) as stack:
         assert await refusal(stack, pb.TokenizeRequest(messages=messages)) == (

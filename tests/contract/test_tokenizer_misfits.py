@@ -64,7 +64,7 @@ async def test_what_needs_a_tokenizer_is_refused_by_name_with_the_fix() -> None:
         for field, (fields, instead) in NEEDS_TEXT.items():
             assert await refusal(stack, **fields) == (
                 f"{field} is set; it must be unset: this model has no tokenizer; send {instead}, or start the "
-                "scheduler with --tokenizer DIRECTORY, which has a tokenizer.json"
+                "scheduler with --tokenizer DIRECTORY, a directory with a tokenizer.json"
             )
 
 
@@ -75,8 +75,8 @@ async def test_a_token_that_only_the_tokenizer_knows_is_refused_and_all_else_ser
         model = await stack.generation.GetModel(pb.GetModelRequest())
         assert not model.takes_token_ids_only
         sentence = (
-            f"is a text with the token '{IMAGE}', id {VOCAB_SIZE}; it must be of tokens that the model knows, "
-            f"ids 0 to {VOCAB_SIZE - 1}: its tokenizer has more"
+            f"is a text with the token '{IMAGE}', id {VOCAB_SIZE}; it must be of token ids 0 to {VOCAB_SIZE - 1}: the "
+            "tokenizer has tokens that the model lacks"
         )
         assert await refusal(stack, text=f"see {IMAGE}") == f"text {sentence}"
         message = pb.ChatMessage(role="user", content=IMAGE)

@@ -56,12 +56,12 @@ async def test_a_panic_ends_its_request_and_no_other() -> None:
         stack = api.stack
         code, words = await failure(stack, pb.GenerateRequest(text=PANICS))
         assert code is grpc.StatusCode.INTERNAL
-        assert words.startswith("the tokenizer failed at a text of the request: Onig"), words
+        assert words.startswith("the tokenizer failed to encode the request's text: Onig"), words
         for call in (
             stack.generation.Tokenize(pb.TokenizeRequest(text=PANICS)),
             stack.generation.Detokenize(pb.DetokenizeRequest(token_ids=[PANICKING_ID])),
         ):
-            with pytest.raises(grpc.aio.AioRpcError, match="the tokenizer failed at"):
+            with pytest.raises(grpc.aio.AioRpcError, match="the tokenizer failed to"):
                 await call
         for path, prompt in (
             ("/v1/completions", {"prompt": PANICS, "model": "fake"}),
@@ -69,7 +69,7 @@ async def test_a_panic_ends_its_request_and_no_other() -> None:
         ):
             answer = await api.send("POST", path, json=prompt)
             assert (answer.status, answer.headers["x-should-retry"]) == (500, "false"), answer.text
-            assert "the tokenizer failed at a text" in answer.error["message"]
+            assert "the tokenizer failed to encode the request's text" in answer.error["message"]
         stream: Any = stack.generation.StreamRequests()
         await stream.write(pb.StreamRequestsRequest(number=1, submit=pb.GenerateRequest(text=PANICS), credits=9))
         await stream.write(pb.StreamRequestsRequest(number=2, submit=token_request(3, 2)))
@@ -86,7 +86,7 @@ async def test_a_panic_at_an_answer_ends_its_request_and_no_other(params: dict[s
         panicking = token_request(3, 5, allowed_token_ids=[PANICKING_ID], **params)
         code, words = await failure(stack, panicking)
         assert code is grpc.StatusCode.INTERNAL
-        assert words.startswith("the tokenizer failed at tokens of the request: Onig"), words
+        assert words.startswith("the tokenizer failed to decode the request's tokens: Onig"), words
         assert len((await collect(stack, token_request(3, 4))).token_ids) == 4
         assert stack.driver.num_losses == 0
         assert not stack.engine.requests
@@ -100,9 +100,9 @@ async def test_calls_that_do_not_come_back_leave_requests_with_token_ids(monkeyp
         lost = [
             await failure(stack, pb.GenerateRequest(text="hello")) for _ in range((text_threads.NUM_THREADS + 1) // 2)
         ]
-        assert lost == [(grpc.StatusCode.INTERNAL, "the tokenizer did not come back within 0.05 s")] * len(lost)
+        assert lost == [(grpc.StatusCode.INTERNAL, "the tokenizer did not finish within 0.05 s")] * len(lost)
         code, words = await failure(stack, pb.GenerateRequest(text="hello"))
-        assert (code, "takes no text any more" in words) == (grpc.StatusCode.UNAVAILABLE, True)
+        assert (code, "accepts no more text" in words) == (grpc.StatusCode.UNAVAILABLE, True)
         [family] = stack.front.families()
         assert [sample.value for sample in family.samples] == [len(lost)]
         assert len((await collect(stack, token_request(3, 4))).token_ids) == 4
@@ -113,9 +113,9 @@ def test_a_tokenizer_that_panics_at_load_is_refused_by_name(tmp_path: Path) -> N
     own, *_ = fake_tokenizer_files()
     content = json.loads(own.content) | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
     broken = json.dumps(content).encode()
-    with pytest.raises(TokenizerFileError, match=r"^tokenizer\.json is not a tokenizer: Precompiled"):
+    with pytest.raises(TokenizerFileError, match=r"^tokenizer\.json is not a valid tokenizer: Precompiled"):
         Tokenizer([TokenizerFile("tokenizer.json", broken)])
     (tmp_path / "tokenizer.json").write_bytes(broken)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelLoadError, match=r"tokenizer\.json is not a tokenizer: Precompiled"):
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json is not a valid tokenizer: Precompiled"):
         ModelDirectory(tmp_path).tokenizer_files()

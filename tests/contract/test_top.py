@@ -58,12 +58,12 @@ async def test_a_request_that_waits_and_one_that_runs(capsys: pytest.CaptureFixt
         await still.step_until(lambda core: bool(core.batch.running))
         address = still.stack.executor.address
         out = await explained(still.stack, "head", capsys)
-        assert out.startswith(f"head   waiting\nwaits: next in line; on {address}, needs 12 blocks, 8 free\n")
+        assert out.startswith(f"head   waiting\nwaits: next in the queue; on {address}, needs 12 blocks, 8 free\n")
         assert f"\n{address}  needs 12, has 8  needs 1, has 255  needs 12 blocks, 8 free\n" in out
         out = await explained(still.stack, "ru", capsys)
         assert out.startswith(f"runs   running on {address}\nruns on {address}: 0 output tokens so far\n")
         assert "\nblocks    7 on the device\n" in out
-        assert f"admitted; of 100 tokens, 0 were in the prefix cache  ({address}, step 1)\n" in out
+        assert f"admitted; of 100 tokens, 0 came from the prefix cache  ({address}, step 1)\n" in out
         assert out.endswith(f"live page http://{still.stack.service.other_addresses['page']}/#request=runs\n")
 
 
@@ -74,7 +74,7 @@ async def test_a_swapped_request(capsys: pytest.CaptureFixture[str]) -> None:
         await still.step_until(lambda core: len(core.swapped) > 0)
         out = await explained(still.stack, "goes", capsys)
         assert out.startswith(f"goes   swapped on {still.stack.executor.address}\nswapped out of ")
-        assert " in the host pool\n" in out
+        assert " in the host cache\n" in out
         assert "trouble   preempted 1 time\n" in out
         (row,) = [row for row in live_rows(await picture(still.stack)) if row.request_id == "goes"]
         assert (row.status, row.num_preemptions) == ("swapped", 1)
@@ -96,7 +96,7 @@ async def test_a_preempted_request_that_has_a_token_on_its_way(capsys: pytest.Ca
             )
         out = await explained(still.stack, "goes", capsys)
         assert out.startswith(f"goes   preempted on {still.stack.executor.address}\npreempted on ")
-        assert "still on the way; then it waits in the queue" in out
+        assert "still in flight; then it goes back to the queue" in out
 
 
 async def test_a_parked_request(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,9 +108,9 @@ async def test_a_parked_request(capsys: pytest.CaptureFixture[str]) -> None:
         engine.queue.remove(lost.group)
         engine.requests.suspects.parked.append(lost)
         out = await explained(still.stack, "lost", capsys)
-        assert out.startswith("lost   parked\nparked: it is suspected to have broken an executor")
+        assert out.startswith("lost   parked\nquarantined: it may have crashed an executor")
         (row,) = [row for row in live_rows(await picture(still.stack)) if row.request_id == "lost"]
-        assert (row.status, row.place) == ("parked", "suspected to break executors; others go first")
+        assert (row.status, row.place) == ("parked", "quarantined: it may crash executors; others go first")
 
 
 async def test_a_request_that_has_ended_and_one_that_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +203,7 @@ async def test_a_scheduler_that_drains_says_so_and_what_has_ended_stays() -> Non
         await collect(stack, token_request(20, 5, request_id="done"))
         await stack.engine.start_draining()
         shown = await picture(stack)
-        assert "draining, takes no new requests" in snapshot_text(shown, "admin", 120)
+        assert "draining, accepts no new requests" in snapshot_text(shown, "admin", 120)
         assert [row.request_id for row in ended_rows(shown)] == ["done"]
 
 
@@ -216,7 +216,7 @@ async def test_a_screen_that_lost_its_scheduler_finds_the_next_one_at_its_addres
             await app.refresh_picture()
             await stack.service.stop("the test wants it gone")
             await app.refresh_picture()
-            assert "no answer since " in notice(app)
+            assert "no response since " in notice(app)
             async with running_stack(admin_listen=address):
                 async with asyncio.timeout(PATIENCE_S):
                     while notice(app):
@@ -261,7 +261,7 @@ async def test_tokens_are_asked_for_and_only_an_operator_sees_all(tmp_path: Path
         assert isinstance(await refused(AdminClient(address, token="unknown")), UnauthenticatedError)
         error = await refused(AdminClient(address, token="red-secret-of-the-test"))
         assert isinstance(error, PermissionDeniedError)
-        assert "the token is of tenant 'red'" in str(error)
+        assert "the token belongs to tenant 'red'" in str(error)
         async with AdminClient(address, token="operator-secret-of-the-test") as client:
             assert (await client.get_state()).version
 
@@ -273,13 +273,13 @@ async def test_tls_on_one_side_only_is_said_and_on_both_it_works(tmp_path: Path)
         address = stack.service.other_addresses["admin"]
         error = await refused(AdminClient(address))
         assert isinstance(error, TlsHandshakeError)
-        assert "name its authority with --tls-ca" in str(error)
+        assert "name its certificate authority with --tls-ca" in str(error)
         async with AdminClient(address, tls=TlsOptions(ca=ca)) as client:
             assert (await client.get_state()).version
             assert client.page_url(50055) == "https://127.0.0.1:50055/"
     async with running_stack() as stack:
         error = await refused(AdminClient(stack.service.other_addresses["admin"], tls=TlsOptions(ca=ca)))
-        assert "it does not speak TLS" in str(error)
+        assert "it does not use TLS" in str(error)
 
 
 # A real terminal ---------------------------------------------------------------------------------

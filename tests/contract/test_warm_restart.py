@@ -194,8 +194,8 @@ async def test_a_step_that_fails_half_way_leaves_no_name() -> None:
     ("page", "words"),
     [
         (step_pb2.RegisteredBlocks(block_ids=[1, 2], names=bytes(16)), "registered_blocks has 16 bytes of names"),
-        (step_pb2.RegisteredBlocks(block_ids=[1, 1], names=bytes(32)), "blocks that are not there, or one twice"),
-        (step_pb2.RegisteredBlocks(block_ids=[10**6], names=bytes(16)), "blocks that are not there, or one twice"),
+        (step_pb2.RegisteredBlocks(block_ids=[1, 1], names=bytes(32)), "unknown or duplicate blocks"),
+        (step_pb2.RegisteredBlocks(block_ids=[10**6], names=bytes(16)), "unknown or duplicate blocks"),
     ],
 )
 async def test_an_executor_that_lists_nonsense_is_given_up(

@@ -62,6 +62,6 @@ class Shell:
         )
 
     async def close(self) -> None:
-        """Wait for what still runs in the background; the services are gone, so its calls have ended."""
+        """Wait for what still runs in the background; the services are gone, so its calls were cut off."""
         for process in self._in_background.values():
             await asyncio.wait_for(process.wait(), PATIENCE_S)

@@ -59,7 +59,7 @@ def test_every_test_that_a_page_names_is_there(page: str) -> None:
 
 def test_each_line_of_the_threat_model_names_a_test() -> None:
     page = (REPOSITORY / "docs/security.md").read_text(encoding="utf-8")
-    model = page[page.index("### Who is not trusted") : page.index("What is not protected:")]
+    model = page[page.index("### Untrusted parties") : page.index("What is not protected:")]
     lines = [line for line in model.splitlines() if line.startswith("| ") and not line.startswith("| who | w")]
     assert len(lines) > 30
     assert [line for line in lines if "::test_" not in line] == []

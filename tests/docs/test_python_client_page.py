@@ -78,7 +78,7 @@ async def test_the_time_limit_and_the_abort_of_the_page_do_what_it_says(capsys: 
     async with running_stack(FakeWorker(step_ms=2.0)) as stack, Client(stack.address) as client:
         await run(snippet, client=client, SamplingParams=SamplingParams)
     assert capsys.readouterr().out.splitlines() == [
-        "the time limit passed before the answer was complete",
+        "the answer was not complete within the time limit",
         "request 'mine' was aborted",
     ]
 

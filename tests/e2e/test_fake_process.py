@@ -142,7 +142,7 @@ def test_a_taken_address_is_one_line_and_exit_code_1() -> None:
         done = run(command("executor_svc.fake", "--listen", address))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        f"octavo fake: cannot listen on {address}: it is taken, or not an address of this machine; set --listen to "
+        f"octavo fake: cannot listen on {address}: it is in use, or not an address of this machine; set --listen to "
         "another one"
     )
     assert "Traceback" not in done.stderr

@@ -79,4 +79,4 @@ def test_demo_answers_and_stops(demo_model: Path) -> None:
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "> What is 1+1?" in ended.stdout
-    assert re.search(r"^\d+ tokens: the answer ended before an executor could be killed", ended.stdout, re.MULTILINE)
+    assert re.search(r"^\d+ tokens: the answer finished before an executor could be killed", ended.stdout, re.MULTILINE)

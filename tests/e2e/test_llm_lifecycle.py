@@ -177,7 +177,7 @@ def test_a_service_that_is_killed_is_started_again_and_the_answers_go_on(
     assert [len(token_ids) for token_ids in disturbed] == [1, 300, 300, 300]
     assert child_pids() == before
     told = " ".join(capfd.readouterr().err.split())  # rich breaks lines
-    assert f"the {service} stopped (signal SIGKILL, perhaps out of memory)" in told
+    assert f"the {service} stopped (signal SIGKILL, possibly out of memory)" in told
     assert f"the {service} is back after" in told
 
 

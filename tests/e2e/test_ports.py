@@ -164,7 +164,7 @@ async def test_a_taken_port_is_one_sentence_and_no_other_port_stays_open(flag: s
         status, errors = await run_to_its_end("scheduler_svc", "--executor", "127.0.0.1:1", *flags)
     assert status == 1
     last = errors.strip().splitlines()[-1]
-    why = f"cannot listen on {taken}: it is taken, or not an address of this machine; set {flag} to another one"
+    why = f"cannot listen on {taken}: it is in use, or not an address of this machine; set {flag} to another one"
     assert last == f"octavo scheduler: {why}"
 
 

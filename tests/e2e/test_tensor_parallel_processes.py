@@ -193,5 +193,6 @@ async def test_ranks_that_cannot_share_the_model_are_one_sentence(model: Path) -
     assert process.returncode == 1
     sentences = [line for line in stderr.decode().splitlines() if not line.startswith("time=")]
     assert sentences == [
-        f"octavo executor: tp is 3, but {model / 'config.json'} has 4 attention heads, which so many ranks cannot share"
+        f"octavo executor: tp is 3, but {model / 'config.json'} has 4 attention heads, which is not divisible among "
+        "the ranks"
     ]

@@ -85,7 +85,7 @@ class Up:
 async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
     process = await start(tmp_path_factory.mktemp("logs"), "up", "--executors", "2", *ANY_PORT)
     try:
-        serving = await line_of(process.stdout, r"serving some/model on (\S+) with 2 executors; Ctrl-C stops")
+        serving = await line_of(process.stdout, r"serving some/model on (\S+) with 2 executors; press Ctrl-C to stop")
         operators = await line_of(process.stdout, r"operators: http://(\S+) \(live page\), octavo top --address (\S+)")
         yield Up(process, serving[1], operators[2], operators[1])
         process.send_signal(signal.SIGINT)
@@ -111,10 +111,13 @@ async def test_a_stream_survives_its_executor_and_the_executor_comes_back(up: Up
                     number = [executor.address for executor in (await admin.get_state()).executors].index(victim) + 1
                     os.kill(up.child_pids()[f"executor {number}"], signal.SIGKILL)
         assert token_ids == list(undisturbed.outputs[0].token_ids)
-        lost = r"octavo: executor (\d) stopped \(signal SIGKILL, perhaps out of memory\); the other executors take its "
-        assert (await line_of(up.process.stderr, lost + r"streams over; it starts again in .* s \[log: .*\]"))[
-            1
-        ] == str(number)
+        lost = (
+            r"octavo: executor (\d) stopped \(signal SIGKILL, possibly out of memory\); the other executors take over "
+            r"its "
+        )
+        assert (await line_of(up.process.stderr, lost + r"streams; restarting it in .* s \[log: .*\]"))[1] == str(
+            number
+        )
         await line_of(up.process.stderr, rf"octavo: executor {number} is back after .* s")
         assert [executor.address for executor in (await admin.get_state()).executors].count(victim) == 1
 
@@ -122,7 +125,9 @@ async def test_a_stream_survives_its_executor_and_the_executor_comes_back(up: Up
 async def test_the_scheduler_comes_back_at_its_address_and_takes_the_executors_over(up: Up) -> None:
     executors = {name: pid for name, pid in up.child_pids().items() if name != "scheduler"}
     os.kill(up.child_pids()["scheduler"], signal.SIGKILL)
-    await line_of(up.process.stderr, r"octavo: the scheduler stopped \(signal SIGKILL, .*\); its calls have ended; .*")
+    await line_of(
+        up.process.stderr, (r"octavo: the scheduler stopped \(signal SIGKILL, .*\); its calls were cut off; .*")
+    )
     await line_of(up.process.stderr, r"octavo: the scheduler is back after .* s")
     assert executors.items() < up.child_pids().items()
     async with Client(up.address) as client:
@@ -138,12 +143,13 @@ async def second(*flags: str, model: str = "some/model") -> int:
 async def test_a_second_one_says_that_one_runs_already(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
     assert await second("--listen", up.address, "--admin-listen", up.admin_address) == 1
     assert capsys.readouterr().err == (
-        f'octavo: octavo already runs on {up.address} and serves fake; `octavo generate "..." --address {up.address}` '
-        "asks it, `octavo up --listen 127.0.0.1:0` starts another one\n"
+        f'octavo: octavo is already running on {up.address} and serves fake; `octavo generate "..." --address '
+        f"{up.address}` "
+        "uses it, `octavo up --listen 127.0.0.1:0` starts another one\n"
     )
     assert await second("--listen", "127.0.0.1:0", "--admin-listen", up.admin_address) == 1
     assert capsys.readouterr().err == (
-        f"octavo: octavo already runs with {up.admin_address} for operators; it serves fake; "
+        f"octavo: octavo is already running with admin address {up.admin_address}; it serves fake; "
         "`octavo up --admin-listen 127.0.0.1:0` starts another one\n"
     )
 
@@ -152,9 +158,11 @@ async def test_one_that_has_no_model_yet_is_told_too(capsys: pytest.CaptureFixtu
     async with running_service("scheduler_svc", "--executor", "127.0.0.1:1") as scheduler:
         assert await second("--listen", scheduler.address) == 1
         told = capsys.readouterr().err
-        assert told.startswith(f"octavo: octavo already runs on {scheduler.address}, and its model is not loaded yet; ")
+        assert told.startswith(
+            f"octavo: octavo is already running on {scheduler.address}, but its model is still loading; "
+        )
         assert await second("--listen", "0.0.0.0:0", "--admin-listen", scheduler.other_addresses["admin"]) == 1
-        assert "for operators; its model is not loaded yet; " in capsys.readouterr().err
+        assert "; its model is still loading; " in capsys.readouterr().err
 
 
 async def test_a_wrong_model_is_told_before_a_taken_port(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,13 +185,15 @@ async def test_a_port_of_another_program_is_told(
         flags = {"--listen": "127.0.0.1:0", "--admin-listen": "127.0.0.1:0", flag: address}
         assert await second(*(word for pair in flags.items() for word in pair)) == 1
     assert capsys.readouterr().err == (
-        f"octavo: {flag} {address} is taken by another program; choose another port, or 0, which takes a free one\n"
+        f"octavo: {flag} {address} is in use by another program; choose another port, or 0 for any free one\n"
     )
 
 
 def check_demo(output: str, num_tokens: int) -> None:
     """Assert that an executor was killed in the middle, and that the answer was the same."""
-    killed = re.search(r"── executor (\d) computes this answer: kill -9 (\d+) ── executor (\d) goes on ──\n", output)
+    killed = re.search(
+        (r"── executor (\d) is computing this answer: kill -9 (\d+) ── executor (\d) takes over ──\n"), output
+    )
     assert killed, output
     assert {killed[1], killed[3]} == {"1", "2"}
     assert f"executor {killed[1]} (model, KV cache), process {killed[2]}" in output
@@ -206,7 +216,7 @@ async def test_a_demo_whose_answer_is_short_kills_nobody(tmp_path: Path) -> None
     output, _ = await process.communicate()
     assert process.returncode == 0
     assert re.search(
-        r"^\d tokens: the answer ended before an executor could be killed; ask for more\.$",
+        r"^\d tokens: the answer finished before an executor could be killed; ask for more tokens\.$",
         output.decode(),
         re.MULTILINE,
     )

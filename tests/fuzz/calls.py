@@ -242,7 +242,7 @@ class FrontMessages(Calls):
     waits_s: ClassVar[float] = 0.03
 
     async def open(self, running: AsyncExitStack) -> Sequence[Case]:
-        """Start a scheduler with a front of its own, to join beside it."""
+        """Start a scheduler with a standalone front, to join beside it."""
         running.enter_context(patch.object(front_session, "SLOW_FRONT_S", 0.2))  # for a front that takes nothing
         stack = await running.enter_async_context(running_stack(FakeWorker(max_model_len=300), fronts=1))
         assert stack.service.fronts is not None

@@ -85,7 +85,7 @@ class LoopTarget(Target):
 
 
 async def within(seconds: float, running: Awaitable[None]) -> None:
-    """Wait for something. Raises AssertionError: it takes longer than it may."""
+    """Wait for something. Raises AssertionError: it took longer than it may."""
     try:
         async with asyncio.timeout(seconds):
             await running

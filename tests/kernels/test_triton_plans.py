@@ -180,10 +180,10 @@ def needs(
     (needs(torch.float32, 16, (8, 0)), None),
     (needs(torch.float16, 256, (12, 0)), None),
     (needs(capability=None), "it needs a CUDA device"),
-    (needs(capability=(7, 5)), "it needs a device of capability 8.0 or more, not 7.5"),
-    (needs(torch.float64), "it takes float32, bfloat16 and float16, not float64"),
-    (needs(head_dim=8), "it takes heads of 16 to 256 dimensions, not 8"),
-    (needs(head_dim=257), "it takes heads of 16 to 256 dimensions, not 257"),
+    (needs(capability=(7, 5)), "it needs a device with compute capability 8.0 or more, not 7.5"),
+    (needs(torch.float64), "it supports float32, bfloat16 and float16, not float64"),
+    (needs(head_dim=8), "it supports head dimensions of 16 to 256, not 8"),
+    (needs(head_dim=257), "it supports head dimensions of 16 to 256, not 257"),
 )
 def test_rules_name_what_is_wrong(asked: AttentionNeeds, problem: str | None) -> None:
     assert TritonRules().why_not(asked) == problem
@@ -194,5 +194,5 @@ def test_rules_of_block_sizes() -> None:
     assert rules.why_not_block_size(rules.preferred_block_size) is None
     assert rules.why_not_block_size(256) is None
     for block_size in (0, 1, 8, 24, 272):
-        problem = f"it takes block sizes that are multiples of 16 from 16 to 256, not {block_size}"
+        problem = f"it supports block sizes that are multiples of 16 from 16 to 256, not {block_size}"
         assert rules.why_not_block_size(block_size) == problem

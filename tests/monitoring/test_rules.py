@@ -139,6 +139,6 @@ def test_the_reference_page_is_what_the_code_says() -> None:
 
 def test_a_page_that_is_behind_the_code_is_noticed() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    behind = page.replace("Requests in the batch of an executor.", "Requests.", 1)
+    behind = page.replace("Running requests: those in the batch of an executor.", "Requests.", 1)
     assert behind != page
     assert with_tables(behind) == page

@@ -184,5 +184,5 @@ def test_what_needs_our_own_code_is_refused_without_it(
     save_tiny_architecture(tmp_path, "OlmoForCausalLM", {})
     config = ExecutorConfig.model_validate({"model": str(tmp_path), **settings})
 
-    with pytest.raises(ModelLoadError, match=f"{setting}.*needs code of our own; but .*OlmoForCausalLM"):
+    with pytest.raises(ModelLoadError, match=f"{setting}.*needs a native implementation; but .*OlmoForCausalLM"):
         read_model_config(ModelDirectory(tmp_path), config)

@@ -129,7 +129,7 @@ def test_a_mixture_of_experts_runs_without_graphs(
     save_tiny_architecture(tmp_path, name, FAMILY_ARCHITECTURES[name])
     with caplog.at_level("INFO"):
         driver = driver_of(tmp_path, "auto")
-    assert "event=cuda_graphs sizes=0 reason='the model looks at its batch on the host'" in caplog.text
+    assert "event=cuda_graphs sizes=0 reason='the model reads its batch on the host'" in caplog.text
     assert len(generate(driver, (5, 6), SamplingRow())[0]) == 9
     assert not capture.num_replays
 

@@ -125,7 +125,9 @@ def test_the_attention_is_logged_with_its_block_size(
 
 
 def test_attention_for_another_device_is_refused(tiny_models: dict[str, TinyModel]) -> None:
-    with pytest.raises(ModelLoadError, match="attention_backend is triton, but it needs a CUDA device; --attention-b"):
+    with pytest.raises(
+        ModelLoadError, match=("attention_backend is triton, but it needs a CUDA device; use --attention-b")
+    ):
         driver(tiny_models["gqa"], attention_backend="triton")
 
 
@@ -140,7 +142,9 @@ def test_models_of_transformers_have_the_same_choice(tmp_path: Path, recorder: R
         assert ours.worker.info.block_size_tokens == 7
         with torch.inference_mode():
             assert_close(recorder.logits, reference(torch.tensor([prompt])).logits[0, -1:])
-    with pytest.raises(ModelLoadError, match="attention_backend is flash_attn, but it needs a CUDA device; --attent"):
+    with pytest.raises(
+        ModelLoadError, match=("attention_backend is flash_attn, but it needs a CUDA device; use --attent")
+    ):
         load_worker(ExecutorConfig.model_validate({**settings, "attention_backend": "flash_attn"}))
 
 
@@ -172,7 +176,7 @@ def test_the_c_library_is_chosen_for_float32(tiny_models: dict[str, TinyModel]) 
     assert isinstance(make(model, torch.float32, "auto"), NativeAttentionBackend)
     assert isinstance(make(model, torch.bfloat16, "auto"), TorchAttentionBackend)
     assert isinstance(make(model, torch.float32, "torch"), TorchAttentionBackend)
-    with pytest.raises(ModelLoadError, match="for device cpu and dtype float32"):
+    with pytest.raises(ModelLoadError, match="only device cpu and dtype float32"):
         make(model, torch.bfloat16, "native")
 
 
@@ -230,7 +234,7 @@ C = rf"C \({native_library('widest').instructions}\)"
         (
             "LlamaForCausalLM",
             {"dtype": "bfloat16"},
-            r"torch, 2 threads, because the kernels in C are for float32, and dtype is bfloat16",
+            r"torch, 2 threads, because the kernels in C support only float32, and dtype is bfloat16",
         ),
         (
             "LlamaForCausalLM",

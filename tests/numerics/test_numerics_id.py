@@ -89,7 +89,7 @@ def test_a_worker_that_is_not_invariant_says_why(tiny_models: dict[str, TinyMode
 
     info = load_worker(config).info
 
-    reason = "torch does the dense work, because cpu_kernels is torch"
+    reason = "torch computes the dense work, because cpu_kernels is torch"
     assert (info.is_invariant, info.why_not_invariant) == (False, reason)
 
 
@@ -155,7 +155,7 @@ def test_what_the_revision_stands_for_is_on_record() -> None:
 WHY_NOT = {
     "cpu_kernels": (
         {"cpu_kernels": "torch"},
-        "torch does the dense work, because cpu_kernels is torch",
+        "torch computes the dense work, because cpu_kernels is torch",
         "set --cpu-kernels native or auto",
     ),
     "dtype": (
@@ -163,7 +163,7 @@ WHY_NOT = {
         "torch computes in bfloat16, and on a CPU only float32 is invariant",
         "set --dtype float32",
     ),
-    "attention": ({"attention_backend": "torch"}, "torch does the attention", "set --attention-backend auto"),
+    "attention": ({"attention_backend": "torch"}, "torch computes the attention", "set --attention-backend auto"),
     "two": (
         {"dtype": "bfloat16", "cpu_kernels": "torch"},
         "torch computes in bfloat16, and on a CPU only float32 is invariant",
@@ -182,16 +182,16 @@ def test_settings_that_are_not_invariant_are_refused_if_it_is_wanted(
     with pytest.raises(ModelLoadError) as refused:
         choose(directory, **settings, numerics="invariant")
 
-    sentence = f"--numerics invariant is not possible: {reason}; {change}, or leave out --numerics"
+    sentence = f"--numerics invariant is not possible: {reason}; {change}, or remove --numerics"
     assert str(refused.value) == sentence
 
 
 def test_a_model_that_transformers_runs_is_not_invariant(tmp_path: Path) -> None:
     save_tiny_architecture(tmp_path, "GPTNeoXForCausalLM", ARCHITECTURES["GPTNeoXForCausalLM"])
 
-    reason = "transformers computes it, because we have no code of our own for this model"
+    reason = "transformers runs the model, because this model has no native implementation"
     assert choose(tmp_path).why_not_invariant == reason
-    with pytest.raises(ModelLoadError, match=r"for this model; leave out --numerics$"):
+    with pytest.raises(ModelLoadError, match=r"no native implementation; remove --numerics$"):
         choose(tmp_path, numerics="invariant")
 
 

@@ -19,14 +19,14 @@ from tests.numerics.architectures import load_architecture, save_tiny_architectu
 CANNOT = "cannot run on paged attention: "
 
 REFUSED_CONFIGS: dict[str, tuple[dict[str, object], str]] = {
-    "no architecture": ({}, "names no architecture"),
+    "no architecture": ({}, "has no architecture"),
     "unknown": (
         {"architectures": ["FooForCausalLM"]},
         rf"FooForCausalLM {CANNOT}transformers \S+ does not know it",
     ),
     "remote code": (
         {"architectures": ["FooForCausalLM"], "auto_map": {"AutoModelForCausalLM": "foo.FooForCausalLM"}},
-        rf"FooForCausalLM {CANNOT}its code comes with the model \(auto_map\), and such code is never run",
+        rf"FooForCausalLM {CANNOT}its code is part of the model repository \(auto_map\), and such code is never run",
     ),
     "not causal": (
         {"architectures": ["T5ForConditionalGeneration"]},
@@ -34,7 +34,7 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "fixed attention": (
         {"architectures": ["FalconForCausalLM"]},
-        f"FalconForCausalLM {CANNOT}its code in transformers does not let the attention be exchanged",
+        f"FalconForCausalLM {CANNOT}its code in transformers does not support a custom attention implementation",
     ),
     "wrong type": (
         {"architectures": ["OlmoForCausalLM"], "num_attention_heads": "many"},
@@ -42,7 +42,7 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "several models": (
         {"architectures": ["FuyuForCausalLM"]},
-        f"FuyuForCausalLM {CANNOT}it is made of several models, not of a language model alone",
+        f"FuyuForCausalLM {CANNOT}it combines several models, not just a language model",
     ),
     "longrope": (
         {
@@ -62,13 +62,13 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, object], str]] = {
         {"architectures": ["Llama4ForCausalLM"]},
         f"Llama4ForCausalLM {CANNOT}it has layers of type chunked_attention",
     ),
-    "no longest sequence": (
+    "no maximum sequence length": (
         {"architectures": ["WhisperForCausalLM"]},
-        rf"WhisperForCausalLM {CANNOT}its configuration names no longest sequence \(max_position_embeddings\)",
+        rf"WhisperForCausalLM {CANNOT}its configuration has no maximum sequence length \(max_position_embeddings\)",
     ),
     "several models at once": (
         {"architectures": ["BltForCausalLM"]},
-        f"BltForCausalLM {CANNOT}it is made of several models, not of a language model alone",
+        f"BltForCausalLM {CANNOT}it combines several models, not just a language model",
     ),
 }
 
@@ -120,11 +120,11 @@ def test_a_recurrent_state_is_named_before_weights_are_read(name: str, tmp_path:
         load_architecture(tmp_path)
 
     where = f" (layers of type {kinds})" if kinds else ""
-    assert str(refused.value) == f"{name} {CANNOT}it keeps a recurrent state beside the KV cache{where}"
+    assert str(refused.value) == f"{name} {CANNOT}it keeps a recurrent state besides the KV cache{where}"
 
 
 REFUSED_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "attention sinks": ("GptOssForCausalLM", {}, "layer 0 hands s_aux to attention"),
+    "attention sinks": ("GptOssForCausalLM", {}, "layer 0 passes s_aux to attention"),
     "latent attention": (
         "DeepseekV3ForCausalLM",
         {"num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
@@ -135,29 +135,33 @@ REFUSED_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"layer_types": ["sliding_attention", "full_attention"]},
         "layers 0 and 1 differ in the number or size of their heads",
     ),
-    "bidirectional layers": ("BertLMHeadModel", {}, r"layer 0 sees later tokens \(it is not causal\)"),
+    "bidirectional layers": ("BertLMHeadModel", {}, r"layer 0 attends to later tokens \(it is not causal\)"),
     "bidirectional mask": (
         "Gemma3ForCausalLM",
         {"use_bidirectional_attention": True},
-        r"layer 0 sees later tokens \(it is not causal\)",
+        r"layer 0 attends to later tokens \(it is not causal\)",
     ),
-    "layers that run twice": ("DiffLlamaForCausalLM", {}, "its layers do not attend once each, in turn"),
-    "mask as a tensor": ("DogeForCausalLM", {}, "its code computes with the attention mask, which is not made"),
+    "layers that run twice": ("DiffLlamaForCausalLM", {}, "its layers do not call attention once each, in order"),
+    "mask as a tensor": (
+        "DogeForCausalLM",
+        {},
+        ("its code uses the attention mask, which paged attention does not create"),
+    ),
     "wrapped decoder": (
         "BartForCausalLM",
         {"decoder_layers": 2, "d_model": 32, "decoder_attention_heads": 4, "decoder_ffn_dim": 48},
-        "its logits differ from .*; its code counts positions instead of taking them",
+        "its logits differ from .*; its code computes positions itself instead of using those given",
     ),
     "several tokens a place": (
         "MusicgenForCausalLM",
         {"num_codebooks": 2},
         r"its code does not run on a sequence of token ids \(RuntimeError: ",
     ),
-    "part of another model": ("MllamaForCausalLM", {}, "its code has no part that ends before the head"),
+    "part of another model": ("MllamaForCausalLM", {}, "its code has no separable part before the head"),
     "convolutions": (
         "Lfm2ForCausalLM",
         {"layer_types": ["conv", "full_attention"]},
-        r"it keeps a recurrent state beside the KV cache \(layers of type conv\)",
+        r"it keeps a recurrent state besides the KV cache \(layers of type conv\)",
     ),
 }
 
@@ -202,24 +206,25 @@ CHANGED_MODELS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "other window": (
         "OlmoAttention",
         calling_with(sliding_window=5),
-        "layer 0 hands a window of 5 tokens to attention, and a mask of None",
+        "layer 0 passes a window of 5 tokens to attention, but a mask of None",
     ),
     "no mask": (
         "OlmoAttention",
         calling_with(attention_mask=None),
-        "layer 0 has a mask of its own, or none",
+        "layer 0 has a custom mask, or none",
     ),
     "a layer that does not attend": (
         "OlmoAttention",
         without_attention_in_layer_1,
-        "only 1 of its 2 layers call the attention interface, and what the others keep of a sequence is not in "
-        "the cache",
+        "only 1 of its 2 layers call the attention interface, and the state of the others is not in the cache",
     ),
     "positions that are counted": (
         "OlmoModel",
         calling_with(position_ids=None),
-        r"its logits differ from those of its own attention by [\d.]+e-0\d of their length, above 3.5e-04; "
-        "its code counts positions instead of taking them$",
+        (
+            r"its logits differ from those of its own attention by [\d.]+e-0\d of their length, above 3.5e-04; its "
+            r"code computes positions itself instead of using those given$"
+        ),
     ),
     "state beside the cache": (
         "OlmoAttention",
@@ -265,7 +270,7 @@ def test_a_mask_that_is_no_causal_window_is_refused(
     ("change", "sentence"),
     [
         (lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"), "up_proj.weight is missing"),
-        (lambda tensors: tensors.update(extra=torch.zeros(1)), "extra is not of this model"),
+        (lambda tensors: tensors.update(extra=torch.zeros(1)), "extra does not belong to this model"),
         (
             lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 4)}),
             r"up_proj.weight has shape \[3, 4\], not \[48, 32\]",
@@ -280,7 +285,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(
     change(tensors)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
 
-    with pytest.raises(ModelLoadError, match=f"does not hold a OlmoForCausalLM: the tensor .*{sentence}"):
+    with pytest.raises(ModelLoadError, match=f"does not contain a OlmoForCausalLM: the tensor .*{sentence}"):
         load_architecture(tmp_path)
 
 

@@ -66,5 +66,5 @@ def test_without_torchao_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     monkeypatch.setitem(sys.modules, "torchao", None)
 
-    with pytest.raises(ModelLoadError, match="needs torchao; install it"):
+    with pytest.raises(ModelLoadError, match="requires torchao; install"):
         TorchaoDense().matrix(8, [8])

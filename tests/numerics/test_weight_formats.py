@@ -150,8 +150,7 @@ def test_what_a_gpu_does_not_have_is_refused(quantization: Quantization, saved: 
         make_model(model_config, torch.bfloat16, torch.device("cuda"), quantization=quantization)
 
     assert str(refused.value) == (
-        f"quantization is {quantization}, which is for device cpu; on a GPU choose --quantization int8 or "
-        "--dtype bfloat16"
+        f"quantization is {quantization}, which is for device cpu; on a GPU use --quantization int8 or --dtype bfloat16"
     )
 
 

@@ -66,7 +66,7 @@ class FakeAdmin:
 
     async def _call(self, request: web.Request) -> web.Response:
         if self.token and not secrets.compare_digest(request.headers.get("Authorization", ""), f"Bearer {self.token}"):
-            return _error(RefusedError("unauthenticated", "this scheduler wants another token"))
+            return _error(RefusedError("unauthenticated", "unknown bearer token"))
         try:
             answer = self._answer(request.match_info["method"], await request.text())
         except RefusedError as error:

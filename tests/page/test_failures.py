@@ -62,7 +62,7 @@ async def test_a_scheduler_that_is_gone_is_said_once_asked_for_less_and_less_and
         num_calls_before = 0
         for wait in ("1 second", "2 seconds", "4 seconds", "8 seconds"):
             await next_round(watched)
-            await expect(page.locator("#notice")).to_contain_text(f"does not answer. The next try is in {wait}.")
+            await expect(page.locator("#notice")).to_contain_text(f"does not respond. The next try is in {wait}.")
             num_calls = len(watched.methods)
             await page.clock.run_for(1000 * int(wait[0]) - 200)
             assert len(watched.methods) == num_calls
@@ -84,7 +84,7 @@ async def test_a_token_is_asked_for_sent_and_kept_in_this_tab_only(browser: Brow
 
         await page.keyboard.type("wrong")
         await page.keyboard.press("Enter")
-        await expect(page.locator("#token-error")).to_have_text("this scheduler wants another token")
+        await expect(page.locator("#token-error")).to_have_text("unknown bearer token")
         await page.locator("#token").fill("right")
         await page.keyboard.press("Enter")
 
@@ -151,10 +151,10 @@ async def test_fronts_are_a_row_each_and_nothing_where_there_are_none(browser: B
 
         rows = watched.page.locator("#front-rows tr")
         await expect(rows.nth(0).locator("td")).to_have_text(
-            ["Front 0 takes callsprocess 71; started again 2 times", "1,200", "250", "45.6 ms", "3", "0"]
+            ["Front 0 accepting callsprocess 71; restarted 2 times", "1,200", "250", "45.6 ms", "3", "0"]
         )
-        await expect(rows.nth(1).locator("td")).to_have_text(["Front 1 has ended", "0", "0", "–", "0", "–"])
-        await expect(watched.page.locator("#fronts-summary")).to_have_text("1 of 2 take calls")
+        await expect(rows.nth(1).locator("td")).to_have_text(["Front 1 exited", "0", "0", "–", "0", "–"])
+        await expect(watched.page.locator("#fronts-summary")).to_have_text("1 of 2 accept calls")
         await expect(rows.locator(".chip.bad")).to_have_count(1)
         await watched.page.set_viewport_size({"width": 360, "height": 800})
         assert await watched.page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -123,7 +123,7 @@ async def check_map(page: Page, stack: Stack) -> None:
     chip = page.locator("#sequences .sequence").first.get_by_text(str(shared), exact=True)
     await chip.click()
     await expect(page.locator("#block-title")).to_have_text(f"Block {shared} of {stack.executor.address}")
-    await expect(page.locator("#block-text")).to_contain_text("Shared, named by 3 block tables")
+    await expect(page.locator("#block-text")).to_contain_text("Shared, referenced by 3 block tables")
     await expect(page.locator("#block-holders li")).to_have_text([f"groupoutput {i}, its block 0" for i in range(3)])
 
     await page.locator("#request-close").click()
@@ -179,7 +179,7 @@ async def test_a_life_has_preemption_and_loss_and_its_end(browser: Browser) -> N
             await exits.enter_async_context(sent(stack, older, younger))
             await until(lambda: stack.engine.requests["", "younger"].group.num_preemptions == 1)
             gate.close()
-            await expect(page.locator(".event.preempted")).to_contain_text("will be computed again")
+            await expect(page.locator(".event.preempted")).to_contain_text("will be recomputed")
 
             await stack.executor.kill()
             await expect(page.locator(".card .chip")).to_have_text("not attached, lost 1 time")
@@ -225,7 +225,7 @@ async def test_steps_are_drawn_and_told_and_everything_has_a_key(browser: Browse
             await tab_to(page, "")
             await page.keyboard.press("ArrowRight")
             await page.keyboard.press("ArrowRight")
-            await expect(page.locator("#tip")).to_contain_text("held by one")
+            await expect(page.locator("#tip")).to_contain_text("used by one")
             await page.keyboard.press("Enter")
             await expect(page.locator("#block-title")).to_contain_text("Block 1 of")
 

@@ -43,11 +43,11 @@ _BUGS = frozenset(("engine_failed", "rpc_failed", "step_thread_failed", "deliver
 
 # Why an executor was lost that no fault brings about: one of our own sessions did not keep to the order of steps.
 _MISTAKES = re.compile(
-    r"came instead of|is missing$|was not executed in this epoch|is not kept any more|no step is in flight"
+    r"came instead of|is missing$|was not executed in this epoch|is no longer kept|no step is in flight"
 )
 
 # Why a client ends at once what it could have gone on with: the scheduler refuses the continuation for good.
-_CANNOT_GO_ON = re.compile(r"cannot go on: ")
+_CANNOT_GO_ON = re.compile(r"cannot be resumed: ")
 
 
 class PromiseBrokenError(Exception):
@@ -56,7 +56,7 @@ class PromiseBrokenError(Exception):
 
 # What a queued request is told that makes room for one of a tenant which has less than its share. Else what was queued
 # once stays so, at whichever core.
-GAVE_WAY = "gave way to another tenant's"
+GAVE_WAY = "was displaced by another tenant's"
 
 
 @dataclass(slots=True)
@@ -240,7 +240,7 @@ class Checks:
         since_s = self.loop.time() - LIMIT_S
         kinds = {fault.number: fault.kind for fault in self.plan.faults}
         times_s = [at_s for number, at_s in self.faults_at_s.items() if kinds[number] == "kill_core"]
-        return "none has come for" in str(error) and sum(at_s >= since_s for at_s in times_s) > 1
+        return "no new one has started for" in str(error) and sum(at_s >= since_s for at_s in times_s) > 1
 
     def _gave_up_early(self, record: RequestRecord, error: OctavoError) -> bool:
         """Return whether its client goes on with what was cut, and did not for as long as it said."""

@@ -27,7 +27,7 @@ LATEST_LOOK_S = 3.0
 LOSSES_TO_END = 4
 
 # What a request is told that seems to break executors.
-COUNTED_OUT = "while it ran this request"
+COUNTED_OUT = "while running this request"
 
 
 @dataclass(slots=True)

@@ -296,7 +296,7 @@ BUGS = (
     Bug(
         "a client that leaves before its request is queued leaves the request behind",
         f"{LINK}/remote_core.py",
-        '            remote.abort(RequestAbortedError("the client ended the call, or its connection broke"))\n',
+        '            remote.abort(RequestAbortedError("the client cancelled the call or disconnected"))\n',
         "",
     ),
     # The link between fronts and core

@@ -92,7 +92,7 @@ def _queues(strike: Strike) -> bool:
 
 
 RARE_STRIKES: tuple[Rare[Strike], ...] = (
-    Rare("killed with blocks in the host pool", "an executor ended", _meets(_ENDING, lambda core: len(core.swapped))),
+    Rare("killed with blocks in the host cache", "an executor ended", _meets(_ENDING, lambda core: len(core.swapped))),
     Rare(
         "hung with steps behind",
         "a step never ended, and others were under way behind it",

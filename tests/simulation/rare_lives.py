@@ -88,7 +88,7 @@ def _hit_after_loss(life: Life) -> bool:
 RARE_LIVES: tuple[Rare[Life], ...] = (
     Rare("lost, finished", "a request lost its executor, and finished", _is("L.*F$")),
     Rare("lost before its first token", "an executor was lost in the middle of a prompt", _is("A[^TL]*L")),
-    Rare("lost while swapped out", "its executor was lost while its blocks were in the host pool", _is("O[^IDA]*L")),
+    Rare("lost while swapped out", "its executor was lost while its blocks were in the host cache", _is("O[^IDA]*L")),
     Rare("lost while preempted", "its executor was lost while it waited to be computed again", _is("P[^AL]*L")),
     Rare("beams lost", "a beam search lost its executor, and finished", _is("L.*F$", "beams")),
     Rare("beams swapped", "a beam search went to the host pool and back, and finished", _is("O.*I.*F$", "beams")),
@@ -96,7 +96,7 @@ RARE_LIVES: tuple[Rare[Life], ...] = (
     Rare("dropped", "blocks in the host pool were given up for others", _is("D")),
     Rare("parked, finished", "a suspect waited for other suspects, and finished", _is("K.*F$")),
     Rare("aborted while it waited", "another call aborted what had never run, or its client left", _is("^[CG]$")),
-    Rare("aborted while swapped out", "it was aborted, or its client left, in the host pool", _is("O[^IDAL]*[CG]$")),
+    Rare("aborted while swapped out", "it was aborted, or its client left, in the host cache", _is("O[^IDAL]*[CG]$")),
     Rare("aborted after a loss", "it was aborted, or its client left, and no executor had it", _is("L[^A]*[CG]$")),
     Rare("counted out", "a request ended that seemed to break executors", _says(COUNTED_OUT)),
     Rare("orphan ended", "nobody came for so long that a request ended", _says("(--orphan-timeout-s)")),

@@ -61,7 +61,7 @@ class Code:
 
     @property
     def has_fronts(self) -> bool:
-        """Whether fronts of their own can join the scheduler."""
+        """Whether standalone fronts can join the scheduler."""
         return self._has("core_listen", CONFIG)
 
     @property

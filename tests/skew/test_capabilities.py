@@ -188,19 +188,19 @@ async def test_what_attach_says_of_numerics_and_weights_counts_not_what_was_said
 AGREEING: dict[str, tuple[Callable[[pb.AttachResponse], object], str]] = {
     "more than was wanted": (
         lambda response: response.capabilities.extend([4, 40]),  # type: ignore[list-item]
-        "it agreed on the capabilities GRAMMARS,40, which this scheduler did not ask for",
+        "it accepted capabilities that this scheduler did not offer: GRAMMARS,40",
     ),
     "capabilities of version 1": (
         lambda response: setattr(response, "wire_version", 1),
-        "it agreed on the capabilities NUMERICS,NAMED_BLOCKS,ROW_FLAGS, which this scheduler did not ask for",
+        "it accepted capabilities that this scheduler did not offer: NUMERICS,NAMED_BLOCKS,ROW_FLAGS",
     ),
     "numerics without an id": (
         lambda response: response.info.ClearField("numerics_id"),
-        "it agreed on the capability NUMERICS and has no numerics_id",
+        "it accepted the capability NUMERICS but sent no numerics_id",
     ),
     "an endless id": (
         lambda response: setattr(response.info, "weights_digest", "f" * 1000),
-        "its weights_digest has 1000 characters; this scheduler takes at most 256",
+        "its weights_digest has 1000 characters; this scheduler accepts at most 256",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Fronts of their own and cores of different releases: the link between them keeps its name, octavo.core.v1."""
+"""Standalone fronts and cores of different releases: the link between them keeps its name, octavo.core.v1."""
 
 import asyncio
 from contextlib import AsyncExitStack

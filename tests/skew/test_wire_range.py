@@ -111,7 +111,7 @@ async def test_a_version_that_the_scheduler_does_not_speak_is_refused_whatever_t
         with pytest.raises(ExecutorRefusedError) as refused:
             async with client_of(executor).attach(lambda _: None):
                 pass
-    words = f"it speaks wire versions 1 to 2 and chose {version}; this scheduler speaks 1 to 2"
+    words = f"it supports wire versions 1 to 2 and chose {version}; this scheduler supports 1 to 2"
     assert str(refused.value) == words
 
 

@@ -123,7 +123,7 @@ class Play:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that were found in the prefix cache, all groups together."""
+        """Prompt tokens that came from the prefix cache, all groups together."""
         return sum(group.num_cached_tokens for group in self._groups)
 
     def run(self) -> "Play":

@@ -54,12 +54,11 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
 
 MISSING = (
     grpc.StatusCode.UNAUTHENTICATED,
-    "this scheduler wants a token; send the metadata authorization: Bearer TOKEN (octavo: --token-file, or "
-    "OCTAVO_TOKEN)",
+    "a bearer token is required; send the metadata authorization: Bearer TOKEN (octavo: --token-file, or OCTAVO_TOKEN)",
 )
 UNKNOWN = (
     grpc.StatusCode.UNAUTHENTICATED,
-    "this scheduler does not know the token; ask its operator for another one",
+    "unknown bearer token; ask the operator for a valid one",
 )
 
 
@@ -116,7 +115,7 @@ async def test_a_stranger_makes_the_scheduler_do_nothing(scheduler: Scheduler, m
         code, text = await failure(method(b"\xff\xff", metadata=bearer(BLUE)).read())
     assert (code, text) == (
         grpc.StatusCode.INVALID_ARGUMENT,
-        "the request is not a message of this method; it must be encoded by its proto",
+        "the request cannot be decoded as this method's message",
     )
     assert tokenized == []
     assert scheduler.service.engine.waiting.num_waiting == 0
@@ -149,8 +148,8 @@ async def test_a_request_belongs_to_the_tenant_of_its_token(scheduler: Scheduler
         await stream.aclose()
         await unnamed.aclose()
     assert str(caught.value) == (
-        "the token is of tenant 'blue', the request of tenant 'green'; leave the tenant out, or use a token of "
-        "that tenant"
+        "the token belongs to tenant 'blue', the request names tenant 'green'; omit the tenant, or use that tenant's "
+        "token"
     )
 
 
@@ -163,10 +162,10 @@ async def test_each_request_of_a_stream_belongs_to_the_tenant_of_its_token(sched
         while not isinstance(event := (await anext(events))[1], FailedRequest):
             pass
         assert isinstance(event.error, PermissionDeniedError)
-        assert str(event.error).startswith("the token is of tenant 'blue', the request of tenant 'green'; ")
+        assert str(event.error).startswith("the token belongs to tenant 'blue', the request names tenant 'green'; ")
         assert [request.group.tenant for request in requests.values()] == ["blue", "blue"]
     async with Client(scheduler.address, token="unknown-token-0123") as client:
-        with pytest.raises(UnauthenticatedError, match="does not know the token"):
+        with pytest.raises(UnauthenticatedError, match="unknown bearer token"):
             async for _ in client.stream_many(["hello"] * 50):
                 pass
 
@@ -258,7 +257,8 @@ async def test_operators_alone_see_the_admin_service(scheduler: Scheduler) -> No
         assert await failure(stub.GetSchedulerState(request)) == MISSING
         assert await failure(stub.GetSchedulerState(request, metadata=bearer(BLUE))) == (
             grpc.StatusCode.PERMISSION_DENIED,
-            "the token is of tenant 'blue'; octavo.admin.v1.AdminService needs a token of tenant * in --tokens-file",
+            "the token belongs to tenant 'blue'; octavo.admin.v1.AdminService requires a token of tenant * in "
+            "--tokens-file",
         )
         state = await stub.GetSchedulerState(request, metadata=bearer(OPERATOR))
     assert len(state.executors) == 1

@@ -53,25 +53,25 @@ async def test_each_failed_handshake_is_told_apart(
 ) -> None:
     async with running_scheduler() as plain:
         assert await handshake_failure(plain.address, TlsOptions(ca=ca)) == (
-            "it does not speak TLS; start it with --tls-cert and --tls-key, or connect without TLS"
+            "it does not use TLS; start it with --tls-cert and --tls-key, or connect without TLS"
         )
     async with running_scheduler(**tls_settings(server_files)) as tls:
         assert await handshake_failure(tls.address, None) == (
-            "it closed the connection at once; if it speaks TLS, name its authority with --tls-ca"
+            "it closed the connection at once; if it uses TLS, name its certificate authority with --tls-ca"
         )
         assert await handshake_failure(tls.address, TlsOptions()) == (
-            "its certificate comes from no authority that this system knows; name the one that it comes from with "
-            "--tls-ca"
+            "its certificate is not signed by an authority that this system knows; name its authority with --tls-ca"
         )
         assert await handshake_failure(tls.address, TlsOptions(ca=other_ca)) == (
-            f"its certificate comes from no authority in {other_ca}; name the one that it comes from with --tls-ca"
+            f"its certificate is not signed by an authority in {other_ca}; name its authority with --tls-ca"
         )
         assert await handshake_failure(tls.address, TlsOptions(ca=ca, server_name="elsewhere")) == (
-            "its certificate does not have the name elsewhere; give a name that it has with --tls-server-name"
+            "its certificate is not valid for the name elsewhere; give a name from the certificate with "
+            "--tls-server-name"
         )
     async with running_scheduler(**tls_settings(server_files, client_ca=ca)) as mutual:
         assert await handshake_failure(mutual.address, TlsOptions(ca=ca)) == (
-            "it closed the connection after the TLS handshake; if it demands a client certificate, name one with "
+            "it closed the connection after the TLS handshake; if it requires a client certificate, name one with "
             "--tls-cert and --tls-key"
         )
 
@@ -81,7 +81,7 @@ async def test_who_waits_until_ready_learns_of_tls(server_files: PairFiles, othe
         running_pair(**tls_settings(server_files)) as scheduler,
         Client(scheduler.address, tls=TlsOptions(ca=other_ca)) as client,
     ):
-        with pytest.raises(DeadlineError, match=r"was not ready within 0\.5 s \(.*comes from no authority in"):
+        with pytest.raises(DeadlineError, match=r"was not ready within 0\.5 s \(.*is not signed by an authority in"):
             await client.wait_until_ready(timeout_s=0.5)
 
 
@@ -98,7 +98,7 @@ async def test_errors_of_tokens_are_typed(tmp_path: Path) -> None:
             with pytest.raises(UnauthenticatedError, match="--token-file, or OCTAVO_TOKEN"):
                 await client.get_model()
         async with Client(scheduler.address, token=TOKEN) as client:
-            with pytest.raises(PermissionDeniedError, match="the token is of tenant 'blue'"):
+            with pytest.raises(PermissionDeniedError, match="the token belongs to tenant 'blue'"):
                 await client.generate("hello", GREEDY, tenant="green")
 
 
@@ -106,8 +106,7 @@ def test_a_token_travels_in_plaintext_on_this_machine_only() -> None:
     with pytest.raises(ConnectionOptionsError) as caught:
         Client("scheduler.example:50051", token=TOKEN)
     assert str(caught.value) == (
-        "the token would travel to scheduler.example:50051 in plaintext; speak TLS (--tls-ca, or --tls), or leave the "
-        "token out"
+        "the token would be sent to scheduler.example:50051 in plaintext; use TLS (--tls-ca or --tls), or send no token"
     )
     assert Client("scheduler.example:50051", tls=TlsOptions(), token=TOKEN).address == "scheduler.example:50051"
     assert token_metadata("localhost:1", TOKEN, is_encrypted=False) == (("authorization", f"Bearer {TOKEN}"),)

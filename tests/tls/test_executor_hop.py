@@ -42,12 +42,12 @@ async def test_a_name_is_given_to_executors_that_are_dialled_by_address(
     async with running_executor(named) as executor:
         async with scheduler_of(executor, ca=ca) as scheduler:
             assert await scheduler.last_error() == (
-                "its certificate does not have the name that was dialled; give a name that it has with "
+                "its certificate is not valid for the name used to connect; give a name from the certificate with "
                 "--executor-tls-server-name"
             )
         async with scheduler_of(executor, ca=ca, server_name="elsewhere") as scheduler:
             assert await scheduler.last_error() == (
-                "its certificate does not have the name elsewhere; give a name that it has with "
+                "its certificate is not valid for the name elsewhere; give a name from the certificate with "
                 "--executor-tls-server-name"
             )
         async with scheduler_of(executor, ca=ca, server_name="executor.octavo.svc") as scheduler:
@@ -55,7 +55,7 @@ async def test_a_name_is_given_to_executors_that_are_dialled_by_address(
 
 
 async def test_plaintext_to_an_executor_with_tls(server_files: PairFiles, caplog: pytest.LogCaptureFixture) -> None:
-    sentence = "it closed the connection at once; if it speaks TLS, name its authority with --executor-tls-ca"
+    sentence = "it closed the connection at once; if it uses TLS, name its certificate authority with --executor-tls-ca"
     async with running_executor(server_tls(server_files)) as executor, scheduler_of(executor) as scheduler:
         assert await scheduler.last_error() == sentence
     (line,) = [record for record in caplog.records if "no_executor" in record.getMessage()]
@@ -65,7 +65,7 @@ async def test_plaintext_to_an_executor_with_tls(server_files: PairFiles, caplog
 async def test_tls_to_an_executor_without(ca: Path) -> None:
     async with running_executor() as executor, scheduler_of(executor, ca=ca) as scheduler:
         assert await scheduler.last_error() == (
-            "it does not speak TLS; start it with --tls-cert and --tls-key, or connect without TLS"
+            "it does not use TLS; start it with --tls-cert and --tls-key, or connect without TLS"
         )
 
 
@@ -75,8 +75,7 @@ async def test_an_authority_that_did_not_sign(server_files: PairFiles, other_ca:
         scheduler_of(executor, ca=other_ca) as scheduler,
     ):
         assert await scheduler.last_error() == (
-            f"its certificate comes from no authority in {other_ca}; name the one that it comes from with "
-            "--executor-tls-ca"
+            f"its certificate is not signed by an authority in {other_ca}; name its authority with --executor-tls-ca"
         )
 
 
@@ -108,7 +107,7 @@ async def test_no_client_certificate_where_one_is_demanded(server_files: PairFil
         scheduler_of(executor, ca=ca) as scheduler,
     ):
         assert await scheduler.last_error() == (
-            f"it closed the connection after the TLS handshake; if it demands a client certificate, {CERTIFICATE_HINT}"
+            f"it closed the connection after the TLS handshake; if it requires a client certificate, {CERTIFICATE_HINT}"
         )
 
 
@@ -121,8 +120,8 @@ async def test_a_client_certificate_of_another_authority(
         scheduler_of(executor, ca=ca, cert=foreign.cert, key=foreign.key) as scheduler,
     ):
         assert await scheduler.last_error() == (
-            f"it closed the connection after the TLS handshake; it may refuse the client certificate {foreign.cert}, "
-            "which must be valid and come from an authority in its --tls-client-ca"
+            "it closed the connection after the TLS handshake; it may have rejected the client certificate "
+            f"{foreign.cert}, which must be valid and signed by an authority in its --tls-client-ca"
         )
 
 
@@ -134,7 +133,7 @@ async def test_the_scheduler_reads_its_certificate_anew_for_each_connection(
         running_executor(server_tls(server_files, client_ca=ca)) as executor,
         scheduler_of(executor, ca=ca, cert=files.cert, key=files.key) as scheduler,
     ):
-        assert "may refuse the client certificate" in await scheduler.last_error()
+        assert "may have rejected the client certificate" in await scheduler.last_error()
 
         authority.issue().write(tmp_path / "renewed")
 
@@ -149,7 +148,7 @@ async def test_a_certificate_that_became_unusable_is_named(
         async with asyncio.timeout(PATIENCE_S):
             while "PEM" not in (error := await scheduler.last_error()):
                 pass
-    assert error.startswith(f"--executor-tls-key {client_files.key} holds no private key in PEM form")
+    assert error.startswith(f"--executor-tls-key {client_files.key} contains no private key in PEM format")
 
 
 async def test_files_of_the_scheduler_are_checked_at_the_start(tmp_path: Path) -> None:
@@ -158,6 +157,6 @@ async def test_files_of_the_scheduler_are_checked_at_the_start(tmp_path: Path) -
         async with scheduler_of("127.0.0.1:1", ca=missing):
             pass
     assert str(caught.value) == (
-        f"--executor-tls-ca {missing} cannot be read (No such file or directory); name a PEM file that this process "
+        f"--executor-tls-ca {missing} cannot be read (No such file or directory); give a PEM file that this process "
         "may read"
     )

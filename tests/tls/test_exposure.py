@@ -15,11 +15,11 @@ from scheduler_svc.front.access.token_table import read_tokens
 from tests.support.certificates import PairFiles
 
 PLAIN = (
-    "octavo: warning: the scheduler at --listen {} speaks no TLS: anybody on the way can read along, and change what "
-    "is sent; set --tls-cert and --tls-key, or --listen to an address of this machine only, such as 127.0.0.1\n"
+    "octavo: warning: the scheduler at --listen {} does not use TLS: anyone on the network path can read and change "
+    "the traffic; set --tls-cert and --tls-key, or --listen to a loopback address, such as 127.0.0.1\n"
 )
 OPEN = (
-    "octavo: warning: the scheduler at --listen {} does not ask who calls: anybody who reaches it may use it; set "
+    "octavo: warning: the scheduler at --listen {} has no authentication: anyone who can reach it can use it; set "
     "--tokens-file\n"
 )
 

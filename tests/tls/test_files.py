@@ -33,7 +33,7 @@ def test_a_missing_file_is_named(server_files: PairFiles) -> None:
     server_files.cert.unlink()
 
     assert complaint(server_files) == (
-        f"--tls-cert {server_files.cert} cannot be read (No such file or directory); name a PEM file that this process "
+        f"--tls-cert {server_files.cert} cannot be read (No such file or directory); give a PEM file that this process "
         "may read"
     )
 
@@ -52,7 +52,7 @@ def test_what_is_no_certificate_is_refused(server_files: PairFiles, content: byt
     server_files.cert.write_bytes(content)
 
     assert complaint(server_files) == (
-        f"--tls-cert {server_files.cert} holds no certificate in PEM form; its text must begin with "
+        f"--tls-cert {server_files.cert} contains no certificate in PEM format; it must begin with "
         "-----BEGIN CERTIFICATE-----"
     )
 
@@ -62,7 +62,7 @@ def test_what_is_no_key_is_refused(server_files: PairFiles, content: bytes) -> N
     server_files.key.write_bytes(content)
 
     assert complaint(server_files) == (
-        f"--tls-key {server_files.key} holds no private key in PEM form; its text must begin with "
+        f"--tls-key {server_files.key} contains no private key in PEM format; it must begin with "
         "-----BEGIN PRIVATE KEY-----"
     )
 
@@ -71,7 +71,8 @@ def test_an_encrypted_key_is_refused(server_files: PairFiles) -> None:
     server_files.key.write_bytes(encrypted_key())
 
     assert complaint(server_files) == (
-        f"--tls-key {server_files.key} is encrypted; name a private key without a passphrase (openssl pkey writes one)"
+        f"--tls-key {server_files.key} is encrypted; give a private key without a passphrase (openssl pkey can write "
+        "one)"
     )
 
 
@@ -79,8 +80,8 @@ def test_a_key_of_another_certificate_is_refused(authority: Authority, server_fi
     server_files.key.write_bytes(authority.issue("localhost").key)
 
     assert complaint(server_files) == (
-        f"--tls-key {server_files.key} does not belong to the first certificate in --tls-cert {server_files.cert}; "
-        "name the key that it was made with"
+        f"--tls-key {server_files.key} does not match the first certificate in --tls-cert {server_files.cert}; give "
+        "that certificate's key"
     )
 
 
@@ -91,7 +92,7 @@ def test_a_key_that_grpc_cannot_use_is_refused(
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     server_files.key.write_bytes(key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
     assert complaint(server_files) == (
-        f"--tls-key {server_files.key} is a key that gRPC cannot use; make one with RSA or a NIST curve (P-256)"
+        f"--tls-key {server_files.key} is a key type that gRPC cannot use; use RSA or a NIST curve (P-256)"
     )
 
 
@@ -110,14 +111,14 @@ def test_a_certificate_of_the_future_is_refused(authority: Authority, tmp_path: 
     text = complaint(files)
 
     assert text.startswith(f"--tls-cert {files.cert} is not valid before 20")
-    assert text.endswith(" UTC; check this machine's clock, or wait until then")
+    assert text.endswith(" UTC; check this machine's clock")
 
 
 def test_authorities_that_are_none_are_refused(server_files: PairFiles, tmp_path: Path) -> None:
     (tmp_path / "ca").write_bytes(b"nothing")
 
     assert complaint(server_files, tmp_path / "ca").startswith(
-        f"--tls-client-ca {tmp_path / 'ca'} holds no certificate in PEM form"
+        f"--tls-client-ca {tmp_path / 'ca'} contains no certificate in PEM format"
     )
 
 
@@ -143,20 +144,26 @@ def test_a_chain_behind_the_certificate_is_fine(authority: Authority, server_pai
 
 
 RULES = [
-    (["--tls-cert", "c"], "--tls-cert and --tls-key go together: a certificate and its private key"),
-    (["--tls-key", "k"], "--tls-cert and --tls-key go together: a certificate and its private key"),
-    (["--tls-client-ca", "ca"], "--tls-client-ca needs --tls-cert and --tls-key: without TLS clients show none"),
+    (["--tls-cert", "c"], "--tls-cert and --tls-key must be set together: a certificate and its private key"),
+    (["--tls-key", "k"], "--tls-cert and --tls-key must be set together: a certificate and its private key"),
+    (
+        ["--tls-client-ca", "ca"],
+        ("--tls-client-ca requires --tls-cert and --tls-key: without TLS clients present no certificate"),
+    ),
 ]
 SCHEDULER_RULES = [
-    (["--trusted-clients", "gateway"], "--trusted-clients needs --tls-client-ca: without it no client proves its name"),
+    (
+        ["--trusted-clients", "gateway"],
+        ("--trusted-clients requires --tls-client-ca: without it clients present no certificate"),
+    ),
     (
         ["--executor-tls-ca", "ca", "--executor-tls-cert", "c"],
-        "--executor-tls-cert and --executor-tls-key go together: a certificate and its private key",
+        "--executor-tls-cert and --executor-tls-key must be set together: a certificate and its private key",
     ),
     (
         ["--executor-tls-server-name", "executor"],
-        "--executor-tls-cert and --executor-tls-server-name need --executor-tls-ca: without it the scheduler speaks "
-        "plaintext with its executors",
+        "--executor-tls-cert and --executor-tls-server-name require --executor-tls-ca: without it the scheduler uses "
+        "plaintext to its executors",
     ),
 ]
 
@@ -188,7 +195,7 @@ def client_complaint(ca: Path | None = None, cert: Path | None = None, key: Path
 def test_a_client_names_the_file_too(ca: Path, client_files: PairFiles, tmp_path: Path) -> None:
     missing, nonsense = tmp_path / "missing", tmp_path / "nonsense"
     nonsense.write_bytes(b"nothing")
-    pem = "its text must begin with -----BEGIN CERTIFICATE-----"
+    pem = "it must begin with -----BEGIN CERTIFICATE-----"
 
     assert [
         client_complaint(ca=missing),
@@ -196,10 +203,10 @@ def test_a_client_names_the_file_too(ca: Path, client_files: PairFiles, tmp_path
         client_complaint(ca=ca, cert=client_files.cert),
         client_complaint(ca=ca, cert=client_files.cert, key=missing),
     ] == [
-        f"--tls-ca {missing} cannot be read (No such file or directory); name a PEM file that exists",
-        f"--tls-ca {nonsense} holds no certificate in PEM form; {pem}",
-        "--tls-cert and --tls-key go together: a certificate and its private key",
-        f"--tls-key {missing} cannot be read (No such file or directory); name a PEM file that exists",
+        f"--tls-ca {missing} cannot be read (No such file or directory); give an existing PEM file",
+        f"--tls-ca {nonsense} contains no certificate in PEM format; {pem}",
+        "--tls-cert and --tls-key must be set together: a certificate and its private key",
+        f"--tls-key {missing} cannot be read (No such file or directory); give an existing PEM file",
     ]
 
 
@@ -207,11 +214,11 @@ def test_a_client_compares_key_and_certificate(
     server_files: PairFiles, client_files: PairFiles, tmp_path: Path
 ) -> None:
     assert client_complaint(cert=client_files.cert, key=server_files.key) == (
-        f"--tls-key {server_files.key} does not belong to the first certificate in --tls-cert {client_files.cert}; "
-        "name the key that it was made with"
+        f"--tls-key {server_files.key} does not match the first certificate in --tls-cert {client_files.cert}; give "
+        "that certificate's key"
     )
     (tmp_path / "encrypted").write_bytes(encrypted_key())
     assert client_complaint(cert=client_files.cert, key=tmp_path / "encrypted") == (
         f"--tls-cert {client_files.cert} and --tls-key {tmp_path / 'encrypted'} must be a certificate and its private "
-        "key without a passphrase, both in PEM form"
+        "key without a passphrase, both in PEM format"
     )

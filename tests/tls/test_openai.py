@@ -62,7 +62,7 @@ async def test_tokens_are_tenants_and_operators_see_more(tokens_file: Path) -> N
     }
     assert tenants == ["blue", ""]
     assert missing["error"] == {
-        "message": "this scheduler wants a token; send the header Authorization: Bearer TOKEN (openai: api_key)",
+        "message": "a bearer token is required; send the header Authorization: Bearer TOKEN (openai: api_key)",
         "type": "invalid_request_error",
         "param": None,
         "code": "invalid_api_key",
@@ -94,7 +94,7 @@ async def test_the_port_speaks_tls_with_the_certificate_as_it_is_now(
         async with client_of(scheduler) as session:
             status, answer = await call(session, "POST", "/v1/completions", None)
     assert shown[0] != shown[1]
-    assert (status, answer["error"]["message"]) == (400, "this port speaks TLS; call it with https://")
+    assert (status, answer["error"]["message"]) == (400, "this port uses TLS; call it with https://")
 
 
 def certificate(scheduler: Scheduler) -> str:

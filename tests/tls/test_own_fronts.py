@@ -1,4 +1,4 @@
-"""Fronts of their own, as processes: they join over mutual TLS, wait for a core, and outlive it."""
+"""Standalone fronts, as processes: they join over mutual TLS, wait for a core, and outlive it."""
 
 import asyncio
 import signal
@@ -71,7 +71,7 @@ async def running_core(*flags: str) -> AsyncIterator[Service]:
 
 @asynccontextmanager
 async def running_front(core: str, *flags: str) -> AsyncIterator[Service]:
-    """Run a front of its own; it need not find its core."""
+    """Run a standalone front; it need not find its core."""
     async with running_service("scheduler_svc.processes.own_front", "--core", core, *flags) as front:
         yield front
 
@@ -136,19 +136,19 @@ async def test_who_is_no_front_does_not_join_and_reads_why(
     sentences = {
         "the certificate of an executor": (
             files.of_front(executor),
-            "the certificate of octavo-executor is not that of a front; name fronts in --trusted-fronts of the "
-            "scheduler",
+            "the certificate of octavo-executor is not a trusted front's; add its name to the scheduler's "
+            "--trusted-fronts",
         ),
         "a certificate of another authority": (
             files.of_front(foreign),
-            f"it closed the connection after the TLS handshake; it may refuse the client certificate {foreign.cert}, "
-            "which must be valid and come from an authority in its --front-tls-ca",
+            "it closed the connection after the TLS handshake; it may have rejected the client certificate "
+            f"{foreign.cert}, which must be valid and signed by an authority in its --front-tls-ca",
         ),
         "no certificate": (
             ["--core-tls-ca", f"{files.ca}"],
-            "if it demands a client certificate, name one with --core-tls-cert and --core-tls-key",
+            "if it requires a client certificate, name one with --core-tls-cert and --core-tls-key",
         ),
-        "no TLS": ([], "if it speaks TLS, name its authority with --core-tls-ca"),
+        "no TLS": ([], "if it uses TLS, name its certificate authority with --core-tls-ca"),
     }
     async with AsyncExitStack() as stack:
         core = await stack.enter_async_context(running_core(*files.of_core()))
@@ -181,7 +181,7 @@ async def test_a_front_reads_its_renewed_certificate_and_joins(
         running_core(*files.of_core()) as core,
         running_front(core.other_addresses["fronts"], *files.of_front(renewed)) as front,
     ):
-        assert "may refuse the client certificate" in await words(front)
+        assert "may have rejected the client certificate" in await words(front)
         replace(renewed.key, right.key)
         replace(renewed.cert, right.cert)
         assert await num_tokens(front.address) == 4
@@ -222,7 +222,7 @@ async def test_versions_that_do_not_meet_are_refused_and_newer_fronts_served(fil
         refused, served = stub.Join(), stub.Join()
         await refused.write(hello(2, 3))
         assert await refused.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert "speaks versions 2 to 3 of octavo.core.v1; this core speaks 1 to 1" in await refused.details()
+        assert "supports versions 2 to 3 of octavo.core.v1; this core supports 1 to 1" in await refused.details()
         await served.write(hello(1, 9))
         message = await served.read()
         assert isinstance(message, core_service_pb2.JoinResponse)
@@ -303,31 +303,31 @@ async def test_a_core_that_is_told_to_end_lets_streams_of_fronts_of_their_own_fi
 
 WRONG_FLAGS = {
     "scheduler_svc --core-listen 0.0.0.0:0": (
-        "octavo scheduler: --core-listen 0.0.0.0:0 is reached from other machines, and who joins there may run "
-        "requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, or --core-insecure "
-        "where the network keeps others out"
+        "octavo scheduler: --core-listen 0.0.0.0:0 can be reached from other machines, and a front that joins there "
+        "may run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, or "
+        "--core-insecure on an isolated network"
     ),
     "scheduler_svc --trusted-fronts a": (
-        "octavo scheduler: --front-tls-ca, --trusted-fronts and --core-insecure need --core-listen: without it no "
-        "front of its own joins"
+        "octavo scheduler: --front-tls-ca, --trusted-fronts and --core-insecure require --core-listen: without it no "
+        "standalone front can join"
     ),
     "scheduler_svc --core-listen 127.0.0.1:0 --front-tls-ca a": (
-        "octavo scheduler: --front-tls-ca and --trusted-fronts go together: who signed the certificates of fronts, and "
-        "which names they have; an authority may have signed others too"
+        "octavo scheduler: --front-tls-ca and --trusted-fronts must be set together: the authority of the fronts' "
+        "certificates and the accepted names; an authority may have signed other certificates too"
     ),
     "scheduler_svc --core-listen 127.0.0.1:0 --front-tls-ca a --trusted-fronts a": (
-        "octavo scheduler: --front-tls-ca needs --tls-cert and --tls-key: without TLS fronts show no certificate"
+        "octavo scheduler: --front-tls-ca requires --tls-cert and --tls-key: without TLS fronts present no certificate"
     ),
     "scheduler_svc.processes.own_front": "octavo front: --core is required (or OCTAVO_FRONT_CORE, or core in the file)",
     "scheduler_svc.processes.own_front --core here": (
         "octavo front: --core is here; it must be host:port, with a port from 0 to 65535"
     ),
     "scheduler_svc.processes.own_front --core a:1 --core-tls-cert a": (
-        "octavo front: --core-tls-cert and --core-tls-key go together: a certificate and its private key"
+        "octavo front: --core-tls-cert and --core-tls-key must be set together: a certificate and its private key"
     ),
     "scheduler_svc.processes.own_front --core a:1 --core-tls-server-name a": (
-        "octavo front: --core-tls-cert and --core-tls-server-name need --core-tls-ca: without it the front speaks "
-        "plaintext with the scheduler"
+        "octavo front: --core-tls-cert and --core-tls-server-name require --core-tls-ca: without it the front uses "
+        "plaintext to the scheduler"
     ),
     "scheduler_svc.processes.own_front --core a:1 --executor a:1": (
         "octavo front: --executor is not a flag; --help lists all"
@@ -355,6 +355,6 @@ async def test_a_file_that_a_front_cannot_use_ends_its_start(tmp_path: Path) -> 
     assert await run("scheduler_svc.processes.own_front", "--core", "127.0.0.1:1", "--core-tls-ca", str(missing)) == (
         1,
         "",
-        f"octavo front: --core-tls-ca {missing} cannot be read (No such file or directory); name a PEM file that this "
+        f"octavo front: --core-tls-ca {missing} cannot be read (No such file or directory); give a PEM file that this "
         "process may read\n",
     )

@@ -56,13 +56,13 @@ async def test_both_hops_speak_tls_and_the_command_line_too(
     assert refused == (
         1,
         "",
-        "octavo: this scheduler wants a token; send the metadata authorization: Bearer TOKEN (octavo: --token-file, or "
+        "octavo: a bearer token is required; send the metadata authorization: Bearer TOKEN (octavo: --token-file, or "
         "OCTAVO_TOKEN)\n",
     )
     assert plain[:2] == (1, "")
     assert plain[2].splitlines()[-1] == (
-        f"octavo: no connection to the scheduler at {scheduler.address}: it closed the connection at once; if it "
-        "speaks TLS, name its authority with --tls-ca"
+        f"octavo: no connection to the scheduler at {scheduler.address}: it closed the connection at once; if it uses "
+        "TLS, name its certificate authority with --tls-ca"
     )
 
 
@@ -80,13 +80,13 @@ async def test_a_bad_file_ends_the_start_with_one_sentence(module: str, server_f
     assert wrong_file == (
         1,
         "",
-        f"octavo {name}: --tls-key {server_files.key} holds no private key in PEM form; its text must begin with "
+        f"octavo {name}: --tls-key {server_files.key} contains no private key in PEM format; it must begin with "
         "-----BEGIN PRIVATE KEY-----\n",
     )
     assert half == (
         2,
         "",
-        f"octavo {name}: --tls-cert and --tls-key go together: a certificate and its private key\n",
+        f"octavo {name}: --tls-cert and --tls-key must be set together: a certificate and its private key\n",
     )
 
 
@@ -98,7 +98,7 @@ async def test_a_wrong_token_file_ends_the_start(tmp_path: Path) -> None:
     assert (code, stderr.splitlines()[-1]) == (
         1,
         f"octavo scheduler: --tokens-file {tmp_path / 'tokens'}, line 1: the token is 5 characters long; use at least "
-        '16 ("openssl rand -hex 32" makes a good one)',
+        '16 ("openssl rand -hex 32" generates one)',
     )
 
 
@@ -110,4 +110,4 @@ async def test_a_warning_is_not_taken_for_the_reason_of_an_end(tmp_path: Path) -
     with pytest.raises(LocalServiceError, match=r"cannot listen on localhost\.invalid:0"):
         await child.start()
     await child.stop(0)
-    assert "octavo: warning: the executor at --listen localhost.invalid:0 speaks no TLS" in log.read_text()
+    assert "octavo: warning: the executor at --listen localhost.invalid:0 does not use TLS" in log.read_text()

@@ -32,13 +32,13 @@ LINES = [
     (f"blue {TOKEN} more", "line 1: 3 words; write TENANT TOKEN"),
     (
         "blue 0123456789abcde",
-        'line 1: the token is 15 characters long; use at least 16 ("openssl rand -hex 32" makes a good one)',
+        'line 1: the token is 15 characters long; use at least 16 ("openssl rand -hex 32" generates one)',
     ),
-    (f"blue {TOKEN}ü", "line 1: the token has characters other than ASCII; clients could not send it"),
+    (f"blue {TOKEN}ü", "line 1: the token contains non-ASCII characters, which clients cannot send"),
     (f"{257 * 't'} {TOKEN}", "line 1: the tenant is 257 characters long; use at most 256"),
     (
         f"blue {TOKEN}\n# comment\ngreen {TOKEN}",
-        "line 3: the token is the same as in line 1; give each tenant its own",
+        "line 3: the token is the same as on line 1; give each tenant its own",
     ),
 ]
 
@@ -61,7 +61,7 @@ def test_a_byte_order_mark_is_no_part_of_a_tenant(tmp_path: Path) -> None:
 def test_a_file_without_tokens_locks_nobody_out_by_mistake(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     assert complaint(path, "# none yet\n") == (
-        f"--tokens-file {path} holds no token, so nobody could call; write TENANT TOKEN a line"
+        f"--tokens-file {path} contains no token, so no client could call; write one TENANT TOKEN per line"
     )
 
 
@@ -69,10 +69,10 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TokensFileError) as caught:
         read_tokens(tmp_path)
     assert str(caught.value) == (
-        f"--tokens-file {tmp_path} cannot be read (Is a directory); name a file that this process may read"
+        f"--tokens-file {tmp_path} cannot be read (Is a directory); give a file that this process may read"
     )
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(TokensFileError, match="is not UTF-8 text; write TENANT TOKEN a line"):
+    with pytest.raises(TokensFileError, match="is not UTF-8 text; write one TENANT TOKEN per line"):
         read_tokens(tmp_path / "binary")
 
 

@@ -76,5 +76,5 @@ async def test_trusted_clients_without_tokens_are_the_only_ones(
         with pytest.raises(UnauthenticatedError) as caught:
             await client.abort("unknown")
     assert str(caught.value) == (
-        "only clients named in --trusted-clients may call this scheduler; use the certificate of such a client"
+        "only clients listed in --trusted-clients may call this scheduler; use such a client's certificate"
     )

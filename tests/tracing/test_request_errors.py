@@ -55,7 +55,7 @@ async def test_a_request_that_no_executor_takes_is_refused_with_a_span(
 
     [span] = recorder.spans
     assert (span.name, span.attributes["error.type"]) == ("text_completion", "UNAVAILABLE")
-    assert span.description == "the scheduler is draining; send the request to another scheduler"
+    assert span.description == "the scheduler is draining; retry with another scheduler"
 
 
 async def abort_by_id(stack: Stack, call: Awaitable[None]) -> None:

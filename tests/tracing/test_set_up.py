@@ -46,7 +46,7 @@ def test_a_process_is_named_as_the_variables_say_or_after_its_service(monkeypatc
 def test_a_wrong_variable_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
 
-    with pytest.raises(OctavoServiceError, match=r"^an OTEL_\* variable is wrong: could not convert .*soon"):
+    with pytest.raises(OctavoServiceError, match=r"^an OTEL_\* variable is invalid: could not convert .*soon"):
         start_tracing("otlp", "octavo-scheduler")
 
 
@@ -65,7 +65,7 @@ def test_a_missing_package_is_one_sentence_and_exit_code_1(
     sys.setswitchinterval(interval_s)
     assert code == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{service}: --tracing otlp needs OpenTelemetry (")
+    assert line.startswith(f"{service}: --tracing otlp requires OpenTelemetry (")
     assert line.endswith("): install octavo[tracing]")
 
 

@@ -51,6 +51,6 @@ def parse_config(values: Mapping[str, object], source: Path) -> ModelConfig:
     fields = ConfigFields(values, source)
     if fields.architecture not in FAMILIES:
         raise UnknownArchitectureError(
-            f"{source} names the architecture {fields.architecture}, which has no code of our own"
+            f"{source} has the architecture {fields.architecture}, which has no native implementation"
         )
     return FAMILIES[fields.architecture](fields)

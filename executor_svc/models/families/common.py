@@ -46,7 +46,7 @@ def read_decoder(
     num_heads = fields.integer("num_attention_heads")
     head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads))
     if head_dim % 2:
-        raise ModelLoadError(f"{fields.source} has head_dim {head_dim}; rotary embedding needs an even one")
+        raise ModelLoadError(f"{fields.source} has head_dim {head_dim}; rotary embedding requires an even one")
     max_position_embeddings = fields.integer("max_position_embeddings", 2048)
     rope = read_rope(fields, max_position_embeddings)
     return ModelConfig(

@@ -49,5 +49,5 @@ def read_qwen3_moe(fields: ConfigFields) -> ModelConfig:
 def _read_experts(fields: ConfigFields, size_name: str, *, is_normalized: bool) -> ExpertsConfig:
     num_experts, num_chosen = fields.integer(size_name), fields.integer("num_experts_per_tok")
     if num_chosen > num_experts:
-        raise ModelLoadError(f"{fields.source} chooses {num_chosen} experts of {num_experts}")
+        raise ModelLoadError(f"{fields.source} selects {num_chosen} of {num_experts} experts")
     return ExpertsConfig(num_experts, num_chosen, is_normalized)

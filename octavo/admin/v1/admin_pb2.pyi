@@ -99,7 +99,7 @@ class _RequestEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Requ
     REQUEST_EVENT_KIND_FIRST_TOKEN: _RequestEventKind.ValueType  # 3
     """Its first token came."""
     REQUEST_EVENT_KIND_PREEMPTED: _RequestEventKind.ValueType  # 4
-    """It was preempted, and its blocks were freed: it will be computed again."""
+    """It was preempted, and its blocks were freed: it will be recomputed."""
     REQUEST_EVENT_KIND_SWAPPED_OUT: _RequestEventKind.ValueType  # 5
     """It was preempted, and its blocks were moved to the executor's host pool."""
     REQUEST_EVENT_KIND_SWAPPED_IN: _RequestEventKind.ValueType  # 6
@@ -113,7 +113,7 @@ class _RequestEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Requ
     REQUEST_EVENT_KIND_FAILED: _RequestEventKind.ValueType  # 10
     """It ended with an error."""
     REQUEST_EVENT_KIND_DROPPED: _RequestEventKind.ValueType  # 11
-    """Its blocks in the host pool were given up, for others or for itself: it will be computed again."""
+    """Its blocks in the host pool were given up, for others or for itself: it will be recomputed."""
 
 class RequestEventKind(_RequestEventKind, metaclass=_RequestEventKindEnumTypeWrapper):
     """RequestEventKind is what happened to a request."""
@@ -127,7 +127,7 @@ REQUEST_EVENT_KIND_ADMITTED: RequestEventKind.ValueType  # 2
 REQUEST_EVENT_KIND_FIRST_TOKEN: RequestEventKind.ValueType  # 3
 """Its first token came."""
 REQUEST_EVENT_KIND_PREEMPTED: RequestEventKind.ValueType  # 4
-"""It was preempted, and its blocks were freed: it will be computed again."""
+"""It was preempted, and its blocks were freed: it will be recomputed."""
 REQUEST_EVENT_KIND_SWAPPED_OUT: RequestEventKind.ValueType  # 5
 """It was preempted, and its blocks were moved to the executor's host pool."""
 REQUEST_EVENT_KIND_SWAPPED_IN: RequestEventKind.ValueType  # 6
@@ -141,7 +141,7 @@ REQUEST_EVENT_KIND_FINISHED: RequestEventKind.ValueType  # 9
 REQUEST_EVENT_KIND_FAILED: RequestEventKind.ValueType  # 10
 """It ended with an error."""
 REQUEST_EVENT_KIND_DROPPED: RequestEventKind.ValueType  # 11
-"""Its blocks in the host pool were given up, for others or for itself: it will be computed again."""
+"""Its blocks in the host pool were given up, for others or for itself: it will be recomputed."""
 Global___RequestEventKind: _TypeAlias = RequestEventKind  # noqa: Y015
 
 class _SequenceStatus:
@@ -213,7 +213,7 @@ class FrontState(_message.Message):
     """Numbers that are a name or an answer even when they are 0 (slots, blocks, positions, what is free)
     have presence, so that JSON shows them.
 
-    FrontState is one front as the scheduler sees it: a process of --fronts, or a front of its own.
+    FrontState is one front as the scheduler sees it: a process of --fronts, or a standalone front.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -231,15 +231,15 @@ class FrontState(_message.Message):
     front_id: _builtins.str
     """Its name; a process that is started in its place keeps it."""
     pid: _builtins.int
-    """Its process; 0: it has ended, and is started again, or it is a front of its own."""
+    """Its process; 0: it has ended, and is started again, or it is a standalone front."""
     is_ready: _builtins.bool
     """Whether it takes calls."""
     num_requests: _builtins.int
     """Live requests whose clients it holds."""
     num_restarts: _builtins.int
-    """How often it was started again; 0 for a front of its own."""
+    """How often it was started again; 0 for a standalone front."""
     address: _builtins.str
-    """From where a front of its own has joined, host:port. Empty: the scheduler has started it."""
+    """From where a standalone front has joined, host:port. Empty: the scheduler has started it."""
     num_sessions: _builtins.int
     """How often it has joined since the core started: more than once if it was started again, or its stream broke."""
     num_output_tokens: _builtins.int
@@ -608,7 +608,7 @@ class RequestEvent(_message.Message):
     step_id: _builtins.int
     """The step that it happened with, of that executor, in its epoch; absent: with none."""
     text: _builtins.str
-    """It in a few words, such as "admitted; of 6 tokens, 5 were in the prefix cache"."""
+    """It in a few words, such as "admitted; of 6 tokens, 5 came from the prefix cache"."""
     def __init__(
         self,
         *,

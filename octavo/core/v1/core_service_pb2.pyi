@@ -200,7 +200,7 @@ class Submission(_message.Message):
     prompt_token_ids: _builtins.bytes
     """The prompt: little-endian int32."""
     max_tokens: _builtins.int
-    """Most tokens of an output. Absent: as many as fit."""
+    """Maximum number of output tokens. Absent: as many as fit."""
     ignore_eos: _builtins.bool
     """Whether the model's own do not."""
     num_sequences: _builtins.int
@@ -1009,7 +1009,7 @@ class EndedRequest(_message.Message):
     num_output_tokens: _builtins.int
     """Tokens of all sampled outputs, or of the hypotheses in the answer."""
     num_cached_tokens: _builtins.int
-    """Tokens of the prompt that were in the prefix cache."""
+    """Tokens of the prompt that came from the prefix cache."""
     num_preemptions: _builtins.int
     """How often it was preempted."""
     num_losses: _builtins.int

@@ -162,10 +162,10 @@ class ExecutionServiceServicer(object):
         responses that the caller has not seen are sent again, and the caller sends later steps again
         byte for byte.
 
-        FAILED_PRECONDITION: stale epoch, or a newer stream of the same epoch took over. OUT_OF_RANGE:
+        FAILED_PRECONDITION: stale epoch, or replaced by a newer stream of the same epoch. OUT_OF_RANGE:
         the stored responses do not reach back to the caller's last received step, or a step id was
-        skipped; attach anew. INVALID_ARGUMENT: a step that does not fit the batch table (slot, block or
-        row out of range), or needs a capability that Attach did not agree on; nothing was written. INTERNAL: the step failed; attach anew. UNAVAILABLE: the
+        skipped; attach again. INVALID_ARGUMENT: a step that does not fit the batch table (slot, block or
+        row out of range), or needs a capability that Attach did not agree on; nothing was written. INTERNAL: the step failed; attach again. UNAVAILABLE: the
         executor is shutting down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

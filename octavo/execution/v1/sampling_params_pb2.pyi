@@ -39,13 +39,15 @@ class SamplingParams(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """Higher is more random; 0: always the likeliest token (greedy). Range 0 to 100. Absent: 0."""
+    """Higher values are more random; 0: greedy decoding. Range 0 to 100. Absent: 0."""
     top_k: _builtins.int
-    """Keep only this many of the most likely tokens; 0: all. Absent: 0."""
+    """Sample from this many of the most likely tokens; 0: all. Absent: 0."""
     top_p: _builtins.float
-    """Keep the likeliest tokens whose probabilities add up to this. Range above 0 to 1. Absent: 1."""
+    """Nucleus sampling: keep the most likely tokens whose probabilities add up to this. Range above 0
+    to 1. Absent: 1.
+    """
     min_p: _builtins.float
-    """Drop tokens less likely than this share of the most likely one. Range 0 to 1. Absent: 0."""
+    """Drop tokens less likely than this fraction of the most likely one. Range 0 to 1. Absent: 0."""
     seed: _builtins.int
     """Seed of the randomness, always set by the scheduler. One uniform number for each sample row
     comes from a hash of (seed, output_index, number of output tokens). Absent: 0.
@@ -61,15 +63,17 @@ class SamplingParams(_message.Message):
     most the vocabulary size. Absent: 0.
     """
     typical_p: _builtins.float
-    """Keep the most typical tokens whose probabilities add up to this. Range above 0 to 1. Absent: 1."""
+    """Typical sampling: keep the most typical tokens whose probabilities add up to this. Range above
+    0 to 1. Absent: 1.
+    """
     repetition_penalty: _builtins.float
     """Divides positive logits of tokens in prompt or output, multiplies negative ones. Range above 0
     to 100. Absent: 1.
     """
     presence_penalty: _builtins.float
-    """Subtract this from the logits of tokens that are in the output. Range -100 to 100. Absent: 0."""
+    """Subtract this from the logit of each token that is in the output. Range -100 to 100. Absent: 0."""
     frequency_penalty: _builtins.float
-    """Subtract this from a token's logit for each time it is in the output. Range -100 to 100.
+    """Subtract this from a token's logit for each time it occurs in the output. Range -100 to 100.
     Absent: 0.
     """
     min_tokens: _builtins.int

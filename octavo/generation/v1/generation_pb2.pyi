@@ -135,7 +135,7 @@ class SamplingParams(_message.Message):
     top_p: _builtins.float
     """Keep the smallest set of tokens whose probability reaches this. Range above 0 to 1. Absent: 1."""
     min_p: _builtins.float
-    """Drop tokens less likely than this share of the most likely one. Range 0 to 1. Absent: 0, none."""
+    """Drop tokens less likely than this fraction of the most likely one. Range 0 to 1. Absent: 0, none."""
     seed: _builtins.int
     """Seed of the randomness: equal seeds give equal outputs, whatever else runs. Absent: the server
     takes one.
@@ -151,7 +151,7 @@ class SamplingParams(_message.Message):
     ignore_eos: _builtins.bool
     """Go on after the model's end-of-sequence tokens."""
     include_stop_str_in_output: _builtins.bool
-    """Leave the stop string in the text."""
+    """Include the stop string in the text."""
     skip_special_tokens: _builtins.bool
     """Whether special tokens stay out of the text. Absent: true."""
     logprobs: _builtins.int
@@ -232,7 +232,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The only tokens that may come. Empty: all. Something must be left of them when what is banned, the
+        """The only tokens that may be generated. Empty: all. Something must be left of them when what is banned, the
         last tokens of banned words, and before min_tokens the stop tokens are taken away.
         """
 

@@ -568,7 +568,7 @@ class GroupAdded(_message.Message):
     prompt_token_ids: _builtins.bytes
     """Token ids of the prompt, int32 in little endian."""
     max_tokens: _builtins.int
-    """Most tokens of an output. Absent: as many as the length allows."""
+    """Maximum number of output tokens. Absent: as many as the length allows."""
     ignore_eos: _builtins.bool
     """Whether end-of-sequence tokens end no output."""
     accepted_len: _builtins.int

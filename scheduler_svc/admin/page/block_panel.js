@@ -11,12 +11,12 @@ export function blockTip(response) {
   const ids = [...new Set((response.holders ?? []).map((holder) => holder.requestId))];
   const names = ids.slice(0, MOST_IN_TIP).join(", ");
   const more = ids.length > MOST_IN_TIP ? ` and ${counted(ids.length - MOST_IN_TIP, "other")}` : "";
-  return [referencesText(response), cacheText(response), names && `held by ${names}${more}`].filter(Boolean).join("; ");
+  return [referencesText(response), cacheText(response), names && `used by ${names}${more}`].filter(Boolean).join("; ");
 }
 
 function referencesText(response) {
   const references = number(response.numReferences);
-  return references ? `named by ${counted(references, "block table")}` : "";
+  return references ? `referenced by ${counted(references, "block table")}` : "";
 }
 
 function cacheText(response) {

@@ -43,7 +43,7 @@ export function listenToControls(page, poller) {
   byId("pause").addEventListener("click", () => {
     poller.setPaused(!poller.isPaused);
     byId("pause").setAttribute("aria-pressed", poller.isPaused);
-    setText(byId("pause"), poller.isPaused ? "Go on" : "Pause");
+    setText(byId("pause"), poller.isPaused ? "Resume" : "Pause");
   });
   byId("interval").addEventListener("change", (event) => poller.setInterval(Number(event.target.value)));
   byId("steps-executor").addEventListener("change", (event) => page.chooseExecutor(event.target.value));

@@ -40,7 +40,7 @@ class ExecutorCard {
     const status = this.isAttached ? kind : "not attached";
     setText(this.chip, losses ? `${status}, lost ${counted(losses, "time")}` : status);
     this.chip.className = `chip ${this.isAttached ? "good" : "bad"}`;
-    setSentence(this.trouble, this.isAttached ? executor.warning ?? "" : executor.lastError || "The scheduler is looking for it.");
+    setSentence(this.trouble, this.isAttached ? executor.warning ?? "" : executor.lastError || "The scheduler is trying to connect.");
     for (const part of [this.numbers, this.mapBox, this.bars]) part.hidden = !this.isAttached;
     if (!this.isAttached) return;
     syncChildren(this.numbers, numbersOf(executor, tokensPerSecond), ([name]) => name, createNumber, updateNumber);

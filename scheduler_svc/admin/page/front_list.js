@@ -8,7 +8,7 @@ import { count, counted, rate, span } from "./format.js";
 export function showFronts(fronts, rates) {
   byId("fronts").hidden = fronts.length === 0;
   const numReady = fronts.filter((front) => front.isReady).length;
-  setText(byId("fronts-summary"), `${count(numReady)} of ${count(fronts.length)} take calls`);
+  setText(byId("fronts-summary"), `${count(numReady)} of ${count(fronts.length)} accept calls`);
   syncChildren(byId("front-rows"), fronts, (front) => front.frontId, createRow,
     (row, front) => updateRow(row, front, rates.ofFront(front.frontId)));
 }
@@ -24,7 +24,7 @@ function updateRow(row, front, tokensPerSecond) {
   setText(chip, stateOf(front));
   chip.className = `chip ${front.isReady ? "good" : "bad"}`;
   const restarts = number(front.numRestarts);
-  const parts = [front.pid ? `process ${front.pid}` : "", restarts ? `started again ${counted(restarts, "time")}` : ""];
+  const parts = [front.pid ? `process ${front.pid}` : "", restarts ? `restarted ${counted(restarts, "time")}` : ""];
   setText(about, parts.filter(Boolean).join("; "));
   const hasJoined = front.numCredits !== undefined;
   const texts = [
@@ -35,6 +35,6 @@ function updateRow(row, front, tokensPerSecond) {
 }
 
 function stateOf(front) {
-  if (front.isReady) return "takes calls";
-  return front.pid ? "takes no calls" : "has ended";
+  if (front.isReady) return "accepting calls";
+  return front.pid ? "not accepting calls" : "exited";
 }

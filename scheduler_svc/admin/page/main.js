@@ -95,7 +95,7 @@ class LivePage {
   // Say what went wrong; return false: the poller is to wait longer before it asks again.
   takeProblem(error) {
     if (error instanceof UnreachableError) {
-      this.problem = "The scheduler does not answer.";
+      this.problem = "The scheduler does not respond.";
       return false;
     }
     if (!(error instanceof CallError)) {
@@ -105,7 +105,7 @@ class LivePage {
     }
     const isUnauthenticated = ["unauthenticated", "permission_denied"].includes(error.code);
     if (isUnauthenticated) this.askForToken(error);
-    this.problem = isUnauthenticated ? "" : sentence(`the scheduler answers ${error.code}: ${error.message}`);
+    this.problem = isUnauthenticated ? "" : sentence(`the scheduler returned ${error.code}: ${error.message}`);
     return false;
   }
 

@@ -24,7 +24,7 @@ export function showFreshness({ answeredAtMs, isPaused, problem, nextAtMs }) {
   const waitS = Math.max(0, Math.ceil((nextAtMs - nowMs) / 1000));
   const next = nextAtMs ? ` The next try is in ${counted(waitS, "second")}.` : "";
   setSentence(byId("notice"), problem && problem + next);
-  if (problem) showReadiness("no answer", false);
+  if (problem) showReadiness("no response", false);
 }
 
 function showReadiness(text, isGood) {
@@ -47,14 +47,14 @@ function tiles(state, rates) {
   const perSecond = (value) => (value === undefined ? "–" : rate(value));
   const waiting = number(state.numWaitingRequests), parked = number(state.numParkedRequests);
   return [
-    ["Output tokens/s", perSecond(rates.output), `${total("numOutputTokens")} in all`],
-    ["Prompt tokens/s", perSecond(rates.prompt), `${total("numPromptTokens")} in all`],
+    ["Output tokens/s", perSecond(rates.output), `${total("numOutputTokens")} total`],
+    ["Prompt tokens/s", perSecond(rates.prompt), `${total("numPromptTokens")} total`],
     ["Running", total("numRunningRequests"), `${total("numSwappedRequests")} swapped`],
-    ["Waiting", count(waiting - parked), `${count(parked)} parked`],
+    ["Waiting", count(waiting - parked), `${count(parked)} quarantined`],
     ["Finished", total("numFinishedRequests"), `${total("numFailedRequests")} failed`],
     ["Blocks in use", share(number(state.numUsedBlocks), number(state.numBlocks)), `of ${total("numBlocks")}`],
     ["Prefix cache hits", share(number(state.numHitTokens), number(state.numQueriedTokens)), `of ${total("numQueriedTokens")} tokens`],
-    ["Preemptions", total("numPreemptions"), `${total("numSwapPreemptions")} by swapping`],
+    ["Preemptions", total("numPreemptions"), `${total("numSwapPreemptions")} swapped out`],
   ];
 }
 

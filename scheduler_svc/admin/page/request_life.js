@@ -114,7 +114,7 @@ export class RequestLife {
 
   createBlock(executor, { block, at, host }) {
     if (block < 0) {
-      const place = host < 0 ? "it fell out of the sliding window" : `block ${host} of the host pool`;
+      const place = host < 0 ? "outside the sliding window" : `block ${host} of the host cache`;
       return element("span", { className: "block gone", title: `its block ${at}: ${place}` }, host < 0 ? "–" : `h${host}`);
     }
     return linkButton(String(block), () => this.actions.openBlock(executor, block), { className: "block", title: `its block ${at}: block ${block}` });
@@ -161,7 +161,7 @@ function requestFacts(request) {
   };
   return [
     ["Prompt", counted(number(request.numPromptTokens), "token")],
-    ["From the cache", number(request.numCachedTokens) ? counted(number(request.numCachedTokens), "token") : ""],
+    ["From cache", number(request.numCachedTokens) ? counted(number(request.numCachedTokens), "token") : ""],
     ["Output", counted(number(request.numOutputTokens), "token")],
     ["Waited", until("ADMITTED", request.queueMs)],
     ["First token after", until("FIRST_TOKEN", request.timeToFirstTokenMs)],
@@ -181,6 +181,6 @@ function sequenceText(sequence) {
   const status = enumName(sequence.status, "SEQUENCE_STATUS_");
   const slot = sequence.slot === undefined ? "" : `, slot ${sequence.slot}`;
   const tokens = sequence.numTokens ? `, ${count(number(sequence.numComputedTokens))} of ${counted(number(sequence.numTokens), "token")} computed` : "";
-  const late = sequence.numLateTokens ? `, ${counted(sequence.numLateTokens, "token")} on the way` : "";
+  const late = sequence.numLateTokens ? `, ${counted(sequence.numLateTokens, "token")} in flight` : "";
   return status + slot + tokens + late;
 }

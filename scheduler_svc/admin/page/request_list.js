@@ -7,12 +7,12 @@ import { count, counted, spanMs } from "./format.js";
 const MOST_ROWS = 200;
 
 const TABS = [
-  { id: "waiting", name: "Waiting", time: "Waits", empty: "No request waits." },
-  { id: "running", name: "Running", time: "Age", empty: "No request runs.", status: "REQUEST_STATUS_RUNNING" },
-  { id: "swapped", name: "Swapped", time: "Age", empty: "No request is swapped out.", status: "REQUEST_STATUS_SWAPPED" },
-  { id: "preempted", name: "Preempted", time: "Age", empty: "No preempted request waits for late tokens.", status: "REQUEST_STATUS_PREEMPTED" },
-  { id: "parked", name: "Parked", time: "Age", empty: "No request is suspected to break executors.", status: "REQUEST_STATUS_PARKED" },
-  { id: "ended", name: "Ended", time: "Ended", empty: "No request has ended yet." },
+  { id: "waiting", name: "Waiting", time: "Waits", empty: "No waiting requests." },
+  { id: "running", name: "Running", time: "Age", empty: "No running requests.", status: "REQUEST_STATUS_RUNNING" },
+  { id: "swapped", name: "Swapped", time: "Age", empty: "No swapped requests.", status: "REQUEST_STATUS_SWAPPED" },
+  { id: "preempted", name: "Preempted", time: "Age", empty: "No preempted requests with tokens in flight.", status: "REQUEST_STATUS_PREEMPTED" },
+  { id: "parked", name: "Quarantined", time: "Age", empty: "No quarantined requests.", status: "REQUEST_STATUS_PARKED" },
+  { id: "ended", name: "Ended", time: "Ended", empty: "No finished requests yet." },
 ];
 
 export class RequestList {
@@ -140,7 +140,7 @@ export function hasFailed(outcome) {
 }
 
 function waitingRow(request) {
-  const again = request.hasRun ? "runs again; " : "";
+  const again = request.hasRun ? "resumes; " : "";
   return {
     id: request.requestId, prompt: count(number(request.numPromptTokens)), output: "", isBad: false,
     time: spanMs(number(request.ageMs)), about: `${ownerText(request)}${again}${request.reason ?? ""}`,

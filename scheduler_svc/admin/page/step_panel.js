@@ -20,7 +20,7 @@ export function showStepsSummary(timeline) {
   const busy = `${counted(length, "step")} in ${span(timeline.wholeUs())}, ${share(timeline.executedShare(), 1)} of it executing`;
   setText(byId("steps-summary"), length ? busy : "");
   byId("steps-box").hidden = !length;
-  setSentence(byId("steps-empty"), length ? "" : "This executor has had no step since it was attached.");
+  setSentence(byId("steps-empty"), length ? "" : "No steps since this executor was attached.");
 }
 
 // Show the tip of a step at a box of the canvas; null: none.
@@ -60,7 +60,7 @@ function stepFacts(step) {
     ["Admitted", listed(step.admissions ?? [], admissionText)],
     ["Forked", listed(step.forks ?? [], forkText)],
     ["Beams forked", listed(step.beamForks ?? [], forkText)],
-    ["Beams went on", slots(step.continuedBeamSlots)],
+    ["Beams continued", slots(step.continuedBeamSlots)],
     ["Released", slots(step.releasedSlots) && `slots ${slots(step.releasedSlots)}`],
     ["Swapped out", listed(step.blocksToSwapOut ?? [], moveText)],
     ["Swapped in", listed(step.blocksToSwapIn ?? [], moveText)],
@@ -75,12 +75,12 @@ function chunkText(chunk) {
 
 function admissionText(admitted) {
   const ready = number(admitted.numComputedTokens);
-  const computed = ready ? `, ${count(ready)} computed before` : "";
+  const computed = ready ? `, ${count(ready)} already computed` : "";
   return `slot ${number(admitted.slot)}: ${counted(number(admitted.numTokens), "token")}${computed}, ${counted(number(admitted.numBlocks), "block")}`;
 }
 
 function forkText(fork) {
-  return `slot ${number(fork.slot)} off ${number(fork.parentSlot)}`;
+  return `slot ${number(fork.slot)} from ${number(fork.parentSlot)}`;
 }
 
 function moveText(move) {

@@ -242,10 +242,10 @@ class Fleet:
             return core
         obstacles = [obstacle for _, obstacle in self.obstacles(group, now_s) if obstacle is not None]
         if not obstacles:
-            return Obstacle(Wait.IN_LINE, "it fits, and waits for the token budget of a step")
+            return Obstacle(Wait.IN_LINE, "it fits, and waits for token budget in a step")
         obstacle = min(obstacles, key=lambda obstacle: _MOST_HOPEFUL_FIRST.index(obstacle.wait))
         if obstacle.wait is Wait.NEVER and not (group.has_outgrown and self.is_complete()):
-            return Obstacle(Wait.SKIPPED, f"{obstacle.reason}; it waits for an executor that can hold it")
+            return Obstacle(Wait.SKIPPED, f"{obstacle.reason}; waiting for an executor that can hold it")
         return obstacle
 
     def obstacles(self, group: SequenceGroup, now_s: float) -> list[tuple[ExecutorCore, Obstacle | None]]:
@@ -265,9 +265,9 @@ class Fleet:
         if core.is_draining and not (group.has_run and not any(is_open_to(other, group) for other in staying)):
             return Obstacle(Wait.IN_LINE, "the executor is draining")
         if preferred and core not in preferred:
-            return Obstacle(Wait.SKIPPED, "another executor has the numerics id of its output, and takes it soon")
+            return Obstacle(Wait.SKIPPED, "another executor with the same numerics id will take it soon")
         if avoids(core, group, staying):
-            return Obstacle(Wait.SKIPPED, "it lost an executor last time, and another executor can take it")
+            return Obstacle(Wait.SKIPPED, "it lost this executor last time, and another one can take it")
         return core.obstacle(group, judged_at_s)
 
 

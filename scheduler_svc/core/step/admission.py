@@ -47,7 +47,7 @@ class Obstacle:
     reason: str
 
 
-HALF_OPEN = Obstacle(Wait.IN_LINE, "the executor failed before; it gets one request until a step has finished")
+HALF_OPEN = Obstacle(Wait.IN_LINE, "the executor failed recently; it gets one request until a step has finished")
 
 
 def lack_of_slots(num_needed: int, num_free: int) -> Obstacle:
@@ -217,14 +217,16 @@ class Admissions:
             return Obstacle(Wait.NEVER, self.why_never(group))
         first_return = self._groups.first_return
         if first_return is not None and first_return <= (self._batch.order_of(group)[0], self._queue.counter_of(group)):
-            return Obstacle(Wait.IN_LINE, f"preempted requests come back first: {len(self._groups.returning)}")
+            return Obstacle(Wait.IN_LINE, f"preempted requests resume first: {len(self._groups.returning)}")
         if group.num_slots > (num_free_slots := self._batch.num_free_slots):
             return lack_of_slots(group.num_slots, num_free_slots)
         allocation = self._blocks.plan_admission(group)
         if self._is_long(allocation) and not self._prefills.has_room_for_long:
-            return Obstacle(Wait.SKIPPED, "its prompt is long, and --max-long-prefills others are being computed")
+            return Obstacle(
+                Wait.SKIPPED, ("its prompt is long, and --max-long-prefills long prompts are already being computed")
+            )
         if self._blocks.waits_for_prefix(allocation):
-            return Obstacle(Wait.SKIPPED, "a step in flight computes the next block of its prefix")
+            return Obstacle(Wait.SKIPPED, "a step in flight is computing the next block of its prefix")
         if allocation.status is AllocStatus.LATER:
             needed = counted(allocation.num_needed, "block")
             return Obstacle(Wait.IN_LINE, f"needs {needed}, {allocation.num_free} free")
@@ -234,8 +236,8 @@ class Admissions:
         """Say which rule of `can_ever_admit` the group breaks, with the numbers."""
         if self.must_not_go_on(group):
             return (
-                f"{group.provenance.spans[-1].numerics.described} made its tokens so far, this one is "
-                f"{self._numerics.described}, and the request goes on at none of another kind (require_same_numerics)"
+                f"{group.provenance.spans[-1].numerics.described} computed its tokens so far, this one is "
+                f"{self._numerics.described}, and the request requires the same numerics (require_same_numerics)"
             )
         limits, longest = self._limits, max(len(sequence.token_ids) for sequence in group.live_sequences)
         accepted_len = group.stop_conditions.accepted_len
@@ -245,19 +247,19 @@ class Admissions:
                 f"executor holds sequences of {limits.max_model_len}"
             )
         if longest >= limits.max_model_len:
-            return f"{longest} tokens and one more do not fit into max_model_len, {limits.max_model_len}"
+            return f"{longest} tokens plus one output token exceed max_model_len, {limits.max_model_len}"
         if group.num_slots > limits.max_num_seqs:
             return f"the request needs {counted(group.num_slots, 'slot')} of the batch, which has {limits.max_num_seqs}"
         if not self._can_ever_be_sent(group):
             return (
-                f"to compute its {counted(len(group.sequences_to_compute), 'sequence')} needs a message of up to "
+                f"computing its {counted(len(group.sequences_to_compute), 'sequence')} needs a message of up to "
                 f"{self._message_bytes(group)} bytes; {limits.max_admitted_bytes} are left of "
                 "--max-message-bytes of the scheduler or the executor"
             )
         num_blocks = self._blocks.num_blocks_ever_needed(group)
         return (
-            f"the request needs {num_blocks} blocks and does not fit into the KV cache of {limits.num_blocks} blocks "
-            f"of {limits.block_size} tokens; --kv-cache-gib of the executor sets its size"
+            f"the request needs {num_blocks} blocks, but the whole KV cache has only {limits.num_blocks} blocks of "
+            f"{limits.block_size} tokens; --kv-cache-gib of the executor sets its size"
         )
 
     def _is_long(self, allocation: AdmissionPlan) -> bool:

@@ -92,7 +92,7 @@ class Decoding:
         num_used = self._batch.blocks.allocator.num_used_blocks
         message = (
             f"{len(group.live_sequences)} sequences need more than the {self._limits.num_blocks} blocks of "
-            f"{self._limits.block_size} tokens of the KV cache; {num_used} are in use, all by this request"
+            f"{self._limits.block_size} tokens in the KV cache; {num_used} are in use, all by this request"
         )
         self._groups.finish_group(group)
         plan.fail(group, message)

@@ -237,7 +237,7 @@ class ExecutorCore:
         Raises: ExecutorFaultError: it is not a result of that step; the executor must be given up.
         """
         if not self.in_flight:
-            raise ExecutorFaultError(f"a result of step {result.step_id} came, and no step is in flight")
+            raise ExecutorFaultError(f"a result of step {result.step_id} arrived, but no step is in flight")
         check_result(result, self.in_flight[0], self.batch, self.limits)
         self.last_processed_step_id = result.step_id
         layout, duration_s = self.in_flight[0].layout, result.execute_duration_us * 1e-6

@@ -1,7 +1,7 @@
 """Running sequences that have more than one token to catch up with: they are computed in chunks.
 
 New prompts, recomputing after a preemption or a lost executor, and the first token after a swap-in are
-all the same: a sequence of which some tokens are computed, and the rest is not. When its last chunk
+all the same: a sequence of which some tokens computed, and the rest is not. When its last chunk
 is sent the sequence decodes from then on. If it is the lead of a group that is not forked yet, the
 others fork off it in that step and sample their first token from the same logits.
 

@@ -62,7 +62,7 @@ def _refuse_what_nobody_asked_for(result: StepResult, layout: StepLayout) -> Non
     )
     for what, asked, found in unasked:
         if asked is None and found is not None:
-            raise ExecutorFaultError(f"step {result.step_id} has {len(found)} {what}, and nobody asked for any")
+            raise ExecutorFaultError(f"step {result.step_id} has {len(found)} {what}, but none were requested")
 
 
 def _check_flags(flags: RowFlags, num_rows: int, step_id: int, *, flags_rows: bool) -> None:
@@ -70,7 +70,7 @@ def _check_flags(flags: RowFlags, num_rows: int, step_id: int, *, flags_rows: bo
         raise ExecutorFaultError(f"step {step_id} has {len(flags)} row flags for {num_rows} rows")
     unknown = flags[(flags != 0) & (flags != RowFlag.NOT_FINITE)]
     if len(unknown):
-        raise ExecutorFaultError(f"step {step_id} has the row flag {unknown[0]}, which was not agreed on")
+        raise ExecutorFaultError(f"step {step_id} has the row flag {unknown[0]}, which was not negotiated")
 
 
 def _check_logprobs(result: StepResult, layout: StepLayout, batch: Batch) -> None:
@@ -79,7 +79,7 @@ def _check_logprobs(result: StepResult, layout: StepLayout, batch: Batch) -> Non
     if result.row_flags is not None:
         asked &= result.row_flags == 0
     if asked.any() and (result.logprobs is None or np.isnan(result.logprobs[asked]).any()):
-        raise ExecutorFaultError(f"step {result.step_id} lacks log-probabilities that were asked for")
+        raise ExecutorFaultError(f"step {result.step_id} lacks the requested log-probabilities")
 
 
 def _check_candidates(result: StepResult, num_candidates: Int32Array, vocab_size: int) -> None:

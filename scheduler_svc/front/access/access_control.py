@@ -53,14 +53,14 @@ class AccessControl:
             return ANYBODY
         if self._tokens is None:
             raise UnauthenticatedError(
-                "only clients named in --trusted-clients may call this scheduler; use the certificate of such a client"
+                "only clients listed in --trusted-clients may call this scheduler; use such a client's certificate"
             )
         token = _bearer_token(authorizations)
         if token is None:
-            raise UnauthenticatedError(f"this scheduler wants a token; {how_to_send}")
+            raise UnauthenticatedError(f"a bearer token is required; {how_to_send}")
         identity = self._tokens.current().find(token)
         if identity is None:
-            raise UnauthenticatedError("this scheduler does not know the token; ask its operator for another one")
+            raise UnauthenticatedError("unknown bearer token; ask the operator for a valid one")
         return identity
 
 
@@ -92,7 +92,7 @@ class AccessInterceptor(HandlerInterceptor):
                 )
                 if service in self._operator_services and not identity.is_operator:
                     raise PermissionDeniedError(
-                        f"the token is of tenant {identity.tenant!r}; {service} needs a token of tenant * in "
+                        f"the token belongs to tenant {identity.tenant!r}; {service} requires a token of tenant * in "
                         "--tokens-file"
                     )
             except OctavoServiceError as error:

@@ -38,7 +38,8 @@ def identify(
         identity = access.identify(request.headers.getall("Authorization", []), lambda: _names_of(request), how_to_send)
         if is_for_operators and not identity.is_operator:
             raise PermissionDeniedError(
-                f"the token is of tenant {identity.tenant!r}; {request.path} needs a token of tenant * in --tokens-file"
+                f"the token belongs to tenant {identity.tenant!r}; {request.path} requires a token of tenant * in "
+                "--tokens-file"
             )
     except OctavoServiceError as error:
         log.warning(Event("http_call_refused", path=request.path, peer=request.remote, cause=str(error)))

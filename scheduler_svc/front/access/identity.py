@@ -40,8 +40,8 @@ class Identity:
             return requested
         if requested not in ("", self.tenant):
             raise PermissionDeniedError(
-                f"the token is of tenant {self.tenant!r}, the request of tenant {requested!r}; leave the tenant out, "
-                "or use a token of that tenant"
+                f"the token belongs to tenant {self.tenant!r}, the request names tenant {requested!r}; omit the "
+                "tenant, or use that tenant's token"
             )
         return self.tenant
 

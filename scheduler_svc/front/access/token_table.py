@@ -54,10 +54,10 @@ def read_tokens(path: Path) -> TokenTable:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
         raise TokensFileError(
-            f"--tokens-file {path} cannot be read ({error.strerror}); name a file that this process may read"
+            f"--tokens-file {path} cannot be read ({error.strerror}); give a file that this process may read"
         ) from error
     except UnicodeDecodeError as error:
-        raise TokensFileError(f"--tokens-file {path} is not UTF-8 text; write TENANT TOKEN a line") from error
+        raise TokensFileError(f"--tokens-file {path} is not UTF-8 text; write one TENANT TOKEN per line") from error
     warn_if_others_can_read("--tokens-file", path)
     entries: list[tuple[str, str]] = []
     line_of: dict[str, int] = {}
@@ -67,13 +67,15 @@ def read_tokens(path: Path) -> TokenTable:
         tenant, token = _entry(line, f"--tokens-file {path}, line {number}")
         if token in line_of:
             raise TokensFileError(
-                f"--tokens-file {path}, line {number}: the token is the same as in line {line_of[token]}; give each "
+                f"--tokens-file {path}, line {number}: the token is the same as on line {line_of[token]}; give each "
                 "tenant its own"
             )
         line_of[token] = number
         entries.append((tenant, token))
     if not entries:
-        raise TokensFileError(f"--tokens-file {path} holds no token, so nobody could call; write TENANT TOKEN a line")
+        raise TokensFileError(
+            f"--tokens-file {path} contains no token, so no client could call; write one TENANT TOKEN per line"
+        )
     return TokenTable(entries)
 
 
@@ -87,10 +89,10 @@ def _entry(line: str, place: str) -> tuple[str, str]:
     if len(token) < MIN_TOKEN_CHARS:
         raise TokensFileError(
             f"{place}: the token is {len(token)} characters long; use at least {MIN_TOKEN_CHARS} "
-            '("openssl rand -hex 32" makes a good one)'
+            '("openssl rand -hex 32" generates one)'
         )
     if not re.fullmatch(r"[\x21-\x7e]+", token):
-        raise TokensFileError(f"{place}: the token has characters other than ASCII; clients could not send it")
+        raise TokensFileError(f"{place}: the token contains non-ASCII characters, which clients cannot send")
     return tenant, token
 
 

@@ -34,7 +34,7 @@ def accepted_limits(request: pb.GenerateRequest, served: RequestLimits) -> Reque
     """
     max_model_len = request.continuation.max_model_len
     shortest = len(request.token_ids.ids) + 1
-    rule = f"from {shortest}, one token longer than the prompt, to {MAX_MODEL_LEN}: what `accepted` told"
+    rule = f"from {shortest}, one token longer than the prompt, to {MAX_MODEL_LEN}: the value in `accepted`"
     is_possible = not max_model_len or shortest <= max_model_len <= MAX_MODEL_LEN
     require(is_possible, f"{_FIELD}.max_model_len", max_model_len, rule)
     return served.accepted_for(max_model_len)
@@ -59,7 +59,7 @@ def validate_continuation(
     Raises: InvalidFieldError: the first thing that cannot be.
     """
     message = request.continuation
-    rule = "token_ids: the prompt that `accepted` told (include_prompt_token_ids)"
+    rule = "token_ids: the prompt token ids from `accepted` (include_prompt_token_ids)"
     require(request.WhichOneof("prompt") == "token_ids", "prompt", "a text with a continuation", rule)
     require(1 <= message.attempt <= INT32_MAX, f"{_FIELD}.attempt", message.attempt, f"from 1 to {INT32_MAX}")
     for name in ("numerics_id", "weights_digest"):
@@ -67,7 +67,7 @@ def validate_continuation(
         require(length <= MAX_ID_CHARS, f"{_FIELD}.{name}", f"{length} characters long", f"at most {MAX_ID_CHARS}")
     is_drawn = engine.beam_search is None and engine.sampling.temperature > 0
     if is_drawn and not request.sampling_params.HasField("seed"):
-        raise InvalidFieldError("sampling_params.seed", "unset", "what `accepted` told, to continue an answer")
+        raise InvalidFieldError("sampling_params.seed", "unset", "the value in `accepted`, to continue an answer")
     if request.require_same_numerics and any(output.token_ids for output in message.outputs):
         rule = "the Provenance.numerics_id of its last tokens, with require_same_numerics"
         require(bool(message.numerics_id), f"{_FIELD}.numerics_id", "empty", rule)

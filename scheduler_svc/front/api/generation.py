@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # imports opentelemetry
 Metadata: TypeAlias = Callable[[], Iterable[tuple[str, str | bytes]] | None]
 
 # For people who ask what became of a request; nobody is there any more to be told it.
-CLIENT_LEFT = "the client ended the call, or its connection broke"
+CLIENT_LEFT = "the client cancelled the call or disconnected"
 
 
 class Generation:
@@ -226,7 +226,8 @@ def check_weights(continuation: pb.Continuation, served: ServedModel) -> None:
     begun_with, weights = continuation.weights_digest, served.reproducibility.weights_digest
     if begun_with and weights and begun_with != weights:
         raise UnavailableError(
-            f"the answer was begun with other weights ({begun_with[:12]}…) than are served here ({weights[:12]}…)"
+            f"the answer was started with different weights ({begun_with[:12]}…) from those served here "
+            f"({weights[:12]}…)"
         )
 
 

@@ -46,7 +46,7 @@ def output_counts(params: generation_pb2.SamplingParams, limits: RequestLimits) 
     require_param(num_returned <= num_sampled <= limits.max_num_seqs, "best_of", num_sampled, rule)
     if number(params, "temperature", limits.sampling_defaults) == 0:
         whose = "" if params.HasField("temperature") else ", this model's default"
-        rule = f"1 with temperature 0{whose}, which makes equal outputs: use a temperature above 0"
+        rule = f"1 with temperature 0{whose}, because greedy outputs are all equal: use a temperature above 0"
         require_param(num_returned == 1, "n", num_returned, rule)
         require_param(num_sampled == 1, "best_of", num_sampled, rule)
     return num_returned, num_sampled
@@ -89,7 +89,7 @@ def _refuse_sampling_fields(params: generation_pb2.SamplingParams) -> None:
     for parameter in of_stage(Stage.FILTER):
         # The protos' own names: HasField takes no others.
         value = getattr(params, parameter.name) if params.HasField(parameter.name) else parameter.row_value  # type: ignore[arg-type]
-        rule = f"{parameter.row_value:g} or unset with beam_width: a beam search samples nothing"
+        rule = f"{parameter.row_value:g} or unset with beam_width: a beam search does not sample"
         require_param(value == parameter.row_value, parameter.name, value, rule)
     rule = "0 or unset with beam_width: beams have no alternatives"
     require_param(params.logprobs == 0, "logprobs", params.logprobs, rule)
@@ -100,9 +100,9 @@ def _refuse_sampling_fields(params: generation_pb2.SamplingParams) -> None:
         not params.HasField("best_of"),
         "best_of",
         params.best_of,
-        "unset with beam_width: n says how many hypotheses are returned",
+        "unset with beam_width: n is the number of hypotheses to return",
     )
-    rule = "empty with beam_width: beams have no text before the search is over"
+    rule = "empty with beam_width: beams have no text until the search is finished"
     require_param(not params.stop, "stop", f"a list of {len(params.stop)}", rule)
 
 
@@ -120,17 +120,13 @@ def check_account(request: generation_service_pb2.GenerateRequest, limits: Reque
         require(len(text) <= longest, field, shown, f"at most {longest} characters long")
     if limits.tenants is not None:
         # Their names are nobody else's business.
-        rule = f"one of the {len(limits.tenants)} tenants that this server is configured with"
+        rule = f"one of the {len(limits.tenants)} tenants configured on this server"
         require(request.tenant in limits.tenants, "tenant", request.tenant or "empty", rule)
 
 
 def priority_rule(limits: RequestLimits) -> str:
     """Return what a priority must be."""
-    return (
-        f"from {-INT32_MAX - 1} to {INT32_MAX}"
-        if limits.has_priorities
-        else "0: this server serves in order of arrival"
-    )
+    return f"from {-INT32_MAX - 1} to {INT32_MAX}" if limits.has_priorities else "0: this server uses --policy fcfs"
 
 
 def hash_cache_salt(tenant: str, cache_salt: str) -> int:

@@ -95,7 +95,7 @@ class MessageScan:
             field, wire_type = fields.get(tag >> 3), tag & 7
             if field is None:
                 name = f"field {tag >> 3} of {descriptor.name}"
-                raise InvalidFieldError(name, "set", "unset: this release does not know it")
+                raise InvalidFieldError(name, "set", "unset: this release does not support it")
             begin, position = _value(content, position, wire_type)
             if position > end:
                 raise MalformedMessageError
@@ -103,7 +103,7 @@ class MessageScan:
                 is_packed = wire_type == _LENGTH_DELIMITED and field.type not in _NEVER_PACKED
                 self._count(prefix + field.name, _num_packed(content, begin, position, field) if is_packed else 1)
             elif field.number in seen:
-                raise InvalidFieldError(prefix + field.name, "there more than once", "there once")
+                raise InvalidFieldError(prefix + field.name, "repeated", "set at most once")
             seen.add(field.number)
             if (
                 field.message_type is not None

@@ -85,8 +85,8 @@ class RequestLimits:
     def max_prompt_tokens_cause(self) -> str:
         """Where that limit comes from, in words."""
         if self.max_model_len <= self.max_cached_tokens:
-            return f"max_model_len is {self.max_model_len}, and one token is left for the output"
-        return f"the KV cache holds {self.max_cached_tokens} tokens, and one is left for the output"
+            return f"max_model_len is {self.max_model_len}, and one token is reserved for the output"
+        return f"the KV cache holds {self.max_cached_tokens} tokens, and one is reserved for the output"
 
 
 class PromptTooLongError(InvalidFieldError):
@@ -107,10 +107,10 @@ class PromptTooLongError(InvalidFieldError):
         self.limits = limits
         super().__init__(field, size, f"at most {limits.max_prompt_tokens} tokens long")
         is_short_of_cache = limits.max_cached_tokens < limits.max_model_len
-        where = " on this server, whose KV cache holds no more" if is_short_of_cache else ""
+        where = " on this server, limited by its KV cache" if is_short_of_cache else ""
         self.args = (
             f"{name} is too long: it has {size}; this model's maximum context length is {limits.max_len} tokens{where}"
-            ", and one is left for the output",
+            ", and one is reserved for the output",
         )
 
 

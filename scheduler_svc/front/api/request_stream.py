@@ -135,7 +135,7 @@ class RequestStream:
             if self._is_half_closed and not self._requests:
                 return None
             if self._is_shut_down and not self._requests:
-                raise UnavailableError("the scheduler shut down; send further requests to another one")
+                raise UnavailableError("the scheduler shut down; send further requests to another scheduler")
             if self._news and deadline_s is None:
                 deadline_s = slow_caller_deadline_s()  # whatever else the caller sends
             self._changed.clear()

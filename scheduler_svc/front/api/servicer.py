@@ -24,7 +24,7 @@ M = TypeVar("M", bound=Message)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-DEADLINE_PASSED = "the deadline that the client had set for the call passed"
+DEADLINE_PASSED = "the call's deadline expired"
 
 
 class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):

@@ -42,6 +42,6 @@ def check_known(field: str, token_ids: Sequence[int], model: TextModel) -> list[
         for token_id in token_ids:
             if token_id >= vocab_size:
                 shown = f"a text with the token {model.tokenizer.token_of(token_id)!r}, id {token_id}"
-                rule = f"of tokens that the model knows, ids 0 to {vocab_size - 1}: its tokenizer has more"
+                rule = f"of token ids 0 to {vocab_size - 1}: the tokenizer has tokens that the model lacks"
                 raise InvalidFieldError(field, shown, rule)
     return list(token_ids)

@@ -89,7 +89,10 @@ def token_rules(
     kept_out = np.unique(np.concatenate((rules.banned_token_ids, rules.stop_token_ids, last_ids)))
     num_left = int(np.isin(allowed, kept_out, invert=True).sum()) if len(allowed) else limits.vocab_size - len(kept_out)
     shown = f"{len(allowed)} ids long" if len(allowed) else "empty"
-    rule = "such that a token is left that is not banned, the end of a banned word, or before min_tokens a stop token"
+    rule = (
+        "such that at least one allowed token is not banned, not the end of a banned word and, before min_tokens, not "
+        "a stop token"
+    )
     require_param(num_left > 0, "allowed_token_ids", shown, rule)
     return rules
 

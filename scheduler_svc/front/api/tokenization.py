@@ -113,7 +113,7 @@ def tokenize(request: pb.TokenizeRequest, model: TextModel, limits: RequestLimit
         token_ids = tokenize_text(request.text, model, limits, add_special_tokens=adds_special_tokens)
     else:
         if request.HasField("add_special_tokens"):
-            rule = "unset with messages: the chat template writes the special tokens itself"
+            rule = "unset with messages: the chat template adds the special tokens itself"
             raise InvalidFieldError("add_special_tokens", "set", rule)
         token_ids = tokenize_messages(request.messages, model, limits)
     return pb.TokenizeResponse(token_ids=token_ids, max_model_len=model.max_model_len)
@@ -182,4 +182,4 @@ def _check_text_length(field: str, num_characters: int, model: TextModel, limits
 
 def _require_tokenizer(model: TextModel) -> None:
     if model.tokenizer.is_absent:
-        raise CallerError(f"this model has no tokenizer, so there is no text; {TOKENIZER_FIX}")
+        raise CallerError(f"this model has no tokenizer, so it cannot handle text; {TOKENIZER_FIX}")

@@ -72,7 +72,7 @@ class Answering:
         """Run the requests of a call; who leaves ends them. Raises OctavoServiceError: one is refused."""
         num_prompts, most = len(asked.requests), self._generation.engine.max_requests
         if most is not None and num_prompts > most:
-            limit = f"at most {most} prompts: so many can wait (--max-waiting-requests) and run at once"
+            limit = f"at most {most} prompts: the number that can wait (--max-waiting-requests) and run at once"
             raise InvalidFieldError("prompt", f"{num_prompts} prompts", limit)
         async with AsyncExitStack() as stack:
             responses = []
@@ -175,4 +175,4 @@ def _check_stream_options(fields: SamplingFields) -> None:
     if not fields.stream:
         raise InvalidFieldError("stream_options", "set", "unset without stream true")
     if options.include_obfuscation:
-        raise InvalidFieldError("stream_options.include_obfuscation", "true", "false or unset: pieces are not padded")
+        raise InvalidFieldError("stream_options.include_obfuscation", "true", "false or unset: chunks are not padded")

@@ -65,7 +65,7 @@ class Bodies:
                     if self._num_bytes_left < 0:
                         raise ApiError(
                             HTTPStatus.TOO_MANY_REQUESTS,
-                            f"more than {MAX_BODIES} of the longest bodies are being read; retry in 1 s",
+                            "too many large request bodies are being read; retry in 1 s",
                             "rate_limit_error",
                             code="rate_limit_exceeded",
                             headers={"Retry-After": "1", **CLOSE},
@@ -73,14 +73,14 @@ class Bodies:
         except TimeoutError:
             raise ApiError(
                 HTTPStatus.REQUEST_TIMEOUT,
-                f"the body did not come in {BODY_TIMEOUT_S:g} s; send it at once",
+                f"the body did not arrive within {BODY_TIMEOUT_S:g} s",
                 headers={"x-should-retry": "false", **CLOSE},
             ) from None
 
     def _too_long(self) -> ApiError:
         return ApiError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"the body is longer than {self._max_bytes} bytes, the limit of --max-request-bytes; send a shorter one",
+            f"the body is longer than {self._max_bytes} bytes, the limit set by --max-request-bytes",
             headers=CLOSE,
         )
 
@@ -92,7 +92,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         parsed = load_json(body)
     except MalformedJsonError as error:
-        raise ApiError(HTTPStatus.BAD_REQUEST, f"the body is not JSON that this server takes: {error}") from error
+        raise ApiError(HTTPStatus.BAD_REQUEST, f"the body is not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise ApiError(HTTPStatus.BAD_REQUEST, "the body must be a JSON object, such as {}")
     return parsed
@@ -108,7 +108,7 @@ def _check_headers(request: web.BaseRequest) -> None:
     if any(coding.lower() not in ("identity", "chunked") for coding in codings):
         raise ApiError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            "compressed bodies are not accepted; leave out Content-Encoding, and any Transfer-Encoding but chunked",
+            "compressed bodies are not supported; remove Content-Encoding, and any Transfer-Encoding except chunked",
         )
 
 
@@ -121,8 +121,6 @@ async def _ask_for(request: web.BaseRequest) -> None:
     if expected is None or request.version < HttpVersion11:
         return
     if expected.lower() != "100-continue":
-        raise ApiError(
-            HTTPStatus.EXPECTATION_FAILED, "the header Expect must be 100-continue, or left out", headers=CLOSE
-        )
+        raise ApiError(HTTPStatus.EXPECTATION_FAILED, "the header Expect must be 100-continue or absent", headers=CLOSE)
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # the answer has not begun

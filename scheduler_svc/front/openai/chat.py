@@ -54,9 +54,7 @@ class Chat:
 
     async def _answer(self, call: Call, fields: ChatFields, asked: Asked, model: TextModel) -> web.StreamResponse:
         if self._parsers[0] == "none" and fields.tools and fields.tool_choice != "none":
-            rule = (
-                "unset: this server was started with --tool-call-parser none, so nothing would find the model's calls"
-            )
+            rule = "unset: this server was started with --tool-call-parser none, so it cannot parse tool calls"
             raise InvalidFieldError("tools", "set", rule)
         outputs = ChatOutputs(fields, asked, model, self._chat_format(model))
         identifier = answer_id("chatcmpl", call, fields)

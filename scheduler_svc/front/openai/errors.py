@@ -101,7 +101,7 @@ def api_error(
     if isinstance(error, ApiError):
         return error
     if not isinstance(error, OctavoServiceError):
-        message = f"the server failed with {type(error).__name__}; its log says more"
+        message = f"the server failed with {type(error).__name__}; see its log"
         return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, _SERVER, headers=_NO_RETRY)
     status = _STATUSES.get(status_code(error), HTTPStatus.INTERNAL_SERVER_ERROR)
     answer = ApiError(status, str(error), _INVALID if status < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER)

@@ -95,7 +95,7 @@ _RULES = {
     "list_type": "an array",
     "dict_type": "an object",
     "model_type": "an object",
-    "literal_error": "one of the values that the API names",
+    "literal_error": "one of the values in the API's specification",
 }
 
 
@@ -115,7 +115,7 @@ def _first_of(error: ValidationError, kind: type[RequestFields]) -> InvalidField
         rule += in_place_of(str(path[-1]), problem["input"], kind if len(path) == 1 else None)
         return InvalidFieldError(name, "absent", rule)
     if path and path[0] == "stop":
-        rule = "a text, or an array of texts"
+        rule = "a string, or an array of strings"
     return InvalidFieldError(name, shown_json(problem["input"]), rule)
 
 

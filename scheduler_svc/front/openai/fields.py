@@ -24,7 +24,7 @@ class RequestFields(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
-    model: str | None = Field(None, description="The name of the served model; another one is 404.")
+    model: str | None = Field(None, description="Name of the served model; any other name returns 404.")
 
 
 class Message(BaseModel):
@@ -33,26 +33,28 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: str = Field(
-        description="Of whom it is. `developer` is `system` if the chat template does not know it; another role that "
-        "it does not know or leaves out is refused."
+        description=(
+            "Author of the message. `developer` becomes `system` if the chat template does not support it; other roles "
+            "that the template does not support are rejected."
+        )
     )
     content: str | list[Any] | None = Field(
-        None, description="A text, or a list of parts of type text. Images, audio and files are refused."
+        None, description="A string, or a list of parts of type text. Images, audio and files are rejected."
     )
     name: str | None = Field(
         None,
-        description="Of the speaker. Most chat templates leave it out; then several names of one role are refused.",
+        description="Name of the author. Most chat templates omit it; then several names with one role are rejected.",
     )
     tool_call_id: str | None = Field(
-        None, description="The call that a result belongs to. Results come into the prompt in the order of their calls."
+        None, description="The call that a result belongs to. Results are put in the order of their calls."
     )
     tool_calls: list[Any] | None = Field(
-        None, description="Calls of the assistant. Refused if the chat template leaves them out."
+        None, description="The assistant's tool calls. Rejected if the chat template does not support them."
     )
     reasoning_content: str | None = Field(
-        None, description="What the assistant thought. Most chat templates leave out that of earlier turns, or all."
+        None, description="The assistant's reasoning. Most chat templates omit that of earlier turns, or all of it."
     )
-    reasoning: str | None = Field(None, description="Another name of `reasoning_content`, as in vLLM.")
+    reasoning: str | None = Field(None, description="Alias of `reasoning_content`, as in vLLM.")
 
 
 Messages = Annotated[list[Message], _FailFast()]
@@ -71,106 +73,120 @@ class StreamOptions(BaseModel):
 class TemplateFields(BaseModel):
     """What a chat template gets beside the messages."""
 
-    tools: list[Any] | None = Field(None, description="Functions that the model may call; the chat template gets them.")
+    tools: list[Any] | None = Field(None, description="Functions that the model may call; passed to the chat template.")
     add_generation_prompt: bool | None = Field(
-        None, description="Whether the prompt ends with the beginning of the assistant's turn. Default: true."
+        None, description="Whether the prompt ends with the start of the assistant's turn. Default: true."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="Further variables of the chat template, such as `enable_thinking`."
+        None, description="Extra variables for the chat template, such as `enable_thinking`."
     )
 
 
 class SamplingFields(RequestFields):
     """What completions and chats have in common. What is unset gets the model's default, else the native API's."""
 
-    temperature: float | None = Field(None, description="0: always the likeliest token.")
-    top_p: float | None = Field(None, description="Keep the likeliest tokens whose probabilities add up to this.")
-    frequency_penalty: float | None = Field(None, description="Makes tokens less likely each time they come.")
+    temperature: float | None = Field(None, description="0: greedy decoding.")
+    top_p: float | None = Field(
+        None, description="Nucleus sampling: keep the most likely tokens whose probabilities add up to this."
+    )
+    frequency_penalty: float | None = Field(
+        None, description=("Makes tokens less likely for each time they occur in the output.")
+    )
     presence_penalty: float | None = Field(None, description="Makes tokens that are in the output less likely.")
     logit_bias: dict[str, float] | None = Field(
-        None, description="Added to the logits of tokens, by token id; at most 300."
+        None, description="Bias added to the logits of tokens, by token id; at most 300."
     )
     max_tokens: int | None = Field(
-        None, description="Most tokens to make. Default: 16 in completions, as many as fit in chats."
+        None, description="Maximum number of tokens to generate. Default: 16 in completions, as many as fit in chats."
     )
-    n: int | None = Field(None, description="Number of choices. At temperature 0 they are equal, and computed once.")
-    seed: int | None = Field(None, description="Equal seeds give equal outputs; a negative one is as good as any.")
-    stop: str | Texts | None = Field(None, description="The output ends before the first of these; at most 16.")
-    stream: bool | None = Field(None, description="Whether the answer comes in pieces, as server-sent events.")
+    n: int | None = Field(None, description="Number of choices. At temperature 0 they are equal and computed once.")
+    seed: int | None = Field(None, description="Equal seeds give equal outputs; negative values are allowed.")
+    stop: str | Texts | None = Field(
+        None, description=("Stop strings: the output ends before the first of these; at most 16.")
+    )
+    stream: bool | None = Field(None, description="Whether to stream the answer as server-sent events.")
     stream_options: StreamOptions | None = Field(
         None, description="`include_usage`, `continuous_usage_stats`; `include_obfuscation` must be false."
     )
     # vLLM's
-    top_k: int | None = Field(None, description="Keep so many of the likeliest tokens; 0 or -1: all.")
-    min_p: float | None = Field(None, description="Drop tokens less likely than this share of the likeliest one.")
-    typical_p: float | None = Field(None, description="Keep the tokens of typical information up to this probability.")
-    repetition_penalty: float | None = Field(None, description="Makes tokens of prompt and output less likely.")
-    min_tokens: int | None = Field(None, description="Fewest tokens of an output.")
-    ignore_eos: bool | None = Field(None, description="Go on after end-of-sequence tokens.")
-    stop_token_ids: TokenIds | None = Field(None, description="The output ends at the first of these tokens.")
-    include_stop_str_in_output: bool | None = Field(None, description="Leave the stop string in the text.")
-    skip_special_tokens: bool | None = Field(None, description="Keep special tokens out of the text. Default: true.")
-    bad_words: Texts | None = Field(None, description="Strings that the output never holds.")
-    allowed_token_ids: TokenIds | None = Field(None, description="The only tokens that may come.")
-    banned_token_ids: TokenIds | None = Field(None, description="Tokens that never come (Octavo's own).")
-    priority: int | None = Field(None, description="Smaller is served first, with --policy priority.")
-    cache_salt: str | None = Field(None, description="Prompts share cached blocks only with equal salts.")
-    min_delta_interval_ms: int | None = Field(
-        None, description="Least time between two events of a stream, in ms; range 0 to 10,000 (Octavo's own)."
+    top_k: int | None = Field(None, description="Sample from this many of the most likely tokens; 0 or -1: all.")
+    min_p: float | None = Field(None, description="Drop tokens less likely than this fraction of the most likely one.")
+    typical_p: float | None = Field(None, description="Typical sampling, up to this probability.")
+    repetition_penalty: float | None = Field(
+        None, description=("Makes tokens that are in the prompt or the output less likely.")
     )
-    request_id: str | None = Field(None, description="Part of the answer's `id`; it wins over X-Request-Id.")
-    prompt_logprobs: int | None = Field(None, description="Log-probabilities of the prompt, with so many alternatives.")
-    return_token_ids: bool | None = Field(None, description="Token ids of prompt and outputs beside their texts.")
+    min_tokens: int | None = Field(None, description="Minimum number of output tokens.")
+    ignore_eos: bool | None = Field(None, description="Continue after end-of-sequence tokens.")
+    stop_token_ids: TokenIds | None = Field(None, description="Stop tokens: the output ends at the first of these.")
+    include_stop_str_in_output: bool | None = Field(None, description="Include the stop string in the text.")
+    skip_special_tokens: bool | None = Field(None, description="Omit special tokens from the text. Default: true.")
+    bad_words: Texts | None = Field(None, description="Strings that never appear in the output.")
+    allowed_token_ids: TokenIds | None = Field(None, description="The only tokens that may be generated.")
+    banned_token_ids: TokenIds | None = Field(None, description="Tokens that are never generated (specific to Octavo).")
+    priority: int | None = Field(None, description="With --policy priority, smaller values are served first.")
+    cache_salt: str | None = Field(None, description="Prompts share cached blocks only if their salts are equal.")
+    min_delta_interval_ms: int | None = Field(
+        None, description="Minimum time between two events of a stream, in ms; range 0 to 10,000 (specific to Octavo)."
+    )
+    request_id: str | None = Field(
+        None, description=("Part of the answer's `id`; it takes precedence over X-Request-Id.")
+    )
+    prompt_logprobs: int | None = Field(
+        None, description=("Log-probabilities of the prompt tokens, with this many alternatives.")
+    )
+    return_token_ids: bool | None = Field(None, description="Whether to return the token ids of prompt and outputs.")
     return_tokens_as_token_ids: bool | None = Field(
-        None, description="Tokens in `logprobs` are called `token_id:ID`, and not by their text."
+        None, description="Write tokens in `logprobs` as `token_id:ID` instead of their text."
     )
     use_beam_search: bool | None = Field(
         None, description="A beam search; its width is `beam_width`, else `best_of`, else `n`."
     )
-    beam_width: int | None = Field(None, description="Width of the beam search (Octavo's own).")
-    length_penalty: float | None = Field(None, description="Beams only: above 0 favours long ones.")
+    beam_width: int | None = Field(None, description="Width of the beam search (specific to Octavo).")
+    length_penalty: float | None = Field(None, description="Beam search only: above 0 favours long outputs.")
     early_stopping: bool | Literal["never"] | None = Field(
-        None, description="Beams only: when the search ends, as in transformers (Octavo's own)."
+        None, description="Beam search only: when the search stops, as in transformers (specific to Octavo)."
     )
 
 
 class CompletionFields(SamplingFields):
     """Of /v1/completions."""
 
-    prompt: Any = Field(
-        None, description="A text, token ids, or a list of either: a choice for each, and for each of n."
+    prompt: Any = Field(None, description="A string, token ids, or a list of either: n choices for each.")
+    best_of: int | None = Field(None, description="Number of outputs to generate; the n most likely are returned.")
+    echo: bool | None = Field(
+        None, description=("Start the text with the prompt; with max_tokens 0 return the prompt alone.")
     )
-    best_of: int | None = Field(None, description="Outputs to make; the n likeliest are returned.")
-    echo: bool | None = Field(None, description="Begin the text with the prompt; with max_tokens 0 nothing follows.")
-    logprobs: int | None = Field(None, description="Log-probabilities, with so many alternatives for each token.")
+    logprobs: int | None = Field(None, description="Log-probabilities, with this many alternatives for each token.")
     add_special_tokens: bool | None = Field(
-        None, description="Whether text prompts get the special tokens that the tokenizer adds. Default: true."
+        None, description="Whether the tokenizer adds its special tokens to text prompts. Default: true."
     )
 
 
 class ChatFields(SamplingFields, TemplateFields):
     """Of /v1/chat/completions."""
 
-    messages: Messages = Field(description="The conversation: texts, with roles, names, calls and results of tools.")
-    max_completion_tokens: int | None = Field(None, description="Most tokens to make. Default: as many as fit.")
-    logprobs: bool | None = Field(None, description="Whether to return log-probabilities.")
-    top_logprobs: int | None = Field(None, description="Alternatives for each token, with `logprobs`.")
-    include_reasoning: bool | None = Field(
-        None, description="Whether the answer has what the model thinks (vLLM's). Default: true."
+    messages: Messages = Field(description="The conversation: messages with roles, names, tool calls and tool results.")
+    max_completion_tokens: int | None = Field(
+        None, description=("Maximum number of tokens to generate. Default: as many as fit.")
     )
-    tool_choice: Any = Field(None, description="auto or none; none: the model gets no tools. Nothing can force a call.")
-    parallel_tool_calls: bool | None = Field(None, description="Must be true: a model may call several tools at once.")
+    logprobs: bool | None = Field(None, description="Whether to return log-probabilities.")
+    top_logprobs: int | None = Field(None, description="Number of alternatives for each token, with `logprobs`.")
+    include_reasoning: bool | None = Field(
+        None, description="Whether the answer includes the model's reasoning (vLLM's field). Default: true."
+    )
+    tool_choice: Any = Field(None, description="auto or none; none: the model gets no tools. Calls cannot be forced.")
+    parallel_tool_calls: bool | None = Field(None, description="Must be true: parallel tool calls cannot be disabled.")
 
 
 class TokenizeFields(RequestFields, TemplateFields):
     """Of /tokenize."""
 
     prompt: str | None = Field(None, description="A text.")
-    messages: Messages | None = Field(None, description="A conversation, instead of a text.")
+    messages: Messages | None = Field(None, description="A conversation, instead of a string.")
     add_special_tokens: bool | None = Field(
-        None, description="Whether a text gets the special tokens that the tokenizer adds. Default: true."
+        None, description="Whether the tokenizer adds its special tokens to the text. Default: true."
     )
-    return_token_strs: bool | None = Field(None, description="Tokens as the vocabulary writes them, too.")
+    return_token_strs: bool | None = Field(None, description="Whether to return the tokens as strings too.")
 
 
 class DetokenizeFields(RequestFields):

@@ -52,7 +52,7 @@ def _chat_message(message: Message, place: int) -> pb.ChatMessage:
             rule = f"unset: this release has {', '.join(Message.model_fields)}"
             raise InvalidFieldError(f"messages[{place}].{name}", "set", rule)
     if message.content is None and not message.tool_calls and message.role != "assistant":
-        raise InvalidFieldError(f"messages[{place}].content", "absent", "a text, or an array of parts that are texts")
+        raise InvalidFieldError(f"messages[{place}].content", "absent", "a string, or an array of text parts")
     content, thinking = _text(message, place)
     return pb.ChatMessage(
         role=message.role,
@@ -94,7 +94,7 @@ def _part(part: object, path: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or kind not in TEXT_PARTS:
         shown = f"a part of type {shown_json(kind)}" if isinstance(part, dict) else shown_json(part)
-        whose = ": only the assistant thinks" if kind == THINKING else ": the model reads text only"
+        whose = ": only the assistant has reasoning" if kind == THINKING else ": the model accepts text only"
         raise InvalidFieldError(path, shown, f'a part of type text, such as {{"type": "text", "text": "..."}}{whose}')
     return _checked_text(part.get(kind), f"{path}.{kind}")
 

@@ -13,7 +13,7 @@ _FINGERPRINT_DIGITS = 12
 def check_model(asked: str, model: TextModel) -> None:
     """Refuse a request for another model than the served one, with the status that OpenAI's clients know."""
     if asked != model.name:
-        message = f"model is {shown_json(asked)}; it must be {shown_json(model.name)}, the one that is served here"
+        message = f"model is {shown_json(asked)}; it must be {shown_json(model.name)}, the served model"
         raise ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
 
 

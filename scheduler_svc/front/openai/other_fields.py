@@ -21,42 +21,42 @@ class FieldRule:
     why: str
 
 
-_LABEL = "a label for whoever runs the server; nothing here reads it"
-_NO_GRAMMARS = "this release does not constrain what the model writes"
-_TEXT_ONLY = "the model reads and writes text"
-_ONE_MODEL = "nothing here chooses among services"
+_LABEL = "a label for the operator; Octavo ignores it"
+_NO_GRAMMARS = "structured output is not supported"
+_TEXT_ONLY = "the model handles text only"
+_ONE_MODEL = "there are no service tiers"
 
 NO_EFFECT: Mapping[str, FieldRule] = {
     "user": FieldRule((), _LABEL),
     "safety_identifier": FieldRule((), _LABEL),
     "metadata": FieldRule((), _LABEL),
-    "prompt_cache_key": FieldRule((), "prefixes are found by their content; `cache_salt` keeps them apart"),
-    "prompt_cache_retention": FieldRule((), "prefixes stay cached until their blocks are needed"),
-    "prompt_cache_options": FieldRule((), "prefixes stay cached until their blocks are needed"),
+    "prompt_cache_key": FieldRule((), "the prefix cache goes by content; use `cache_salt` to isolate requests"),
+    "prompt_cache_retention": FieldRule((), "cached prefixes are kept until their blocks are needed"),
+    "prompt_cache_options": FieldRule((), "cached prefixes are kept until their blocks are needed"),
 }
 
 REFUSED: Mapping[str, FieldRule] = {
-    "suffix": FieldRule(("",), "text is not filled in between two others"),
+    "suffix": FieldRule(("",), "fill-in-the-middle is not supported"),
     "audio": FieldRule((), _TEXT_ONLY),
     "modalities": FieldRule((["text"],), _TEXT_ONLY),
     "function_call": FieldRule(("none",), "use `tools`"),
     "functions": FieldRule(([],), "use `tools`"),
-    "moderation": FieldRule((), "nothing here judges texts"),
-    "prediction": FieldRule((), "drafts of a text are not used"),
-    "reasoning_effort": FieldRule((), "set what the chat template knows with `chat_template_kwargs`"),
+    "moderation": FieldRule((), "there is no moderation"),
+    "prediction": FieldRule((), "predicted outputs are not supported"),
+    "reasoning_effort": FieldRule((), "set the chat template's own variables with `chat_template_kwargs`"),
     "verbosity": FieldRule((), "ask for it in the prompt"),
     "response_format": FieldRule(({"type": "text"},), _NO_GRAMMARS),
     "service_tier": FieldRule(("auto", "default"), _ONE_MODEL),
     "store": FieldRule((False,), "nothing is stored"),
-    "web_search_options": FieldRule((), "nothing here searches the web"),
+    "web_search_options": FieldRule((), "web search is not supported"),
     # vLLM's
     "continue_final_message": FieldRule((False,), "send the rendered text to /v1/completions"),
-    "chat_template": FieldRule((), "programs of callers are never run"),
+    "chat_template": FieldRule((), "templates from clients are never run"),
     "documents": FieldRule(([],), "send them with `chat_template_kwargs`"),
-    "truncate_prompt_tokens": FieldRule((), "a prompt that is too long is refused, never cut"),
-    "spaces_between_special_tokens": FieldRule((True,), "tokens become text as the tokenizer says"),
-    "logits_processors": FieldRule(([],), "programs of callers are never run"),
-    "prompt_embeds": FieldRule((), "a prompt is tokens"),
+    "truncate_prompt_tokens": FieldRule((), "a prompt that is too long is rejected, never truncated"),
+    "spaces_between_special_tokens": FieldRule((True,), "detokenization always follows the tokenizer"),
+    "logits_processors": FieldRule(([],), "templates from clients are never run"),
+    "prompt_embeds": FieldRule((), "prompts are token ids"),
     "mm_processor_kwargs": FieldRule(({},), _TEXT_ONLY),
     "structured_outputs": FieldRule(({},), _NO_GRAMMARS),
     "guided_json": FieldRule((), _NO_GRAMMARS),
@@ -65,7 +65,7 @@ REFUSED: Mapping[str, FieldRule] = {
     "guided_grammar": FieldRule((), _NO_GRAMMARS),
     "guided_decoding_backend": FieldRule((), _NO_GRAMMARS),
     "guided_whitespace_pattern": FieldRule((), _NO_GRAMMARS),
-    "kv_transfer_params": FieldRule(({},), "blocks do not move between executors"),
-    "vllm_xargs": FieldRule(({},), "there are no plug-ins"),
+    "kv_transfer_params": FieldRule(({},), "KV blocks are not transferred between executors"),
+    "vllm_xargs": FieldRule(({},), "plug-ins are not supported"),
     "lora_path": FieldRule((), "adapters are not supported; merge them into the model"),
 }

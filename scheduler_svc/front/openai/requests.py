@@ -132,7 +132,7 @@ def prompts_of(prompt: Any, in_its_place: str = "") -> Sequence[str | list[int]]
 
     Raises: InvalidFieldError: there are none.
     """
-    rule = "a text, an array of token ids, or an array of texts or of arrays of token ids"
+    rule = "a string, an array of token ids, or an array of strings or of token-id arrays"
     if isinstance(prompt, str):
         return [prompt]
     if prompt is None:
@@ -147,13 +147,13 @@ def prompts_of(prompt: Any, in_its_place: str = "") -> Sequence[str | list[int]]
         if isinstance(item, list):
             _token_ids(item, f"prompt[{place}]")
         elif not isinstance(item, str):
-            raise InvalidFieldError(f"prompt[{place}]", f"of type {_kind(item)}", "a text or an array of token ids")
+            raise InvalidFieldError(f"prompt[{place}]", f"of type {_kind(item)}", "a string or an array of token ids")
     return prompt
 
 
 def _token_ids(ids: list[Any], path: str) -> list[int]:
     if not all(type(token_id) is int for token_id in ids):
-        raise InvalidFieldError(path, "an array with something else than whole numbers", "an array of token ids")
+        raise InvalidFieldError(path, "an array with elements that are not whole numbers", "an array of token ids")
     return ids
 
 

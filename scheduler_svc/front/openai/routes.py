@@ -26,13 +26,14 @@ log = logging.getLogger(__name__)
 ANSWERS = Metric(
     "octavo_http_responses_total",
     "counter",
-    "Answers of OpenAI's API, by path and HTTP status; status 499: the client left before its answer was complete.",
+    "Responses of the OpenAI-compatible API, by path and HTTP status; status 499: the client disconnected before its "
+    "answer was complete.",
     ("path", "status"),
 )
 HANDLING = Metric(
     "octavo_http_handling_seconds",
     "histogram",
-    "Time from the head of a request to the end of its answer, in seconds.",
+    "Time from the request's headers to the end of its response, in seconds.",
     ("path",),
 )
 METRICS = (ANSWERS, HANDLING)
@@ -141,7 +142,7 @@ class Routes:
         route = self._routes.get(path)
         if route is None:
             paths = ", ".join(self._routes).replace("{}", "NAME")
-            raise ApiError(HTTPStatus.NOT_FOUND, f"there is nothing at this path; there are {paths}")
+            raise ApiError(HTTPStatus.NOT_FOUND, f"unknown path; the paths are {paths}")
         if request.method != route.method and not (request.method == "HEAD" and route.method == "GET"):
             headers = {"Allow": route.method}
             message = f"{request.path} answers {route.method}, and not this method"
@@ -153,15 +154,15 @@ class Routes:
     def _check_origin(self, request: web.BaseRequest) -> None:
         """Refuse what a browser sends for another web site, and what does not speak TLS where it is wanted."""
         if self._settings.speaks_tls and not request.secure:
-            raise ApiError(HTTPStatus.BAD_REQUEST, "this port speaks TLS; call it with https://")
+            raise ApiError(HTTPStatus.BAD_REQUEST, "this port uses TLS; call it with https://")
         hosts = request.headers.getall("Host", [])
         if len(hosts) != 1:
             raise ApiError(HTTPStatus.BAD_REQUEST, "a request needs one Host header")
         if self._settings.is_local and self._access is None and not is_local_host(hosts):
             raise ApiError(
                 HTTPStatus.FORBIDDEN,
-                "without --tokens-file a port of this machine answers to an IP address or localhost only, not to other "
-                "names: call it by its IP address",
+                "without --tokens-file a loopback port accepts only an IP address or localhost as Host: use its IP "
+                "address",
             )
         if is_cross_site(request.headers.get("Sec-Fetch-Site")):
             raise ApiError(HTTPStatus.FORBIDDEN, "other web sites may not call this port")

@@ -37,5 +37,5 @@ class OpenAIServer(HttpPort):
 
 def _refuse(status: int, what: str) -> web.Response:
     """Answer what is no request of HTTP."""
-    message = f"the request is not understood: {what}" if what else "the request is not understood"
+    message = f"malformed request: {what}" if what else "malformed request"
     return refuse(ApiError(status or HTTPStatus.BAD_REQUEST, message), {"Server": "octavo"})

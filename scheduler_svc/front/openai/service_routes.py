@@ -64,7 +64,7 @@ class ServiceRoutes:
         if not self._generation.engine.why_not_ready:
             return call.answer({"status": "ok"})
         is_draining = self._generation.engine.is_draining
-        what = "the scheduler is draining" if is_draining else "no executor takes requests"
+        what = "the scheduler is draining" if is_draining else "no executor accepts requests"
         raise ApiError(
             HTTPStatus.SERVICE_UNAVAILABLE, f"{what}; retry in a moment", "server_error", headers={"Retry-After": "1"}
         )
@@ -108,7 +108,7 @@ class ServiceRoutes:
         fields = await call.read(lambda parsed: self._reader.read(parsed, TokenizeFields, call.headers))
         has_prompt, has_messages = fields.prompt is not None, fields.messages is not None
         if has_prompt == has_messages:
-            raise InvalidFieldError("prompt", "set" if has_prompt else "absent", "set, or messages, and not both")
+            raise InvalidFieldError("prompt", "set" if has_prompt else "absent", "set, or messages, but not both")
 
         def tokenize(model: TextModel, limits: RequestLimits) -> dict[str, Any]:
             _check_name(fields.model, model)

@@ -26,19 +26,19 @@ def refusal_of(name: str, kind: type[RequestFields]) -> ApiError:
     """Return the refusal of a field of a request, by its path if it is inside another."""
     outer, _, inner = name.rpartition(".")
     other_path, others = _OTHERS.get(kind, ("", ()))
-    advice = "leave it out"
+    advice = "remove it"
     if outer:
         known: Iterable[str] = StreamOptions.model_fields if outer == "stream_options" else Message.model_fields
     else:
         known = (*kind.model_fields, *NO_EFFECT)
     if not outer and name in others:
-        advice = f"send it to {other_path}, whose field it is, or leave it out"
+        advice = f"send it to {other_path}, which has that field, or remove it"
     elif name in _TEMPLATE_SWITCHES and "chat_template_kwargs" in kind.model_fields:
         advice = (
-            'send it to the chat template, such as "chat_template_kwargs": {"enable_thinking": false}; or leave it out'
+            'pass it to the chat template, such as "chat_template_kwargs": {"enable_thinking": false}, or remove it'
         )
     elif meant := _nearest(inner, known):
-        advice = f"did you mean {meant}? Else leave it out"
+        advice = f"did you mean {meant}? Otherwise remove it"
     return ApiError(
         HTTPStatus.BAD_REQUEST,
         f'"{name[:64]}" is not a field of this request; {advice}, or start the scheduler with --openai-unknown-fields '

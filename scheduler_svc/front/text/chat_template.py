@@ -63,7 +63,7 @@ class ChatTemplate:
             its own, names that tell speakers apart, or the tools out of the prompt, fails, or passes a limit.
         """
         if conversation.tools and not self.knows_tools:
-            rule = "unset: the chat template of this model knows no tools, so the model would not see them"
+            rule = "unset: this model's chat template does not support tools, so the model would not see them"
             raise InvalidFieldError("messages.tools_json", "set", rule)
         conversation = replace(conversation, messages=self._roles.in_known_roles(conversation.messages))
         text = self._render(conversation, conversation.messages)
@@ -140,18 +140,20 @@ class ChatTemplate:
             return
         for place, word in words.items():
             if word not in probe:
-                limit = "a role that the model's chat template puts into the prompt, such as user"
+                limit = "a role that the model's chat template uses, such as user"
                 shown = repr(messages[place]["role"][:32])
-                raise InvalidFieldError(f"messages[{place}].role", shown, f"{limit}: it leaves this message out")
+                raise InvalidFieldError(f"messages[{place}].role", shown, f"{limit}: it drops this message")
         for place, word in calls.items():
             if word not in probe:
-                rule = "unset: the model's chat template leaves tool calls out; write such a call as text in `content`"
+                rule = (
+                    "unset: the model's chat template does not support tool calls; write the call as text in `content`"
+                )
                 raise InvalidFieldError(f"messages[{place}].tool_calls_json", "set", rule)
         for place, word in names.items():
             if word not in probe:
                 shown = f"a conversation with several names of the role {messages[place]['role'][:32]!r}"
-                rule = "with one name for each role, or none: the model's chat template leaves names out"
-                raise InvalidFieldError("messages", shown, f"{rule}; put them into the texts")
+                rule = "with one name for each role, or none: the model's chat template drops names"
+                raise InvalidFieldError("messages", shown, f"{rule}; put names into the message texts")
 
 
 def _probe_call(arguments: object) -> list[Mapping[str, Any]]:

@@ -46,7 +46,7 @@ class Conversation:
         kwargs = parse_json(chat.template_kwargs_json, "messages.template_kwargs_json", dict)
         for name in kwargs:
             if name in _OWN_VARIABLES or name.endswith("_token") or not _VARIABLE.fullmatch(name):
-                rule = "an object whose names are new to the chat template"
+                rule = "an object whose names the chat template does not already define"
                 raise InvalidFieldError("messages.template_kwargs_json", f"an object with the name {name[:64]!r}", rule)
         return cls(
             _in_call_order([_turn(message, place) for place, message in enumerate(chat.messages)]),

@@ -31,7 +31,7 @@ _MAX_SHOWN_CHARS = 100
 
 
 class MalformedJsonError(CallerError):
-    """A text is no JSON, or has too many elements; the message is the end of the sentence "it is not JSON: ..."."""
+    """A text is not JSON, or has too many elements; the message is the end of the sentence "it is not JSON: ..."."""
 
 
 def load_json(text: bytes) -> Any:

@@ -52,7 +52,7 @@ class TemplateRoles:
             return turn
         if role == _DEVELOPER:
             return {**turn, "role": "system"}
-        limit = "a role that the model's chat template knows, such as user, assistant, system or tool"
+        limit = "a role that the model's chat template supports, such as user, assistant, system or tool"
         raise InvalidFieldError(f"messages[{place}].role", repr(role[:32]), limit)
 
     def _knows(self, role: str) -> bool:

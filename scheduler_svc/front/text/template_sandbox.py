@@ -108,7 +108,7 @@ class _Limits:
     def check_deadline(self) -> None:
         """Raises: _LimitError: rendering takes too long."""
         if time.thread_time() > self._deadline_s:
-            raise _LimitError(f"rendering takes longer than {MAX_RENDER_CPU_S:g} s")
+            raise _LimitError(f"rendering took longer than {MAX_RENDER_CPU_S:g} s")
 
     def fitting(self, value: Any) -> Any:
         """Return what an operation has made. Raises: _LimitError: it, or all of them together, are too long."""
@@ -116,7 +116,7 @@ class _Limits:
             _require(len(value))
             self._num_built_chars += len(value)
             if self._num_built_chars > MAX_BUILT_CHARS:
-                raise _LimitError(f"it builds texts of more than {MAX_BUILT_CHARS} characters")
+                raise _LimitError(f"it builds strings of more than {MAX_BUILT_CHARS} characters")
         return value
 
 
@@ -290,7 +290,7 @@ def _limited(pieces: Iterator[str]) -> Iterator[str]:
     for piece in pieces:
         num_chars += len(piece)
         if num_chars > MAX_TEXT_CHARS:
-            raise _LimitError(f"the rendered text gets longer than {MAX_TEXT_CHARS} characters")
+            raise _LimitError(f"the rendered text is longer than {MAX_TEXT_CHARS} characters")
         yield piece
 
 
@@ -319,7 +319,7 @@ def _limited_output(value: object) -> object:
 
 def _require(num_chars: float) -> None:
     if num_chars > MAX_TEXT_CHARS:
-        raise _LimitError(f"a value gets longer than {MAX_TEXT_CHARS} characters")
+        raise _LimitError(f"a value is longer than {MAX_TEXT_CHARS} characters")
 
 
 def _refuse_absurd_numbers(values: Iterable[object]) -> None:

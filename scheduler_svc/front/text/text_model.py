@@ -13,7 +13,7 @@ from scheduler_svc.request.served_model import Reproducibility, ServedModel
 
 log = logging.getLogger(__name__)
 
-TOKENIZER_FIX = "start the scheduler with --tokenizer DIRECTORY, which has a tokenizer.json"
+TOKENIZER_FIX = "start the scheduler with --tokenizer DIRECTORY, a directory with a tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,7 @@ NUM_THREADS = min(32, (os.cpu_count() or 1) + 4)
 LOST_THREADS = Metric(
     "octavo_tokenizer_threads_lost",
     "gauge",
-    "Threads in which the tokenizer has not come back for 10 s; with half of them lost, requests with text are "
-    "refused.",
+    "Tokenizer threads that have hung for 10 s; once half of them are lost, requests with text are rejected.",
 )
 METRICS = (LOST_THREADS,)
 
@@ -114,7 +113,7 @@ class TextThreads:
                 if number not in self._begun_at_s:  # it waits for a thread
                     self._require_threads()
                 elif self._time_left_s(number) <= 0:
-                    raise TokenizerFailedError(f"the tokenizer did not come back within {LIMIT_S:g} s")
+                    raise TokenizerFailedError(f"the tokenizer did not finish within {LIMIT_S:g} s")
             return future.result()
         finally:
             future.cancel()
@@ -134,6 +133,6 @@ class TextThreads:
         num_lost = self.num_lost
         if 2 * num_lost >= self._num_threads:
             raise UnavailableError(
-                f"the tokenizer has not come back from {counted(num_lost, 'call')}, and takes no text any more; send "
-                "token ids, or use another scheduler"
+                f"the tokenizer hangs in {counted(num_lost, 'call')} and accepts no more text; send token ids, or use "
+                "another scheduler"
             )

@@ -168,7 +168,9 @@ class Tokenizer:
         try:
             return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         except BaseException as error:  # a panic is no Exception
-            raise TokenizerFailedError(f"the tokenizer failed at tokens of the request: {words_of(error)}") from error
+            raise TokenizerFailedError(
+                f"the tokenizer failed to decode the request's tokens: {words_of(error)}"
+            ) from error
 
     def render_chat(self, conversation: Conversation, max_tokens: int = NO_LIMIT) -> list[int]:
         """Turn a conversation into the prompt for the assistant's next turn.
@@ -207,7 +209,9 @@ class Tokenizer:
         try:
             return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except BaseException as error:  # a panic is no Exception
-            raise TokenizerFailedError(f"the tokenizer failed at a text of the request: {words_of(error)}") from error
+            raise TokenizerFailedError(
+                f"the tokenizer failed to encode the request's text: {words_of(error)}"
+            ) from error
 
 
 def _load_tokenizer(contents: dict[str, bytes]) -> tokenizers.Tokenizer:
@@ -216,7 +220,7 @@ def _load_tokenizer(contents: dict[str, bytes]) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(contents[TOKENIZER])
     except BaseException as error:  # the library has no narrower class, and may panic
-        raise TokenizerFileError(TOKENIZER, f"is not a tokenizer: {words_of(error)}") from error
+        raise TokenizerFileError(TOKENIZER, f"is not a valid tokenizer: {words_of(error)}") from error
     # Settings of whoever trained it; a prompt must never be cut or padded silently.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -255,7 +259,7 @@ def _load_chat_template(
     except UnicodeDecodeError as error:
         raise TokenizerFileError(name, f"is not UTF-8: {error}") from error
     except jinja2.TemplateError as error:
-        raise TokenizerFileError(name, f"holds no valid chat template: {error}") from error
+        raise TokenizerFileError(name, f"contains no valid chat template: {error}") from error
 
 
 def _configured_template(config: dict[str, object], kind: str) -> str | None:
@@ -266,4 +270,4 @@ def _configured_template(config: dict[str, object], kind: str) -> str | None:
         template = named.get(kind)
     if template is None or isinstance(template, str):
         return template
-    raise TokenizerFileError(CONFIG, "has a chat_template that is neither a text nor a list of named texts")
+    raise TokenizerFileError(CONFIG, "has a chat_template that is neither a string nor a list of named templates")

@@ -5,7 +5,7 @@ from enum import Enum
 
 from scheduler_svc.front.tool_calls.call_writer import CallWriter
 
-# The longest name of an argument, where it is no JSON.
+# The longest name of an argument, where it is not JSON.
 MAX_KEY_CHARS = 256
 
 

@@ -59,10 +59,10 @@ class ChatFormat:
             return
         template = self.tokenizer.tool_template
         if template is None or not template.knows_tools:
-            rule = "unset: the chat template of this model knows no tools, so the model would not see them"
+            rule = "unset: this model's chat template does not support tools, so the model would not see them"
             raise InvalidFieldError("tools", "set", rule)
         if self.tool_calls is None:
-            rule = "unset: it is not known how this model writes calls; start the scheduler with --tool-call-parser"
+            rule = "unset: the tool-call format of this model is unknown; start the scheduler with --tool-call-parser"
             raise InvalidFieldError("tools", "set", rule)
 
     def needs_special_tokens(self, tools: RequestedTools | None) -> bool:

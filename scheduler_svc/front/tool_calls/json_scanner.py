@@ -86,7 +86,7 @@ class JsonScanner:
         return position if match is None else match.end()
 
     def take(self, character: str) -> bool:
-        """Read a character; return whether it fits. If not, the text is no JSON, and the scanner is of no more use."""
+        """Read a character; return whether it fits. If not, the text is not JSON, and the scanner is of no more use."""
         state = self.state
         if state is STRING:
             return self._take_in_string(character)

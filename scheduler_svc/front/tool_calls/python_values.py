@@ -21,8 +21,8 @@ def value_of(text: str) -> tuple[str, object]:
         written.encode()  # half of a surrogate pair is no text
         return written, json.loads(written)
     except _NO_VALUE as error:
-        raise ValueError(f"{text[:64]!r} is no value that JSON has") from error
+        raise ValueError(f"{text[:64]!r} is not a JSON value") from error
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

@@ -50,13 +50,13 @@ def check_tools(
     for place, tool in enumerate(tools):
         name, schema = _check_tool(tool, f"tools[{place}]")
         if name in schemas:
-            rule = "another name than those before it"
+            rule = "a unique name"
             raise InvalidFieldError(f"tools[{place}].function.name", shown_json(name), rule)
         schemas[name] = schema
     if not _check_choice(tool_choice):
         return None
     if parallel_tool_calls is False:
-        rule = "unset or true: this server cannot keep a model from calling several tools"
+        rule = "unset or true: this server cannot prevent parallel tool calls"
         raise InvalidFieldError("parallel_tool_calls", "false", rule)
     return RequestedTools(tools, schemas)
 
@@ -87,14 +87,14 @@ def _check_tool(tool: Any, field: str) -> tuple[str, Mapping[str, object]]:
         raise InvalidFieldError(f"{field}.function.name", _shown(name), "1 to 64 of a-z, A-Z, 0-9, _ and -")
     description = function.get("description")
     if not isinstance(description, str | None):
-        raise InvalidFieldError(f"{field}.function.description", _shown(description), "a text, or unset")
+        raise InvalidFieldError(f"{field}.function.description", _shown(description), "a string, or unset")
     schema = function.get("parameters")
     if not isinstance(schema, Mapping | None):
         raise InvalidFieldError(f"{field}.function.parameters", _shown(schema), "a JSON schema, or unset")
     if function.get("strict"):
         rule = (
-            "unset or false: this server cannot make a model keep to a schema. openai.pydantic_function_tool sets it: "
-            'write tool["function"]["strict"] = False behind it, and check the arguments of calls'
+            "unset or false: this server cannot enforce a schema. openai.pydantic_function_tool sets it: "
+            'set tool["function"]["strict"] = False afterwards, and validate the arguments of calls'
         )
         raise InvalidFieldError(f"{field}.function.strict", "true", rule)
     return name, schema or {}

@@ -38,7 +38,7 @@ class PemFile:
             return self.path.read_bytes()
         except OSError as error:
             raise TlsFileError(
-                f"{self} cannot be read ({error.strerror}); name a PEM file that this process may read"
+                f"{self} cannot be read ({error.strerror}); give a PEM file that this process may read"
             ) from error
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ def _certificates(file: PemFile, content: bytes) -> "list[Certificate]":
         return load_pem_x509_certificates(content)
     except ValueError as error:
         raise TlsFileError(
-            f"{file} holds no certificate in PEM form; its text must begin with -----BEGIN CERTIFICATE-----"
+            f"{file} contains no certificate in PEM format; it must begin with -----BEGIN CERTIFICATE-----"
         ) from error
 
 
@@ -108,18 +108,18 @@ def _check_key(key_file: PemFile, content: bytes, cert_file: PemFile, own: "Cert
         key = load_pem_private_key(content, password=None)
     except TypeError as error:
         raise TlsFileError(
-            f"{key_file} is encrypted; name a private key without a passphrase (openssl pkey writes one)"
+            f"{key_file} is encrypted; give a private key without a passphrase (openssl pkey can write one)"
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise TlsFileError(
-            f"{key_file} holds no private key in PEM form; its text must begin with -----BEGIN PRIVATE KEY-----"
+            f"{key_file} contains no private key in PEM format; it must begin with -----BEGIN PRIVATE KEY-----"
         ) from error
     is_nist = isinstance(key, EllipticCurvePrivateKey) and key.curve.name in _NIST_CURVES
     if not (is_nist or isinstance(key, RSAPrivateKey)):
-        raise TlsFileError(f"{key_file} is a key that gRPC cannot use; make one with RSA or a NIST curve (P-256)")
+        raise TlsFileError(f"{key_file} is a key type that gRPC cannot use; use RSA or a NIST curve (P-256)")
     if key.public_key() != own.public_key():
         raise TlsFileError(
-            f"{key_file} does not belong to the first certificate in {cert_file}; name the key that it was made with"
+            f"{key_file} does not match the first certificate in {cert_file}; give that certificate's key"
         )
 
 
@@ -129,6 +129,4 @@ def _check_validity(file: PemFile, certificate: "Certificate") -> None:
     if now > end:
         raise TlsFileError(f"{file} expired at {end:%Y-%m-%d %H:%M:%S} UTC; renew the certificate")
     if now < begin:
-        raise TlsFileError(
-            f"{file} is not valid before {begin:%Y-%m-%d %H:%M:%S} UTC; check this machine's clock, or wait until then"
-        )
+        raise TlsFileError(f"{file} is not valid before {begin:%Y-%m-%d %H:%M:%S} UTC; check this machine's clock")

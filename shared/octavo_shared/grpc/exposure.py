@@ -38,11 +38,11 @@ def warn_if_exposed(
     for flag, address in ports.items():
         if is_encrypted:
             event = "listens_without_authentication"
-            lack = "does not ask who calls: anybody who reaches it may use it"
+            lack = "has no authentication: anyone who can reach it can use it"
             advice = how_to_know_clients
         else:
             event = "listens_without_tls"
-            lack = "speaks no TLS: anybody on the way can read along, and change what is sent"
+            lack = "does not use TLS: anyone on the network path can read and change the traffic"
             advice = f"set --tls-cert and --tls-key, or {local_address_advice(flag)}"
         if warning := exposure_warning(service, flag, address, lack=lack, advice=advice):
             _logger.warning(Event(event, flag=flag, address=address, advice=advice))

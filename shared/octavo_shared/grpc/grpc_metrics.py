@@ -24,23 +24,21 @@ from octavo_shared.process.metric import Family, LabelValues, Metric
 
 _METHOD = ("grpc_type", "grpc_service", "grpc_method")
 
-STARTED = Metric("grpc_server_started_total", "counter", "Calls that began, of every port but the probes'.", _METHOD)
+STARTED = Metric("grpc_server_started_total", "counter", "RPCs started, on every port except the health port.", _METHOD)
 HANDLED = Metric(
     "grpc_server_handled_total",
     "counter",
-    "Calls that ended, by the status code that the client gets; CANCELLED: the client left.",
+    "RPCs completed, by status code; CANCELLED: the client disconnected.",
     (*_METHOD, "grpc_code"),
 )
-RECEIVED = Metric("grpc_server_msg_received_total", "counter", "Messages received in calls that ended.", _METHOD)
-SENT = Metric("grpc_server_msg_sent_total", "counter", "Messages sent in calls that ended.", _METHOD)
-HANDLING = Metric(
-    "grpc_server_handling_seconds", "histogram", "Time from the begin of a call to its end, in seconds.", _METHOD
-)
+RECEIVED = Metric("grpc_server_msg_received_total", "counter", "Messages received in completed RPCs.", _METHOD)
+SENT = Metric("grpc_server_msg_sent_total", "counter", "Messages sent in completed RPCs.", _METHOD)
+HANDLING = Metric("grpc_server_handling_seconds", "histogram", "Duration of an RPC, in seconds.", _METHOD)
 
 CERTIFICATE_EXPIRY = Metric(
     "octavo_tls_certificate_expiry_seconds",
     "gauge",
-    "When the certificate of --tls-cert expires, in seconds of Unix time; absent without TLS.",
+    "Expiry time of the --tls-cert certificate, as a Unix timestamp; absent without TLS.",
 )
 
 METRICS = (STARTED, HANDLED, RECEIVED, SENT, HANDLING, CERTIFICATE_EXPIRY)

@@ -202,7 +202,7 @@ def is_refused(error: grpc.aio.AioRpcError) -> bool:
 
 def failure_text(error: grpc.aio.AioRpcError) -> str:
     """Return why a call failed, for people: its status, and the reason without gRPC's account of all it tried."""
-    details = error.details() or "no reason was given"
+    details = error.details() or "no message was given"
     match = _NO_CONNECTION.fullmatch(details)
     if match is not None:
         reason = match["reason"]

@@ -134,7 +134,7 @@ def _parser(config_class: type[ServiceConfig]) -> _FlagParser:
         prog=config_class.program,
         description=(config_class.__doc__ or "").partition("\n")[0],
         epilog="Each flag is also an environment variable (in brackets) and a key in the table "
-        f"[{config_class.service}] of a TOML file. Flags win over variables, variables over the file.",
+        f"[{config_class.service}] of a TOML file. Flags override variables, and variables override the file.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
@@ -198,9 +198,7 @@ def _read_file(config_class: type[ServiceConfig], path: str | None, mistakes: li
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path} is not a TOML file: {error}"]) from error
     unknown = [table for table in tables if table not in TABLES]
-    mistakes += [
-        f"[{table}] in {path} is not a table that Octavo reads{did_you_mean(table, TABLES)}" for table in unknown
-    ]
+    mistakes += [f"[{table}] in {path} is not a known table{did_you_mean(table, TABLES)}" for table in unknown]
     own = tables.get(config_class.service, {})
     if not isinstance(own, dict):
         raise ConfigError([f"{config_class.service} in {path} is not a table"])
@@ -263,7 +261,7 @@ def _limit(details: ErrorDetails) -> str:
         case "string_pattern_mismatch" if bounds["pattern"] == ADDRESS_PATTERN:
             return "host:port, with a port from 0 to 65535"
         case "string_pattern_mismatch":
-            return "of the form that --help describes"
+            return "in the format that --help describes"
         case "too_short":
             return f"at least {bounds['min_length']}"
         case "string_too_short":

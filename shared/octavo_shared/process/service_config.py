@@ -25,64 +25,75 @@ class ServiceConfig(BaseModel):
     removed: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     listen: str = Field(
-        pattern=ADDRESS_PATTERN, description="Address for gRPC, host:port. Each service has its own default."
+        pattern=ADDRESS_PATTERN, description="gRPC listen address, host:port. Each service has its own default."
     )
     health_listen: str | None = Field(
         None,
         pattern=ADDRESS_PATTERN,
-        description="Address of a port for health checks only, host:port. It never speaks TLS, so that Kubernetes "
-        "can probe it. --listen answers health checks too.",
+        description=(
+            "Listen address for health checks only, host:port. Always plaintext, so that Kubernetes can probe it. "
+            "--listen also answers health checks."
+        ),
     )
     metrics_listen: str | None = Field(
         None,
         pattern=ADDRESS_PATTERN,
-        description="Address for Prometheus metrics, host:port: HTTP at /metrics. By default there are none.",
+        description="Listen address for Prometheus metrics, host:port: HTTP at /metrics. Off by default.",
     )
     tls_cert: Path | None = Field(
         None,
-        description="PEM file with the service's certificate and its chain. It turns on TLS, and is read "
-        "again when it changes. By default the service speaks plaintext.",
+        description=(
+            "PEM file with the service's certificate chain. Enables TLS. Reloaded when it changes. Plaintext by "
+            "default."
+        ),
     )
     tls_key: Path | None = Field(
         None,
-        description="PEM file with the private key of --tls-cert, without a passphrase. It is read again when it "
-        "changes.",
+        description="PEM file with the private key of --tls-cert, without a passphrase. Reloaded when it changes.",
     )
     tls_client_ca: Path | None = Field(
         None,
-        description="PEM file with the authorities of client certificates. Clients without a certificate are refused "
-        "(mutual TLS). By default clients need none.",
+        description=(
+            "PEM file with the authorities of client certificates. Clients without a certificate are rejected (mutual "
+            "TLS). By default no client certificate is required."
+        ),
     )
     max_message_bytes: int = Field(
         64 * 2**20,
         ge=2**16,
         lt=2**31,
-        description="Largest message in either direction, in bytes.",
+        description="Maximum message size in either direction, in bytes.",
     )
     shutdown_grace_s: float = Field(
         20.0,
         ge=0,
-        description="Time for running work to end after SIGTERM, in seconds. Keep it below the 30 s of Kubernetes.",
+        description=(
+            "Grace period for running work after SIGTERM, in seconds. Keep it below Kubernetes' default of 30 s."
+        ),
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe log lines to write. info: one line for each change of state."
+        "info", description="Lowest level to log. info: one line per change of state."
     )
     log_format: Literal["text", "json"] = Field(
-        "text", description="Log lines on stderr: key=value pairs, or one JSON object a line."
+        "text", description="Format of log lines on stderr: key=value pairs, or one JSON object per line."
     )
     tracing: Literal["off", "otlp"] = Field(
         "off",
-        description="otlp: send a trace of each request to the OpenTelemetry collector that the variables OTEL_* "
-        "name. Needs octavo[tracing].",
+        description=(
+            "otlp: send a trace of each request to the OpenTelemetry collector configured by the OTEL_* variables. "
+            "Requires octavo[tracing]."
+        ),
     )
     exit_on_stdin_close: bool = Field(
-        False, description="End when standard input closes, so that the service does not outlive its parent process."
+        False, description="Exit when standard input closes, so that the service does not outlive its parent process."
     )
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("--tls-cert and --tls-key go together: a certificate and its private key")
+            raise ValueError("--tls-cert and --tls-key must be set together: a certificate and its private key")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("--tls-client-ca needs --tls-cert and --tls-key: without TLS clients show none")
+            raise ValueError(
+                "--tls-client-ca requires --tls-cert and --tls-key: without TLS clients present no certificate"
+            )
         return self

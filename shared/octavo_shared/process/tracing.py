@@ -75,7 +75,7 @@ def start_tracing(mode: TracingMode, service_name: str) -> Tracing | None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise OctavoServiceError(f"--tracing otlp needs OpenTelemetry ({error}): install octavo[tracing]") from error
+        raise OctavoServiceError(f"--tracing otlp requires OpenTelemetry ({error}): install octavo[tracing]") from error
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).addFilter(RateLimitFilter(COMPLAINT_INTERVAL_S))
     try:
@@ -83,7 +83,7 @@ def start_tracing(mode: TracingMode, service_name: str) -> Tracing | None:
         provider = TracerProvider(resource=resource_of(service_name), shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(exporter))
     except Exception as error:  # the SDK has no error of its own for what its variables say
-        raise OctavoServiceError(f"an OTEL_* variable is wrong: {error}") from error
+        raise OctavoServiceError(f"an OTEL_* variable is invalid: {error}") from error
     return Tracing(provider, exporter.shutdown)
 
 

@@ -41,7 +41,9 @@ class CheckedAnswers:
         async def call(*arguments: Any, **keywords: Any) -> Any:
             answer = await calling(*arguments, **keywords)
             if isinstance(answer, MalformedMessageError):
-                raise self._kind(f"{self._peer} answered {method.rpartition('/')[2]} with bytes that are no message")
+                raise self._kind(
+                    f"{self._peer} answered {method.rpartition('/')[2]} with a message that cannot be decoded"
+                )
             return answer
 
         return call

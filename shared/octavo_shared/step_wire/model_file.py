@@ -20,10 +20,10 @@ def read_model_file(path: Path) -> bytes:
     real = Path(os.path.realpath(path, strict=True))
     if not any(real.is_relative_to(home) for home in _homes(path.parent.resolve())):
         raise PermissionError(
-            errno.EACCES, f"it is a link to {real}, out of the model directory; put the file itself there"
+            errno.EACCES, f"it is a symbolic link to {real}, outside the model directory; put the file itself there"
         )
     if not stat.S_ISREG(real.stat().st_mode):  # reading a pipe would wait for ever
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     return real.read_bytes()
 
 

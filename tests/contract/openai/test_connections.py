@@ -58,7 +58,7 @@ async def test_a_client_that_leaves_ends_its_request(sent: bytes, is_half: bool)
         await until(lambda: not api.stack.engine.requests)
         [ended] = api.stack.engine.ended.values()
         writer.close()
-    assert ended.error_message == "the client ended the call, or its connection broke"
+    assert ended.error_message == "the client cancelled the call or disconnected"
 
 
 @pytest.mark.slow  # test_request_stream_limits.py has it of the other port
@@ -101,7 +101,7 @@ async def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
             client.sendall(STREAM)
             await until(lambda: api.stack.engine.ended)
             [ended] = api.stack.engine.ended.values()
-            assert ended.error_message == "the client ended the call, or its connection broke"
+            assert ended.error_message == "the client cancelled the call or disconnected"
             with pytest.raises(ConnectionResetError):
                 await asyncio.to_thread(read_stream, client)
 

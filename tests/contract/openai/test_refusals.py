@@ -41,7 +41,7 @@ async def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(api:
         assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "context_length_exceeded", name)
         message = answer.error["message"]
         assert message.startswith(("prompt is too long: it has ", "prompt[1] is too long: it has "))
-        assert "; this model's maximum context length is 8192 tokens, and one is left for the output" in message
+        assert "; this model's maximum context length is 8192 tokens, and one is reserved for the output" in message
         # As LiteLLM and LangChain see it: the client's error in words.
         assert "this model's maximum context length is" in message.lower()
         assert "context_length_exceeded" in str(answer.error)
@@ -51,7 +51,7 @@ async def test_another_model_is_not_found(api: Api) -> None:
     answer = await api.chat(model="gpt-5")
     assert answer.status == 404
     assert answer.error == {
-        "message": 'model is "gpt-5"; it must be "fake", the one that is served here',
+        "message": 'model is "gpt-5"; it must be "fake", the served model',
         "type": "invalid_request_error",
         "param": "model",
         "code": "model_not_found",
@@ -85,7 +85,7 @@ async def test_unknown_fields_are_told_in_a_header_where_they_are_ignored() -> N
 
 # Method, path, what aiohttp sends; status, words.
 ODD_CALLS: list[tuple[str, str, dict[str, Any], int, str]] = [
-    ("POST", "/v1/embeddings", {"json": {}}, 404, "there is nothing at this path"),
+    ("POST", "/v1/embeddings", {"json": {}}, 404, "unknown path"),
     ("GET", "/", {}, 404, "/v1/models/NAME, "),
     ("GET", CHAT, {}, 405, "answers POST"),
     ("PUT", CHAT, {"json": {}}, 405, "answers POST"),
@@ -95,7 +95,7 @@ ODD_CALLS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("POST", CHAT, {"data": {"a": "b"}}, 415, "Content-Type: application/json"),
     ("POST", CHAT, {"json": {}, "headers": {"Content-Encoding": "gzip"}}, 415, "compressed"),
     ("POST", CHAT, {"json": []}, 400, "must be a JSON object"),
-    ("POST", CHAT, {"json": {}, "headers": {"Host": "evil.example"}}, 403, "call it by its IP address"),
+    ("POST", CHAT, {"json": {}, "headers": {"Host": "evil.example"}}, 403, "use its IP address"),
     ("POST", CHAT, {"json": {}, "headers": {"Sec-Fetch-Site": "cross-site"}}, 403, "other web sites"),
     ("POST", "/tokenize", {"json": {}}, 400, "it must be set, or messages"),
     ("POST", "/tokenize", {"json": {"prompt": "a", "messages": HELLO}}, 400, "it must be set, or messages"),
@@ -143,7 +143,7 @@ BODIES = {
 async def test_what_is_no_json_is_refused(api: Api, content: bytes) -> None:
     answer = await api.send("POST", CHAT, data=io.BytesIO(content), headers={"Content-Type": "application/json"})
     assert answer.status == 400
-    assert answer.error["message"].startswith("the body is not JSON")
+    assert answer.error["message"].startswith("the body is not valid JSON")
     assert len(answer.text) < 1000
 
 
@@ -244,5 +244,5 @@ async def test_a_bug_is_told_without_what_it_says(api: Api, monkeypatch: pytest.
     monkeypatch.setattr("scheduler_svc.front.api.generation.tokenize", stumble)
     answer = await api.complete()
     assert answer.status == 500
-    assert answer.error["message"] == "the server failed with KeyError; its log says more"
+    assert answer.error["message"] == "the server failed with KeyError; see its log"
     assert answer.headers["x-should-retry"] == "false"

@@ -225,4 +225,4 @@ async def test_tools_that_the_template_does_not_show_are_refused(api: Api) -> No
 
     assert (answer.status, answer.error["param"]) == (400, "tools")
     assert answer.error["message"].startswith("tools is set; it must be unset: ")
-    assert "knows no tools" in answer.error["message"]
+    assert "does not support tools" in answer.error["message"]

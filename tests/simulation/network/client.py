@@ -298,11 +298,11 @@ class ClientCall:
         return True
 
     def done(self) -> bool:
-        """Return whether the call has ended, and all of it was read."""
+        """Return whether the call's deadline is in ended, and all of it was read."""
         return self._status is not None and not self._inbox
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
-        """Return the headers, which have nothing in them, once they have come or the call has ended."""
+        """Return the headers, which have nothing in them, once they have come or the call's deadline is in ended."""
         await self._has_headers.wait()
         return grpc.aio.Metadata()
 

@@ -125,7 +125,7 @@ class ServerCall:
 
     Attributes:
         pipe: Brings what the client sends.
-        task: Runs the handler; None: the call has not arrived yet.
+        task: Runs the handler; None: the call's deadline is in not arrived yet.
     """
 
     def __init__(self, server: SimulatedServer, link: "Link", down: Pipe[Any]) -> None:

@@ -70,7 +70,7 @@ async def test_a_person_has_commands_and_a_history(stand_in: StandIn) -> None:
         await typed(screen, "/system", "there is no system message")
         await typed(screen, "/new", "the conversation is empty")
         await typed(screen, "Bye", ANSWER)
-        await typed(screen, "/etc", "octavo: there is no command /etc; /help lists them")
+        await typed(screen, "/etc", "octavo: unknown command /etc; /help lists the commands")
     assert contents(stand_in) == [
         ["Be brief.", "Hi"],
         ["Be brief.", "Hi", ANSWER, "Hi!"],
@@ -85,9 +85,7 @@ async def test_sampling_parameters_are_set_and_unset(stand_in: StandIn) -> None:
         await typed(screen, "/set temperature 0.25", "temperature 0.25")
         await typed(screen, "/set stop a b", "stop ('a b',)")
         await typed(screen, "/set --top-k", "stop (")
-        await typed(
-            screen, "/set temprature 1", "there is no sampling parameter 'temprature'; did you mean temperature?"
-        )
+        await typed(screen, "/set temprature 1", "unknown sampling parameter 'temprature'; did you mean temperature?")
         await typed(screen, "/set top_p much", "Invalid value for '--top-p': 'much' is not a valid float.")
         await typed(screen, "/set temperature 9999", "temperature is 9999; it must be from 0 to 100")
         await typed(screen, "Hi", ANSWER)
@@ -105,7 +103,9 @@ async def test_an_error_does_not_end_the_chat(stand_in: StandIn) -> None:
         await typed(screen, "More", ANSWER)
         await stand_in.stop()
         await typed(screen, "Hi", "octavo: ")
-        await typed(screen, "Hi", f'octavo: no scheduler answers at {stand_in.address}; start one with "octavo up"')
+        await typed(
+            screen, "Hi", f'octavo: no scheduler is reachable at {stand_in.address}; start one with "octavo up"'
+        )
     assert contents(stand_in) == [["Hi"], ["And?"], ["And?", "The", "More"]]
 
 
@@ -138,7 +138,7 @@ async def test_an_error_of_a_turn_from_a_pipe_is_the_exit_status(stand_in: Stand
     assert (ended.status, ended.stdout) == (1, "")
     assert ended.stderr.splitlines() == [
         "octavo: the waiting queue is full",
-        "octavo: there is no command /no; /help lists them; to send this as text, put a space in front",
+        "octavo: unknown command /no; /help lists the commands; to send this as text, start it with a space",
     ]
 
 

@@ -40,7 +40,7 @@ async def started(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def run(*args: str, stdin: str | bytes = "") -> Ended:
-    """Run a command in a thread, with streams of its own: the start of a process takes longer than most commands."""
+    """Run a command in a thread, with streams of its own: the start of a process took longer than most commands."""
     given = io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(given, "utf-8"))

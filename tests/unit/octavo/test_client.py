@@ -250,7 +250,7 @@ async def test_a_time_limit_ends_the_request(stand_in: StandIn) -> None:
 
 async def test_nobody_at_the_address_is_said_with_the_address() -> None:
     async with Client("127.0.0.1:1") as client:
-        with pytest.raises(NotConnectedError, match=r"no scheduler answers at 127\.0\.0\.1:1"):
+        with pytest.raises(NotConnectedError, match=r"no scheduler is reachable at 127\.0\.0\.1:1"):
             await client.get_model()
 
 
@@ -303,7 +303,7 @@ async def test_what_is_no_text_or_no_tokens_is_refused_before_it_is_sent(stand_i
             await client.detokenize(wrong[:1])
         with pytest.raises(InvalidRequestError, match="add_special_tokens is 1; it must be True or False"):
             await client.tokenize("Hi", add_special_tokens=1)  # type: ignore[arg-type]
-        with pytest.raises(InternalError, match=r"does not know this call; give a .* or update that scheduler"):
+        with pytest.raises(InternalError, match=r"does not implement this call; give a .* or upgrade that scheduler"):
             await client.tokenize("unknown")
     assert stand_in.detokenize_requests == []
 

@@ -149,7 +149,7 @@ def test_what_is_no_address_is_one_line(
 def test_a_dead_address_is_one_line_with_the_remedy(name: str, *, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*name.split(), *arguments_of(name), "--address", "127.0.0.1:1"]) == 1
     assert one_line(capsys.readouterr().err) == (
-        'octavo: no scheduler answers at 127.0.0.1:1; start one with "octavo up"'
+        'octavo: no scheduler is reachable at 127.0.0.1:1; start one with "octavo up"'
     )
 
 

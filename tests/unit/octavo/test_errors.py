@@ -74,8 +74,8 @@ def test_retry_info_makes_an_exhausted_resource_an_overload() -> None:
     (
         "SERVER: Received message larger than max (70 vs. 64)",
         False,
-        "the call exceeds a limit of the connection (Received message larger than max (70 vs. 64)); "
-        "send or ask for less: requests are limited by --max-request-bytes of the scheduler",
+        "the message exceeds a size limit (Received message larger than max (70 vs. 64)); "
+        "send or request less: the scheduler's --max-request-bytes limits requests",
     ),
 )
 def test_an_exhausted_resource_without_retry_info_says_what_was_too_large(
@@ -94,7 +94,7 @@ def test_an_exhausted_resource_without_retry_info_says_what_was_too_large(
 def test_a_call_that_grpc_ended_for_the_server_says_what_to_do() -> None:
     error = from_rpc_error(rpc_error(grpc.StatusCode.CANCELLED, "CANCELLED"))
     assert isinstance(error, UnavailableError)
-    assert "send the request again in a moment" in str(error)
+    assert "retry in a moment" in str(error)
 
 
 def test_details_that_cannot_be_read_leave_code_and_message() -> None:

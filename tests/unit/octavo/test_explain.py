@@ -45,7 +45,7 @@ async def test_a_beginning_that_one_request_has_is_enough() -> None:
     (
         "\x1b[2J",
         r"no live request has request_id '\x1b[2J', and none that ended; "
-        '"octavo top" lists those that there are',
+        '"octavo top" lists the requests',
     ),
 )
 async def test_an_id_that_is_not_there_is_answered_with_those_that_come_near(text: str, sentence: str) -> None:
@@ -76,17 +76,17 @@ async def test_a_request_that_waits_shows_what_is_in_the_way_of_each_executor() 
     source = Scripted(
         live=[waiting("a/b", 3200, tenant="red", priority=-2, num_preemptions=1)],
         explanations={
-            "a/b": pb.ExplainRequestResponse(status=1, explanation="waits: next in line", executors=fits)  # type: ignore[arg-type]
+            "a/b": pb.ExplainRequestResponse(status=1, explanation="waits: next in the queue", executors=fits)  # type: ignore[arg-type]
         },
     )
     report = await ask_report(source, "a/b")
     assert lines_of(report) == [
         "a/b   waiting   tenant red   priority -2",
-        "waits: next in line",
+        "waits: next in the queue",
         "",
-        "executor         blocks              slots             in the way",
+        "executor         blocks              slots             blocked by",
         "127.0.0.1:50061  needs 12, has 8     needs 1, has 255  needs 12 blocks, 8 free",
-        "b:1              needs 9, has 4,000  needs 1, has 256  nothing: it fits",
+        "b:1              needs 9, has 4,000  needs 1, has 256  none: it fits",
         "",
         "tokens    100 prompt, 0 output",
         "times     3.2 s old",
@@ -98,7 +98,7 @@ async def test_a_request_that_waits_shows_what_is_in_the_way_of_each_executor() 
 
 async def test_what_is_wrong_with_an_executor_is_said_once() -> None:
     slow = executor(EXECUTOR, warning="a step has been running for 12.5 s")
-    silent = executor("b:1", warning="no heartbeat has been answered for 4.1 s")
+    silent = executor("b:1", warning="no heartbeat answered for 4.1 s")
     other = executor("c:1", warning="a step has been running for 7.0 s")
     fits = [admin_pb2.ExecutorFit(executor=address, obstacle="needs 2 blocks, 1 free") for address in (EXECUTOR, "b:1")]
     source = Scripted(
@@ -115,7 +115,7 @@ async def test_what_is_wrong_with_an_executor_is_said_once() -> None:
     )
     lines = lines_of(await ask_report(source, "w"))
     assert f"{EXECUTOR}: a step has been running for 12.5 s" in lines
-    assert "b:1: no heartbeat has been answered for 4.1 s" in lines
+    assert "b:1: no heartbeat answered for 4.1 s" in lines
     assert not any(line.startswith("c:1") for line in lines)
     assert sum("a step has been running" in line for line in lines_of(await ask_report(source, "r"))) == 1
 
@@ -133,7 +133,7 @@ async def test_a_request_that_runs_says_with_whom_it_shares_blocks() -> None:
     report = await ask_report(source, "a")
     assert report.sharing == Sharing(2, ("w", "x", "y", "z"))
     lines = lines_of(report)
-    assert "tokens    100 prompt, 10 output, 32 of the prompt were found in the prefix cache" in lines
+    assert "tokens    100 prompt, 10 output, 32 of the prompt came from the prefix cache" in lines
     assert "times     1.0 s old, queued for 5 ms, first token after 30 ms, last token 20 ms ago" in lines
     assert "outputs   2" in lines
     assert "blocks    4 on the device, 2 shared with w, x, y and 1 more" in lines
@@ -169,7 +169,7 @@ def test_a_swapped_request_has_its_blocks_in_the_host_pool() -> None:
     )
     lines = lines_of(Report(request, explanation))
     assert lines[0] == f"a   swapped on {EXECUTOR}"
-    assert "blocks    2 in the host pool" in lines
+    assert "blocks    2 in the host cache" in lines
     assert "trouble   executor lost 2 times since its last token" in lines
     assert not any(line.startswith("live page") for line in lines)
 
@@ -178,14 +178,14 @@ def test_a_life_has_times_and_the_spans_between() -> None:
     events = [
         event("ARRIVED", 0, "arrived with 100 prompt tokens"),
         event(
-            "ADMITTED", 12_345, "admitted; of 100 tokens, 0 were in the prefix cache", executor=EXECUTOR, step_id=1234
+            "ADMITTED", 12_345, "admitted; of 100 tokens, 0 came from the prefix cache", executor=EXECUTOR, step_id=1234
         ),
         event("FIRST_TOKEN", 2_512_345, "first token"),
     ]
     lines = [line.plain for line in event_lines(events)]
     assert lines == [
         "    0.000 s                arrived with 100 prompt tokens",
-        f"    0.012 s      +0.012 s  admitted; of 100 tokens, 0 were in the prefix cache  ({EXECUTOR}, step 1,234)",
+        f"    0.012 s      +0.012 s  admitted; of 100 tokens, 0 came from the prefix cache  ({EXECUTOR}, step 1,234)",
         "    2.512 s      +2.500 s  first token",
     ]
     assert [line.plain for line in event_lines(events, num_known=2)] == lines[2:]
@@ -214,9 +214,7 @@ def test_a_beam_search_shows_its_width() -> None:
 
 def test_without_a_request_it_says_where_ids_come_from(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain"]) == 2
-    expected = (
-        'octavo: give the id of a request: it is in the first column of "octavo top"; see "octavo explain --help"\n'
-    )
+    expected = 'octavo: give a request id: the first column of "octavo top" lists them; see "octavo explain --help"\n'
     assert capsys.readouterr().err == expected
 
 
@@ -226,7 +224,7 @@ def test_nobody_at_the_address_is_one_line_with_the_remedy(
 ) -> None:
     monkeypatch.setenv("OCTAVO_ADMIN_ADDRESS", "127.0.0.1:1")
     assert run(command) == 1
-    assert capsys.readouterr().err == 'octavo: no scheduler answers at 127.0.0.1:1; start one with "octavo up"\n'
+    assert capsys.readouterr().err == 'octavo: no scheduler is reachable at 127.0.0.1:1; start one with "octavo up"\n'
 
 
 @each_row(
@@ -241,7 +239,7 @@ def test_a_wrong_flag_is_one_line(flags: list[str], sentence: str, *, capsys: py
 
 def test_a_token_does_not_travel_in_plaintext(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", "a", "--address", "example.org:50052", "--token", "secret"]) == 1
-    assert "the token would travel to example.org:50052 in plaintext" in capsys.readouterr().err
+    assert "the token would be sent to example.org:50052 in plaintext" in capsys.readouterr().err
 
 
 @each_row(

@@ -39,10 +39,10 @@ async def test_chat_names_its_flags_too_and_goes_on(stand_in: StandIn) -> None:
 
 
 @each_row(
-    ("up --port 9999", "No such option '--port': here it is --listen HOST:PORT"),
-    ("serve smollm2 --tensor-parallel-size 2", "No such option '--tensor-parallel-size': here it is --tp"),
-    ("generate hi --num-predict 3", "No such option '--num-predict': here it is --max-tokens"),
-    ("ps", "No such command 'ps': here it is octavo top"),
+    ("up --port 9999", "No such option '--port'; in Octavo it is --listen HOST:PORT"),
+    ("serve smollm2 --tensor-parallel-size 2", "No such option '--tensor-parallel-size'; in Octavo it is --tp"),
+    ("generate hi --num-predict 3", "No such option '--num-predict'; in Octavo it is --max-tokens"),
+    ("ps", "No such command 'ps'; in Octavo it is octavo top"),
 )
 def test_a_name_of_another_server_is_answered_with_the_one_here(
     line: str, said: str, *, capsys: pytest.CaptureFixture[str]
@@ -57,7 +57,7 @@ def test_a_flag_that_each_service_has_for_itself_is_answered_with_how_it_is_set(
 ) -> None:
     assert run([command, "--tls-cert", "x"]) == 2
     assert capsys.readouterr().err == (
-        "octavo: No such option '--tls-cert': each service has its own; for that of the scheduler: --set "
+        "octavo: No such option '--tls-cert': each service has its own; to set the scheduler's, use --set "
         f'scheduler.tls_cert=VALUE; see "octavo {command} --help"\n'
     )
 

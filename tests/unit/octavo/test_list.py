@@ -41,7 +41,7 @@ def listed(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 def test_without_any_model_it_says_which_one_can_be_pulled(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert listed(capsys, *NOBODY).splitlines() == [
         "NAME     SIZE  WEIGHTS  ARCHITECTURE  WHERE",
-        "smollm2                               not here yet (92.9 MB): octavo pull smollm2",
+        "smollm2                               not downloaded yet (92.9 MB): octavo pull smollm2",
     ]
 
 
@@ -57,7 +57,7 @@ def test_models_of_the_hub_that_can_be_served_are_listed(
         pull_hub_model("org/half", stop)
 
     assert listed(capsys, *NOBODY).splitlines()[2:] == [
-        "org/half  39 bytes           LlamaForCausalLM  partly here: octavo pull org/half",
+        "org/half  39 bytes           LlamaForCausalLM  partly downloaded: octavo pull org/half",
         "org/tiny  3.0 MB    3.0 MB   LlamaForCausalLM  ~/hub",
     ]
     assert json.loads(listed(capsys, "--json", *NOBODY))["models"][2] == {

@@ -15,7 +15,7 @@ from octavo.local.services import LocalServices
 from tests.support.stack import running_stack, token_request, until
 from tests.unit.octavo.stand_in import StandIn
 
-WAITS = "stopping when the streams end, in 20 s at most; Ctrl-C again stops at once"
+WAITS = "stopping once running streams finish (at most 20 s); press Ctrl-C again to stop now"
 
 
 class ServicesThatStop(LocalServices):
@@ -96,7 +96,7 @@ def test_it_says_what_to_type_next(
     flags = ["--listen", address, "--admin-listen", admin_address, *more.split()]
     assert run(["up", "--model", "some/model", *flags]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"serving some/model on {address}; Ctrl-C stops",
+        f"serving some/model on {address}; press Ctrl-C to stop",
         "kernels: C (AVX2), 2 threads",
         operators,
         suggestion,
@@ -111,7 +111,7 @@ def test_it_says_that_a_model_without_a_tokenizer_takes_no_text(
         (tmp_path / name).touch()
     assert run(["up", "--model", str(tmp_path)]) == 0
     (*_, last) = capsys.readouterr().out.splitlines()
-    assert last == "this model has no tokenizer.json: it takes prompts of token ids (octavo.Client) and no text"
+    assert last == "this model has no tokenizer.json: it accepts prompts as token ids (octavo.Client) but no text"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_the_model_may_be_named_without_its_flag(
     assert run([command, "some/model"]) == 0
     assert capsys.readouterr().out.startswith("serving some/model on ")
     assert run([command, "some/model", "--model", "another"]) == 2
-    assert "the model is named twice: some/model and --model another" in capsys.readouterr().err
+    assert "the model is given twice: some/model and --model another" in capsys.readouterr().err
 
 
 def test_more_executors_than_cores_are_said_to_be_of_no_use(
@@ -164,7 +164,7 @@ def test_more_executors_than_cores_are_said_to_be_of_no_use(
     for num_executors in (2, 60):
         assert run(["up", "some/model", "--executors", str(num_executors)]) == 0
         told = capsys.readouterr().err
-        assert told.startswith("octavo: 60 executors share the cores of this machine (2): ") == (num_executors == 60)
+        assert told.startswith("octavo: 60 executors share this machine's 2 cores: ") == (num_executors == 60)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from octavo.local.options import LocalOptions
 from octavo.local.services import LocalServices
 
 EXPOSED = (
-    "octavo: warning: the scheduler at {} 0.0.0.0:0 speaks no TLS and does not ask who calls: anybody who reaches it "
-    "may use it, and anybody on the way can read along; set {} to an address of this machine only, such as 127.0.0.1"
+    "octavo: warning: the scheduler at {} 0.0.0.0:0 uses neither TLS nor authentication: anyone who can reach it can "
+    "use it, and anyone on the network path can read the traffic; set {} to a loopback address, such as "
+    "127.0.0.1"
 )
 
 
@@ -67,8 +68,7 @@ def test_a_port_that_was_asked_for_and_is_taken_ends_the_start(
 ) -> None:
     assert run(["up", "some/model", "--listen", "127.0.0.1:0", flag, busy_address]) == 1
     assert capsys.readouterr().err == (
-        f"octavo: {flag} {busy_address} is taken by another program; choose another port, or 0, which takes a "
-        "free one\n"
+        f"octavo: {flag} {busy_address} is in use by another program; choose another port, or 0 for any free one\n"
     )
     assert started == []
 
@@ -87,8 +87,8 @@ def test_if_the_default_port_is_taken_the_rest_is_served(
     assert run(["up", "some/model", "--listen", "localhost:00", "--admin-listen", "localhost:0"]) == 1
     assert [options.scheduler.config.openai_listen for options in started] == [None if is_taken else default]
     said = (
-        f"octavo: {busy_address} is taken by another program, so OpenAI's API is not served; for another port: "
-        "--openai-listen 127.0.0.1:8081\n"
+        f"octavo: {busy_address} is in use by another program, so the OpenAI-compatible API is disabled; to use "
+        "another port: --openai-listen 127.0.0.1:8081\n"
     )
     assert capsys.readouterr().err.startswith(said) is is_taken
 

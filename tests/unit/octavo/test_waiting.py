@@ -82,7 +82,7 @@ async def test_a_file_or_a_pipe_is_told_once_after_a_longer_silence() -> None:
         waiting.expect("the outputs are not complete yet", is_usual=True)
         await passed()
         assert file.getvalue() == ""
-        for what in ("no token yet", "no further token yet"):
+        for what in ("no token yet", "no new token yet"):
             waiting.expect(what, "; why")
             await passed()
     assert file.getvalue() == "octavo: no token yet after 0 s; why\n"
@@ -144,7 +144,7 @@ async def on_terminal(*args: str) -> AsyncIterator[tuple[asyncio.subprocess.Proc
 async def test_generate_shows_it_on_stderr_of_a_terminal_and_keeps_stdout_clean(stand_in: StandIn) -> None:
     async with on_terminal("generate", "silent", "--address", stand_in.address) as (process, stderr):
         shown = b""
-        while b"no further token yet, 2 s; why: `octavo explain made-by-server`" not in shown:
+        while b"no new token yet, 2 s; why: `octavo explain made-by-server`" not in shown:
             shown += await stderr.read(1024)
         stand_in.go_on.set()
         assert process.stdout is not None

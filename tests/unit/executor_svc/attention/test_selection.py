@@ -92,127 +92,127 @@ CHOSEN: list[tuple[Situation, type[BackendRules], int]] = [
 REFUSED: list[tuple[Situation, str]] = [
     (
         Situation(capability=(7, 5)),
-        "dtype is bfloat16, which this device (capability 7.5) lacks; --dtype float16 would work",
+        "dtype is bfloat16, which this device (capability 7.5) does not support; use --dtype float16",
     ),
     (
         Situation("triton", capability=None, dtype=FLOAT32),
-        "attention_backend is triton, but it needs a CUDA device; --attention-backend auto would work",
+        "attention_backend is triton, but it needs a CUDA device; use --attention-backend auto",
     ),
     (
         Situation("flash_attn", capability=None, installed=ALL),
-        "attention_backend is flash_attn, but it needs a CUDA device; --attention-backend auto would work",
+        "attention_backend is flash_attn, but it needs a CUDA device; use --attention-backend auto",
     ),
     (
         Situation("xformers", capability=None, installed=ALL),
-        "attention_backend is xformers, but it needs a CUDA device; --attention-backend auto would work",
+        "attention_backend is xformers, but it needs a CUDA device; use --attention-backend auto",
     ),
     (
         Situation("triton", capability=(7, 5), dtype=FLOAT16),
-        "attention_backend is triton, but it needs a device of capability 8.0 or more, not 7.5; "
-        "--attention-backend torch would work",
+        "attention_backend is triton, but it needs a device with compute capability 8.0 or more, not 7.5; use "
+        "--attention-backend torch",
     ),
     (
         Situation("flash_attn", dtype=FLOAT32, installed=FLASH_2),
-        "attention_backend is flash_attn, but it takes float16 and bfloat16, not float32; "
-        "--dtype bfloat16 or --attention-backend triton would work",
+        "attention_backend is flash_attn, but it supports float16 and bfloat16, not float32; "
+        "use --dtype bfloat16 or --attention-backend triton",
     ),
     (
         Situation("flash_attn", capability=(9, 0), dtype=FLOAT32, installed=ALL),
-        "attention_backend is flash_attn, but it takes float16 and bfloat16, not float32; "
-        "--dtype bfloat16 or --attention-backend triton would work",
+        "attention_backend is flash_attn, but it supports float16 and bfloat16, not float32; "
+        "use --dtype bfloat16 or --attention-backend triton",
     ),
     (
         # Neither would the library be there.
         Situation("flash_attn", dtype=FLOAT32),
-        "attention_backend is flash_attn, but it takes float16 and bfloat16, not float32; "
-        "--attention-backend triton would work",
+        "attention_backend is flash_attn, but it supports float16 and bfloat16, not float32; "
+        "use --attention-backend triton",
     ),
     (
         Situation("flash_attn"),
         "attention_backend is flash_attn, but the package flash-attn is not installed "
-        "(pip install 'octavo[flash-attn]'); --attention-backend triton would work",
+        "(pip install 'octavo[flash-attn]'); use --attention-backend triton",
     ),
     (
         Situation("flash_attn", installed=InstalledLibraries(flash_attn="2.7.4.post1")),
         "attention_backend is flash_attn, but flash-attn is 2.7.4.post1, and 2.8 or newer is needed "
-        "(pip install 'octavo[flash-attn]'); --attention-backend triton would work",
+        "(pip install 'octavo[flash-attn]'); use --attention-backend triton",
     ),
     (
         Situation("flash_attn", installed=FLASH_2, block_size=16),
-        "attention_backend is flash_attn, but version 2 takes blocks of a multiple of 256 tokens, not 16; "
-        "--block-size-tokens 256 or --attention-backend triton would work",
+        "attention_backend is flash_attn, but version 2 supports block sizes that are multiples of 256 tokens, not 16; "
+        "use --block-size-tokens 256 or --attention-backend triton",
     ),
     (
         Situation("flash_attn", installed=FLASH_2, head_dim=320),
-        "attention_backend is flash_attn, but it takes a head_dim of up to 256, in steps of 8, not 320; "
-        "--attention-backend torch would work",
+        "attention_backend is flash_attn, but it supports a head_dim of up to 256, in steps of 8, not 320; "
+        "use --attention-backend torch",
     ),
     (
         Situation("flash_attn", installed=FLASH_2, head_dim=100),
-        "attention_backend is flash_attn, but it takes a head_dim of up to 256, in steps of 8, not 100; "
-        "--attention-backend triton would work",
+        "attention_backend is flash_attn, but it supports a head_dim of up to 256, in steps of 8, not 100; "
+        "use --attention-backend triton",
     ),
     (
         Situation(
             "flash_attn", capability=(9, 0), installed=InstalledLibraries(has_flash_attn_3=True), layers=(ALIBI,)
         ),
-        "attention_backend is flash_attn, but version 3 has no ALiBi, which this model needs; "
-        "--attention-backend triton would work",
+        "attention_backend is flash_attn, but version 3 does not support ALiBi, which this model needs; "
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers"),
         "attention_backend is xformers, but the package xformers is not installed (pip install 'octavo[xformers]'); "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=InstalledLibraries(xformers="0.0.29")),
         "attention_backend is xformers, but xformers is 0.0.29, and 0.0.35 or newer is needed "
-        "(pip install 'octavo[xformers]'); --attention-backend triton would work",
+        "(pip install 'octavo[xformers]'); use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=InstalledLibraries(xformers="0.0.35", triton="3.8.0")),
         "attention_backend is xformers, but its kernel needs a Triton before 3.8, not 3.8.0; "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=XFORMERS, layers=(PLAIN, WINDOW)),
         "attention_backend is xformers, but it has no sliding window on a paged cache, which this model needs; "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=XFORMERS, layers=(CAP,)),
         "attention_backend is xformers, but it has no soft cap on a paged cache, which this model needs; "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=XFORMERS, layers=(ALIBI,)),
         "attention_backend is xformers, but it has no ALiBi on a paged cache, which this model needs; "
-        "--attention-backend triton would work",
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=XFORMERS, head_dim=96),
-        "attention_backend is xformers, but it takes a head_dim of 16, 32, 64, 128, 256, not 96; "
-        "--attention-backend triton would work",
+        "attention_backend is xformers, but it supports a head_dim of 16, 32, 64, 128, 256, not 96; "
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=XFORMERS, dtype=FLOAT32, block_size=96),
-        "attention_backend is xformers, but it takes float16 and bfloat16, not float32; "
-        "--attention-backend triton would work",
+        "attention_backend is xformers, but it supports float16 and bfloat16, not float32; "
+        "use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=ALL, capability=(9, 0), block_size=300),
-        "attention_backend is xformers, but it takes blocks of a multiple of 64 tokens, not 300; "
-        "--block-size-tokens 64 or --attention-backend flash_attn would work",
+        "attention_backend is xformers, but it supports block sizes that are multiples of 64 tokens, not 300; "
+        "use --block-size-tokens 64 or --attention-backend flash_attn",
     ),
     (
         Situation("flash_attn", capability=(9, 0), installed=ALL, is_invariant=True),
-        "numerics is invariant, but attention_backend is flash_attn, which sums in an order that follows the batch; "
-        "leave out --attention-backend",
+        "numerics is invariant, but attention_backend is flash_attn, whose summation order depends on the batch; "
+        "remove --attention-backend",
     ),
     (
         Situation(head_dim=512, is_invariant=True),
-        "numerics is invariant, which on a GPU takes attention in Triton, but it takes heads of 16 to 256 dimensions, "
-        "not 512; leave out --numerics",
+        "numerics is invariant, which on a GPU requires Triton attention, but it supports head dimensions of 16 to "
+        "256, not 512; remove --numerics",
     ),
 ]
 
@@ -238,7 +238,7 @@ def test_the_reason_says_what_better_ones_lack() -> None:
     assert Situation(capability=(9, 0), installed=ALL).choose().reason == "the best"
     assert Situation(capability=(9, 0), block_size=24).choose().reason == (
         "not flash_attn: flash-attn 3 (the module flash_attn_interface) is not installed; "
-        "not triton: it takes block sizes that are multiples of 16 from 16 to 256, not 24"
+        "not triton: it supports block sizes that are multiples of 16 from 16 to 256, not 24"
     )
 
 
@@ -297,13 +297,13 @@ def test_a_rank_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
     assert find_device("cuda", 1) == torch.device("cuda", 1)
-    with pytest.raises(ModelLoadError, match="rank 2 of this machine needs a CUDA device of its own; torch finds 2"):
+    with pytest.raises(ModelLoadError, match="rank 2 on this machine needs its own CUDA device; torch finds 2"):
         find_device("cuda", 2)
 
 
 def test_no_device_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    sentence = r"^the device is cuda, but torch finds no CUDA device( \(.*without CUDA\))?; --device cpu would work$"
+    sentence = r"^the device is cuda, but torch finds no CUDA device( \(.*without CUDA\))?; use --device cpu$"
     with pytest.raises(ModelLoadError, match=sentence):
         find_device("cuda", 0)

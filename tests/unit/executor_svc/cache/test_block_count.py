@@ -99,7 +99,7 @@ def test_else_the_memory_counts() -> None:
 @each_row(-5 * GIB, 0, SHAPE.bytes_per_block - 1)
 def test_no_room_for_a_block_is_refused(free: int) -> None:
     with pytest.raises(
-        ModelLoadError, match=r"no room for even one block; choose at least --kv-cache-gib 0\.000016, or"
+        ModelLoadError, match=r"too small for a single block; set at least --kv-cache-gib 0\.000016, or"
     ):
         count_blocks(config(), SHAPE, lambda: free)
 

@@ -72,7 +72,7 @@ def test_the_file_of_a_directory_is_read(tmp_path: Path) -> None:
     assert ModelDirectory(tmp_path).sampling_defaults() == SETTINGS
 
 
-@each_row(("{", "is not valid JSON"), ("[]", "does not hold a JSON object"))
+@each_row(("{", "is not valid JSON"), ("[]", "does not contain a JSON object"))
 def test_a_damaged_file_is_refused_in_one_sentence(content: str, reason: str, *, tmp_path: Path) -> None:
     path = tmp_path / "generation_config.json"
     path.write_text(content)

@@ -95,9 +95,7 @@ def test_what_is_not_complete_in_the_cache_needs_the_hub(name: str, hub: Hub, mo
     (find_model_directory("org/tiny").path / name).unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
-    assert refused("org/tiny").startswith(
-        "there is no directory org/tiny here, and HF_HUB_OFFLINE is set, and no complete"
-    )
+    assert refused("org/tiny").startswith("there is no directory org/tiny, and HF_HUB_OFFLINE is set, and no complete")
 
 
 # What is asked for, the sentence.
@@ -105,28 +103,27 @@ REFUSED = [
     ("a b", "a b is neither a directory nor a hub id (NAME or ORGANISATION/NAME)"),
     (
         "org/none",
-        "there is no directory org/none here, and the hub has no model org/none; one that is private needs HF_TOKEN",
+        "there is no directory org/none, and the hub has no model org/none; a private model needs HF_TOKEN",
     ),
     (
         "org/private",
-        "there is no directory org/private here, and the hub has no model org/private; one that is private "
-        "needs HF_TOKEN",
+        "there is no directory org/private, and the hub has no model org/private; a private model needs HF_TOKEN",
     ),
-    ("org/tiny@v2", "there is no directory org/tiny@v2 here, and the hub model org/tiny has no revision v2"),
+    ("org/tiny@v2", "there is no directory org/tiny@v2, and the hub model org/tiny has no revision v2"),
     ("org/gated", "org/gated is gated: accept its terms at {hub}/org/gated, and set HF_TOKEN"),
     (
         "org/old",
-        "the hub model org/old holds its weights as pytorch_model.bin, which Octavo does not read; it needs "
-        "model.safetensors (or shards with model.safetensors.index.json), as save_pretrained of transformers writes "
-        "them",
+        "the hub model org/old has its weights as pytorch_model.bin, which Octavo does not read; it needs "
+        "model.safetensors (or shards with model.safetensors.index.json), as written by save_pretrained of "
+        "transformers",
     ),
     (
         "org/gguf",
-        "the hub model org/gguf holds tiny-Q4.gguf: Octavo does not read GGUF; it needs a directory with config.json "
-        "and model.safetensors (or shards with model.safetensors.index.json)",
+        "the hub model org/gguf contains tiny-Q4.gguf: Octavo does not read GGUF; it needs a directory with "
+        "config.json and model.safetensors (or shards with model.safetensors.index.json)",
     ),
     ("org/empty", "the hub model org/empty is empty"),
-    ("org/short", "the hub model org/short has no x-2-of-2.safetensors, which its model.safetensors.index.json names"),
+    ("org/short", "the hub model org/short has no x-2-of-2.safetensors, which its model.safetensors.index.json lists"),
 ]
 
 
@@ -145,9 +142,9 @@ def test_without_a_network_it_says_so(hub: Hub, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
 
     assert refused("org/tiny") == (
-        "there is no directory org/tiny here, and the hub cannot be reached (ConnectError: [Errno 111] Connection "
-        f"refused), and no complete org/tiny is in {tmp_path / 'hub'}; check the network, "
-        "or give a model that is on this machine"
+        "there is no directory org/tiny, and the hub cannot be reached (ConnectError: [Errno 111] Connection "
+        f"refused), and no complete org/tiny is in {tmp_path / 'hub'}; check the network, or use a model that is on "
+        "this machine"
     )
 
 
@@ -161,5 +158,5 @@ def test_without_the_hubs_library_it_names_the_extra(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
 
     assert refused("org/tiny") == (
-        "org/tiny would come from the hub, which needs huggingface_hub: pip install 'octavo[executor]'"
+        "org/tiny must be downloaded from the hub, which requires huggingface_hub: pip install 'octavo[executor]'"
     )

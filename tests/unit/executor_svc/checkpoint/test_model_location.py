@@ -9,7 +9,7 @@ from executor_svc.checkpoint.model_location import find_model_directory
 from octavo_shared.errors import ModelLoadError
 
 FORMAT = "config.json and model.safetensors (or shards with model.safetensors.index.json)"
-SAVED = "(or shards with model.safetensors.index.json), as save_pretrained of transformers writes them"
+SAVED = "(or shards with model.safetensors.index.json), as written by save_pretrained of transformers"
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ NO_MODEL: list[tuple[tuple[str, ...], str, str]] = [
     ((), "a/b/c", "the model directory a/b/c does not exist"),
     ((), "tiny/", "the model directory tiny does not exist"),
     ((), "tiny.gguf", "the model directory tiny.gguf does not exist"),
-    ((), "~nobody-here/tiny", "the model directory ~nobody-here/tiny does not exist: there is no such user"),
+    ((), "~nobody-here/tiny", "the model directory ~nobody-here/tiny does not exist: unknown user"),
     (("README.md",), "./README.md", f"README.md is a file; --model takes a directory with {FORMAT}, or a hub id"),
     (("README.md",), "README.md", f"README.md is a file; --model takes a directory with {FORMAT}, or a hub id"),
     (
@@ -57,23 +57,24 @@ NO_MODEL: list[tuple[tuple[str, ...], str, str]] = [
     (
         ("tiny/config.json", "tiny/model.safetensors"),
         "tiny/model.safetensors",
-        "tiny/model.safetensors is a file; give --model its directory, tiny",
+        "tiny/model.safetensors is a file; set --model to its directory, tiny",
     ),
     (("tiny/a.txt",), "tiny", "the model directory tiny has no config.json"),
     (
         ("tiny/big/config.json", "tiny/README.md"),
         "tiny",
-        "the model directory tiny has no config.json, but tiny/big has one: give --model that",
+        "the model directory tiny has no config.json, but tiny/big has one: use that for --model",
     ),
     (
         tuple(f"tiny/{name}/config.json" for name in "abcd"),
         "tiny",
-        "the model directory tiny has no config.json; tiny/a, tiny/b, tiny/c have one: give --model one of them",
+        "the model directory tiny has no config.json; tiny/a, tiny/b, tiny/c have one: use one of them for --model",
     ),
     (
         ("tiny/tiny-Q4.gguf",),
         "tiny",
-        f"the model directory tiny holds tiny-Q4.gguf: Octavo does not read GGUF; it needs a directory with {FORMAT}",
+        "the model directory tiny contains tiny-Q4.gguf: Octavo does not read GGUF; it needs a directory with "
+        f"{FORMAT}",
     ),
     (
         ("tiny/adapter_config.json",),
@@ -83,18 +84,18 @@ NO_MODEL: list[tuple[tuple[str, ...], str, str]] = [
     (
         ("models--big--tiny/snapshots/0/config.json", "models--big--tiny/blobs/1"),
         "models--big--tiny",
-        "the model directory models--big--tiny is a cache of the hub: give --model the hub id, big/tiny",
+        "the model directory models--big--tiny is a Hugging Face cache directory: set --model to the hub id, big/tiny",
     ),
     (
         ("tiny/params.json", "tiny/consolidated.safetensors"),
         "tiny",
-        "the model directory tiny has params.json, a format of its makers: Octavo needs its Hugging Face form, with "
-        + FORMAT,
+        "the model directory tiny has params.json, its publisher's own format: Octavo needs the Hugging Face format, "
+        "with " + FORMAT,
     ),
     (
         ("tiny/config.json", "tiny/optimizer.bin", "tiny/pytorch_model.bin"),
         "tiny",
-        "the model directory tiny holds its weights as pytorch_model.bin, which Octavo does not read; it needs "
+        "the model directory tiny has its weights as pytorch_model.bin, which Octavo does not read; it needs "
         f"model.safetensors {SAVED}",
     ),
     (
@@ -131,4 +132,4 @@ def test_a_git_lfs_pointer_is_named() -> None:
     write_files("tiny/config.json", "tiny/model.safetensors")
     Path("tiny/model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
 
-    assert refused("tiny") == ("tiny/model.safetensors is a pointer of Git LFS, not the file: run git lfs pull there")
+    assert refused("tiny") == ("tiny/model.safetensors is a Git LFS pointer, not the file: run git lfs pull there")

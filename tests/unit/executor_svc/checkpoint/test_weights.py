@@ -122,13 +122,13 @@ def test_damaged_config(content: str, directory: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architectures": None}, "names no architecture"),
+        ({"architectures": None}, "has no architecture"),
         ({"hidden_size": None}, "has no hidden_size"),
         ({"hidden_size": "big"}, "has hidden_size 'big'; it must be a whole number of at least 1"),
         ({"rms_norm_eps": -1.0}, "has rms_norm_eps -1.0; it must be a number above 0"),
         ({"mlp_bias": "yes"}, "has mlp_bias 'yes'; it must be true or false"),
         ({"num_key_value_heads": 3}, "has 4 attention heads, not a multiple of 3 KV heads"),
-        ({"head_dim": 7}, "has head_dim 7; rotary embedding needs an even one"),
+        ({"head_dim": 7}, "has head_dim 7; rotary embedding requires an even one"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "has no factor"),
         ({"rope_parameters": 3}, "has rope parameters 3; they must be an object"),
         ({"num_hidden_layers": 10**9}, "has num_hidden_layers 1000000000; at most 10000 are supported"),
@@ -154,7 +154,7 @@ def test_config_that_cannot_run(changes: dict[str, object], reason: str, directo
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "architecture GPT2LMHeadModel, which has no code of our own",
+            "architecture GPT2LMHeadModel, which has no native implementation",
         ),
         ({"hidden_act": "mish"}, "has hidden_act 'mish'; supported are silu, gelu"),
         ({"sliding_window": 4096}, "has sliding_window 4096, which is not supported"),
@@ -182,7 +182,7 @@ def test_a_model_for_which_no_machine_has_the_memory_is_a_sentence(
 
     with pytest.raises(ModelLoadError) as caught:
         load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1, cpu_kernels=cpu_kernels))
-    assert str(caught.value) == f"there is too little memory for the model that {directory}/config.json has"
+    assert str(caught.value) == f"out of memory: the model in {directory}/config.json does not fit"
 
 
 def test_damaged_generation_config(directory: Path) -> None:
@@ -209,20 +209,20 @@ def test_truncated_weights(num_bytes: int, directory: Path) -> None:
     path = directory / "model.safetensors"
     path.write_bytes(path.read_bytes()[:num_bytes])
 
-    assert load_error(directory).startswith(f"{path} is damaged: ")
+    assert load_error(directory).startswith(f"{path} is corrupt: ")
 
 
 def test_missing_tensor(directory: Path) -> None:
     edit_tensors(directory, lambda tensors: tensors.pop(K_PROJ))
 
-    assert load_error(directory) == f"the tensor {K_PROJ} is missing in {directory / 'model.safetensors'}"
+    assert load_error(directory) == f"the tensor {K_PROJ} is missing from {directory / 'model.safetensors'}"
 
 
 def test_extra_tensor(directory: Path) -> None:
     edit_tensors(directory, lambda tensors: tensors.update({"model.extra.weight": torch.zeros(2)}))
 
     assert load_error(directory) == (
-        f"{directory / 'model.safetensors'} holds the tensor model.extra.weight, which the model does not have"
+        f"{directory / 'model.safetensors'} contains the tensor model.extra.weight, which the model does not have"
     )
 
 
@@ -230,8 +230,8 @@ def test_wrong_shape(directory: Path) -> None:
     edit_tensors(directory, lambda tensors: tensors.update({K_PROJ: torch.zeros(16, 31)}))
 
     assert load_error(directory) == (
-        f"{directory / 'model.safetensors'} holds the tensor {K_PROJ} with shape [16, 31]; "
-        "config.json asks for [16, 32]"
+        f"{directory / 'model.safetensors'} contains the tensor {K_PROJ} with shape [16, 31]; config.json "
+        "requires [16, 32]"
     )
 
 
@@ -277,7 +277,7 @@ def test_shard_without_a_tensor_of_the_index(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
     assert load_error(directory) == (
-        f"{directory / 'a.safetensors'} does not hold the tensor model.extra.weight, as its index says"
+        f"{directory / 'a.safetensors'} does not contain the tensor model.extra.weight that the index lists there"
     )
 
 
@@ -298,7 +298,7 @@ def test_missing_tensor_of_shards_names_the_index(directory: Path) -> None:
     index = directory / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
 
-    assert load_error(directory) == f"the tensor {K_PROJ} is missing in {index}"
+    assert load_error(directory) == f"the tensor {K_PROJ} is missing from {index}"
 
 
 def test_a_shard_outside_the_directory_is_refused(directory: Path) -> None:
@@ -308,4 +308,4 @@ def test_a_shard_outside_the_directory_is_refused(directory: Path) -> None:
     index = directory / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": outside}))
 
-    assert load_error(directory) == f"{index} has no weight_map from tensor names to file names"
+    assert load_error(directory) == f"{index} has no weight_map of tensor names to file names"

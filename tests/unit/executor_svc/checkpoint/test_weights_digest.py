@@ -90,7 +90,7 @@ def test_the_number_of_threads_does_not_count(directory: Path, monkeypatch: pyte
 def test_a_file_that_vanishes_or_becomes_shorter_is_one_sentence(directory: Path) -> None:
     checkpoint, path = Checkpoint(directory), directory / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
-    with checkpoint.digest() as digest, pytest.raises(ModelLoadError, match=f"{path} became shorter"):
+    with checkpoint.digest() as digest, pytest.raises(ModelLoadError, match=f"{path} was truncated"):
         digest.result()
 
     path.unlink()

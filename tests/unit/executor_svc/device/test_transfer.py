@@ -52,5 +52,5 @@ def test_a_pool_that_cannot_be_pinned_says_what_that_costs(
     monkeypatch.setattr("torch.zeros", fail_once)
     assert not pin(torch.empty(2**20), DEVICE, Owner(), Runtime(error=2))
     assert launches == [DEVICE]
-    assert "event=host_cache_is_pageable gib=0 cuda_error=2 effect='swaps take some times as long" in caplog.text
+    assert "event=host_cache_is_pageable gib=0 cuda_error=2 effect='swaps are several times slower" in caplog.text
     assert "--host-cache-gib" in caplog.text

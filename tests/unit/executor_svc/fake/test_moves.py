@@ -106,7 +106,9 @@ def test_a_block_is_read_from_the_host_after_it_was_swapped_out_twice() -> None:
     run.release(1, {"blocks_to_swap_out": pairs((0, 1))})
 
     again = admission("abcdef", (0, 2), generation=2, computed=4)
-    with pytest.raises(StepFailedError, match=r"slot 0 reads position 0 from block 0, .* written with another history"):
+    with pytest.raises(
+        StepFailedError, match=(r"slot 0 reads position 0 from block 0, .* written with a different history")
+    ):
         run.prefill(again, moves={"blocks_to_swap_in": pairs((1, 0))})
 
 

@@ -82,7 +82,9 @@ def test_a_skipped_position_is_named() -> None:
 def test_the_block_of_another_sequence_is_named() -> None:
     run = Run()
     run.prefill(admission("abcd", (0, 2)))
-    with pytest.raises(StepFailedError, match="slot 1 reads position 2 from block 0, which was written with another"):
+    with pytest.raises(
+        StepFailedError, match=("slot 1 reads position 2 from block 0, which was written with a different")
+    ):
         run.prefill(admission("abXdef", (0, 1), slot=1, computed=4))
 
 
@@ -103,7 +105,7 @@ def test_blocks_in_the_wrong_order_are_found() -> None:
 def test_a_prefix_of_another_salt_is_found() -> None:
     run = Run()
     run.prefill(admission("abcdef", (0, 1), salt=1))
-    with pytest.raises(StepFailedError, match="written with another history"):
+    with pytest.raises(StepFailedError, match="written with a different history"):
         run.prefill(admission("abcdef", (0, 2), slot=1, computed=4, salt=2))
 
 

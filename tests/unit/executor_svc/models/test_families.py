@@ -51,7 +51,7 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
     ("BloomForCausalLM", {"n_head": 10**9}, "n_head 1000000000; at most 10000 are supported"),
     ("MixtralForCausalLM", {"num_local_experts": 10**9}, "num_local_experts 1000000000; at most 10000 are supported"),
     ("UnknownForCausalLM", {"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000; at most 10000 are supported"),
-    ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "chooses 5 experts of 4"),
+    ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "selects 5 of 4 experts"),
     ("MptForCausalLM", {"attn_config": 3}, "attn_config 3; it must be an object"),
     ("Gemma2ForCausalLM", {"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
     ("Qwen2ForCausalLM", {"max_window_layers": -1}, "max_window_layers -1; it must be a whole number of at least 0"),
@@ -79,8 +79,8 @@ def test_quantized_weights_are_refused_once_and_by_name(
     with pytest.raises(ModelLoadError) as refused:
         parse_config({"architectures": [architecture], **SIZES, **settings}, Path("tiny/config.json"))
     assert str(refused.value) == (
-        f"the weights of tiny are quantized with {method}, which Octavo does not read; give --model the checkpoint "
-        "without quantization, and --quantization int8 or int4 if memory is short"
+        f"the weights of tiny are quantized with {method}, which Octavo does not read; use the unquantized checkpoint, "
+        "with --quantization int8 or int4 if memory is short"
     )
     assert not isinstance(refused.value, UnsupportedModelError)
 

@@ -15,12 +15,12 @@ def test_our_kernels_in_triton_are_invariant() -> None:
 
 
 @each_row(
-    ("torch", "triton", "torch does the dense work on the GPU"),
+    ("torch", "triton", "torch computes the dense work on the GPU"),
     ("torchao", "invariant", "torchao does the dense work on the GPU"),
     ("Triton", "flashattention3", "flashattention3 does the attention on the GPU"),
     ("Triton", "xformers", "xformers does the attention on the GPU"),
     ("Triton", "triton", "triton does the attention on the GPU"),
-    ("transformers", "invariant", "transformers computes it"),
+    ("transformers", "invariant", "transformers runs the model"),
 )
 def test_all_else_on_a_gpu_is_not(dense: Kernels, attention: str, reason: str) -> None:
     assert why_not_invariant(replace(INVARIANT, dense=dense, attention=attention)) == reason

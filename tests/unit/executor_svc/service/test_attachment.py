@@ -131,7 +131,7 @@ def test_a_later_incarnation_needs_not_wait_for_one_that_has_detached() -> None:
 
 def test_an_older_incarnation_is_refused_with_the_larger_number_even_when_nobody_holds_the_lease() -> None:
     attachment = held_by(8)
-    with pytest.raises(FencedError, match="has had the incarnation 8 here; this one is older, 7"):
+    with pytest.raises(FencedError, match="already attached with incarnation 8; this one is older, 7"):
         attachment.acquire("a", 10.0, 500.0, 7)
     assert attachment.acquire("b", 10.0, 500.0, 7) == 2  # another scheduler has numbers of its own
 

@@ -45,7 +45,7 @@ def test_responses_since_a_step_are_in_order() -> None:
 def test_only_the_last_responses_are_kept() -> None:
     log = log_of(NUM_KEPT_RESPONSES + 1)
     assert len(log.since(1)) == NUM_KEPT_RESPONSES
-    with pytest.raises(StepGapError, match="the response of step 1 is not kept any more; the first kept is 2"):
+    with pytest.raises(StepGapError, match="the response of step 1 is no longer kept; the first kept is 2"):
         log.since(0)
 
 

@@ -152,7 +152,7 @@ async def test_what_fails_on_the_device_fails_every_step_behind_it_until_the_nex
     errors = [await steps.answers.get() for _ in range(2)]
     assert [type(error) for error in errors] == [StepFailedError, StepFailedError]
     assert "out of memory" in str(errors[0])
-    assert "attach anew" in str(errors[1])
+    assert "attach again" in str(errors[1])
     assert steps.runner.last_executed_step_id == 0
 
     steps.epoch = steps.attachment.acquire("a", 1_000.0, now=0.0)
@@ -211,7 +211,7 @@ async def test_a_gap_is_seen_behind_running_steps(steps: Runner) -> None:
     assert await steps.answered_id() == 1
     error = await steps.answers.get()
     assert isinstance(error, StepGapError)
-    assert str(error) == "step 3 came after step 1; 2 is missing"
+    assert str(error) == "step 3 arrived after step 1; step 2 is missing"
 
 
 async def test_a_look_at_the_table_waits_for_the_steps_that_run(steps: Runner) -> None:

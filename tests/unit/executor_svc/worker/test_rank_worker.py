@@ -191,7 +191,7 @@ def test_a_new_epoch_begins_behind_the_steps_that_run(on_device: tuple[Group, Wo
 def test_rank_0_that_fails_alone_ends_the_group() -> None:
     group = Group((BrokenWorker(max_num_seqs=4), small_worker()))
     execute(group.leader, first_step())
-    with pytest.raises(GroupEndedError, match="step 2 failed: no memory; a group of several ranks cannot go on"):
+    with pytest.raises(GroupEndedError, match="step 2 failed: no memory; a group of several ranks cannot continue"):
         execute(group.leader, decode(2))
     group.stop()
 

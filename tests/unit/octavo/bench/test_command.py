@@ -33,7 +33,7 @@ def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
     ("--duration 1e308", "Invalid value for '--duration': 1e+308 is not from 0.001 to 1e+09"),
     ("--timeout 1e18", "Invalid value for '--timeout': 1e+18 is not from 0.001 to 1e+09"),
     ("--temperature nan", "Invalid value for '--temperature': 'nan' is not a number"),
-    ("--rate 5 --concurrency 2", "--concurrency is a closed loop and --rate an open one: give one of them"),
+    ("--rate 5 --concurrency 2", "--concurrency is a closed loop and --rate is an open loop: give only one of them"),
     ("--burstiness 2", "--burstiness needs --rate"),
     ("--rate 1e6 --duration 60", "--rate and --duration make about 60000000 requests; give --num-requests"),
     (
@@ -42,15 +42,15 @@ def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
     ),
     ("--output-len 0", "Invalid value for '--output-len': '0' is not a length: lengths go from 1"),
     ("--num-prefixes 3", "--num-prefixes needs --shared-prefix-len"),
-    ("--dataset x --input-len 5", "--input-len makes prompts, and --dataset has them"),
+    ("--dataset x --input-len 5", "--input-len generates prompts, and --dataset supplies them"),
     ("--samples", "--samples needs --json"),
     ("--slo fast", "Invalid value for '--slo': 'fast' is not an objective"),
     ("--plot x.gif", "Invalid value for '--plot': 'x.gif' does not end in .png, .svg, .pdf"),
     ("--model x", "--model needs --openai"),
     ("--openai-api chat", "--openai-api needs --openai"),
-    ("--openai http://x/v1 --address a:1", "--address is for an Octavo scheduler, not for --openai"),
-    ("--openai http://x/v1 --tenant red", "--tenant is for an Octavo scheduler, not for --openai"),
-    ("--openai http://x/v1 --one-stream", "--one-stream is for an Octavo scheduler, not for --openai"),
+    ("--openai http://x/v1 --address a:1", "--address works only with an Octavo scheduler, not with --openai"),
+    ("--openai http://x/v1 --tenant red", "--tenant works only with an Octavo scheduler, not with --openai"),
+    ("--openai http://x/v1 --one-stream", "--one-stream works only with an Octavo scheduler, not with --openai"),
     ("--openai gpu:8000", "--openai: 'gpu:8000' is not a URL of an API, such as http://127.0.0.1:8080/v1"),
 )
 def test_flags_that_mean_nothing_are_refused(args: str, what: str, *, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,7 @@ def test_a_path_that_can_be_written_is_left_as_it_was(tmp_path: Path, capsys: py
 
 
 @each_row(
-    (("--address", NOBODY), f'no scheduler answers at {NOBODY}; start one with "octavo up"'),
+    (("--address", NOBODY), f'no scheduler is reachable at {NOBODY}; start one with "octavo up"'),
     (
         ("--openai", f"http://{NOBODY}/v1"),
         f"no OpenAI-compatible server answers at http://{NOBODY}/v1: connection refused",

@@ -73,22 +73,22 @@ async def test_a_stream_that_breaks_in_the_middle_says_why_to_whoever_iterates_a
         async for request in requests:
             if request.HasField("submit"):
                 yield accepted(request.number)
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the caller took no message for 60 s")
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the client read nothing for 60 s")
 
     async with client_of(breaks) as client, client.request_stream() as stream:
         await stream.submit([1])
         events = aiter(stream)
         assert await anext(events) == (1, Accepted("r1", 1, (1,)))
-        with pytest.raises(OctavoError, match="the caller took no message for 60 s"):
+        with pytest.raises(OctavoError, match="the client read nothing for 60 s"):
             await anext(events)
         for further in (stream.submit([2]), stream.abort(1)):
-            with pytest.raises(OctavoError, match="the caller took no message for 60 s"):
+            with pytest.raises(OctavoError, match="the client read nothing for 60 s"):
                 await further
 
 
 @each_row(True, False)
 async def test_a_scheduler_without_the_call_is_told_apart_in_one_sentence(submits_first: bool) -> None:
-    sentence = r"^the server at 127.0.0.1:\d+ does not know this call; .* or update that scheduler$"
+    sentence = r"^the server at 127.0.0.1:\d+ does not implement this call; .* or upgrade that scheduler$"
     async with client_of(None) as client:
         prompts = [[number] for number in range(500 if submits_first else 0)]
         with pytest.raises(InternalError, match=sentence):
@@ -107,7 +107,7 @@ async def test_a_stream_that_ends_before_its_requests_is_an_error() -> None:
         await stream.submit([1])
         with pytest.raises(InternalError, match="ended the stream before its requests"):
             await all_of(stream)
-        with pytest.raises(ClosedError, match="the stream has ended; open another one"):
+        with pytest.raises(ClosedError, match="the stream is closed; open a new one"):
             await stream.submit([2])
 
 
@@ -279,6 +279,6 @@ async def test_wrong_arguments_are_refused_before_anything_is_sent(
 
 async def test_nobody_at_the_address_is_one_sentence() -> None:
     async with Client("127.0.0.1:1", resume_timeout_s=0.1) as client:
-        with pytest.raises(UnavailableError, match=r"no scheduler answers at 127\.0\.0\.1:1"):
+        with pytest.raises(UnavailableError, match=r"no scheduler is reachable at 127\.0\.0\.1:1"):
             async for _ in client.stream_many(["sky"] * 100):
                 pass

@@ -80,7 +80,7 @@ def test_the_time_counts_from_the_first_loss_since_something_new_came() -> None:
     tried = window(10.0)
     tried.pause_s(LOST, 100.0)
     assert tried.pause_s(LOST, 109.99) == pytest.approx(0.01)  # the last call is made when the time is over
-    with pytest.raises(UnavailableError, match=r"was lost, and nobody went on with it within 10 s$"):
+    with pytest.raises(UnavailableError, match=r"was lost, and no scheduler resumed it within 10 s$"):
         tried.pause_s(LOST, 110.0)
     tried.note_news()
     assert tried.pause_s(LOST, 200.0) == 0.05
@@ -94,7 +94,7 @@ def test_what_is_raised_in_the_end_is_the_first_loss_and_tells_the_last_one() ->
         tried.pause_s(LOST, 2.0)
     assert caught.value.address == "a:1"
     assert str(caught.value) == (
-        f"no scheduler answers at a:1, and nobody went on with it within 1 s; the last time, {LOST}"
+        f"no scheduler is reachable at a:1, and no scheduler resumed it within 1 s; the last time, {LOST}"
     )
 
 
@@ -188,7 +188,7 @@ def test_a_continuation_that_is_refused_is_unavailable_and_says_what_was_lost_an
     request.message()
     with pytest.raises(UnavailableError) as caught:
         request.pause_s(error, 1.0)
-    assert str(caught.value) == f"{LOST}, and the answer, cut after 2 tokens, cannot go on: {error}"
+    assert str(caught.value) == f"{LOST}, and the answer, cut off after 2 tokens, cannot be resumed: {error}"
 
 
 @each_row(

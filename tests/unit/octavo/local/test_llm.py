@@ -243,8 +243,8 @@ WRONG_CALLS: list[tuple[Callable[[Any], object], str]] = [
     ),
     (lambda llm: llm.generate([1, 2.5]), "prompts[1] is 2.5; a token id is a whole number from 0 to 2,147,483,647"),
     (lambda llm: llm.generate([[1], [2**31]]), "prompts[1][0] is 2147483648; a token id is a whole number from 0 to"),
-    (lambda llm: llm.generate([["a"]]), "prompts is a list of texts; it is the place of one prompt: it must be text"),
-    (lambda llm: llm.generate("a\ud800"), "prompts has half of a character, U+D800 at 1, which is no Unicode text"),
+    (lambda llm: llm.generate([["a"]]), "prompts is a list of texts; it takes one prompt: it must be text"),
+    (lambda llm: llm.generate("a\ud800"), "prompts has the lone surrogate U+D800 at 1, which is not valid Unicode"),
     (lambda llm: llm.generate([HELLO]), "prompts[0] is a message; `chat` answers conversations, `generate` takes text"),
     (
         lambda llm: llm.generate([[HELLO]]),

@@ -67,8 +67,8 @@ async def test_a_service_that_is_killed_is_back_on_its_ports(tmp_path: Path) -> 
     for _ in range(2):
         os.kill(child.pid, signal.SIGKILL)
         assert await told.next() == (
-            "the scheduler stopped (signal SIGKILL, perhaps out of memory); its calls have ended; it starts again "
-            f"in 0.0 s [log: {tmp_path / 'log'}]"
+            "the scheduler stopped (signal SIGKILL, possibly out of memory); its calls were cut off; restarting it in "
+            "0.0 s [log: {tmp_path / 'log'}]"
         )
         assert (await told.next()).startswith("the scheduler is back after ")
         assert (tmp_path / "arguments").read_text() == "--listen 127.0.0.1:4322 --admin-listen 127.0.0.1:4323"
@@ -87,13 +87,13 @@ async def test_one_that_cannot_start_any_more_is_given_up_and_the_others_go_on(t
     os.kill(children[0].pid, signal.SIGKILL)
     said = [await told.next() for _ in range(4)]
     assert said[0].startswith(
-        "executor 1 stopped (signal SIGKILL, perhaps out of memory); the other executors take its "
+        "executor 1 stopped (signal SIGKILL, possibly out of memory); the other executors take over its "
     )
     assert said[1].startswith("executor 1 stopped (exit status 1): no memory; ")
     assert said[2].startswith("executor 1 stopped (exit status 1): no memory for the weights; ")
     given_up = "executor {} stopped (exit status 1): no memory; 3 starts in a row failed [log: {}]"
     logs = [folder / "log" for folder in folders]
-    assert said[3] == f"{given_up.format(1, logs[0])}; executor 1 is given up, the others go on"
+    assert said[3] == f"{given_up.format(1, logs[0])}; giving up on executor 1; the others keep running"
     assert not running.done()
 
     os.kill(children[1].pid, signal.SIGKILL)
@@ -118,7 +118,7 @@ async def test_the_last_words_of_an_earlier_process_are_not_those_of_a_later_one
     child = await started("executor", says_and_ends, tmp_path)
     assert await child.wait_for_end() == "the executor stopped (exit status 1): first words"
     await child.start()
-    assert await child.wait_for_end() == "the executor stopped (signal SIGKILL, perhaps out of memory)"
+    assert await child.wait_for_end() == "the executor stopped (signal SIGKILL, possibly out of memory)"
     await child.stop(grace_s=1)
 
 

@@ -98,10 +98,10 @@ def test_flags_and_keywords_reach_the_services_alike(started: list[LocalOptions]
     ({"executor": {"block_size": 3}}, "executor.block_size is not a setting; did you mean executor.block_size_tok"),
     (
         {"scheduler": {"vllm_engine": True}},
-        "scheduler.vllm_engine is not a setting any more: clients of OpenAI's API",
+        "scheduler.vllm_engine is not a setting any more: OpenAI clients",
     ),
     ({"executor": {"policy": "fcfs"}}, "executor.policy is not a setting of the executor; it is scheduler.policy"),
-    ({"scheduler": {"executor": "a:1"}}, "scheduler.executor cannot be set: Octavo sets it itself"),
+    ({"scheduler": {"executor": "a:1"}}, "scheduler.executor cannot be set here: Octavo sets it"),
     ({"executor": "127.0.0.1:1"}, "executor is a str; it must be a dict of settings, such as {'log_level':"),
     ({"tokens_file": "x"}, "scheduler.tokens_file is set, but this process calls the scheduler in plaintext"),
 )
@@ -117,7 +117,7 @@ def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], sentence: str
     (("m", {"gateway_tenant": "web"}), "LLM: gateway_tenant is not a setting any more: the token of a client says"),
     (
         ("m", {"metrics_listen": "a:1"}),
-        "LLM: metrics_listen belongs to one service: say executor={'metrics_listen': ...} or scheduler={'metrics",
+        "LLM: metrics_listen applies to one service: use executor={'metrics_listen': ...} or scheduler={'metrics",
     ),
     ((7, {}), "LLM: model is an int; it must be a Hugging Face directory, a hub id, or the name of a demo model"),
 )
@@ -151,10 +151,7 @@ def test_a_flag_of_a_setting_that_was_removed_says_what_to_use(
     flag: str, *, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["up", "--model", "some/model", flag]) == 2
-    assert (
-        f"{flag} is not a flag any more: clients of OpenAI's API use the port of --openai-listen"
-        in capsys.readouterr().err
-    )
+    assert f"{flag} is not a flag any more: OpenAI clients use the port of --openai-listen" in capsys.readouterr().err
 
 
 @each_row("policy=fcfs", "executor.tp", "gateway.tp=1")

@@ -201,7 +201,7 @@ async def test_work_beside_a_service_that_dies_ends_with_its_cause(services: Loc
     [executor, _] = sorted(child_pids())
     work = asyncio.create_task(services.run_beside(asyncio.Event().wait()))
     os.kill(executor, signal.SIGKILL)
-    with pytest.raises(LocalServiceError, match=r"the executor stopped \(signal SIGKILL, perhaps out of memory\)"):
+    with pytest.raises(LocalServiceError, match=r"the executor stopped \(signal SIGKILL, possibly out of memory\)"):
         await work
 
 
@@ -385,7 +385,7 @@ def test_executors_that_would_share_a_port_are_refused() -> None:
     with pytest.raises(LocalServiceError) as caught:
         LocalOptions("some/model", executor={"metrics_listen": "127.0.0.1:9101"}, num_executors=2)
     assert str(caught.value) == (
-        "executor.metrics_listen is 127.0.0.1:9101, but 2 executors cannot share a port; give it port 0, which takes a "
-        "free one for each"
+        "executor.metrics_listen is 127.0.0.1:9101, but 2 executors cannot share a port; use port 0, so that each "
+        "takes a free one"
     )
     LocalOptions("some/model", executor={"metrics_listen": "127.0.0.1:0"}, num_executors=2)

@@ -47,7 +47,7 @@ def test_unknown_model_is_one_line(tiny_model: DemoModel, command: str) -> None:
     result = CliRunner().invoke(model, [command, "gpt5"])
 
     assert result.exit_code == 1
-    assert result.stderr == "Error: there is no model 'gpt5' to prepare; known: tiny\n"
+    assert result.stderr == "Error: unknown model 'gpt5'; known: tiny\n"
 
 
 def test_missing_extra_is_one_line(tiny_model: DemoModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_what_was_damaged_on_the_disk_is_found_and_deleted(cut_off: Hub, tmp_pat
     partial.write_bytes(b"damaged" + partial.read_bytes()[7:])
 
     with pytest.raises(
-        ModelLoadError, match=r"model.safetensors of org/tiny arrived with other contents .*: pull it again"
+        ModelLoadError, match=r"model.safetensors of org/tiny does not match the hub's checksum .*: pull it again"
     ):
         pull_hub_model("org/tiny", ignore_progress)
     assert weights_of(pull_hub_model("org/tiny", ignore_progress)) == WEIGHTS
@@ -144,7 +144,7 @@ def test_too_small_a_disk_is_told_before_the_download(
         pull_hub_model("org/tiny", ignore_progress)
 
     assert str(caught.value) == (
-        f"org/tiny needs 0.3 MB more in {tmp_path / 'hub'}, where 0.0 MB are free (HF_HOME chooses another place)"
+        f"org/tiny needs 0.3 MB more in {tmp_path / 'hub'}, where 0.0 MB are free (set HF_HOME to use another disk)"
     )
     assert hub.downloads("model.safetensors") == []
 
@@ -164,10 +164,10 @@ def test_pull_says_where_the_model_lies_and_what_to_type_next(
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        ("org/none", "octavo: the hub has no model org/none; one that is private needs HF_TOKEN"),
+        ("org/none", "octavo: the hub has no model org/none; a private model needs HF_TOKEN"),
         (
             "org/old",
-            "octavo: the hub model org/old holds its weights as pytorch_model.bin, which Octavo does not read;",
+            "octavo: the hub model org/old has its weights as pytorch_model.bin, which Octavo does not read;",
         ),
         ("no id", "octavo: no id is not a hub id; a hub id is NAME or ORGANISATION/NAME"),
     ],
@@ -183,9 +183,7 @@ def test_what_cannot_be_pulled_is_one_sentence(
 def test_what_is_served_is_pulled_before_anything_starts(cut_off: Hub) -> None:
     assert resolve_model("org/tiny", progress=False) == "org/tiny"
     assert cut_off.downloads("model.safetensors") == [f"bytes={len(WEIGHTS) // 2}-"]
-    with pytest.raises(
-        LocalServiceError, match="there is no directory org/none here, and the hub has no model org/none"
-    ):
+    with pytest.raises(LocalServiceError, match="there is no directory org/none, and the hub has no model org/none"):
         resolve_model("org/none", progress=False)
 
 
@@ -260,7 +258,9 @@ def test_nothing_that_the_hub_says_leads_out_of_the_cache(
     hub.lies = {header: value.format(tmp_path) for header, value in lies.items()}
     hub.tampers = tamper or hub.tampers
 
-    with pytest.raises(ModelLoadError, match=f"(?s)^the hub gives .* {given}; nothing was written under that name$"):
+    with pytest.raises(
+        ModelLoadError, match=(f"(?s)^the hub returned the invalid value .* {given}; no file was written$")
+    ):
         pull_hub_model("org/tiny", ignore_progress)
 
     assert [path for path in tmp_path.rglob("*planted*") if path.is_file()] == []

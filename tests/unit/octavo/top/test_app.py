@@ -96,7 +96,7 @@ async def test_keys_change_the_order_and_the_cursor_stays_with_its_request() -> 
             ("t", "tokens", ["middle", "old", "young"]),
             ("n", "tenant", ["middle", "old", "young"]),
             ("w", "waiting time", ["young", "old", "middle"]),
-            ("s", "time without a token", ["young", "old", "middle"]),
+            ("s", "time since last token", ["young", "old", "middle"]),
             ("b", "blocks", ["old", "middle", "young"]),
             ("a", "age", ["old", "middle", "young"]),
         ):
@@ -136,7 +136,7 @@ async def test_enter_explains_a_request_until_escape() -> None:
         assert "http://127.0.0.1:50055/#request=young" in text_of(app, "#report")
         source.live.pop()
         await app.refresh_picture()
-        assert text_of(app, "#report") == "young has ended, and so many after it that it is forgotten"
+        assert text_of(app, "#report") == "young has finished and is no longer kept"
         await press(pilot, "escape")
         assert not app.query("#pane.open")
         assert app.focused is app.table
@@ -147,7 +147,7 @@ async def test_e_shows_those_that_have_ended() -> None:
     async with shown(source) as (app, pilot):
         await press(pilot, "e")
         await settle(source, pilot, 2)
-        assert text_of(app, "#title") == "the last 3 requests that ended, the newest first"
+        assert text_of(app, "#title") == "the last 3 requests that finished, newest first"
         assert ids(app) == ["done", "failed", "gone"]
         how = [app.table.get_row_at(i)[-1] for i in (1, 2)]
         assert [(text.plain.strip(), text.style) for text in how] == [
@@ -183,7 +183,7 @@ async def test_a_pause_stands_until_p_again() -> None:
     source = busy_source()
     async with shown(source) as (app, pilot):
         await press(pilot, "p")
-        assert text_of(app, "#notice") == 'paused; "p" goes on'
+        assert text_of(app, "#notice") == 'paused; press "p" to resume'
         await press(pilot, "plus")  # wakes the loop, which does not ask
         await pilot.pause()
         assert source.num_pictures == 1
@@ -233,8 +233,8 @@ async def test_a_scheduler_that_goes_away_leaves_its_last_picture_and_one_line()
         source.error = NotConnectedError("127.0.0.1:50052")
         await app.refresh_picture()
         first = text_of(app, "#notice")
-        assert first.startswith("no answer since ")
-        assert first.endswith(": no scheduler answers at 127.0.0.1:50052")
+        assert first.startswith("no response since ")
+        assert first.endswith(": no scheduler is reachable at 127.0.0.1:50052")
         assert ids(app) == ["old", "middle", "young"]
         await app.refresh_picture()
         assert text_of(app, "#notice").split(" (")[0] == first.split(" (")[0]
@@ -249,7 +249,7 @@ async def test_a_request_that_is_chosen_while_nobody_answers_says_why_until_some
         source.error = NotConnectedError("127.0.0.1:50052")
         await press(pilot, "end", "enter")
         await app.refresh_picture()
-        assert text_of(app, "#report") == "no answer: no scheduler answers at 127.0.0.1:50052"
+        assert text_of(app, "#report") == "no response: no scheduler is reachable at 127.0.0.1:50052"
         source.error = None
         await app.refresh_picture()
         assert "waits: needs 12 blocks" in text_of(app, "#report")

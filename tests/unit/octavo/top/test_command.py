@@ -36,8 +36,8 @@ def test_a_terminal_that_is_too_small_is_told_which_size_is_needed(
     with terminal_of(*size, monkeypatch):
         assert run(["top", "--address", "127.0.0.1:1"]) == 1
     assert capsys.readouterr().err == (
-        f"octavo: octavo top needs a terminal of 80 columns and 20 lines; this one has {size[0]} and {size[1]}: make "
-        'it larger, or print a picture with "octavo top --once"\n'
+        f"octavo: octavo top needs a terminal of 80 columns and 20 lines; this one has {size[0]} and {size[1]}: "
+        'enlarge it, or print a snapshot with "octavo top --once"\n'
     )
 
 
@@ -51,7 +51,7 @@ def test_a_dumb_terminal_is_told_of_once(
     with terminal_of(100, 30, monkeypatch):
         assert run(["top", "--address", "127.0.0.1:1"]) == 1
     assert capsys.readouterr().err == (
-        'octavo: this terminal (TERM=dumb) cannot draw; print a picture with "octavo top --once"\n'
+        'octavo: this terminal (TERM=dumb) cannot show a live view; print a snapshot with "octavo top --once"\n'
     )
 
 
@@ -61,7 +61,7 @@ def test_a_terminal_that_does_is_told_that_nobody_answers(
     monkeypatch.setenv("TERM", "xterm-256color")
     with terminal_of(80, 20, monkeypatch):
         assert run(["top", "--address", "127.0.0.1:1"]) == 1
-    assert "no scheduler answers at 127.0.0.1:1" in capsys.readouterr().err
+    assert "no scheduler is reachable at 127.0.0.1:1" in capsys.readouterr().err
 
 
 def test_the_log_of_c_code_does_not_get_into_the_screen(capfd: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,7 @@ def titles(width: int, rows: list[RequestRow] | None = None) -> list[str]:
 
 
 def test_a_narrow_table_keeps_what_tells_slow_requests_apart() -> None:
-    always = ["REQUEST", "STATUS", "TOKENS", "TOK/S", "AGE", "SILENT", "WHERE, OR WHY IT WAITS"]
+    always = ["REQUEST", "STATUS", "TOKENS", "TOK/S", "AGE", "SILENT", "LOCATION OR REASON FOR WAITING"]
     assert titles(78) == always
     assert titles(200) == ["REQUEST", "STATUS", "TENANT", *always[2:6], "WAITS", "QUEUED", "BLOCKS", "PREE", always[6]]
     for narrow, wide in itertools.pairwise(WIDTHS):
@@ -105,14 +105,16 @@ def test_the_overview_says_what_the_scheduler_does() -> None:
     assert lines[0].startswith("octavo 0.1.0   smollm2   ready   up 1d 1h   2 of 3 executors")
     assert lines[0].endswith(" 127.0.0.1:50052")
     assert lines[1].startswith("tokens/s    in  12,346 ")
-    assert lines[2] == "requests    123k of at most 200k waiting (17 parked)   512 running   99 swapped   12 preempted"
+    assert lines[2] == (
+        "requests    123k of at most 200k waiting (17 quarantined)   512 running   99 swapped   12 preempted"
+    )
     assert lines[3].startswith("per second  1,234 finished   0.4 failed   5.0 refused   17 preemptions (10.00M in all)")
     assert lines[3].endswith("cache hits 43 %")
 
 
 @each_row(
     (state(), "   ready   "),
-    (state(is_draining=True), "   draining, takes no new requests   "),
+    (state(is_draining=True), "   draining, accepts no new requests   "),
     (state(has_mixed_numerics=True), "   1 of 1 executor   several numerics ids"),
     (state(step_log_trouble="No space left on device"), "   1 of 1 executor   step log stopped"),
     (state(lost_executor()), "   no model yet   not ready: no executor is attached   "),
@@ -159,7 +161,7 @@ def test_executors_that_have_no_room_are_counted() -> None:
 
 def test_no_executor_at_all_is_said() -> None:
     lines = executor_lines([], 110, max_lines=5)
-    assert "no executor is known" in lines[1].plain
+    assert "no executor found" in lines[1].plain
 
 
 def test_a_bar_shows_shared_used_cached_and_free_blocks() -> None:
@@ -200,7 +202,7 @@ def test_json_has_numbers_words_and_what_is_absent() -> None:
         state(num_output_tokens=2**60),
         waiting("w", 10, sequences=[admin_pb2.SequenceState(output_index=0, status=admin_pb2.SEQUENCE_STATUS_WAITING)]),
         rates=Rates(output_tokens=12.5, executor_output_tokens={"127.0.0.1:50061": 12.5}),
-        reasons={"w": "next in line"},
+        reasons={"w": "next in the queue"},
     )
     values = json.loads(snapshot_json(shown, "127.0.0.1:50052"))
     assert values["address"] == "127.0.0.1:50052"
@@ -210,7 +212,7 @@ def test_json_has_numbers_words_and_what_is_absent() -> None:
     assert values["rates_per_s"]["output_tokens"] == 12.5
     assert values["rates_per_s"]["prompt_tokens"] is None
     (request,) = values["requests"]
-    assert (request["status"], request["reason"], request["queue_ms"]) == ("waiting", "next in line", None)
+    assert (request["status"], request["reason"], request["queue_ms"]) == ("waiting", "next in the queue", None)
     assert request["sequences"][0] == {
         "output_index": 0,
         "status": "waiting",

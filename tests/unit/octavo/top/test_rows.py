@@ -28,9 +28,9 @@ def test_a_request_that_waits_says_why() -> None:
 
 
 @each_row(
-    (admin_pb2.REQUEST_STATUS_SWAPPED, "swapped", "in the host pool of 127.0.0.1:50061"),
-    (admin_pb2.REQUEST_STATUS_PREEMPTED, "preempted", "tokens are on their way from 127.0.0.1:50061"),
-    (admin_pb2.REQUEST_STATUS_PARKED, "parked", "suspected to break executors; others go first"),
+    (admin_pb2.REQUEST_STATUS_SWAPPED, "swapped", "in the host cache of 127.0.0.1:50061"),
+    (admin_pb2.REQUEST_STATUS_PREEMPTED, "preempted", "tokens in flight from 127.0.0.1:50061"),
+    (admin_pb2.REQUEST_STATUS_PARKED, "parked", "quarantined: it may crash executors; others go first"),
 )
 def test_every_status_has_a_word_and_a_place(status: int, word: str, place: str) -> None:
     (row,) = live_rows(picture(None, running("a", status=status)))

@@ -135,7 +135,7 @@ def test_nan_travels_for_the_scheduler_to_refuse() -> None:
 @each_row(
     (
         SamplingParams(stop_token_ids=[2**31]),
-        "sampling_params.stop_token_ids is [2147483648]; it must hold whole numbers from 0 to 2^31-1",
+        "sampling_params.stop_token_ids is [2147483648]; it must contain whole numbers from 0 to 2^31-1",
     ),
     (SamplingParams(grammar=Grammar()), "sampling_params.grammar "),
     (SamplingParams(grammar=Grammar(json_schema="{}", regex="a")), "sampling_params.grammar "),

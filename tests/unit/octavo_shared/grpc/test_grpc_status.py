@@ -198,7 +198,7 @@ async def test_only_unexpected_errors_are_logged_with_a_traceback(caplog: pytest
     ),
     ("failed to connect to all addresses; last error: FD Shutdown", "UNAVAILABLE: FD Shutdown"),
     ("the executor is loading", "UNAVAILABLE: the executor is loading"),
-    ("", "UNAVAILABLE: no reason was given"),
+    ("", "UNAVAILABLE: no message was given"),
 )
 def test_a_failure_is_told_without_all_that_was_tried(details: str, text: str) -> None:
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

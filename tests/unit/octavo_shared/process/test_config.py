@@ -185,7 +185,7 @@ def test_variables_that_kubernetes_sets_for_a_service_are_no_settings() -> None:
 def test_unknown_key_and_table_of_the_file_are_mistakes(tmp_path: Path) -> None:
     path = write_toml(tmp_path, "[executor]\nmax_num_seq = 5\n[excutor]\n")
     assert mistakes("--config", path) == [
-        f"[excutor] in {path} is not a table that Octavo reads; did you mean executor?",
+        f"[excutor] in {path} is not a known table; did you mean executor?",
         f"executor.max_num_seq in {path} is not a setting; did you mean max_num_seqs?",
     ]
 

@@ -66,14 +66,15 @@ def test_a_link_out_of_the_directory_is_refused(directory: Path, target: str, tm
     with pytest.raises(ModelLoadError) as caught:
         ModelDirectory(path.parent).config()
     assert str(caught.value) == (
-        f"{path} cannot be read: it is a link to {real}, out of the model directory; put the file itself there"
+        f"{path} cannot be read: it is a symbolic link to {real}, outside the model directory; put the file itself "
+        "there"
     )
 
 
 def test_what_would_never_end_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
 
-    with pytest.raises(ModelLoadError, match=r"config\.json cannot be read: it is no regular file"):
+    with pytest.raises(ModelLoadError, match=r"config\.json cannot be read: it is not a regular file"):
         ModelDirectory(tmp_path).config()
 
 
@@ -102,6 +103,8 @@ def test_executor_and_scheduler_refuse_each_file_that_is_a_link_to_a_key(
     (directory / name).unlink(missing_ok=True)
     (directory / name).symlink_to("../key")
 
-    with pytest.raises(error, match=f"{name}.* cannot be read: it is a link to {tmp_path}/key, out of") as caught:
+    with pytest.raises(
+        error, match=(f"{name}.* cannot be read: it is a symbolic link to {tmp_path}/key, outside")
+    ) as caught:
         read(directory)
     assert "secret" not in str(caught.value)

@@ -26,7 +26,7 @@ def reasons(idle: IdleEngine) -> list[tuple[str, str]]:
 # In words ----------------------------------------------------------------------------------------
 
 
-@each_row((0, "next in line"), (1, "1 request ahead"), (4, "4 requests ahead"))
+@each_row((0, "next in the queue"), (1, "1 request ahead"), (4, "4 requests ahead"))
 def test_those_ahead_are_counted(num_ahead: int, text: str) -> None:
     assert ahead_text(num_ahead) == text
 
@@ -44,7 +44,7 @@ def test_a_large_fleet_is_cut_to_its_first_executors() -> None:
 def test_who_fits_and_stands_first_waits_for_a_step() -> None:
     idle = IdleEngine([A], small_limits())
     request = idle.add(group(0, 5))
-    assert why(idle, request) == f"waits: next in line; on {A}, fits, and waits for the token budget of a step"
+    assert why(idle, request) == f"waits: next in the queue; on {A}, fits, and waits for token budget in a step"
 
 
 def test_blocks_are_counted_as_the_admission_counts_them() -> None:
@@ -54,7 +54,7 @@ def test_blocks_are_counted_as_the_admission_counts_them() -> None:
     request = idle.add(group(1, 7))
     explained = explain(idle.engine, request, 1.0)
     # 3 of the 6 blocks are used, and 0.2 * 6 rounded up are kept for them.
-    assert explained.explanation == f"waits: next in line; on {A}, needs 2 blocks, 1 free"
+    assert explained.explanation == f"waits: next in the queue; on {A}, needs 2 blocks, 1 free"
     (fit,) = explained.executors
     assert (fit.num_needed_blocks, fit.num_free_blocks, fit.num_needed_slots, fit.num_free_slots) == (2, 1, 1, 3)
     assert (explained.num_requests_ahead, explained.executor) == (0, "")
@@ -66,7 +66,7 @@ def test_who_does_not_stand_first_is_told_how_many_do() -> None:
     idle.cores[0].schedule(0.0)
     idle.add(group(1, 20))
     request = idle.add(group(2, 5))
-    assert why(idle, request) == f"waits: 1 request ahead; on {A}, fits, once those ahead are gone"
+    assert why(idle, request) == f"waits: 1 request ahead; on {A}, will fit once the requests ahead of it are admitted"
 
 
 def test_slots_that_lack_are_named() -> None:
@@ -74,7 +74,7 @@ def test_slots_that_lack_are_named() -> None:
     idle.add(group(0, 2))
     idle.cores[0].schedule(0.0)
     request = idle.add(group(1, 2, num_sequences=2))
-    assert why(idle, request) == f"waits: next in line; on {A}, needs 2 slots of the batch, 1 free"
+    assert why(idle, request) == f"waits: next in the queue; on {A}, needs 2 slots of the batch, 1 free"
 
 
 def test_every_executor_has_its_own_reason() -> None:
@@ -85,7 +85,7 @@ def test_every_executor_has_its_own_reason() -> None:
     request = idle.add(group(1, 20))
     explained = explain(idle.engine, request, 1.0)
     assert explained.explanation == (
-        f"waits: next in line; on {A}, needs 5 blocks, 3 free; on {B}, the executor is leaving the fleet"
+        f"waits: next in the queue; on {A}, needs 5 blocks, 3 free; on {B}, the executor is leaving the fleet"
     )
     assert [fit.executor for fit in explained.executors] == [A, B]
 
@@ -97,14 +97,14 @@ def test_an_overdue_step_is_a_reason_only_beside_other_executors() -> None:
         idle.add(group(0, 12))
         idle.cores[0].schedule(0.0)
         texts.append(why(idle, idle.add(group(1, 20)), now_s=100.0))
-    assert texts[0] == f"waits: next in line; on {A}, needs 5 blocks, 3 free"
+    assert texts[0] == f"waits: next in the queue; on {A}, needs 5 blocks, 3 free"
     assert f"on {A}, a step has been running for 100.0 s" in texts[1]
 
 
 def test_without_an_executor_the_trouble_is_named() -> None:
     idle = IdleEngine([A], None)
     request = idle.add(group(0, 5))
-    assert why(idle, request) == "waits: next in line; no executor is attached"
+    assert why(idle, request) == "waits: next in the queue; no executor is attached"
     idle.engine.drivers[A].last_trouble = "UNAVAILABLE: connection refused"
     assert why(idle, request).endswith(f"no executor is attached ({A}: UNAVAILABLE: connection refused)")
     assert reasons(idle) == [("a", f"no executor is attached ({A}: UNAVAILABLE: connection refused)")]
@@ -120,18 +120,18 @@ def test_a_suspect_behind_another_one_is_parked() -> None:
     explained = explain(idle.engine, second, 1.0)
     assert explained.status == admin_pb2.REQUEST_STATUS_PARKED
     assert explained.explanation == (
-        "parked: it is suspected to have broken an executor 2 times; 'a', suspected too, is computed first"
+        "quarantined: it may have crashed an executor 2 times; 'a', also quarantined, is run alone first"
     )
-    assert why(idle, first).startswith("waits to run again: next in line")
+    assert why(idle, first).startswith("waits to resume: next in the queue")
 
 
 def test_a_request_that_was_given_up_is_explained_until_it_has_ended() -> None:
     idle = IdleEngine([A], small_limits())
     request = idle.add(group(0, 30))
     request.group.has_run = True
-    assert "do not fit into max_model_len" in why(idle, request)
+    assert "exceed max_model_len" in why(idle, request)
     idle.cores[0].schedule(0.0)
-    assert why(idle, request) == "ends in a moment"
+    assert why(idle, request) == "is about to finish"
 
 
 def test_a_request_that_is_too_large_for_those_that_are_there_is_told_how_long_it_waits_for_another() -> None:
@@ -140,8 +140,8 @@ def test_a_request_that_is_too_large_for_those_that_are_there_is_told_how_long_i
     idle.engine.orphans.note_change()
     idle.engine.orphans.look(0.0)
     assert why(idle, request, 10.0) == (
-        f"waits: next in line; on {A}, the request was accepted for 64 tokens (a prompt of 5); this executor holds "
-        "sequences of 24; it ends in 290 s unless an executor comes that can hold it (--orphan-timeout-s)"
+        f"waits: next in the queue; on {A}, the request was accepted for 64 tokens (a prompt of 5); this executor "
+        "holds sequences of 24; it fails in 290 s unless an executor that can hold it is attached (--orphan-timeout-s)"
     )
 
 
@@ -156,7 +156,7 @@ def test_behind_the_first_in_line_its_reason_holds_for_all() -> None:
         idle.add(group(arrival, 20, tenant="red", priority=arrival))
     queued = list(queued_requests(idle.engine, 2.5))
     assert [(q.num_requests_ahead, q.request_id, q.priority) for q in queued] == [(0, "b", 1), (1, "c", 2), (2, "d", 3)]
-    assert [q.reason for q in queued] == [f"on {A}, needs 5 blocks, 3 free", *["in line behind 'b'"] * 2]
+    assert [q.reason for q in queued] == [f"on {A}, needs 5 blocks, 3 free", *["queued behind 'b'"] * 2]
     assert {(q.tenant, q.num_prompt_tokens, q.age_ms, q.has_run) for q in queued} == {("red", 20, 2500, False)}
 
 
@@ -169,9 +169,9 @@ def test_who_is_skipped_holds_up_nobody() -> None:
     idle.add(group(2, 20))
     idle.add(group(3, 1))
     assert reasons(idle) == [
-        ("b", f"on {A}, a step in flight computes the next block of its prefix"),
+        ("b", f"on {A}, a step in flight is computing the next block of its prefix"),
         ("c", f"on {A}, needs 5 blocks, 3 free"),
-        ("d", "in line behind 'c'"),
+        ("d", "queued behind 'c'"),
     ]
 
 
@@ -209,7 +209,7 @@ def test_a_preempted_request_waits_for_its_tokens_in_flight() -> None:
     num_inflight_tokens = request.group.sequences[0].num_inflight_tokens
     assert num_inflight_tokens > 1
     assert explained.explanation == (
-        f"preempted on {A}: {num_inflight_tokens} tokens are still on the way; then it waits in the queue"
+        f"preempted on {A}: {num_inflight_tokens} tokens are still in flight; then it goes back to the queue"
     )
 
 
@@ -218,7 +218,7 @@ def test_a_swapped_request_waits_for_its_tokens_in_flight_then_for_blocks() -> N
     (sequence,) = request.group.sequences
     assert explain(idle.engine, request, 1.0).status == admin_pb2.REQUEST_STATUS_SWAPPED
     assert why(idle, request).startswith(
-        f"swapped out of {A}: {sequence.num_inflight_tokens} tokens are still on the way"
+        f"swapped out of {A}: {sequence.num_inflight_tokens} tokens are still in flight"
     )
     while sequence.num_inflight_tokens:
         sequence.append_inflight_token(1)
@@ -236,7 +236,7 @@ def test_a_prefill_tells_how_far_it_is() -> None:
     idle = IdleEngine([A], small_limits(budget=4))
     request = idle.add(group(0, 10))
     idle.cores[0].schedule(0.0)
-    assert why(idle, request) == f"runs on {A}: 0 of 10 tokens are computed"
+    assert why(idle, request) == f"runs on {A}: 0 of 10 tokens computed"
 
 
 def test_a_running_request_says_why_it_is_on_its_executor() -> None:
@@ -247,7 +247,7 @@ def test_a_running_request_says_why_it_is_on_its_executor() -> None:
         core.schedule(0.0)
     request = idle.add(group(2, 5, max_tokens(3)))
     first.schedule(0.0)
-    cost = "placed there at the least cost, 15 tokens: 5 tokens to compute with 0 tokens cached, beside 1 sequence"
+    cost = "placed there at the lowest cost, 15 tokens: 5 tokens to compute, 0 tokens cached, 1 sequence already there"
     assert why(idle, request) == f"runs on {A}: 0 output tokens so far; {cost}"
     assert request.group.placed is not None
     request.group.placed = request.group.placed._replace(other=B, other_cost=99)
@@ -275,8 +275,8 @@ def test_a_running_request_says_what_it_makes(
 
 
 @each_row(
-    (1, "1 request ahead (1 came later and belongs to a tenant that has had fewer tokens for its weight)"),
-    (2, "2 requests ahead (2 came later and belong to tenants that have had fewer tokens for their weight)"),
+    (1, "1 request ahead (1 came later and belongs to a tenant with less service so far, relative to its weight)"),
+    (2, "2 requests ahead (2 came later and belong to tenants with less service so far, relative to their weights)"),
 )
 def test_who_came_later_and_goes_first_is_explained(num_later: int, text: str) -> None:
     idle = IdleEngine([A], small_limits(max_num_seqs=1))
@@ -297,7 +297,7 @@ def test_a_step_that_takes_long_is_told_to_those_that_wait_for_it_and_to_those_i
     idle.engine.drivers[A].session = cast("Any", session)
     waits = idle.add(group(1, 5))
     trouble = "a step has been running for 7.0 s; no heartbeat is answered"
-    assert why(idle, waits, now_s=7.0) == f"waits: next in line; on {A}, {trouble}"
+    assert why(idle, waits, now_s=7.0) == f"waits: next in the queue; on {A}, {trouble}"
     assert why(idle, runs, now_s=7.0).endswith(f"; on its executor {trouble}")
     assert "running" not in why(idle, waits, now_s=0.5)
     session.is_resuming = True

@@ -46,10 +46,10 @@ def test_events_come_in_the_order_of_time_with_the_arrival_first_and_the_end_las
     told = [(event.since_arrival_us, event.executor, event.text) for event in events]
     assert told == [
         (0, "", "arrived with 12 prompt tokens"),
-        (250_000, "e1", "admitted; of 12 tokens, 8 were in the prefix cache"),
+        (250_000, "e1", "admitted; of 12 tokens, 8 came from the prefix cache"),
         (500_000, "", "first token"),
-        (1_000_000, "e1", "preempted; 15 tokens will be computed again"),
-        (1_500_000, "e2", "admitted; of 15 tokens, 0 were in the prefix cache"),
+        (1_000_000, "e1", "preempted; 15 tokens will be recomputed"),
+        (1_500_000, "e2", "admitted; of 15 tokens, 0 came from the prefix cache"),
         (2_000_000, "", "finished with 7 output tokens: length"),
     ]
     assert [event.step_id for event in events if event.HasField("step_id")] == [4, 9, 2]

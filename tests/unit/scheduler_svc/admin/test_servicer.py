@@ -26,7 +26,7 @@ async def test_there_is_no_step_without_an_executor() -> None:
 
 async def test_there_is_no_step_before_the_first_one() -> None:
     servicer = AdminServicer(IdleEngine(["localhost:50061"], small_limits()).engine)
-    with pytest.raises(UnknownNameError, match="no step is kept: the executor has had none"):
+    with pytest.raises(UnknownNameError, match="no steps are kept: the executor has run none"):
         await servicer.GetStep(pb.GetStepRequest(), NO_CONTEXT)
 
 

@@ -28,7 +28,7 @@ def test_prefill_chunks_decodes_and_releases_are_counted() -> None:
     bench = Bench(small_limits(budget=4))
     bench.add(0, 5, max_tokens(2))
     assert texts(bench, 4) == [
-        "1 prefill chunk of 4 tokens, 1 admission with 0 of 5 tokens computed before; 0 tokens sampled",
+        "1 prefill chunk of 4 tokens, 1 admission with 0 of 5 tokens already computed; 0 tokens sampled",
         "1 prefill chunk of 1 token; 1 token sampled",
         "1 decode; 1 token sampled",
         "1 slot released; 0 tokens sampled",
@@ -42,7 +42,7 @@ def test_an_admission_tells_what_the_cache_had() -> None:
     bench.run()
     bench.add(1, prompt, max_tokens(1))
     (logged,) = log_steps(bench, 1)
-    assert "1 prefill chunk of 2 tokens, 1 admission with 8 of 10 tokens computed before" in step_text(logged)
+    assert "1 prefill chunk of 2 tokens, 1 admission with 8 of 10 tokens already computed" in step_text(logged)
     (admission,) = step_state(logged).admissions
     assert (admission.num_tokens, admission.num_computed_tokens, admission.num_blocks) == (10, 8, 3)
     assert list(step_state(logged).admitted_slots) == [admission.slot]
@@ -53,7 +53,7 @@ def test_forks_and_copies_are_named() -> None:
     bench.add(0, 6, max_tokens(3), num_sequences=2)
     prefill, decode = log_steps(bench, 2)
     assert step_text(prefill) == (
-        "1 prefill chunk of 6 tokens, 1 admission with 0 of 6 tokens computed before, 1 fork; 2 tokens sampled"
+        "1 prefill chunk of 6 tokens, 1 admission with 0 of 6 tokens already computed, 1 fork; 2 tokens sampled"
     )
     (fork,) = step_state(prefill).forks
     assert step_text(decode) == "1 block copied, 2 decodes; 2 tokens sampled"

@@ -36,7 +36,7 @@ def test_a_number_is_taken_as_it_is() -> None:
 
 @each_row("-1", "65", "some", "1.5", "")
 def test_anything_else_is_refused(wrong: str) -> None:
-    with pytest.raises(ConfigError, match="of the form that --help describes"):
+    with pytest.raises(ConfigError, match="in the format that --help describes"):
         load_config(SchedulerConfig, [f"--fronts={wrong}"], {})
 
 
@@ -58,7 +58,7 @@ def test_the_log_says_what_was_chosen_and_why(
     assert "fronts=4" in many
     assert "half of the 8 CPUs that this process may use, at most 7" in many
     assert "fronts=0" in none
-    assert "none on fewer than 4 CPUs, and this process may use 2.5" in none
+    assert "no fronts on fewer than 4 CPUs; this process may use 2.5" in none
 
 
 @pytest.mark.usefixtures("on")

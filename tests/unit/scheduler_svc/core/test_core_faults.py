@@ -23,19 +23,19 @@ FAULTS = {
     "a million tokens": (StepResult(1, 1, MILLION), "1000000 sampled tokens for 1 rows"),
     "candidates that nobody asked for": (
         StepResult(1, 1, TOKEN, candidate_token_ids=MILLION, candidate_logprobs=MILLION.astype(np.float32)),
-        "1000000 beam candidates, and nobody asked",
+        "1000000 beam candidates, but none were requested",
     ),
     "alternatives that nobody asked for": (
         StepResult(1, 1, TOKEN, alternative_token_ids=MILLION, alternative_logprobs=MILLION.astype(np.float32)),
-        "1000000 alternatives, and nobody asked",
+        "1000000 alternatives, but none were requested",
     ),
     "log-probabilities of a prompt that nobody asked for": (
         StepResult(1, 1, TOKEN, prompt_logprobs=MILLION.astype(np.float32)),
-        "1000000 log-probabilities of prompts, and nobody asked",
+        "1000000 log-probabilities of prompts, but none were requested",
     ),
     "alternatives of a prompt that nobody asked for": (
         StepResult(1, 1, TOKEN, prompt_alternative_token_ids=MILLION),
-        "1000000 alternatives of prompts, and nobody asked",
+        "1000000 alternatives of prompts, but none were requested",
     ),
 }
 

@@ -51,7 +51,7 @@ def test_a_group_that_has_grown_out_of_a_message_ends_with_the_numbers() -> None
             bench.step()
         [failure] = bench.failures
         assert failure.group is wide
-        assert "to compute its 3 sequences needs a message of up to" in failure.message
+        assert "computing its 3 sequences needs a message of up to" in failure.message
         assert "--max-message-bytes" in failure.message
         bench.run()
         assert len(bench.outputs["a"]) == 12

@@ -51,7 +51,7 @@ def test_a_group_whose_prefix_is_on_its_way_is_skipped() -> None:
 
     found = obstacle(bench, group(1, [1, 2, 3, 4, 6]))
 
-    assert found == Obstacle(Wait.SKIPPED, "a step in flight computes the next block of its prefix")
+    assert found == Obstacle(Wait.SKIPPED, "a step in flight is computing the next block of its prefix")
 
 
 def test_preempted_groups_are_in_the_way_of_newcomers() -> None:
@@ -61,15 +61,15 @@ def test_preempted_groups_are_in_the_way_of_newcomers() -> None:
     bench.step()
     bench.step()
 
-    assert obstacle(bench, group(2, 1)) == Obstacle(Wait.IN_LINE, "preempted requests come back first: 1")
+    assert obstacle(bench, group(2, 1)) == Obstacle(Wait.IN_LINE, "preempted requests resume first: 1")
 
 
 @each_row(
-    (group(0, 12), "12 tokens and one more do not fit into max_model_len, 12"),
+    (group(0, 12), "12 tokens plus one output token exceed max_model_len, 12"),
     (group(0, 2, num_sequences=5), "the request needs 5 slots of the batch, which has 4"),
     (
         group(0, 8, num_sequences=2),
-        "the request needs 4 blocks and does not fit into the KV cache of 3 blocks of 4 tokens; "
+        "the request needs 4 blocks, but the whole KV cache has only 3 blocks of 4 tokens; "
         "--kv-cache-gib of the executor sets its size",
     ),
 )

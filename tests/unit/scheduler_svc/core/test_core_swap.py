@@ -220,7 +220,7 @@ def test_a_swapped_group_that_the_empty_pool_cannot_hold_fails_with_numbers() ->
 
     (failure,) = bench.failures
     assert failure.group is b
-    assert "the request needs 10 blocks and does not fit into the KV cache of 8 blocks of 4 tokens" in failure.message
+    assert "the request needs 10 blocks, but the whole KV cache has only 8 blocks of 4 tokens" in failure.message
     assert bench.core.preemption.num_preemptions[SWAP] == 1
     assert len(bench.outputs["a"]) == 10
     assert (bench.num_free_blocks, bench.core.swapped.host.num_free_blocks) == (8, 12)

@@ -134,7 +134,10 @@ STRICT: dict[str, tuple[Callable[[StepResult], StepResult], str]] = {
     "too few": (lambda r: replace(r, row_flags=np.zeros(0, np.uint8)), "0 row flags for 1 rows"),
     "one of grammars": (lambda r: replace(r, row_flags=np.array([1], np.uint8)), "the row flag 1, which was not"),
     "an unknown one": (lambda r: replace(r, row_flags=np.array([200], np.uint8)), "the row flag 200, which was not"),
-    "no number without a flag": (lambda r: replace(r, logprobs=np.array([NAN])), "lacks log-probabilities"),
+    "no number without a flag": (
+        lambda r: replace(r, logprobs=np.array([NAN])),
+        "lacks the requested log-probabilities",
+    ),
     "no token of the vocabulary": (
         lambda r: replace(r, row_flags=np.array([4], np.uint8), sampled_token_ids=np.array([-1], np.int32)),
         "token ids outside",

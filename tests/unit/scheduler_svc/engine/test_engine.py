@@ -215,7 +215,7 @@ def test_who_shared_two_losses_is_computed_alone_and_ends_after_the_fourth_loss_
         assert first.num_lone_losses == num_lone_losses
     assert first.error is None
     lose_again(idle, first)
-    assert str(first.error) == "the executor was lost 4 times in a row while it ran this request alone"
+    assert str(first.error) == "the executor was lost 4 times in a row while running this request alone"
     assert (suspects.current, later.num_lone_losses, third.num_losses) == (later, 0, 0)
 
 

@@ -91,10 +91,14 @@ def test_a_request_is_refused_only_if_half_of_the_estimate_is_more_than_it_has()
     forced = asked(stop_conditions=StopConditions(max_tokens=100, ignore_eos=True))
     takes_s = 100 * STEP_S
     estimate.require_time(forced, grouped(forced), takes_s / 2 + 0.1)
-    with pytest.raises(DeadlineTooShortError, match=r"^the answer would take about 50 s; the call has 25 s$"):
+    with pytest.raises(
+        DeadlineTooShortError, match=(r"^the answer would take about 50 s; the call's deadline is in 25 s$")
+    ):
         estimate.require_time(forced, grouped(forced), takes_s / 2)
     estimate.require_time(asked(), grouped(asked()), 0.3)
-    with pytest.raises(DeadlineTooShortError, match=r"^the answer would begin in about 0\.5 s; the call has 0\.1 s$"):
+    with pytest.raises(
+        DeadlineTooShortError, match=(r"^the answer would begin in about 0\.5 s; the call's deadline is in 0\.1 s$")
+    ):
         estimate.require_time(asked(), grouped(asked()), 0.1)
 
 

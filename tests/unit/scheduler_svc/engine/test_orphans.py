@@ -54,9 +54,7 @@ def test_an_executor_that_came_and_went_between_two_looks_leaves_orphans() -> No
     idle.engine.take_back(core, "a", "it is gone")
     look(idle, 1.0)
     look(idle, 1.0 + TIMEOUT_S)
-    assert str(request.error) == (
-        "no executor was attached within 300 s (--orphan-timeout-s); send the request again later"
-    )
+    assert str(request.error) == ("no executor was attached within 300 s (--orphan-timeout-s); retry later")
 
 
 def test_what_outgrows_those_that_are_there_waits_no_longer_for_one_that_is_expected() -> None:
@@ -69,7 +67,9 @@ def test_what_outgrows_those_that_are_there_waits_no_longer_for_one_that_is_expe
     look(idle, 1.0)
     assert idle.engine.orphans.left_s(grown, 1.0) == TIMEOUT_S
     look(idle, 1.0 + TIMEOUT_S)
-    assert str(grown.error).startswith("the request needs 3 slots of the batch, which has 2; no larger one came within")
+    assert str(grown.error).startswith(
+        "the request needs 3 slots of the batch, which has 2; no larger one was attached within"
+    )
 
 
 def test_a_parked_request_is_an_orphan_too_and_one_that_ended_is_none() -> None:

@@ -83,8 +83,8 @@ async def test_a_queue_that_one_tenant_fills_takes_others_up_to_their_share() ->
 
     error = sink_of(reds[-1]).error
     assert str(error) == (
-        "the waiting queue of tenant 'red' is full, and the request gave way to another tenant's (10 requests); "
-        "retry in 1 s"
+        "the waiting queue of tenant 'red' is full, and the request was displaced by another tenant's request (10 "
+        "requests); retry in 1 s"
     )
     assert error is not None
     status = rpc_status(error)

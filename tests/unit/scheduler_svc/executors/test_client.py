@@ -157,7 +157,7 @@ def test_an_executor_larger_than_any_machine_is_refused(name: str) -> None:
     setattr(info, name, MAX_SIZES[name])
     check_sizes(info)
     setattr(info, name, 2**32 - 1)
-    with pytest.raises(ExecutorRefusedError, match=f"its {name} is 4294967295; this scheduler takes at most"):
+    with pytest.raises(ExecutorRefusedError, match=f"reports {name} 4294967295; this scheduler accepts at most"):
         check_sizes(info)
 
 

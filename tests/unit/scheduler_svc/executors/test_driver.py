@@ -417,7 +417,7 @@ async def test_an_executor_of_another_driver_is_not_attached_a_second_time_and_t
         assert was_held == [False, True]
         assert stage.driver.instance_id == stage.session.info.instance_id
     assert stage.driver.num_losses == 0
-    cause = f"it is the same executor as {ADDRESS}; it is used under that address only"
+    cause = f"it is the same executor as {ADDRESS}; only that address is used"
     assert caplog.messages == [f"event=no_executor address={ADDRESS} cause={cause!r}"]
 
 
@@ -672,7 +672,7 @@ async def test_an_executor_that_failed_is_left_alone_for_a_while_and_says_so() -
         await lose_without_a_result(stage)
         assert len(stage.client.sessions) == 1
         assert re.fullmatch(
-            r"the connection is gone; it failed 1 time in a row before a first result, and is tried again in \d+\.\d s",
+            r"the connection is gone; it failed 1 time in a row before its first result; next attempt in \d+\.\d s",
             stage.driver.last_trouble,
         )
         stage.client.worker = FakeWorker()  # restarted

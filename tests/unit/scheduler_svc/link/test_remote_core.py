@@ -114,7 +114,7 @@ async def test_what_was_aborted_ends_with_its_core_and_no_other_core_goes_on_wit
     assert core.num_requests == 1
     assert [str(sink.end.call_args.args[1]) for sink in sinks if sink.end.called] == [
         "its client left",
-        "the client ended the call, or its connection broke",
+        "the client cancelled the call or disconnected",
     ]
     tasks[2].cancel()
 

@@ -37,27 +37,27 @@ def place_of(path: Path, number: int) -> int:
 def cut(path: Path) -> str:
     offset = place_of(path, 7)
     path.write_bytes(path.read_bytes()[: offset + FRAME.size + 1])
-    return rf"{path.name} at record 7, byte {offset}: the file was cut or changed here; no whole record follows$"
+    return rf"{path.name} at record 7, byte {offset}: the file was truncated or modified here; no whole record follows$"
 
 
 def cut_in_a_frame(path: Path) -> str:
     offset = place_of(path, 7)
     path.write_bytes(path.read_bytes()[: offset + 3])
-    return rf"{path.name} at record 7, byte {offset}: the file was cut or changed here; 3 bytes follow"
+    return rf"{path.name} at record 7, byte {offset}: the file was truncated or modified here; 3 bytes follow"
 
 
 def flip_a_bit(path: Path) -> str:
     offset, content = place_of(path, 7), bytearray(path.read_bytes())
     content[offset + FRAME.size + 2] ^= 4
     path.write_bytes(content)
-    return rf"{path.name} at record 7, byte {offset}: the record was changed, its checksum is wrong"
+    return rf"{path.name} at record 7, byte {offset}: the record is corrupt: wrong checksum"
 
 
 def flip_a_length(path: Path) -> str:
     offset, content = place_of(path, 7), bytearray(path.read_bytes())
     content[offset + 3] ^= 0x80
     path.write_bytes(content)
-    return rf"{path.name} at record 7, byte {offset}: the file was cut or changed here; no whole record"
+    return rf"{path.name} at record 7, byte {offset}: the file was truncated or modified here; no whole record"
 
 
 def another_version(path: Path) -> str:
@@ -72,20 +72,20 @@ def empty(path: Path) -> str:
 
 def foreign(path: Path) -> str:
     path.write_bytes(b"PK" + path.read_bytes()[2:])
-    return rf"{path.name} is no step log, or was changed at its beginning$"
+    return rf"{path.name} is not a step log, or its header is corrupt$"
 
 
 def end_in_zeros(path: Path) -> str:
     offset = place_of(path, 7)
     path.write_bytes(path.read_bytes()[:offset] + bytes(64))
-    return rf"{path.name} at record 7, byte {offset}: the file was cut or changed here; no whole record"
+    return rf"{path.name} at record 7, byte {offset}: the file was truncated or modified here; no whole record"
 
 
 def an_unknown_call(path: Path) -> str:
     framed = list(read_records(path))
     contents = [one.content if one.number != 7 else b"\xf8\x7f\x01" for one in framed]
     path.write_bytes(MAGIC + b"".join(map(frame, contents)))
-    return rf"{path.name} at record 7, byte {framed[7].offset}: this release knows no such call; replay it with"
+    return rf"{path.name} at record 7, byte {framed[7].offset}: this release does not know this call; replay it with"
 
 
 def an_unknown_attachment(path: Path) -> str:
@@ -97,17 +97,17 @@ def an_unknown_attachment(path: Path) -> str:
             record.core_left.core = 77
 
     rewrite(path, edit)
-    return rf"{path.name} at record 7, byte {place}: its call core_left is about attachment 77, which is not there$"
+    return rf"{path.name} at record 7, byte {place}: its call core_left is about attachment 77, which does not exist$"
 
 
 def cut_behind_the_magic(path: Path) -> str:
     path.write_bytes(MAGIC)
-    return rf"{path.name} at record 0, byte 16: the file was cut here"
+    return rf"{path.name} at record 0, byte 16: the file was truncated here"
 
 
 def another_core(path: Path) -> str:
     edit_header(path, lambda header: setattr(header, "core_digest", "0" * 64))
-    return rf"{path.name} begins with a snapshot of release \S+ whose core has other sources"
+    return rf"{path.name} begins with a snapshot of release \S+ whose core has different code"
 
 
 BREAKS = [
@@ -160,13 +160,13 @@ def test_a_pickle_is_no_snapshot(log: Path) -> None:
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
-    what = "name the folder that --step-log of the scheduler wrote to"
+    what = "give the directory of the scheduler's --step-log"
     with pytest.raises(NoLogError, match=rf"has no file of a step log \(scheduler-\*\.steps\); {what}"):
         ReplayRun(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(NoLogError, match=rf"is a file; name its folder, {tmp_path}$"):
+    with pytest.raises(NoLogError, match=rf"is a file; give its directory, {tmp_path}$"):
         ReplayRun(tmp_path / "file")
-    with pytest.raises(NoLogError, match=rf"is not a folder; {what}"):
+    with pytest.raises(NoLogError, match=rf"is not a directory; {what}"):
         ReplayRun(tmp_path / "missing")
 
 

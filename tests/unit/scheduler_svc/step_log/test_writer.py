@@ -102,8 +102,8 @@ def test_a_writer_that_falls_behind_stops_the_log(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("file", "is a file; name a folder"),
-        ("file/below", "cannot be made or written to: Not a directory; name another folder"),
+        ("file", "is a file; give a directory"),
+        ("file/below", "cannot be made or written to: Not a directory; give another directory"),
     ],
 )
 def test_a_folder_that_cannot_be_written_to_is_refused(name: str, words: str, tmp_path: Path) -> None:

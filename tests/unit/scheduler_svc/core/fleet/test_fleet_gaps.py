@@ -58,7 +58,7 @@ def test_a_group_that_only_an_absent_executor_holds_waits_for_it() -> None:
     assert isinstance(obstacle, Obstacle)
     assert obstacle.wait is Wait.SKIPPED
     assert obstacle.reason == (
-        "the request needs 3 slots of the batch, which has 2; it waits for an executor that can hold it"
+        "the request needs 3 slots of the batch, which has 2; waiting for an executor that can hold it"
     )
 
     bench.attach(small_limits(max_num_seqs=4))

@@ -90,7 +90,7 @@ def test_a_search_on_a_core_with_another_length_limit_ends_where_a_sampled_reque
 
 def test_a_search_that_is_too_long_for_the_only_core_ends_with_the_numbers() -> None:
     bench = bench_with_short_successor(7, beam_width=2)
-    assert bench.failures == {0: "7 tokens and one more do not fit into max_model_len, 7"}
+    assert bench.failures == {0: "7 tokens plus one output token exceed max_model_len, 7"}
 
 
 # Abort -------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_it_waits_for_the_budget_of_its_kind_and_others_pass_it() -> None:
     bench.add(newcomer)
     obstacle = bench.fleet.place(moved, 0.0)
     assert isinstance(obstacle, Obstacle)
-    assert obstacle.reason == "another executor has the numerics id of its output, and takes it soon"
+    assert obstacle.reason == "another executor with the same numerics id will take it soon"
 
     bench.step(idle)
 

@@ -52,7 +52,7 @@ def test_the_first_step_of_a_kind_may_compile() -> None:
     cost.learn(step(1), 5.0)
     allowances_s.append(cost.allowance_s(step(1)))
     assert allowances_s == [COLD_START_S, 0.0]
-    assert cost.longest_s(step(1)) == 1.0 * LEAST_SLACK, "no step takes longer than one with more work"
+    assert cost.longest_s(step(1)) == 1.0 * LEAST_SLACK, "no step took longer than one with more work"
 
 
 @each_row((0.0, 1e-3, 0.0), (0.02, 1e-5, 1e-9), (1e-4, 1e-6, 0.0), (0.05, 2e-3, 4e-7), (0.3, 0.0, 0.0))

@@ -54,11 +54,12 @@ OUTPUT_RULES: dict[str, tuple[dict[str, object], str]] = {
     ),
     "several greedy outputs": (
         {"n": 2, "temperature": 0.0},
-        "n is 2; it must be 1 with temperature 0, which makes equal outputs: use a temperature above 0",
+        "n is 2; it must be 1 with temperature 0, because greedy outputs are all equal: use a temperature above 0",
     ),
     "the best of several greedy outputs": (
         {"best_of": 2, "temperature": 0.0},
-        "best_of is 2; it must be 1 with temperature 0, which makes equal outputs: use a temperature above 0",
+        "best_of is 2; it must be 1 with temperature 0, because greedy outputs are all equal: use a temperature "
+        "above 0",
     ),
 }
 
@@ -132,31 +133,31 @@ BEAM_RULES: dict[str, tuple[dict[str, object], str]] = {
     ),
     "temperature": (
         {"beam_width": 2, "temperature": 1.0},
-        "temperature is 1; it must be 0 or unset with beam_width: a beam search samples nothing",
+        "temperature is 1; it must be 0 or unset with beam_width: a beam search does not sample",
     ),
     "temperature NaN": (
         {"beam_width": 2, "temperature": math.nan},
-        "temperature is nan; it must be 0 or unset with beam_width: a beam search samples nothing",
+        "temperature is nan; it must be 0 or unset with beam_width: a beam search does not sample",
     ),
     "top_k": (
         {"beam_width": 2, "top_k": 5},
-        "top_k is 5; it must be 0 or unset with beam_width: a beam search samples nothing",
+        "top_k is 5; it must be 0 or unset with beam_width: a beam search does not sample",
     ),
     "top_p": (
         {"beam_width": 2, "top_p": 0.5},
-        "top_p is 0.5; it must be 1 or unset with beam_width: a beam search samples nothing",
+        "top_p is 0.5; it must be 1 or unset with beam_width: a beam search does not sample",
     ),
     "min_p": (
         {"beam_width": 2, "min_p": 0.5},
-        "min_p is 0.5; it must be 0 or unset with beam_width: a beam search samples nothing",
+        "min_p is 0.5; it must be 0 or unset with beam_width: a beam search does not sample",
     ),
     "best_of": (
         {"beam_width": 2, "best_of": 2},
-        "best_of is 2; it must be unset with beam_width: n says how many hypotheses are returned",
+        "best_of is 2; it must be unset with beam_width: n is the number of hypotheses to return",
     ),
     "stop strings": (
         {"beam_width": 2, "stop": ["a", "b"]},
-        "stop is a list of 2; it must be empty with beam_width: beams have no text before the search is over",
+        "stop is a list of 2; it must be empty with beam_width: beams have no text until the search is finished",
     ),
     "length_penalty without beams": (
         {"length_penalty": 1.0},
@@ -217,12 +218,12 @@ ACCOUNT_RULES = {
     "unknown tenant": (
         pb.GenerateRequest(tenant="green"),
         TWO_TENANTS,
-        "tenant is green; it must be one of the 2 tenants that this server is configured with",
+        "tenant is green; it must be one of the 2 tenants configured on this server",
     ),
     "no tenant": (
         pb.GenerateRequest(),
         TWO_TENANTS,
-        "tenant is empty; it must be one of the 2 tenants that this server is configured with",
+        "tenant is empty; it must be one of the 2 tenants configured on this server",
     ),
     "long tenant": (
         pb.GenerateRequest(tenant="x" * 257),
@@ -237,7 +238,7 @@ ACCOUNT_RULES = {
     "priority that would be ignored": (
         pb.GenerateRequest(priority=-3),
         limits(has_priorities=False),
-        "priority is -3; it must be 0: this server serves in order of arrival",
+        "priority is -3; it must be 0: this server uses --policy fcfs",
     ),
 }
 

@@ -65,8 +65,8 @@ REFUSED = {
     ),
     "one by one": (field(3, b"\x08\x01" * 3), "token_ids.ids is 3 elements long; it must be at most 2"),
     "in two lists": (field(3, field(1, b"\x01\x01") + field(1, b"\x01")), "token_ids.ids is 3 elements long"),
-    "twice": (field(5, b"") * 2, "sampling_params is there more than once; it must be there once"),
-    "twice inside": (field(4, field(1, field(1, b"a") * 2)), "messages.messages.role is there more than once"),
+    "twice": (field(5, b"") * 2, "sampling_params is repeated; it must be set at most once"),
+    "twice inside": (field(4, field(1, field(1, b"a") * 2)), "messages.messages.role is repeated"),
     "of a newer release": (b"\xa2\x06\x01\x41", "field 100 of GenerateRequest is set; it must be unset: this release"),
     "of a newer release, inside": (field(5, b"\xa0\x06\x01"), "field 100 of SamplingParams is set"),
 }

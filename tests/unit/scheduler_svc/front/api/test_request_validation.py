@@ -140,8 +140,8 @@ RULES: dict[str, tuple[pb.GenerateRequest, str]] = {
     "empty prompt": (request([]), "token_ids is empty; it must be at least 1 token long"),
     "long prompt": (
         request([1] * 64),
-        "prompt is too long: it has 64 tokens; this model's maximum context length is 64 tokens, and one is left for "
-        "the output",
+        "prompt is too long: it has 64 tokens; this model's maximum context length is 64 tokens, and one is reserved "
+        "for the output",
     ),
     "token beyond the vocabulary": (
         request([1, 100]),
@@ -220,6 +220,6 @@ def test_what_is_not_supported_is_refused_and_not_ignored(field: str) -> None:
 def test_a_small_cache_is_named_as_the_cause() -> None:
     small = RequestLimits(64, 32, 100, 8, 4)
     with pytest.raises(
-        InvalidFieldError, match=r"length is 32 tokens on this server, whose KV cache holds no more, and one "
+        InvalidFieldError, match=r"length is 32 tokens on this server, limited by its KV cache, and one "
     ):
         validate(request([1] * 32), small)

@@ -63,10 +63,10 @@ def test_arguments_that_are_no_object_stay_as_they_are(arguments: object) -> Non
     ({"tools_json": "["}, "messages.tools_json", "a JSON array (EOF"),
     ({"tools_json": "[" * MAX_ELEMENTS + "[["}, "messages.tools_json", "it has more than 262144 elements"),
     ({"template_kwargs_json": "[]"}, "messages.template_kwargs_json", "it must be a JSON object"),
-    ({"template_kwargs_json": '{"tools": 1}'}, "messages.template_kwargs_json", "names are new"),
-    ({"template_kwargs_json": '{"bos_token": 1}'}, "messages.template_kwargs_json", "names are new"),
-    ({"template_kwargs_json": '{"render deadline": 1}'}, "messages.template_kwargs_json", "names are new"),
-    ({"template_kwargs_json": '{"_x": 1}'}, "messages.template_kwargs_json", "names are new"),
+    ({"template_kwargs_json": '{"tools": 1}'}, "messages.template_kwargs_json", "does not already define"),
+    ({"template_kwargs_json": '{"bos_token": 1}'}, "messages.template_kwargs_json", "does not already define"),
+    ({"template_kwargs_json": '{"render deadline": 1}'}, "messages.template_kwargs_json", "does not already define"),
+    ({"template_kwargs_json": '{"_x": 1}'}, "messages.template_kwargs_json", "does not already define"),
 )
 def test_what_is_no_such_json_is_refused(fields: dict[str, str], field: str, words: str) -> None:
     with pytest.raises(InvalidFieldError) as caught:

@@ -122,7 +122,7 @@ def test_conversations_with_tools_have_the_template_for_tools(
 def test_tools_that_the_template_leaves_out_are_refused() -> None:
     tokenizer = Tokenizer((with_bos(), config_file(chat_template=TEMPLATE)))
 
-    with pytest.raises(InvalidFieldError, match="knows no tools") as caught:
+    with pytest.raises(InvalidFieldError, match="does not support tools") as caught:
         tokenizer.render_chat(Conversation([{"role": "user", "content": "hi"}], TOOLS))
 
     assert caught.value.field == "messages.tools_json"
@@ -152,13 +152,13 @@ def test_without_a_template_messages_are_refused_with_what_to_use_instead() -> N
 
 @each_row(
     ((config_file(),), "tokenizer.json is missing"),
-    ((TokenizerFile("tokenizer.json", b"{}"),), "tokenizer.json is not a tokenizer: "),
-    ((TokenizerFile("tokenizer.json", b"\xff"),), "tokenizer.json is not a tokenizer: "),
+    ((TokenizerFile("tokenizer.json", b"{}"),), "tokenizer.json is not a valid tokenizer: "),
+    ((TokenizerFile("tokenizer.json", b"\xff"),), "tokenizer.json is not a valid tokenizer: "),
     ((with_bos(), TokenizerFile("tokenizer_config.json", b"{")), "tokenizer_config.json is not JSON: "),
     ((with_bos(), TokenizerFile("tokenizer_config.json", b"[]")), "tokenizer_config.json is not a JSON object"),
     ((with_bos(), config_file(chat_template=7)), "tokenizer_config.json has a chat_template that is neither"),
-    ((with_bos(), config_file(chat_template="{% if %}")), "tokenizer_config.json holds no valid chat template: "),
-    ((with_bos(), TokenizerFile("chat_template.jinja", b"{{")), "chat_template.jinja holds no valid chat template"),
+    ((with_bos(), config_file(chat_template="{% if %}")), "tokenizer_config.json contains no valid chat template: "),
+    ((with_bos(), TokenizerFile("chat_template.jinja", b"{{")), "chat_template.jinja contains no valid chat template"),
     ((with_bos(), TokenizerFile("chat_template.jinja", b"\xff")), "chat_template.jinja is not UTF-8: "),
     ((with_bos(), TokenizerFile("special_tokens_map.json", b"[" * 100_000)), "special_tokens_map.json is not JSON"),
 )

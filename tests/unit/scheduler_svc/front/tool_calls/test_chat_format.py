@@ -95,10 +95,10 @@ def requested() -> RequestedTools:
 
 
 @each_row(
-    (None, "knows no tools"),
-    (TURNS + "<tool_call>", "knows no tools"),
-    ("{% if tools %}Environment: ipython <tool_call>{% endif %}" + TURNS, "knows no tools"),
-    ("{% if tools %}{{ raise_exception('no') }}{% endif %}<tool_call>" + TURNS, "knows no tools"),
+    (None, "does not support tools"),
+    (TURNS + "<tool_call>", "does not support tools"),
+    ("{% if tools %}Environment: ipython <tool_call>{% endif %}" + TURNS, "does not support tools"),
+    ("{% if tools %}{{ raise_exception('no') }}{% endif %}<tool_call>" + TURNS, "does not support tools"),
     (TEMPLATES["unknown"][0], "--tool-call-parser"),
 )
 def test_tools_that_would_be_lost_are_refused(template: str | None, says: str) -> None:

@@ -51,7 +51,7 @@ NAMED = {"type": "function", "function": {"name": "now"}}
     (None, NAMED, "tool_choice", "without tools"),
     ([], None, "tools", "tools is empty; it must be 1 to 128 tools long"),
     ([tool(f"f{n}") for n in range(MAX_TOOLS + 1)], None, "tools", "129 tools long"),
-    ([openai.pydantic_function_tool(Now)], None, "tools[0].function.strict", r'\["strict"\] = False behind it'),
+    ([openai.pydantic_function_tool(Now)], None, "tools[0].function.strict", r'\["strict"\] = False afterwards'),
     (["now"], None, "tools[0]", "an object"),
     ([tool(), {"type": "custom", "custom": {"name": "x"}}], None, "tools[1].type", '"custom"; it must be "function"'),
     ([{"type": "function", "name": "now"}], None, "tools[0].function", "unset; it must be an object"),
