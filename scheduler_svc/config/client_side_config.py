@@ -122,7 +122,7 @@ class FrontConfig(ClientSideConfig):
     """Hold the calls of clients for the core of a scheduler elsewhere: texts, tokenizer, streams."""
 
     service: ClassVar[str] = "front"
-    program: ClassVar[str] = "python -m scheduler_svc.processes.own_front"
+    program: ClassVar[str] = "python -m scheduler_svc.processes.front_process"
 
     core: str = Field(
         pattern=ADDRESS_PATTERN,
@@ -151,6 +151,11 @@ class FrontConfig(ClientSideConfig):
         "place of the earlier one at once. By default host name and listen address; with port 0 a new name at each "
         "start.",
     )
+
+    @property
+    def is_started_by_scheduler(self) -> bool:
+        """Whether it joins a core of this machine, and shares its ports with the other fronts of that scheduler."""
+        return self.core.startswith("unix:")
 
     @model_validator(mode="after")
     def _check_core_tls(self) -> Self:

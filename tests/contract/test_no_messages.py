@@ -73,8 +73,8 @@ def ports_of(stack: Stack) -> dict[str, list[str]]:
         admin: ["octavo.admin.v1.AdminService", *both],
         executor: ["octavo.execution.v1.ExecutionService", *both],
     }
-    if stack.service.fronts is not None:
-        ports[stack.service.fronts.link] = ["octavo.core.v1.CoreService", SERVICE]
+    if stack.fronts is not None:
+        ports[stack.fronts.link] = ["octavo.core.v1.CoreService", SERVICE]
     return ports
 
 
