@@ -100,6 +100,7 @@ class FrontService:
         self._loop_lag = LoopLag()
         self._health = Health([GENERATION_SERVICE])
         self.is_listening, self.is_ready = asyncio.Event(), asyncio.Event()
+        self._address = ""
         tokenizer = ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
         self.core = RemoteCore(
             self._open_channel,
@@ -138,6 +139,7 @@ class FrontService:
             asyncio.create_task(self._loop_lag.watch(), name="loop-lag"),
             asyncio.create_task(IdleCollection(lambda: self.core.num_requests == 0).run(), name="collector"),
         ]
+        announcing = asyncio.create_task(self._announce(), name="announcement")
         grace_s = self._config.shutdown_grace_s
         deadline_s = None
         try:
@@ -146,23 +148,27 @@ class FrontService:
             if self.is_listening.is_set():
                 await shut_down(self.ports, reason, drain=self._drain, grace_s=grace_s)
         finally:
-            for task in tasks:
+            for task in (*tasks, announcing):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, announcing, return_exceptions=True)
             if self.is_listening.is_set():
                 await self.ports.stop(0)
             left_s = 0.0 if deadline_s is None else deadline_s - time.monotonic()
             await self.front.close(max(left_s, FLUSH_SHARE * grace_s))
 
     async def _take_calls(self) -> None:
-        """Open the ports, and say on stdout that they are, and once calls find an executor."""
+        """Open the ports."""
         if self._config.is_started_by_scheduler:
             await self.core.wait_until_told()
-        address = await self.ports.start()
+        self._address = await self.ports.start()
         self.is_listening.set()
-        core = f"the scheduler at {self._config.core}"
-        announce_listening("front", address, self.ports.other_addresses, awaits=core)
         await self.core.take_calls()
+
+    async def _announce(self) -> None:
+        """Say on stdout that the ports are open, and once calls find an executor; nobody need read it."""
+        await self.is_listening.wait()
+        address, core = self._address, f"the scheduler at {self._config.core}"
+        announce_listening("front", address, self.ports.other_addresses, awaits=core)
         await announce_when_ready("front", address, self.is_ready.wait, lambda: f"{core}: {self.core.last_trouble}")
 
     async def _drain(self) -> None:

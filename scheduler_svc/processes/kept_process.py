@@ -64,15 +64,19 @@ class KeptProcess:
                     await self._stopping.wait()
 
     def stop(self) -> None:
-        """Ask it to end (SIGTERM), and start it no more."""
+        """Ask it to end, and start it no more.
+
+        By the end of stdin: a terminal's Ctrl-C has told it too, and a second signal would end it at once.
+        """
         self._stopping.set()
-        if self._process is not None:
-            _unless_ended(self._process.terminate)
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
 
     def kill(self) -> None:
         """End it at once."""
         if self._process is not None:
-            _unless_ended(self._process.kill)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, which is not noticed at once
+                self._process.kill()
 
     async def _run(self) -> float:
         """Run it once; return for how many seconds it ran."""
@@ -82,22 +86,16 @@ class KeptProcess:
             stdout=asyncio.subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        if self._stopping.is_set():  # `stop` has not seen it
-            self.stop()
         began_s = asyncio.get_running_loop().time()
         log.info(Event("process_started", name=self.name, pid=process.pid))
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(self._settings().model_dump_json().encode() + b"\n")  # and kept open: it ends when we do
+        if self._stopping.is_set():  # `stop` has not seen it
+            self.stop()
         async for line in process.stdout:
             self._on_line(self.name, line.decode(errors="replace").rstrip("\n"))
         self.exit_code = await process.wait()
         self._process = None
         self.has_ended.set()
         return asyncio.get_running_loop().time() - began_s
-
-
-def _unless_ended(tell: Callable[[], None]) -> None:
-    """Tell a process something; nothing happens if it has ended, which is not noticed at once."""
-    with contextlib.suppress(ProcessLookupError):
-        tell()

@@ -8,6 +8,7 @@ too. What the core prints on stdout the supervisor passes on, the first time: wh
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 import shutil
@@ -135,8 +136,9 @@ class Supervisor:
             self._awaited.discard(process)
         if not self._awaited:
             self._has_listened.set()
-            for each in self._unsaid:
-                print(each, flush=True)
+            with contextlib.suppress(BrokenPipeError):  # nobody reads it
+                for each in self._unsaid:
+                    print(each, flush=True)
             self._unsaid.clear()
 
     def _remove_folder(self) -> None:

@@ -343,7 +343,7 @@ def test_wrong_flags_are_refused_in_a_sentence(
 ) -> None:
     module, *flags = command.split()
     with pytest.raises(SystemExit, match="2"):
-        load_config_or_exit(FrontConfig if module.endswith("front") else SchedulerConfig, flags, {})
+        load_config_or_exit(FrontConfig if module.endswith("front_process") else SchedulerConfig, flags, {})
     assert capsys.readouterr() == ("", sentence + "\n")
 
 

@@ -21,6 +21,7 @@ class Process:
         self.module = module
         self.pid = 1
         self.stdin = Mock()
+        self.stdin.close = self.end
         self.stdout = asyncio.StreamReader()
         self.ending = asyncio.Event()
 
@@ -40,9 +41,6 @@ class Process:
     async def wait(self) -> int:
         await self.ending.wait()
         return 3
-
-    def terminate(self) -> None:
-        self.kill()
 
     def kill(self) -> None:
         self.end()
