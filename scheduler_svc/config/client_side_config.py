@@ -1,5 +1,7 @@
 """The settings of what clients meet, which a scheduler has, and a front of its own beside its way to the core."""
 
+import secrets
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -104,6 +106,15 @@ class ClientSideConfig(ServiceConfig):
         description="How the model marks its reasoning, for OpenAI's API. auto: as its chat template shows. none: "
         "reasoning is part of the answer. The others are families of models.",
     )
+
+    @property
+    def own_name(self) -> str:
+        """A name for this process: host and listen address, which a restart keeps.
+
+        With port 0 that would be the same for all of the host: it is a new one each time.
+        """
+        host, port = socket.gethostname(), self.listen.rpartition(":")[2]
+        return f"{host}/{secrets.token_hex(8)}" if int(port) == 0 else f"{host}/{self.listen}"
 
     @field_validator("openai_listen", mode="before")
     @classmethod

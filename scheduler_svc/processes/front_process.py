@@ -6,8 +6,6 @@ supervisor has started shares its ports with others, and opens them once it know
 
 import asyncio
 import os
-import secrets
-import socket
 import sys
 import time
 from collections.abc import Iterable
@@ -104,7 +102,7 @@ class FrontService:
         tokenizer = ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
         self.core = RemoteCore(
             self._open_channel,
-            front_id(config),
+            config.front_id or config.own_name,
             tokenizer.load,
             self._set_ready,
             self._collect,
@@ -264,17 +262,6 @@ def core_tls(config: FrontConfig) -> TlsOptions | None:
         key=config.core_tls_key,
         server_name=config.core_tls_server_name,
     )
-
-
-def front_id(config: FrontConfig) -> str:
-    """Return the name by which the core knows this front.
-
-    By default host and port, which a restart keeps. With port 0 that would be the same for every front of the host.
-    """
-    if config.front_id is not None:
-        return config.front_id
-    host, port = socket.gethostname(), config.listen.rpartition(":")[2]
-    return f"{host}/{secrets.token_hex(8)}" if int(port) == 0 else f"{host}/{config.listen}"
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 import asyncio
 import functools
 import logging
-import secrets
-import socket
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -100,7 +98,7 @@ class SchedulerService:
         tokenizer = model_tokenizer(config) if front_link is None else None
         files = TokenizerFiles(None if tokenizer is None else tokenizer.load)
         is_joined = front_link is not None or config.core_listen is not None
-        self._incarnation = Incarnation(scheduler_id(config))
+        self._incarnation = Incarnation(config.scheduler_id or config.own_name)
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
             functools.partial(executor_client, config, self._incarnation, key_fingerprint(key)),
@@ -306,18 +304,6 @@ def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:
             max_num_seqs_per_tenant=config.max_num_seqs_per_tenant,
         )
     )
-
-
-def scheduler_id(config: SchedulerConfig) -> str:
-    """Return the identity that executors know this scheduler by.
-
-    By default host and port, which a restart keeps. With port 0 that would be the same for every scheduler of
-    the host, and they would take each other's executors.
-    """
-    if config.scheduler_id is not None:
-        return config.scheduler_id
-    host, port = socket.gethostname(), config.listen.rpartition(":")[2]
-    return f"{host}/{secrets.token_hex(8)}" if int(port) == 0 else f"{host}/{config.listen}"
 
 
 def executor_client(
