@@ -1,5 +1,7 @@
 """The settings of the executor and of the fake executor; the scheme is in `octavo_shared/process/config.py`."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -38,14 +40,13 @@ class ExecutorConfig(_BatchConfig):
 
     service: ClassVar[str] = "executor"
     program: ClassVar[str] = "python -m executor_svc"
+    removed: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"model_id": "--served-model-name of the scheduler gives the model another name"}
+    )
 
     model: str = Field(
         description="The model: a Hugging Face directory, or a hub id such as Qwen/Qwen3-0.6B, with or without "
         "@REVISION."
-    )
-    model_id: str | None = Field(
-        None,
-        description="Name of the model for the scheduler. By default the hub id, or the last part of the directory.",
     )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where the model runs. cpu works everywhere.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(

@@ -321,5 +321,7 @@ async def gap_turn(case: Case, seconds: float) -> Figures:
 def core_and_fronts(scheduler: Service) -> tuple[int, list[int]]:
     """Return the process that decides steps, and those that hold the streams, if these are others (Linux)."""
     pid = scheduler.process.pid
-    cores, fronts = (children_of(pid, f"scheduler_svc.{module}") for module in ("core_process", "front_process"))
+    cores, fronts = (
+        children_of(pid, f"scheduler_svc.processes.{module}") for module in ("core_process", "front_process")
+    )
     return (cores[0] if cores else pid), fronts

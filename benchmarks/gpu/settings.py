@@ -8,7 +8,6 @@ if TYPE_CHECKING:
 
 # Those of `executor_svc.config.ExecutorConfig` that a worker reads, with its defaults; a test compares the two.
 DEFAULTS: dict[str, Any] = {
-    "model_id": None,
     "device": "cpu",
     "dtype": "auto",
     "quantization": "none",

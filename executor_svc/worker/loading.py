@@ -76,7 +76,7 @@ def load_worker(
     if group.rank == 0:
         log_numerics(numerics, weights_digest)
     identity = ModelIdentity(
-        model_id=config.model_id or _model_id(config.model),
+        model_id=_model_id(config.model),
         model_hash=checkpoint.model_hash(config.quantization),
         max_model_len=model_len,
         # What the model cannot produce ends nothing, and is no id that a step may name.

@@ -11,7 +11,7 @@ A lost executor costs its sequences their place in the cache and nothing else: t
 its core with the tokens that are known, and computed again on another executor, or on the same one
 when it comes back; their streams go on.
 
-Read next: `live_requests.py`, `recovery.py`, `drivers.py`, `core/dispatch/fleet.py`.
+Read next: `live_requests.py`, `recovery.py`, `drivers.py`, `core/fleet/fleet.py`.
 """
 
 import asyncio

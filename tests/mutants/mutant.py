@@ -44,7 +44,10 @@ class Mutant:
     def path(self) -> str:
         """The file, from the root of the repository."""
         module, _, _ = self.place.partition(":")
-        return module if self.is_c else module.replace(".", "/") + ".py"
+        if self.is_c:
+            return module
+        path = module.replace(".", "/") + ".py"
+        return f"shared/{path}" if path.startswith("octavo_shared/") else path
 
     def plant(self, text: str) -> str:
         """Return the text of the file with the fault.

@@ -42,11 +42,12 @@ Files = dict[str, str]
 
 def mistakes_of(folder: Path, change: Callable[[Files, Files, Files], None]) -> list[str]:
     """Return what is found in the archives of a small project after `change` of its wheel, sdist and direct wheel."""
-    source = {f"{package}/__init__.py": "" for package in PACKAGES} | dict.fromkeys(REQUIRED, "")
+    source = {f"{Path(package).name}/__init__.py": "" for package in PACKAGES} | dict.fromkeys(REQUIRED, "")
     source |= {"octavo/__init__.py": '__version__ = "1.2.3"\n', "scheduler_svc/page/index.html": "<html></html>"}
     for name, text in {**source, "README.md": README, "pyproject.toml": PYPROJECT}.items():
-        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "source" / name).write_text(text)
+        path = folder / "source" / (f"shared/{name}" if name.startswith("octavo_shared/") else name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     wheel, sdist, direct = {**source, INFO: METADATA}, dict(source), {**source, INFO: METADATA}
     change(wheel, sdist, direct)
     for archive, files in (("wheel.whl", wheel), ("direct.whl", direct)):

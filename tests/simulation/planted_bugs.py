@@ -39,13 +39,13 @@ BUGS = (
     ),
     Bug(
         "a beam that goes on as two holds its blocks once",
-        f"{CORE}/beams/beam_batch.py",
+        f"{CORE}/step/beam_batch.py",
         "                batch.blocks.allocator.acquire(batch.held_blocks(slot))\n",
         "",
     ),
     Bug(
         "the last but one that shares a block writes into it",
-        f"{CORE}/blocks/block_appender.py",
+        f"{CORE}/step/block_appender.py",
         "        if allocator.ref_counts[shared] == 1:\n",
         "        if allocator.ref_counts[shared] <= 2:\n",
     ),
@@ -77,13 +77,13 @@ BUGS = (
     ),
     Bug(
         "a swap-in brings the blocks in the wrong order",
-        f"{CORE}/blocks/swapping.py",
+        f"{CORE}/step/swapping.py",
         "zip(swap_in_plan.host_blocks[moved].tolist(), device_blocks[moved].tolist(), strict=True)",
         "zip(swap_in_plan.host_blocks[moved].tolist(), device_blocks[moved][::-1].tolist(), strict=True)",
     ),
     Bug(
         "a swap frees the blocks that stay on the device",
-        f"{CORE}/blocks/swapping.py",
+        f"{CORE}/step/swapping.py",
         "            device.free(all_held[~stays])\n",
         "            device.free(all_held)\n",
     ),
@@ -158,13 +158,13 @@ BUGS = (
     ),
     Bug(
         "an abort does not reach the core",
-        f"{CORE}/dispatch/fleet.py",
+        f"{CORE}/fleet/fleet.py",
         "            core.abort(group)\n        else:\n",
         "            pass\n        else:\n",
     ),
     Bug(
         "a request that is aborted while it waits stays in the queue",
-        f"{CORE}/dispatch/fleet.py",
+        f"{CORE}/fleet/fleet.py",
         "                self.dispatcher.withdraw(group)\n            group.end()\n",
         "                pass\n            group.end()\n",
     ),
@@ -270,7 +270,7 @@ BUGS = (
     ),
     Bug(
         "the dispatcher wakes a driver for what it had before, and that one the dispatcher",
-        f"{CORE}/dispatch/dispatcher.py",
+        f"{CORE}/fleet/dispatcher.py",
         "                    self._dispatched_to.discard(inbox.core)\n        return self.take",
         "                    pass\n        return self.take",
     ),

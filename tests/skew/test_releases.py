@@ -50,7 +50,7 @@ STEP_MS = 10
 
 PRINT_HOMES = """
 import sys
-import executor_svc.fake.__main__, octavo.client, octavo.execution.v1.step_pb2, scheduler_svc.__main__
+import executor_svc.fake, octavo.client, octavo.execution.v1.step_pb2, scheduler_svc.service, shared.wire
 ours = ("executor_svc", "octavo", "scheduler_svc", "octavo_shared", "shared")
 print(*(m.__file__ for name, m in sorted(sys.modules.items()) if name.partition(".")[0] in ours), sep="\\n")
 """

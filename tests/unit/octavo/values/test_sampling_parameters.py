@@ -24,7 +24,7 @@ from octavo_shared.step_wire.sampling_row import SAMPLING_ROW, SamplingRow
 from tests.support.each_row import each_row
 from tests.support.sample_rows import ROWS_OF_FILTERS
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PUBLIC = [parameter for parameter in SAMPLING_PARAMETERS if parameter.is_public]
 PUBLIC_TYPES = {
     Kind.FLOAT: FieldDescriptor.TYPE_FLOAT,

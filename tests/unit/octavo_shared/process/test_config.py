@@ -119,26 +119,26 @@ def test_a_flag_that_no_service_has_is_met_with_the_nearest_one(flag: str, hint:
     assert caught.value.mistakes == (f"{flag} is not a flag; {hint}",)
 
 
-@each_row(SchedulerConfig, FrontConfig)
-def test_a_setting_that_was_removed_says_what_to_use(config_class: type[ServiceConfig], *, tmp_path: Path) -> None:
-    service = config_class.service
-    path = write_toml(tmp_path, f"[{service}]\ngateway_tenant = 'web'\nvllm_engine = true\n")
-    prefix = f"OCTAVO_{service.upper()}_"
-    variables = {f"{prefix}GATEWAY_TENANT": "web", f"{prefix}VLLM_ENGINE": "1"}
+@each_row(
+    *(
+        (config_class, name)
+        for config_class in (SchedulerConfig, FrontConfig, ExecutorConfig)
+        for name in config_class.removed
+    )
+)
+def test_a_setting_that_was_removed_says_what_to_use(
+    config_class: type[ServiceConfig], name: str, *, tmp_path: Path
+) -> None:
+    path = write_toml(tmp_path, f"[{config_class.service}]\n{name} = 'x'\n")
+    flag, variable = f"--{name.replace('_', '-')}", f"OCTAVO_{config_class.service.upper()}_{name.upper()}"
     with pytest.raises(ConfigError) as caught:
-        load_config(
-            config_class, ["--vllm-engine", "--no-vllm-engine", "--gateway-tenant", "web", "--config", path], variables
-        )
-    engine = "any more: clients of OpenAI's API use the port of --openai-listen"
-    tenant = "any more: the token of a client says its tenant, see --tokens-file"
-    assert caught.value.mistakes[:7] == (
-        f"--vllm-engine is not a flag {engine}",
-        f"--no-vllm-engine is not a flag {engine}",
-        f"--gateway-tenant is not a flag {tenant}",
-        f"{prefix}GATEWAY_TENANT is not a setting {tenant}",
-        f"{prefix}VLLM_ENGINE is not a setting {engine}",
-        f"{service}.gateway_tenant in {path} is not a setting {tenant}",
-        f"{service}.vllm_engine in {path} is not a setting {engine}",
+        load_config(config_class, [flag, "x", f"--no-{flag[2:]}", "--config", path], {variable: "x"})
+    hint = config_class.removed[name]
+    assert caught.value.mistakes[:4] == (
+        f"{flag} is not a flag any more: {hint}",
+        f"--no-{flag[2:]} is not a flag any more: {hint}",
+        f"{variable} is not a setting any more: {hint}",
+        f"{config_class.service}.{name} in {path} is not a setting any more: {hint}",
     )
 
 

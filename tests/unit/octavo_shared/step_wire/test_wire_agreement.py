@@ -17,7 +17,7 @@ Request = step_pb2.ExecuteModelRequest
 Admission = step_pb2.Admission
 Answer = step_pb2.ExecuteModelResponse
 
-PROTO = Path(__file__).parents[3] / "protos/octavo/execution/v1/step.proto"
+PROTO = Path(__file__).parents[4] / "protos/octavo/execution/v1/step.proto"
 TOLD = re.compile(r"  // CAPABILITY_(\w+)[:,] .*\n(?:  //.*\n)*  (?:repeated |optional )?\w+ (\w+) = \d+;")
 
 PLAIN = WireAgreement(2, frozenset({Capability.NUMERICS}))
