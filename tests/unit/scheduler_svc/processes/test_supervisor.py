@@ -9,8 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 from octavo_shared.errors import AddressError
+from scheduler_svc.config.client_side_config import ClientSideConfig, FrontConfig
 from scheduler_svc.config.scheduler_config import SchedulerConfig
-from scheduler_svc.processes.supervisor import Supervisor
+from scheduler_svc.processes.supervisor import Supervisor, front_config
 from tests.support.patience import PATIENCE_S
 
 
@@ -141,3 +142,21 @@ def test_an_address_that_is_taken_leaves_no_folder(monkeypatch: pytest.MonkeyPat
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(AddressError, match="cannot listen on"):
         Supervisor(SchedulerConfig(fronts=1, listen=f"127.0.0.1:{taken.getsockname()[1]}"))
     assert not os.listdir(tmp_path)
+
+
+def test_a_front_has_the_settings_of_what_clients_meet_and_leaves_probes_and_metrics_to_the_core() -> None:
+    given = {
+        "listen": "127.0.0.1:7",
+        "openai_listen": "127.0.0.1:8",
+        "health_listen": "127.0.0.1:9",
+        "metrics_listen": "127.0.0.1:10",
+        "max_beam_width": 3,
+        "tool_call_parser": "hermes",
+        "shutdown_grace_s": 2.5,
+        "log_format": "json",
+    }
+    config = SchedulerConfig.model_validate(given)
+    front = FrontConfig.model_validate_json(front_config(config, "unix:/core:0", 3).model_dump_json())
+    assert (front.core, front.front_id, front.exit_on_stdin_close) == ("unix:/core:0", "3", True)
+    differ = {name for name in ClientSideConfig.model_fields if getattr(front, name) != getattr(config, name)}
+    assert differ == {"health_listen", "metrics_listen", "exit_on_stdin_close"}
