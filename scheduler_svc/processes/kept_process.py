@@ -48,6 +48,7 @@ class KeptProcess:
         self._settings = settings
         self._on_line = on_line
         self._stopping = asyncio.Event()
+        self._has_spoken = False
         self._process: asyncio.subprocess.Process | None = None
 
     async def keep(self) -> None:
@@ -71,11 +72,14 @@ class KeptProcess:
         self._stopping.set()
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
+            if not self._has_spoken:  # it starts, has no calls, and does not look at stdin yet
+                with contextlib.suppress(ProcessLookupError):  # it has ended, which is not noticed at once
+                    self._process.terminate()
 
     def kill(self) -> None:
         """End it at once."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, which is not noticed at once
+            with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
     async def _run(self) -> float:
@@ -86,6 +90,7 @@ class KeptProcess:
             stdout=asyncio.subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
+        self._has_spoken = False
         began_s = asyncio.get_running_loop().time()
         log.info(Event("process_started", name=self.name, pid=process.pid))
         assert process.stdin is not None
@@ -94,6 +99,7 @@ class KeptProcess:
         if self._stopping.is_set():  # `stop` has not seen it
             self.stop()
         async for line in process.stdout:
+            self._has_spoken = True
             self._on_line(self.name, line.decode(errors="replace").rstrip("\n"))
         self.exit_code = await process.wait()
         self._process = None

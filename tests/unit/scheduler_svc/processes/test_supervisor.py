@@ -47,6 +47,8 @@ class Process:
         self.end()
         raise ProcessLookupError
 
+    terminate = kill
+
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
