@@ -7,7 +7,7 @@ from octavo_shared.process.config import load_config_or_exit
 from octavo_shared.process.stop_request import StopRequest
 from scheduler_svc.config.front_count import choose_fronts
 from scheduler_svc.config.scheduler_config import SchedulerConfig
-from scheduler_svc.processes.process import run_service, run_to_end
+from scheduler_svc.processes.process import run_to_end
 
 
 def main() -> int:
@@ -27,12 +27,9 @@ async def serve(config: SchedulerConfig) -> int:
         from scheduler_svc.processes.supervisor import Supervisor
 
         return await Supervisor(config).run(stop.wait())
-    from scheduler_svc.processes.service import (
-        SchedulerService,  # takes longest to import, and a supervisor does without
-    )
+    from scheduler_svc.processes import core_process  # takes longest to import, and a supervisor does without
 
-    await run_service(SchedulerService(config), config, stop)
-    return 0
+    return await core_process.serve(config, stop)
 
 
 if __name__ == "__main__":

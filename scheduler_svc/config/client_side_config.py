@@ -1,5 +1,7 @@
 """The settings of what clients meet, which a scheduler has, and a standalone front beside its way to the core."""
 
+import secrets
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -128,6 +130,15 @@ class ClientSideConfig(ServiceConfig):
         ),
     )
 
+    @property
+    def own_name(self) -> str:
+        """A name for this process: host and listen address, which a restart keeps.
+
+        With port 0 that would be the same for all of the host: it is a new one each time.
+        """
+        host, port = socket.gethostname(), self.listen.rpartition(":")[2]
+        return f"{host}/{secrets.token_hex(8)}" if int(port) == 0 else f"{host}/{self.listen}"
+
     @field_validator("openai_listen", mode="before")
     @classmethod
     def _serve_nothing_if_off(cls, value: object) -> object:
@@ -144,7 +155,7 @@ class FrontConfig(ClientSideConfig):
     """Hold the calls of clients for the core of a scheduler elsewhere: texts, tokenizer, streams."""
 
     service: ClassVar[str] = "front"
-    program: ClassVar[str] = "python -m scheduler_svc.processes.own_front"
+    program: ClassVar[str] = "python -m scheduler_svc.processes.front_process"
 
     core: str = Field(
         pattern=ADDRESS_PATTERN,
@@ -178,6 +189,11 @@ class FrontConfig(ClientSideConfig):
             "once. By default host name and listen address; with port 0 a new id at each start."
         ),
     )
+
+    @property
+    def is_started_by_scheduler(self) -> bool:
+        """Whether it joins a core of this machine, and shares its ports with the other fronts of that scheduler."""
+        return self.core.startswith("unix:")
 
     @model_validator(mode="after")
     def _check_core_tls(self) -> Self:

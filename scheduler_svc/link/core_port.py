@@ -1,4 +1,4 @@
-"""The port where standalone fronts join, and the check that whoever calls there is one."""
+"""The ports where fronts join, and the check that whoever calls there is one."""
 
 import asyncio
 import contextlib
@@ -66,21 +66,22 @@ def core_port(config: SchedulerConfig, listen: str, servicer: CoreServicer, heal
 
     Args:
         config: Of the scheduler.
-        listen: Its --core-listen.
+        listen: Its --core-listen; or unix:PATH, for the fronts that it starts: only its own user reaches that.
         servicer: The core's side of the link.
         health: What the port says of the process.
 
     Raises: TlsFileError: a file cannot be used.
     """
-    tls = front_tls(config)
+    is_local = listen.startswith("unix:")
+    tls = None if is_local else front_tls(config)
     port = GrpcServer(
         listen=listen,
         max_message_bytes=config.max_message_bytes,
         service_names=(),
         health=health,
         credentials=None if tls is None else tls.credentials(),
-        interceptors=[FrontAccess(config.trusted_fronts)] if config.trusted_fronts else [],
-        flag="--core-listen",
+        interceptors=[FrontAccess(config.trusted_fronts)] if config.trusted_fronts and not is_local else [],
+        flag="the link to the fronts" if is_local else "--core-listen",
     )
     core_service_pb2_grpc.add_CoreServiceServicer_to_server(servicer, port.server)
     return port

@@ -99,11 +99,14 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         """Those of them that this scheduler has started."""
         return [session for session in self.sessions if not session.address]
 
-    def states_of_joined(self) -> list[admin_pb2.FrontState]:
-        """Return how each standalone front is that has joined."""
-        return [self.state_of(session.name, session) for session in self.sessions if session.address]
+    def states(self, num_own: int) -> list[admin_pb2.FrontState]:
+        """Return how each front is: those that this scheduler starts, by number, and the others that have joined."""
+        own = {session.name: session for session in self.own_sessions}
+        named: list[tuple[str, FrontSession | None]] = [(name, own.get(name)) for name in map(str, range(num_own))]
+        named += [(session.name, session) for session in self.sessions if session.address]
+        return [self._state_of(name, session) for name, session in named]
 
-    def state_of(self, name: str, session: FrontSession | None) -> admin_pb2.FrontState:
+    def _state_of(self, name: str, session: FrontSession | None) -> admin_pb2.FrontState:
         """Return how a front is; without a session it is one of ours, and away."""
         past = self._past[session is not None and bool(session.address), name]
         state = admin_pb2.FrontState(
@@ -122,19 +125,9 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             state.loop_lag_us = session.loop_lag_us
         return state
 
-    async def wait_until_listening(self, num_fronts: int) -> None:
-        """Return once so many fronts of ours have opened their ports."""
-        while sum(session.is_listening for session in self.own_sessions) < num_fronts:
-            await self._next_change()
-
     async def wait_until_ready(self, num_fronts: int) -> None:
         """Return once so many fronts of ours take calls."""
         while sum(session.is_ready for session in self.own_sessions) < num_fronts:
-            await self._next_change()
-
-    async def wait_until_left(self) -> None:
-        """Return once no front of ours is joined."""
-        while self.own_sessions:
             await self._next_change()
 
     async def _next_change(self) -> None:

@@ -50,7 +50,6 @@ class FrontSession:
     Attributes:
         name: As above.
         pid: As above.
-        is_listening: Whether its ports are open.
         is_ready: Whether it takes calls.
         num_output_tokens: Of sampled outputs, that were sent to it.
         loop_lag_us: How late a timer of its event loop was at most in the last minute.
@@ -72,7 +71,6 @@ class FrontSession:
         self.name = name
         self.pid = pid
         self.address = address
-        self.is_listening = False
         self.is_ready = False
         self.num_output_tokens = 0
         self.loop_lag_us = 0
@@ -174,7 +172,7 @@ class FrontSession:
         if message.credits:
             self._gate.grant(message.credits)
         if message.HasField("is_ready"):
-            self.is_listening, self.is_ready = True, message.is_ready
+            self.is_ready = message.is_ready
             self._on_readiness()
         if message.metrics:
             self.loop_lag_us = message.loop_lag_us

@@ -1,44 +1,68 @@
-"""The core in a process of its own: `python -m scheduler_svc.processes.core_process LINK`, started by `supervisor.py`.
+"""The process that decides steps: a whole scheduler, or the core of fronts.
 
-It reads the scheduler's settings as one line of JSON from stdin, and ends when stdin does: its supervisor is gone then.
+`supervisor.py` starts the latter: `python -m scheduler_svc.processes.core_process`. It reads the scheduler's settings
+as one line of JSON from stdin, and ends when stdin does: its supervisor is gone then.
 """
 
-import contextlib
+import asyncio
 import sys
 
+from octavo_shared.grpc.grpc_server import announce_listening, announce_when_ready
+from octavo_shared.process.garbage_collection import IdleCollection, settle
 from octavo_shared.process.stop_request import StopRequest
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.executors.driver_interface import AtFaultPoint, no_fault
-from scheduler_svc.processes.process import DRAINED_LINE, run_service, run_to_end
+from scheduler_svc.processes.process import run_to_end
 from scheduler_svc.processes.service import SchedulerService
 
 
-async def tell_drained() -> None:
-    """Let the supervisor end the fronts."""
-    with contextlib.suppress(BrokenPipeError):  # it is gone
-        print(DRAINED_LINE, flush=True)
+async def serve(
+    config: SchedulerConfig,
+    stop: StopRequest | None = None,
+    link: str | None = None,
+    at_fault_point: AtFaultPoint = no_fault,
+) -> int:
+    """Serve until somebody wants it to stop; return the exit code.
 
-
-async def serve(config: SchedulerConfig, link: str, at_fault_point: AtFaultPoint) -> int:
-    """Run the core until somebody wants it to stop; return the exit code.
+    Args:
+        config: Of the scheduler.
+        stop: That wish; None: it is made here.
+        link: See `SchedulerService`, also for the next one.
+        at_fault_point: As above.
 
     Raises: OctavoServiceError: it cannot start.
     """
-    stop = StopRequest(exit_on_stdin_close=True)
-    service = SchedulerService(config, link, on_drained=tell_drained, at_fault_point=at_fault_point)
-    await run_service(service, config, stop)
+    stop = stop or StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
+    service = SchedulerService(config, link, at_fault_point=at_fault_point)
+    address = await service.start()
+    awaits = f"an executor at {', '.join(config.executor)}"
+    announce_listening("scheduler", address, service.other_addresses, awaits=awaits)
+    announcing = asyncio.create_task(
+        announce_when_ready("scheduler", address, service.wait_until_ready, service.report_not_ready)
+    )
+    settle()
+    collection = IdleCollection(lambda: not service.engine.requests, lambda: service.engine.meter.num_executor_losses)
+    collecting = asyncio.create_task(collection.run())
+    stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(service.wait_for_failure())
+    await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
+    if failing.done():  # a process that cannot work any more must not look as if it could
+        failing.result()
+    failing.cancel()
+    announcing.cancel()
+    collecting.cancel()
+    await service.stop(stopping.result())
     return 0
 
 
 def main(at_fault_point: AtFaultPoint = no_fault) -> int:
-    """Serve until SIGTERM, or until the supervisor ends; return the exit code.
+    """Be the core of fronts until SIGTERM, or until the supervisor ends; return the exit code.
 
     Args:
         at_fault_point: See `SchedulerService`.
     """
     [link] = sys.argv[1:]
     config = SchedulerConfig.model_validate_json(sys.stdin.readline())
-    return run_to_end(config, serve(config, link, at_fault_point))
+    return run_to_end(config, serve(config, link=link, at_fault_point=at_fault_point))
 
 
 if __name__ == "__main__":

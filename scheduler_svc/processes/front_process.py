@@ -1,52 +1,267 @@
-"""A front of `--fronts`: `python -m scheduler_svc.processes.front_process LINK NUMBER`, started by `fronts.py`.
+"""A front in a process of its own, joined to a core: `octavo-front --core HOST:PORT`, or started by `supervisor.py`.
 
-It reads the scheduler's settings as one line of JSON from stdin, and ends when stdin does: its core is gone then.
+One that joins a scheduler elsewhere opens its ports at once: probes and clients hear that it finds no core. One that a
+supervisor has started shares its ports with others, and opens them once it knows the core: until then those serve.
 """
 
 import asyncio
+import os
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import grpc.aio
 
-from octavo_shared.errors import OctavoServiceError
-from octavo_shared.process.events import configure_logging
-from octavo_shared.process.garbage_collection import settle
+from octavo.calls.tls import TlsOptions, handshake_trouble
+from octavo.core.v1 import core_service_pb2 as pb
+from octavo_shared.grpc.exposure import warn_if_exposed
+from octavo_shared.grpc.grpc_metrics import CallMetrics, service_families
+from octavo_shared.grpc.grpc_server import (
+    Port,
+    Ports,
+    announce_listening,
+    announce_when_ready,
+    probe_server,
+    shut_down,
+)
+from octavo_shared.grpc.grpc_status import failure_text
+from octavo_shared.grpc.health import Health
+from octavo_shared.process.config import load_config_or_exit
+from octavo_shared.process.garbage_collection import IdleCollection, settle
+from octavo_shared.process.metric import Family
+from octavo_shared.process.metrics_server import MetricsServer
 from octavo_shared.process.stop_request import StopRequest
-from scheduler_svc.config.scheduler_config import SchedulerConfig
-from scheduler_svc.processes.file_limit import raise_file_limit
-from scheduler_svc.processes.front_service import FrontService, link_options
+from scheduler_svc.config.client_side_config import FrontConfig
+from scheduler_svc.config.dial_tls import read_credentials
+from scheduler_svc.front.front import Front
+from scheduler_svc.front.text.text_model import ModelTokenizer
+from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.processes.client_services import GENERATION_SERVICE
+from scheduler_svc.processes.loop_lag import LoopLag
+from scheduler_svc.processes.process import SETTINGS_FROM_STDIN, run_to_end
+
+# What the names of the settings of TLS to the core begin with.
+FLAGS = "--core-tls"
+
+# A core that a network has cut off is noticed after both of these, in milliseconds.
+KEEPALIVE_TIME_MS = 10_000
+KEEPALIVE_TIMEOUT_MS = 5_000
+
+# Share of the grace period that traces have in any case, also where the last calls took all of it.
+FLUSH_SHARE = 0.1
 
 
 def main() -> int:
-    """Serve until SIGTERM, or until the core's process ends; return the exit code."""
-    link, name = sys.argv[1:]
-    config = SchedulerConfig.model_validate_json(sys.stdin.readline())
-    configure_logging(config.log_level, config.log_format)
-    raise_file_limit()
-    settle()
-    try:
-        asyncio.run(serve(config, link, name, lambda: StopRequest(exit_on_stdin_close=True).wait()))
-    except OctavoServiceError as error:
-        print(f"octavo scheduler: front {name}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    """Serve until SIGTERM, or until whoever started it ends; return the exit code."""
+    if sys.argv[1:] == [SETTINGS_FROM_STDIN]:
+        config = FrontConfig.model_validate_json(sys.stdin.readline())
+        return run_to_end(config, serve(config), f"scheduler: front {config.front_id}")
+    config = load_config_or_exit(FrontConfig, sys.argv[1:], os.environ)
+    return run_to_end(config, serve(config), "front")
 
 
-async def serve(config: SchedulerConfig, link: str, name: str, wait_for_stop: Callable[[], Awaitable[str]]) -> None:
-    """Run the front until somebody wants it to stop.
+async def serve(config: FrontConfig) -> int:
+    """Run the front until somebody wants it to stop; return the exit code.
 
     Raises: OctavoServiceError: it cannot start.
     """
-    stopping = asyncio.ensure_future(wait_for_stop())
-    options = link_options(config.max_message_bytes)
-    service = FrontService(config, name, lambda: grpc.aio.insecure_channel(link, options=options), is_shared=True)
+    settle()
+    stopping = asyncio.ensure_future(StopRequest(exit_on_stdin_close=config.exit_on_stdin_close).wait())
+    await FrontService(config).run(stopping)
+    return 0
 
-    async def open_ports() -> None:
-        await service.core.wait_until_told()  # who connects to one that was started again finds what the others have
-        await service.ports.start()
 
-    await service.run(open_ports, stopping)
+class FrontService:
+    """One front: ports, texts, and the core behind the link.
+
+    Args:
+        config: Its settings.
+
+    Attributes:
+        core: The core, as the link has it.
+        front: What clients meet.
+        ports: Those of clients, and the others.
+        is_listening: Set once they are open.
+        is_ready: Set while new requests find an executor.
+
+    Raises: OctavoServiceError: see `Front`; or a file of TLS to the core cannot be used.
+    """
+
+    def __init__(self, config: FrontConfig) -> None:
+        self._config = config
+        self._tls = core_tls(config)
+        if self._tls is not None:
+            read_credentials(self._tls, FLAGS)  # what cannot be used ends the start, and not only every connection
+        self._calls = CallMetrics()
+        self._loop_lag = LoopLag()
+        self._health = Health([GENERATION_SERVICE])
+        self.is_listening, self.is_ready = asyncio.Event(), asyncio.Event()
+        self._address = ""
+        tokenizer = ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
+        self.core = RemoteCore(
+            self._open_channel,
+            config.front_id or config.own_name,
+            tokenizer.load,
+            self._set_ready,
+            self._collect,
+            lambda: self._loop_lag.longest_s,
+            self._take_rules,
+            self._explain,
+        )
+        self.front = Front(
+            config,
+            self.core,
+            tokenizer,
+            self._health,
+            self._collect,
+            call_metrics=self._calls,
+            is_shared=config.is_started_by_scheduler,
+        )
+        self.ports = Ports(self.front.main, self._other_ports())
+
+    async def run(self, stopping: asyncio.Future[str]) -> None:
+        """Serve until somebody wants it to stop, then end in order.
+
+        Args:
+            stopping: Has the reason, once there is one.
+
+        Raises: OctavoServiceError: it cannot start.
+        """
+        self._warn_if_exposed()
+        tasks = [
+            asyncio.create_task(self._take_calls(), name="ports"),
+            asyncio.create_task(self.core.run(), name="link"),
+            asyncio.create_task(self.front.pace.watch(), name="pace"),
+            asyncio.create_task(self._loop_lag.watch(), name="loop-lag"),
+            asyncio.create_task(IdleCollection(lambda: self.core.num_requests == 0).run(), name="collector"),
+        ]
+        announcing = asyncio.create_task(self._announce(), name="announcement")
+        grace_s = self._config.shutdown_grace_s
+        deadline_s = None
+        try:
+            reason = await _why_to_stop(stopping, tasks)
+            deadline_s = time.monotonic() + grace_s
+            if self.is_listening.is_set():
+                await shut_down(self.ports, reason, drain=self._drain, grace_s=grace_s)
+        finally:
+            for task in (*tasks, announcing):
+                task.cancel()
+            await asyncio.gather(*tasks, announcing, return_exceptions=True)
+            if self.is_listening.is_set():
+                await self.ports.stop(0)
+            left_s = 0.0 if deadline_s is None else deadline_s - time.monotonic()
+            await self.front.close(max(left_s, FLUSH_SHARE * grace_s))
+
+    async def _take_calls(self) -> None:
+        """Open the ports."""
+        if self._config.is_started_by_scheduler:
+            await self.core.wait_until_told()
+        self._address = await self.ports.start()
+        self.is_listening.set()
+        await self.core.take_calls()
+
+    async def _announce(self) -> None:
+        """Say on stdout that the ports are open, and once calls find an executor; nobody need read it."""
+        await self.is_listening.wait()
+        address, core = self._address, f"the scheduler at {self._config.core}"
+        announce_listening("front", address, self.ports.other_addresses, awaits=core)
+        await announce_when_ready("front", address, self.is_ready.wait, lambda: f"{core}: {self.core.last_trouble}")
+
+    async def _drain(self) -> None:
+        await self.core.leave()
+        self.front.generation.shut_down()
+
+    async def _set_ready(self, is_ready: bool) -> None:
+        await self._health.set_ready(is_ready)
+        if is_ready:
+            self.is_ready.set()
+        else:
+            self.is_ready.clear()
+
+    def _take_rules(self, welcome: pb.CoreWelcome) -> None:
+        """What a front refuses for the core's sake, the core says: its settings are not ours."""
+        generation = self.front.generation
+        generation.settings = replace(
+            generation.settings, tenants=frozenset(welcome.tenants) or None, has_priorities=welcome.has_priorities
+        )
+
+    def _collect(self) -> list[Family]:
+        return [*service_families(self._calls, self.front.tls), *self.front.families()]
+
+    def _other_ports(self) -> dict[str, Port]:
+        ports: dict[str, Port] = {}
+        if self.front.openai is not None:
+            ports["openai"] = self.front.openai
+        if self._config.health_listen is not None:
+            ports["health"] = probe_server(self._config.health_listen, self._health)
+        if self._config.metrics_listen is not None:
+            ports["metrics"] = MetricsServer(self._config.metrics_listen, self._collect)
+        return ports
+
+    def _warn_if_exposed(self) -> None:
+        config = self._config
+        if config.is_started_by_scheduler:  # the core has said it, once for all
+            return
+        warn_if_exposed(
+            "front",
+            {
+                "--listen": config.listen,
+                **({} if config.openai_listen is None else {"--openai-listen": config.openai_listen}),
+            },
+            is_encrypted=self.front.tls is not None,
+            knows_clients=bool(config.tokens_file or config.tls_client_ca),
+            how_to_know_clients="set --tokens-file to ask for tokens, or --tls-client-ca to demand client certificates",
+        )
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        """Open a channel to the core; files of TLS are read as they are now. Raises TlsFileError: one is unusable."""
+        config, tls = self._config, self._tls
+        options: list[tuple[str, int | str]] = [
+            ("grpc.max_receive_message_length", config.max_message_bytes),
+            ("grpc.max_send_message_length", config.max_message_bytes),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
+        if not config.is_started_by_scheduler:  # no network cuts off a core of this machine, which may stand still
+            options += [
+                ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+                ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+                ("grpc.http2.max_pings_without_data", 0),
+            ]
+        if tls is None:
+            return grpc.aio.insecure_channel(config.core, options=options)
+        credentials = read_credentials(tls, FLAGS)
+        return grpc.aio.secure_channel(config.core, credentials, options=[*options, *tls.channel_options])
+
+    def _explain(self, error: grpc.aio.AioRpcError) -> str:
+        """Say why it could not join, or was cut."""
+        return handshake_trouble(error.details() or "", self._tls, FLAGS, "--front-tls-ca") or failure_text(error)
+
+
+async def _why_to_stop(stopping: asyncio.Future[str], tasks: Iterable[asyncio.Task[None]]) -> str:
+    """Return the reason once somebody wants us to stop. Raises: what ended a task before; we are started again then."""
+    pending: set[asyncio.Future[Any]] = {stopping, *tasks}
+    while not stopping.done():
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for ended in done:
+            ended.result()
+    return stopping.result()
+
+
+def core_tls(config: FrontConfig) -> TlsOptions | None:
+    """Return how to speak TLS with the core; None: plaintext."""
+    if config.core_tls_ca is None:
+        return None
+    return TlsOptions(
+        ca=config.core_tls_ca,
+        cert=config.core_tls_cert,
+        key=config.core_tls_key,
+        server_name=config.core_tls_server_name,
+    )
 
 
 if __name__ == "__main__":

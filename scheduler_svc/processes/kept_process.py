@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from octavo_shared.process.events import Event
+from octavo_shared.process.service_config import ServiceConfig
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +24,8 @@ class KeptProcess:
         name: Of it, for the log: "core", "front 0".
         module: What it runs.
         arguments: Of the module.
-        settings: Returns the line, for each start.
-        on_line: Told each line of its stdout; None: its stdout is ours.
+        settings: Returns them, for each start.
+        on_line: Told its name, and each line of its stdout.
 
     Attributes:
         name: As above.
@@ -37,8 +38,8 @@ class KeptProcess:
         name: str,
         module: str,
         *arguments: str,
-        settings: Callable[[], str],
-        on_line: Callable[[str], None] | None = None,
+        settings: Callable[[], ServiceConfig],
+        on_line: Callable[[str, str], None],
     ) -> None:
         self.name = name
         self.has_ended = asyncio.Event()
@@ -47,10 +48,11 @@ class KeptProcess:
         self._settings = settings
         self._on_line = on_line
         self._stopping = asyncio.Event()
+        self._has_spoken = False
         self._process: asyncio.subprocess.Process | None = None
 
     async def keep(self) -> None:
-        """Run it, again and again; return once it has ended after `start_stopping`."""
+        """Run it, again and again; return once it has ended after `stop`."""
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
             ran_s = await self._run()
@@ -62,45 +64,44 @@ class KeptProcess:
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
 
-    def start_stopping(self) -> None:
-        """Start it no more: its end is expected now."""
-        self._stopping.set()
+    def stop(self) -> None:
+        """Ask it to end, and start it no more.
 
-    def terminate(self) -> None:
-        """Ask it to end (SIGTERM)."""
-        if self._process is not None:
-            _unless_ended(self._process.terminate)
+        By the end of stdin: a terminal's Ctrl-C has told it too, and a second signal would end it at once.
+        """
+        self._stopping.set()
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            if not self._has_spoken:  # it starts, has no calls, and does not look at stdin yet
+                with contextlib.suppress(ProcessLookupError):  # it has ended, which is not noticed at once
+                    self._process.terminate()
 
     def kill(self) -> None:
         """End it at once."""
         if self._process is not None:
-            _unless_ended(self._process.kill)
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
 
     async def _run(self) -> float:
         """Run it once; return for how many seconds it ran."""
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
-            stdout=None if self._on_line is None else asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        if self._stopping.is_set():  # `terminate` has not seen it
-            self.terminate()
+        self._has_spoken = False
         began_s = asyncio.get_running_loop().time()
         log.info(Event("process_started", name=self.name, pid=process.pid))
         assert process.stdin is not None
-        process.stdin.write(self._settings().encode() + b"\n")  # and kept open: it ends when we do
-        if self._on_line is not None:
-            assert process.stdout is not None
-            async for line in process.stdout:
-                self._on_line(line.decode(errors="replace").rstrip("\n"))
+        assert process.stdout is not None
+        process.stdin.write(self._settings().model_dump_json().encode() + b"\n")  # and kept open: it ends when we do
+        if self._stopping.is_set():  # `stop` has not seen it
+            self.stop()
+        async for line in process.stdout:
+            self._has_spoken = True
+            self._on_line(self.name, line.decode(errors="replace").rstrip("\n"))
         self.exit_code = await process.wait()
         self._process = None
         self.has_ended.set()
         return asyncio.get_running_loop().time() - began_s
-
-
-def _unless_ended(tell: Callable[[], None]) -> None:
-    """Tell a process something; nothing happens if it has ended, which is not noticed at once."""
-    with contextlib.suppress(ProcessLookupError):
-        tell()

@@ -3,10 +3,8 @@
 import asyncio
 import functools
 import logging
-import secrets
-import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
@@ -36,7 +34,6 @@ from scheduler_svc.front.access.access_control import AccessInterceptor, access_
 from scheduler_svc.http.http_tls import http_tls
 from scheduler_svc.link.core_port import core_port
 from scheduler_svc.link.core_servicer import CoreServicer
-from scheduler_svc.link.joined_fronts import LEAVE_S, JoinedFronts
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
 from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from scheduler_svc.processes.incarnation import Incarnation
@@ -65,17 +62,12 @@ LAST_WORDS_S = 1.0
 DRAIN_SHARE = 0.9
 
 
-async def tell_nobody() -> None:
-    """Do nothing."""
-
-
 class SchedulerService:
     """One scheduler, or its core. It is ready while any executor is attached and it does not drain.
 
     Args:
         config: Of the scheduler.
         front_link: Where fronts join that have all calls of clients; None: this process takes them.
-        on_drained: Called at the end when no request is live any more: the fronts are to leave.
         at_fault_point: Called at each fault point of each step (`FaultPoint`); tests kill processes there.
 
     Raises: OctavoServiceError: --tokenizer names a broken directory, or --tracing lacks what it needs,
@@ -86,12 +78,11 @@ class SchedulerService:
         self,
         config: SchedulerConfig,
         front_link: str | None = None,
-        on_drained: Callable[[], Awaitable[None]] = tell_nobody,
         *,
         at_fault_point: AtFaultPoint = no_fault,
     ) -> None:
         self._config = config
-        self._on_drained = on_drained
+        self._num_fronts = 0 if front_link is None else config.num_fronts
         self._grace_s = config.shutdown_grace_s
         self.tls = server_tls(config)
         self._access = access_control(config)
@@ -106,7 +97,7 @@ class SchedulerService:
         tokenizer = model_tokenizer(config) if front_link is None else None
         files = TokenizerFiles(None if tokenizer is None else tokenizer.load)
         is_joined = front_link is not None or config.core_listen is not None
-        self._incarnation = Incarnation(scheduler_id(config))
+        self._incarnation = Incarnation(config.scheduler_id or config.own_name)
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
             functools.partial(executor_client, config, self._incarnation, key_fingerprint(key)),
@@ -118,7 +109,6 @@ class SchedulerService:
         )
         self.link = CoreServicer(self.engine, files, self._incarnation) if is_joined else None
         self.front: Front | None = None
-        self.fronts: JoinedFronts | None = None
         self._has_executor = False
         self._is_ready: bool | None = None  # as health has it
         if tokenizer is not None:
@@ -127,8 +117,7 @@ class SchedulerService:
         else:
             assert front_link is not None
             assert self.link is not None
-            self.fronts = JoinedFronts(self.link, front_link, config.num_fronts)
-            main = self.fronts.server(health, config.max_message_bytes)
+            main = core_port(config, front_link, self.link, health)
         self._ports = Ports(main, self._other_ports(config, health))
 
     def _own_front(self, tokenizer: "ModelTokenizer", health: Health) -> "Front":
@@ -169,15 +158,7 @@ class SchedulerService:
             self._watching.append(asyncio.create_task(self.front.pace.watch(), name="pace"))
         else:
             self._watching.append(asyncio.create_task(self._watch_fronts(), name="fronts"))
-        if self.fronts is None:
-            return address
-        try:  # executors are looked for meanwhile: a front that stands still keeps none of the others waiting
-            await self.fronts.wait_until_listening()
-        except asyncio.CancelledError:
-            await self._end_tasks()
-            await self._ports.stop(0)
-            raise
-        return config.listen
+        return address if self.front is not None else config.listen
 
     async def _set_ready(self, is_ready: bool) -> None:
         """Tell everybody whether new requests find an executor."""
@@ -203,12 +184,12 @@ class SchedulerService:
     async def wait_until_ready(self) -> None:
         """Return once new requests have found an executor, and all fronts take them."""
         await self.engine.readiness.wait()
-        if self.fronts is not None:
-            await self.fronts.wait_until_ready()
+        if self._num_fronts and self.link is not None:
+            await self.link.wait_until_ready(self._num_fronts)
 
     def report_not_ready(self) -> str:
         """Write to the log what keeps new requests from finding an executor, and return that."""
-        if self.fronts is not None and not self.engine.readiness.why_not:
+        if self._num_fronts and not self.engine.readiness.why_not:
             return "not all fronts take calls yet"
         return self.engine.readiness.report()
 
@@ -232,16 +213,12 @@ class SchedulerService:
 
         async def drain() -> None:
             await self.engine.drain(drain_s)
-            if self.fronts is not None:
-                await self._on_drained()
-                await self.fronts.wait_until_left()
             if self.link is not None:
                 await self.link.close(LAST_WORDS_S)
             if self.front is not None:
                 self.front.generation.shut_down()
 
-        end_s = 0.0 if self.fronts is None else LEAVE_S
-        await shut_down(self._ports, reason, drain=drain, grace_s=self._grace_s + end_s)
+        await shut_down(self._ports, reason, drain=drain, grace_s=self._grace_s)
         await self._end_tasks()
         if self._step_log is not None:
             await asyncio.to_thread(self._step_log.close)
@@ -258,15 +235,14 @@ class SchedulerService:
     def other_addresses(self) -> dict[str, str]:
         """Where operators ("admin", "page"), OpenAI's clients, probes and metrics are served; after `start`."""
         openai = self._config.openai_listen
-        is_at_fronts = self.fronts is not None and openai is not None
+        is_at_fronts = self.front is None and openai is not None
         return self._ports.other_addresses | ({"openai": str(openai)} if is_at_fronts else {})
 
     def _page_port(self) -> int:
         return int(self._ports.other_addresses.get("page", ":0").rpartition(":")[2])
 
     def _front_states(self) -> Sequence[admin_pb2.FrontState]:
-        own = [] if self.fronts is None else self.fronts.states()
-        return own if self.link is None else [*own, *self.link.states_of_joined()]
+        return [] if self.link is None else self.link.states(self._num_fronts)
 
     def _metrics(self) -> list[Family]:
         families = [
@@ -330,18 +306,6 @@ def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:
             max_num_seqs_per_tenant=config.max_num_seqs_per_tenant,
         )
     )
-
-
-def scheduler_id(config: SchedulerConfig) -> str:
-    """Return the identity that executors know this scheduler by.
-
-    By default host and port, which a restart keeps. With port 0 that would be the same for every scheduler of
-    the host, and they would take each other's executors.
-    """
-    if config.scheduler_id is not None:
-        return config.scheduler_id
-    host, port = socket.gethostname(), config.listen.rpartition(":")[2]
-    return f"{host}/{secrets.token_hex(8)}" if int(port) == 0 else f"{host}/{config.listen}"
 
 
 def executor_client(

@@ -9,27 +9,36 @@ too. What the core prints on stdout the supervisor passes on, the first time: wh
 
 import asyncio
 import contextlib
+import logging
 import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Awaitable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from octavo_shared.errors import OctavoServiceError
+from octavo_shared.process.events import Event
+from octavo_shared.process.tracing import MAX_FLUSH_S
+from scheduler_svc.config.client_side_config import ClientSideConfig, FrontConfig
 from scheduler_svc.config.prefix_key import write_prefix_key
 from scheduler_svc.config.scheduler_config import SchedulerConfig
-from scheduler_svc.processes.fronts import Fronts
+from scheduler_svc.http.listeners import reserve
 from scheduler_svc.processes.kept_process import KeptProcess
-from scheduler_svc.processes.process import DRAINED_LINE, NOTICE
+from scheduler_svc.processes.process import NOTICE, SETTINGS_FROM_STDIN
 
-# How the core says that it listens, behind its ports, and that it serves (`octavo_shared/grpc/grpc_server.py`).
-_LISTENING = "octavo scheduler listening on "
+log = logging.getLogger(__name__)
+
+CORE = "core"
+
+# How a process says that it listens, and the core that it serves (`octavo_shared/grpc/grpc_server.py`).
+_LISTENING = re.compile(r"octavo \w+ listening on ")
 _SERVING = "octavo scheduler serving on "
 _PORT_LINE = re.compile(r"octavo scheduler serving (?P<name>\w+) on (?P<address>\S+)")
 
-# How long the core may take to end once its fronts have, in seconds.
-END_S = 5.0
+# How long processes may take to end after the grace period, in seconds: they send their traces, and a little more.
+END_S = MAX_FLUSH_S + 1.0
 
 
 class Supervisor:
@@ -50,27 +59,34 @@ class Supervisor:
         front_module: str = "scheduler_svc.processes.front_process",
     ) -> None:
         self._folder = tempfile.mkdtemp(prefix="octavo-")  # nobody else may enter it
-        link = f"unix:{self._folder}/core.sock"
+        link = link_in(self._folder)
         if config.prefix_key_file is None:  # the next core finds what executors have cached for this one
             key_file = Path(self._folder, "prefix.key")
             write_prefix_key(key_file)
             config = config.model_copy(update={"prefix_key_file": key_file})
         try:
-            self._fronts = Fronts(config, link, front_module)
+            config, self._reserved = reserve_addresses(config)
         except OctavoServiceError:
             self._remove_folder()
             raise
-        self._config = self._fronts.config
-        self._core = KeptProcess(
-            "core",
-            core_module,
-            link,
-            settings=lambda: self._config.model_dump_json(),
-            on_line=self._take_line,
-        )
+        self._config = config.model_copy(update={"exit_on_stdin_close": True})
+        self._processes = [
+            KeptProcess(CORE, core_module, link, settings=lambda: self._config, on_line=self._take_line),
+            *(
+                KeptProcess(
+                    f"front {number}",
+                    front_module,
+                    SETTINGS_FROM_STDIN,
+                    settings=partial(front_config, config, link, number),
+                    on_line=self._take_line,
+                )
+                for number in range(config.num_fronts)
+            ),
+        ]
+        self._awaited = {process.name for process in self._processes}  # those that do not listen yet
         self._has_listened = asyncio.Event()
         self._has_served = False
-        self._has_drained = asyncio.Event()
+        self._unsaid: list[str] = []
 
     async def run(self, wait_for_stop: Awaitable[str]) -> int:
         """Keep them running until somebody wants the scheduler to stop, and end them in order.
@@ -78,63 +94,82 @@ class Supervisor:
         Returns: the exit code: 0, or that of one which ended before they listened; it has said why.
         """
         stopping = asyncio.ensure_future(wait_for_stop)
-        keeping = asyncio.create_task(self._core.keep(), name="core")
-        self._fronts.start()
+        keeping = [asyncio.create_task(process.keep(), name=process.name) for process in self._processes]
+        listening = asyncio.create_task(self._has_listened.wait())
+        endings = [asyncio.create_task(process.has_ended.wait()) for process in self._processes]
         try:
-            failed = await self._failed_start(stopping)
-            if failed is None:
+            await asyncio.wait((listening, stopping, *endings), return_when=asyncio.FIRST_COMPLETED)
+            if listening.done():
                 await stopping
-            return 0 if failed is None else failed.exit_code or 1
+            elif stopping.done():
+                log.info(Event("stopped_while_starting", reason=stopping.result()))
+            else:
+                return next(process.exit_code for process in self._processes if process.has_ended.is_set()) or 1
+            return 0
         finally:
-            stopping.cancel()
+            for task in (stopping, listening, *endings):
+                task.cancel()
             await self._stop(keeping)
 
-    async def _failed_start(self, stopping: "asyncio.Future[str]") -> KeptProcess | None:
-        """Return once the core listens, which it does when all fronts do, or the process that ended before."""
-        processes = [self._core, *self._fronts.processes]
-        listening = asyncio.create_task(self._has_listened.wait())
-        endings = [asyncio.create_task(process.has_ended.wait()) for process in processes]
-        waited: list[asyncio.Future[Any]] = [listening, stopping, *endings]
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        failed = [process for process in processes if process.has_ended.is_set()]
-        for task in (listening, *endings):
-            task.cancel()
-        return failed[0] if failed and not self._has_listened.is_set() else None
-
-    async def _stop(self, keeping: "asyncio.Task[None]") -> None:
-        """End the core once its requests have ended, and the fronts before it: they still have words to deliver."""
-        self._core.start_stopping()
-        self._fronts.start_stopping()
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self._config.shutdown_grace_s
-        self._has_drained.clear()
-        self._core.terminate()
-        drained = asyncio.create_task(self._has_drained.wait())
-        limit_s = self._config.shutdown_grace_s + END_S
-        await asyncio.wait((drained, keeping), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        drained.cancel()
-        await self._fronts.stop(deadline_s - loop.time())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
-                await asyncio.shield(keeping)
-        self._core.kill()
-        await keeping
+    async def _stop(self, keeping: "list[asyncio.Task[None]]") -> None:
+        """End all: core and fronts take nothing new, and live requests have the grace period."""
+        for process in self._processes:
+            process.stop()
+        await asyncio.wait(keeping, timeout=self._config.shutdown_grace_s + END_S)
+        for process in self._processes:
+            process.kill()
+        await asyncio.gather(*keeping)
+        for reserved in self._reserved:
+            reserved.close()
         self._remove_folder()
 
-    def _take_line(self, line: str) -> None:
-        """The core has printed a line: people get it once, however often the core starts."""
-        if line == DRAINED_LINE:
-            self._has_drained.set()
-            return
-        if port := _PORT_LINE.match(line):  # the next core has the same
-            name = "core" if port["name"] == "fronts" else port["name"]
-            self._config = self._config.model_copy(update={f"{name}_listen": port["address"]})
-        if not self._has_served or line.startswith(NOTICE):
-            print(line, flush=True)
-        if line.startswith(_LISTENING):
+    def _take_line(self, process: str, line: str) -> None:
+        """A process has printed a line. People get the lines of the core when all listen, and once."""
+        if process == CORE:
+            if port := _PORT_LINE.match(line):  # the next core has the same
+                name = "core" if port["name"] == "fronts" else port["name"]
+                self._config = self._config.model_copy(update={f"{name}_listen": port["address"]})
+            if not self._has_served or line.startswith(NOTICE):
+                self._unsaid.append(line)
+            self._has_served |= line.startswith(_SERVING)
+        if _LISTENING.match(line):
+            self._awaited.discard(process)
+        if not self._awaited:
             self._has_listened.set()
-        elif line.startswith(_SERVING):
-            self._has_served = True
+            with contextlib.suppress(BrokenPipeError):  # nobody reads it
+                for each in self._unsaid:
+                    print(each, flush=True)
+            self._unsaid.clear()
 
     def _remove_folder(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def link_in(folder: str | Path) -> str:
+    """Return where fronts join the core; it has the form of an address, with a port."""
+    return f"unix:{folder}/core:0"
+
+
+def reserve_addresses(config: SchedulerConfig) -> tuple[SchedulerConfig, list[socket.socket]]:
+    """Keep the addresses for clients: the fronts share them, and nobody else gets them.
+
+    Returns: the configuration with the ports that were chosen, and what keeps them.
+
+    Raises: AddressError: one is taken, or not ours.
+    """
+    chosen, reserved = {}, list[socket.socket]()
+    for name, listen, flag in (
+        ("listen", config.listen, "--listen"),
+        ("openai_listen", config.openai_listen, "--openai-listen"),
+    ):
+        if listen is not None:
+            sockets = reserve(listen, flag)
+            reserved += sockets
+            chosen[name] = f"{listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
+    return config.model_copy(update=chosen), reserved
+
+
+def front_config(config: SchedulerConfig, link: str, number: int) -> FrontConfig:
+    """Return the settings of a front: what clients meet is the scheduler's, probes and metrics stay at the core."""
+    shared = config.model_dump(include=set(ClientSideConfig.model_fields) - {"health_listen", "metrics_listen"})
+    return FrontConfig.model_validate(shared | {"core": link, "front_id": str(number), "exit_on_stdin_close": True})

@@ -39,10 +39,9 @@ from scheduler_svc.engine.engine import Engine
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link import absence, front_session, remote_core
 from scheduler_svc.link.core_batch import CoreBatch
-from scheduler_svc.link.core_servicer import STATE_INTERVAL_S, core_state
+from scheduler_svc.link.core_servicer import STATE_INTERVAL_S, CoreServicer, core_state
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_session import FrontSession
-from scheduler_svc.link.joined_fronts import JoinedFronts
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.submissions import encode_submission
 from scheduler_svc.processes.service import SchedulerService
@@ -96,8 +95,8 @@ async def joined(
     over_tcp: bool = False,
 ) -> AsyncIterator[RawFront]:
     """Join the core of a stack."""
-    assert stack.service.fronts is not None
-    link = stack.service.other_addresses["fronts"] if over_tcp else stack.service.fronts.link
+    assert stack.fronts is not None
+    link = stack.service.other_addresses["fronts"] if over_tcp else stack.fronts.link
     async with grpc.aio.insecure_channel(link) as channel:
         front = RawFront(pb_grpc.CoreServiceStub(channel).Join())
         hello = pb.FrontHello(min_version=versions[0], max_version=versions[1], front_id=front_id, session=session)
@@ -583,8 +582,8 @@ async def test_streams_go_on_while_the_tokenizer_of_another_executor_loads(monke
 
 async def test_the_health_of_the_core_is_not_ready_while_no_front_takes_calls() -> None:
     async with running_stack(fronts=1, health_listen="127.0.0.1:0") as stack:
-        assert stack.service.fronts is not None
-        [session] = stack.service.fronts.sessions
+        assert stack.fronts is not None
+        [session] = stack.link.own_sessions
         async with grpc.aio.insecure_channel(stack.service.other_addresses["health"]) as channel:
             health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
             for takes_calls, status in ((True, "SERVING"), (False, "NOT_SERVING"), (True, "SERVING")):
@@ -613,8 +612,8 @@ async def test_a_front_of_its_own_is_none_of_ours_whatever_its_name() -> None:
         await front.say(is_ready=False)
         await front.submit(1, max_tokens=10_000)
         await front.until("accepted")
-        assert stack.service.fronts is not None
-        [ours] = stack.service.fronts.sessions
+        assert stack.fronts is not None
+        [ours] = stack.link.own_sessions
         assert ours.is_ready
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert [(seen.front_id, bool(seen.address), seen.is_ready, seen.num_requests) for seen in state.fronts] == [
@@ -643,7 +642,7 @@ async def test_operators_see_what_went_to_a_front_and_whether_it_keeps_up(monkey
                 seen = (await fronts())[1]
                 assert 0 < seen.num_credits < 100, "each message has taken one"
         assert (seen.num_sessions, seen.num_output_tokens) == (3, 6), "the first session was the real front's"
-        await until(lambda: len(stack.service.fronts.sessions) == 1)  # type: ignore[union-attr]
+        await until(lambda: len(stack.link.own_sessions) == 1)
         real, gone = await fronts()
         while not real.num_credits:  # those that it had may be used up for a moment
             real, gone = await fronts()
@@ -675,8 +674,8 @@ async def test_versions_that_do_not_meet_are_refused_in_words() -> None:
             )
         async with joined(stack, versions=(0, 9)) as front:
             assert (await front.until("welcome")).welcome.version == 1
-        assert stack.service.fronts is not None
-        async with grpc.aio.insecure_channel(stack.service.fronts.link) as channel:
+        assert stack.fronts is not None
+        async with grpc.aio.insecure_channel(stack.fronts.link) as channel:
             silent: Any = pb_grpc.CoreServiceStub(channel).Join()
             await silent.write(pb.JoinRequest(credits=1))
             assert await silent.details() == "the first message of a front must be its hello"
@@ -715,8 +714,7 @@ async def test_a_link_that_breaks_again_and_again_costs_no_token(params: dict[st
         request = token_request(6, 60, **params)
         whole = await collect_outputs(stack, request)
         running = asyncio.create_task(collect_outputs(stack, request))
-        core_link = stack.service.fronts
-        assert core_link is not None
+        core_link = stack.link
         for num_steps in (2, 1, 10, 0):
             await until(lambda: stack.engine.requests)
             core = stack.driver.core
@@ -760,9 +758,9 @@ async def some_steps(core: ExecutorCore, num_steps: int) -> None:
     await until(lambda: core.last_processed_step_id >= wanted)
 
 
-async def until_replaced(fronts: JoinedFronts, session: FrontSession) -> None:
+async def until_replaced(link: CoreServicer, session: FrontSession) -> None:
     """Return once a front has joined again."""
-    await until(lambda: fronts.sessions and session not in fronts.sessions)
+    await until(lambda: link.own_sessions and session not in link.own_sessions)
 
 
 async def collect_outputs(stack: Stack, request: generation.GenerateRequest) -> list[Any]:
@@ -785,11 +783,9 @@ async def test_a_front_that_is_started_again_opens_its_ports_once_it_knows_the_c
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with running_stack(fronts=1) as stack:
-        joined_fronts = stack.service.fronts
-        assert joined_fronts is not None
         assert stack.fronts is not None
         await stack.fronts.fronts[0].kill()
-        await until(lambda: not joined_fronts.sessions)
+        await until(lambda: not stack.link.own_sessions)
         is_told = asyncio.Event()
         take_state = RemoteCore._take_state
 
@@ -800,12 +796,12 @@ async def test_a_front_that_is_started_again_opens_its_ports_once_it_knows_the_c
         monkeypatch.setattr(RemoteCore, "_take_state", take_state_late)
         again = stack.fronts.start(0)
         try:
-            await until(lambda: joined_fronts.sessions)
+            await until(lambda: stack.link.own_sessions)
             host, _, port = stack.address.rpartition(":")
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection(host, int(port))
             is_told.set()
-            await joined_fronts.wait_until_ready()
+            await stack.link.wait_until_ready(1)
             async with Client(stack.address) as client:
                 assert len((await client.generate([40, 41], max_tokens=3)).outputs[0].token_ids) == 3
         finally:
@@ -814,11 +810,11 @@ async def test_a_front_that_is_started_again_opens_its_ports_once_it_knows_the_c
 
 async def test_a_front_whose_link_fails_by_a_bug_ends_and_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_stack(fronts=1) as stack:
-        assert stack.service.fronts is not None
+        assert stack.fronts is not None
         assert stack.fronts is not None
         [front] = stack.fronts.fronts
         monkeypatch.setattr(RemoteCore, "_grant", lambda self: 1 / 0)
-        [session] = stack.service.fronts.sessions
+        [session] = stack.link.own_sessions
         session.batch()
         with pytest.raises(ZeroDivisionError):
             async with asyncio.timeout(PATIENCE_S):

@@ -19,7 +19,7 @@ from octavo.execution.v1 import execution_service_pb2
 from octavo.generation.v1 import generation_service_pb2
 from octavo_shared.grpc.grpc_server import GrpcServer
 from octavo_shared.grpc.interceptor import Handler, HandlerInterceptor, handler_parts
-from scheduler_svc.link import joined_fronts
+from scheduler_svc.link import core_port
 from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from tests.support import stack as stack_support
 from tests.support.fronts import NUM_FRONTS
@@ -73,8 +73,8 @@ def ports_of(stack: Stack) -> dict[str, list[str]]:
         admin: ["octavo.admin.v1.AdminService", *both],
         executor: ["octavo.execution.v1.ExecutionService", *both],
     }
-    if stack.service.fronts is not None:
-        ports[stack.service.fronts.link] = ["octavo.core.v1.CoreService", SERVICE]
+    if stack.fronts is not None:
+        ports[stack.fronts.link] = ["octavo.core.v1.CoreService", SERVICE]
     return ports
 
 
@@ -179,7 +179,7 @@ async def test_what_no_core_sends_ends_the_session_and_the_front_goes_on(
         change(message)
         return message.SerializeToString()
 
-    monkeypatch.setattr(joined_fronts, "GrpcServer", partial(GrpcServer, readers=[Answering("Join", spoil)]))
+    monkeypatch.setattr(core_port, "GrpcServer", partial(GrpcServer, readers=[Answering("Join", spoil)]))
     async with running_stack(FakeWorker(step_ms=1), fronts=1) as stack:
         assert len((await collect(stack, token_request(3, 30, ignore_eos=True))).token_ids) == 30
         assert num_spoiled == 1

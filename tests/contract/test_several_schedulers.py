@@ -13,7 +13,7 @@ from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.session import ExecutorSession
-from scheduler_svc.processes.service import SchedulerService, scheduler_id
+from scheduler_svc.processes.service import SchedulerService
 from tests.support.stack import ExecutorProcess, losing_soon, until
 
 
@@ -114,10 +114,9 @@ async def test_a_spare_executor_is_not_dialled(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_schedulers_on_free_ports_have_names_of_their_own() -> None:
-    first, second = (scheduler_id(SchedulerConfig(listen="127.0.0.1:0")) for _ in range(2))
+    first, second = (SchedulerConfig(listen="127.0.0.1:0").own_name for _ in range(2))
     assert first != second
-    assert scheduler_id(SchedulerConfig(listen="127.0.0.1:7")) == scheduler_id(SchedulerConfig(listen="127.0.0.1:7"))
-    assert scheduler_id(SchedulerConfig(listen="127.0.0.1:0", scheduler_id="mine")) == "mine"
+    assert SchedulerConfig(listen="127.0.0.1:7").own_name == SchedulerConfig(listen="127.0.0.1:7").own_name
 
 
 async def test_a_lost_executor_makes_room_for_another_one() -> None:

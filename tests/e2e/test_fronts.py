@@ -193,11 +193,18 @@ async def test_a_front_that_stands_still_keeps_no_other_from_the_next_core() -> 
         assert await asyncio.gather(*reading) == whole
 
 
-async def test_a_scheduler_that_is_told_to_end_lets_streams_through_fronts_finish() -> None:
+@pytest.mark.parametrize("is_ctrl_c", [False, True])
+async def test_a_scheduler_that_is_told_to_end_lets_streams_through_fronts_finish(is_ctrl_c: bool) -> None:
     async with running(1) as services:
-        async with Client(services.scheduler.address) as client:
+        async with Client(services.scheduler.address, resume_timeout_s=0) as client:
             reading = await begin_reading(client, PROMPTS[0])
             [front] = services.fronts()
+            if is_ctrl_c:  # a terminal tells them all
+                for pid in (*services.cores(), front, services.scheduler.process.pid):
+                    os.kill(pid, signal.SIGINT)
+                assert len(await reading) == 400
+                assert await services.scheduler.process.wait() == 0
+                return
             ending = asyncio.create_task(services.scheduler.terminate())
             assert len(await reading) == 400
         assert await ending == 0

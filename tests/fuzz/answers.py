@@ -256,10 +256,10 @@ class CoreAnswers(Answers):
     async def record(self, real: AsyncExitStack, dial: Dial, told: list[bytes]) -> None:
         """Join a core as a front."""
         stack = await real.enter_async_context(running_stack(FakeWorker(max_model_len=300), fronts=1))
-        assert stack.service.fronts is not None
+        assert stack.fronts is not None
         self._told = told
         self._stopping = patch.multiple(remote_core, FIRST_PAUSE_S=0.0, LONGEST_PAUSE_S=0.0)
-        await self.play(stack.service.fronts.link, dial)
+        await self.play(stack.fronts.link, dial)
         self._told = []
 
     async def play(self, address: str, dial: Dial) -> None:

@@ -245,8 +245,8 @@ class FrontMessages(Calls):
         """Start a scheduler with a standalone front, to join beside it."""
         running.enter_context(patch.object(front_session, "SLOW_FRONT_S", 0.2))  # for a front that takes nothing
         stack = await running.enter_async_context(running_stack(FakeWorker(max_model_len=300), fronts=1))
-        assert stack.service.fronts is not None
-        self.channel = await running.enter_async_context(grpc.aio.insecure_channel(stack.service.fronts.link))
+        assert stack.fronts is not None
+        self.channel = await running.enter_async_context(grpc.aio.insecure_channel(stack.fronts.link))
         model = stack.engine.model
         assert model is not None
         self._num_sessions = 0

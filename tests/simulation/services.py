@@ -33,8 +33,8 @@ from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.remote_core import RemoteCore
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
+from scheduler_svc.processes.front_process import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
 from scheduler_svc.processes.incarnation import Incarnation
-from scheduler_svc.processes.own_front import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
 from scheduler_svc.processes.service import HEARTBEATS_PER_LEASE, engine_settings
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.network.client import SimulatedChannel

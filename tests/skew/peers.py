@@ -21,7 +21,7 @@ from tests.support.stack import ExecutorProcess
 
 FAKE = "executor_svc.fake"
 SCHEDULER = "scheduler_svc"
-FRONT = "scheduler_svc.processes.own_front"
+FRONT = "scheduler_svc.processes.front_process"
 # Where releases up to 0.1.0 had it.
 FORMER_MODULES = {FRONT: "scheduler_svc.own_front"}
 CONFIG = ("scheduler_svc/config/scheduler_config.py", "scheduler_svc/config.py")

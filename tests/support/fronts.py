@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from scheduler_svc.config.scheduler_config import SchedulerConfig
-from scheduler_svc.processes.front_process import serve
-from scheduler_svc.processes.fronts import Fronts
+from scheduler_svc.processes.front_process import FrontService
+from scheduler_svc.processes.supervisor import front_config, link_in, reserve_addresses
 
 # Set to a number: every stack of the contract tests has so many fronts.
 NUM_FRONTS_VARIABLE = "OCTAVO_TEST_FRONTS"
@@ -21,10 +21,8 @@ class FrontInProcess:
 
     def __init__(self, link: str, number: int, config: SchedulerConfig) -> None:
         self._told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.create_task(serve(config, link, str(number), self._wait))
-
-    async def _wait(self) -> str:
-        return await self._told
+        self.service = FrontService(front_config(config, link, number))
+        self.task = asyncio.create_task(self.service.run(self._told))
 
     async def terminate(self) -> None:
         """Tell it to end, and return once it has."""
@@ -48,19 +46,24 @@ class FrontsInProcess:
     """
 
     def __init__(self, config: SchedulerConfig, folder: Path) -> None:
-        self.link = f"unix:{folder}/core.sock"
-        self._reserved = Fronts(config, self.link)  # its processes are never started
-        self.config = self._reserved.config
+        self.link = link_in(folder)
+        self.config, self._reserved = reserve_addresses(config)
         self.fronts = [self.start(number) for number in range(config.num_fronts)]
 
     def start(self, number: int) -> FrontInProcess:
         """Start one."""
         return FrontInProcess(self.link, number, self.config)
 
+    async def wait_until_listening(self) -> None:
+        """Return once all have opened their ports."""
+        for front in self.fronts:
+            await front.service.is_listening.wait()
+
     async def end(self) -> None:
         """Let all end in order."""
         await asyncio.gather(*(front.terminate() for front in self.fronts))
-        await self._reserved.stop()
+        for reserved in self._reserved:
+            reserved.close()
 
 
 @asynccontextmanager

@@ -30,6 +30,7 @@ from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.front import Front
+from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.processes.service import SchedulerService
 from tests.support.fronts import NUM_FRONTS, FrontsInProcess, fronts_in_this_process
 from tests.support.patience import PATIENCE_S
@@ -122,11 +123,17 @@ class Stack:
         """What drives an executor, to look at."""
         return self.engine.drivers[executor.address]
 
+    @property
+    def link(self) -> CoreServicer:
+        """Where fronts join, to look at."""
+        assert self.service.link is not None
+        return self.service.link
+
     async def attached(self) -> None:
         """Return once some executor is attached."""
         await until(lambda: self.engine.fleet.cores)
-        if (fronts := self.service.fronts) is not None:
-            await fronts.wait_until_ready()
+        if self.fronts is not None:
+            await self.link.wait_until_ready(len(self.fronts.fronts))
 
     def num_groups_on(self, executor: ExecutorProcess) -> int:
         """Return how many groups an executor has now."""
@@ -192,14 +199,13 @@ async def running_scheduler(
             }
         )
         fronts = await stack.enter_async_context(fronts_in_this_process(config))
-        if fronts is None:
-            service = SchedulerService(config)
-        else:
-            service = SchedulerService(fronts.config, fronts.link, on_drained=fronts.end)
+        service = SchedulerService(config) if fronts is None else SchedulerService(fronts.config, fronts.link)
         if membership is not None:
             service.engine.drivers.membership = membership
         address = await service.start()
         stack.push_async_callback(service.stop, "the test ends")
+        if fronts is not None:
+            await fronts.wait_until_listening()
         channel = await stack.enter_async_context(
             grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
         )

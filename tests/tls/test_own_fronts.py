@@ -72,7 +72,7 @@ async def running_core(*flags: str) -> AsyncIterator[Service]:
 @asynccontextmanager
 async def running_front(core: str, *flags: str) -> AsyncIterator[Service]:
     """Run a standalone front; it need not find its core."""
-    async with running_service("scheduler_svc.processes.own_front", "--core", core, *flags) as front:
+    async with running_service("scheduler_svc.processes.front_process", "--core", core, *flags) as front:
         yield front
 
 
@@ -318,18 +318,20 @@ WRONG_FLAGS = {
     "scheduler_svc --core-listen 127.0.0.1:0 --front-tls-ca a --trusted-fronts a": (
         "octavo scheduler: --front-tls-ca requires --tls-cert and --tls-key: without TLS fronts present no certificate"
     ),
-    "scheduler_svc.processes.own_front": "octavo front: --core is required (or OCTAVO_FRONT_CORE, or core in the file)",
-    "scheduler_svc.processes.own_front --core here": (
+    "scheduler_svc.processes.front_process": (
+        "octavo front: --core is required (or OCTAVO_FRONT_CORE, or core in the file)"
+    ),
+    "scheduler_svc.processes.front_process --core here": (
         "octavo front: --core is here; it must be host:port, with a port from 0 to 65535"
     ),
-    "scheduler_svc.processes.own_front --core a:1 --core-tls-cert a": (
+    "scheduler_svc.processes.front_process --core a:1 --core-tls-cert a": (
         "octavo front: --core-tls-cert and --core-tls-key must be set together: a certificate and its private key"
     ),
-    "scheduler_svc.processes.own_front --core a:1 --core-tls-server-name a": (
+    "scheduler_svc.processes.front_process --core a:1 --core-tls-server-name a": (
         "octavo front: --core-tls-cert and --core-tls-server-name require --core-tls-ca: without it the front uses "
         "plaintext to the scheduler"
     ),
-    "scheduler_svc.processes.own_front --core a:1 --executor a:1": (
+    "scheduler_svc.processes.front_process --core a:1 --executor a:1": (
         "octavo front: --executor is not a flag; --help lists all"
     ),
 }
@@ -341,18 +343,20 @@ def test_wrong_flags_are_refused_in_a_sentence(
 ) -> None:
     module, *flags = command.split()
     with pytest.raises(SystemExit, match="2"):
-        load_config_or_exit(FrontConfig if module.endswith("front") else SchedulerConfig, flags, {})
+        load_config_or_exit(FrontConfig if module.endswith("front_process") else SchedulerConfig, flags, {})
     assert capsys.readouterr() == ("", sentence + "\n")
 
 
 async def test_a_front_ends_at_once_where_its_flags_are_wrong() -> None:
-    command = "scheduler_svc.processes.own_front --core here"
+    command = "scheduler_svc.processes.front_process --core here"
     assert await run(*command.split()) == (2, "", WRONG_FLAGS[command] + "\n")
 
 
 async def test_a_file_that_a_front_cannot_use_ends_its_start(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
-    assert await run("scheduler_svc.processes.own_front", "--core", "127.0.0.1:1", "--core-tls-ca", str(missing)) == (
+    assert await run(
+        "scheduler_svc.processes.front_process", "--core", "127.0.0.1:1", "--core-tls-ca", str(missing)
+    ) == (
         1,
         "",
         f"octavo front: --core-tls-ca {missing} cannot be read (No such file or directory); give a PEM file that this "

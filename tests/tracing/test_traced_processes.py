@@ -15,7 +15,7 @@ from octavo.client import Client
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.process.tracing import MAX_FLUSH_S
-from scheduler_svc.processes.fronts import END_S
+from scheduler_svc.processes.supervisor import END_S
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import PORT_LINE, Service, running_service
 from tests.support.stack import token_request
@@ -146,7 +146,7 @@ async def test_fronts_send_their_traces_before_they_end(monkeypatch: pytest.Monk
                 *traced,
             ) as scheduler,
             running_service(
-                "scheduler_svc.processes.own_front", "--core", scheduler.other_addresses["fronts"], *traced
+                "scheduler_svc.processes.front_process", "--core", scheduler.other_addresses["fronts"], *traced
             ) as front,
         ):
             for name, address in (("started", scheduler.address), ("own", front.address)):

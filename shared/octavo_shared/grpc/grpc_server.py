@@ -29,6 +29,9 @@ HANDSHAKE_TIMEOUT_MS = 10_000
 # One without a call for so long is closed: clients open another when they need it.
 _MAX_IDLE_MS = 600_000
 
+# Time after which a start is worth a word, in seconds: the first attempts to connect have had their answers.
+SILENCE_S = 2.0
+
 # A probe's messages hold a service's name.
 _PROBE_MESSAGE_BYTES = 64 * 2**10
 
@@ -198,6 +201,19 @@ def announce_listening(
     for name, port in other_addresses.items():
         print(f"octavo {service} serving {name} on {port}", flush=True)
     print(f"octavo {service} listening on {address}, waiting for {awaits}", flush=True)
+
+
+async def announce_when_ready(
+    service: str, address: str, wait_until_ready: Callable[[], Awaitable[object]], why_not: Callable[[], str]
+) -> None:
+    """Say on stdout that a service takes work, once it does; if that takes long, what keeps it."""
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            await wait_until_ready()
+    except TimeoutError:
+        print(f"octavo {service} not serving yet: {why_not()}", flush=True)
+        await wait_until_ready()
+    announce_serving(service, address)
 
 
 def announce_serving(service: str, address: str) -> None:

@@ -24,7 +24,7 @@ async def test_it_serves_once_an_executor_is_attached_and_says_before_what_it_wa
             said.extend(capsys.readouterr().out.splitlines())
         return said.pop(0)
 
-    monkeypatch.setattr("scheduler_svc.processes.process.SILENCE_S", 0.1)
+    monkeypatch.setattr("octavo_shared.grpc.grpc_server.SILENCE_S", 0.1)
     stop_wanted = asyncio.Event()
 
     async def wait(_: StopRequest) -> str:

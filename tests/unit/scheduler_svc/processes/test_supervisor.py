@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 from octavo_shared.errors import AddressError
+from scheduler_svc.config.client_side_config import ClientSideConfig, FrontConfig
 from scheduler_svc.config.scheduler_config import SchedulerConfig
-from scheduler_svc.processes.process import DRAINED_LINE
-from scheduler_svc.processes.supervisor import Supervisor
+from scheduler_svc.processes.supervisor import Supervisor, front_config
 from tests.support.patience import PATIENCE_S
 
 
@@ -22,6 +22,7 @@ class Process:
         self.module = module
         self.pid = 1
         self.stdin = Mock()
+        self.stdin.close = self.end
         self.stdout = asyncio.StreamReader()
         self.ending = asyncio.Event()
 
@@ -31,6 +32,9 @@ class Process:
         [(line,)] = (call.args for call in self.stdin.write.call_args_list)
         return SchedulerConfig.model_validate_json(line)
 
+    def say(self, *lines: str) -> None:
+        self.stdout.feed_data("".join(f"octavo {line}\n" for line in lines).encode())
+
     def end(self) -> None:
         self.ending.set()
         self.stdout.feed_eof()
@@ -39,14 +43,11 @@ class Process:
         await self.ending.wait()
         return 3
 
-    def terminate(self) -> None:
-        if self.module.endswith("core_process"):
-            self.stdout.feed_data(f"{DRAINED_LINE}\n".encode())
-        self.kill()
-
     def kill(self) -> None:
         self.end()
         raise ProcessLookupError
+
+    terminate = kill
 
 
 @pytest.fixture
@@ -75,20 +76,27 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def serving(processes: list[Process], stop: "asyncio.Future[str]") -> "asyncio.Task[int]":
+async def serving(
+    processes: list[Process], stop: "asyncio.Future[str]", capsys: pytest.CaptureFixture[str]
+) -> "asyncio.Task[int]":
     """Run a supervisor whose core listens and serves."""
     supervisor = Supervisor(SchedulerConfig(fronts=2, listen="127.0.0.1:0", admin_listen="127.0.0.1:0"))
     running = asyncio.create_task(supervisor.run(stop))
     await until_started(processes, 3)
-    core = next(process for process in processes if process.module.endswith("core_process"))
+    core, *fronts = processes
     lines = (
         "serving admin on 127.0.0.1:7",
         "serving page on 127.0.0.1:6",
         "listening on 127.0.0.1:8, waiting for it",
         "serving on 127.0.0.1:8",
     )
-    core.stdout.feed_data("".join(f"octavo scheduler {line}\n" for line in lines).encode())
+    core.say(*(f"scheduler {line}" for line in lines))
+    for front in fronts:
+        await settle()
+        assert not capsys.readouterr().out, "people would connect, and reach nobody"
+        front.say("front listening on 127.0.0.1:8, waiting for the core")
     await settle()
+    assert capsys.readouterr().out == "".join(f"octavo scheduler {line}\n" for line in lines)
     return running
 
 
@@ -96,7 +104,7 @@ async def test_whatever_ends_is_started_again_until_the_scheduler_stops(
     processes: list[Process], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    running = await serving(processes, stop)
+    running = await serving(processes, stop, capsys)
     assert os.listdir(tmp_path)
     for number in range(3):
         processes[number].end()
@@ -104,20 +112,22 @@ async def test_whatever_ends_is_started_again_until_the_scheduler_stops(
     cores = [process for process in processes if process.module.endswith("core_process")]
     ports = (cores[1].settings.admin_listen, cores[1].settings.page_listen)
     assert ports == ("127.0.0.1:7", "127.0.0.1:6"), "the next core has those of the one before"
-    cores[1].stdout.feed_data(b"octavo scheduler serving on 127.0.0.1:8\n")
+    cores[1].say("scheduler serving on 127.0.0.1:8")
     await settle()
-    assert capsys.readouterr().out.count("serving on 127.0.0.1:8") == 1
+    assert capsys.readouterr().out == "", "it has been said"
     stop.set_result("the test says so")
     assert await running == 0
     assert len(processes) == 6
     assert not os.listdir(tmp_path)
 
 
-async def test_the_end_waits_for_no_pause(processes: list[Process], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_end_waits_for_no_pause(
+    processes: list[Process], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("scheduler_svc.processes.kept_process.FIRST_PAUSE_S", 3600.0)
     monkeypatch.setattr("scheduler_svc.processes.kept_process.LONGEST_PAUSE_S", 3600.0)
     stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    running = await serving(processes, stop)
+    running = await serving(processes, stop, capsys)
     processes[0].end()
     await settle()
     stop.set_result("the test says so")
@@ -140,3 +150,21 @@ def test_an_address_that_is_taken_leaves_no_folder(monkeypatch: pytest.MonkeyPat
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(AddressError, match="cannot listen on"):
         Supervisor(SchedulerConfig(fronts=1, listen=f"127.0.0.1:{taken.getsockname()[1]}"))
     assert not os.listdir(tmp_path)
+
+
+def test_a_front_has_the_settings_of_what_clients_meet_and_leaves_probes_and_metrics_to_the_core() -> None:
+    given = {
+        "listen": "127.0.0.1:7",
+        "openai_listen": "127.0.0.1:8",
+        "health_listen": "127.0.0.1:9",
+        "metrics_listen": "127.0.0.1:10",
+        "max_beam_width": 3,
+        "tool_call_parser": "hermes",
+        "shutdown_grace_s": 2.5,
+        "log_format": "json",
+    }
+    config = SchedulerConfig.model_validate(given)
+    front = FrontConfig.model_validate_json(front_config(config, "unix:/core:0", 3).model_dump_json())
+    assert (front.core, front.front_id, front.exit_on_stdin_close) == ("unix:/core:0", "3", True)
+    differ = {name for name in ClientSideConfig.model_fields if getattr(front, name) != getattr(config, name)}
+    assert differ == {"health_listen", "metrics_listen", "exit_on_stdin_close"}
