@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,13 @@ from benchmarks.gpu.settings import executor_settings
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.gpu.throughput import of_transformers
 from executor_svc.attention.interface import DecodePlanner
+from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
+
+FILTERS = {
+    "greedy": SamplingRow(),
+    "top-p alone": SamplingRow(temperature=0.9, top_p=0.95),
+    "every filter at once": SamplingRow(temperature=0.9, top_k=200, top_p=0.95, min_p=0.01, typical_p=0.95),
+}
 
 
 def attention_figures(
@@ -76,20 +84,18 @@ def idle_figure(run: Run, num_sequences: int) -> Figure:
 
 
 def sampling_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
-    """Measure sampling on the device, all filters on."""
+    """Measure sampling on the device, greedy and with filters."""
     from executor_svc.sampler.device_sampling import sample_on_device
-    from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
 
     num_rows, vocab_size = sizes.workload.batch_size, sizes.large_model["vocab_size"]
     logits = torch.randn(num_rows, vocab_size, device=device) * 3
     rows = np.arange(num_rows, dtype=np.int32)
-    sampling = np.zeros(num_rows, SAMPLING_ROW)
-    sampling[:] = SamplingRow(temperature=0.9, top_k=200, top_p=0.95, min_p=0.01, typical_p=0.95).as_tuple()
     draws = np.random.default_rng(0).random(num_rows)
-    seconds = seconds_per_call(lambda: sample_on_device(logits, rows, sampling, draws), device)
-    yield Figure(
-        f"sampling, {num_rows} rows of {vocab_size:,} logits", seconds * 1e3, "ms", detail="every filter at once"
-    )
+    for name, row in FILTERS.items():
+        sampling = np.zeros(num_rows, SAMPLING_ROW)
+        sampling[:] = row.as_tuple()
+        seconds = seconds_per_call(partial(sample_on_device, logits, rows, sampling, draws), device)
+        yield Figure(f"sampling, {num_rows} rows of {vocab_size:,} logits, {name}", seconds * 1e3, "ms")
 
 
 def copy_figure(sizes: Sizes, device: torch.device) -> Figure:

@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.gpu.bandwidth import DecodeShape
 from benchmarks.gpu.models import LLAMA_1B, LLAMA_8B, TINY
+from benchmarks.gpu.part import Progress
 from benchmarks.gpu.throughput import Workload
 
 
@@ -79,3 +80,8 @@ REHEARSAL = Sizes(
     invariant_tokens=8,
     invariant_batch_sizes=(2,),
 )
+
+
+def place_of(progress: Progress) -> tuple[Sizes, torch.device]:
+    """Return how large a part is, and where it computes."""
+    return (REHEARSAL, torch.device("cpu")) if progress.is_rehearsal else (FULL, torch.device("cuda"))

@@ -4,15 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from benchmarks import gpu_check
-from benchmarks.gpu.report import Figure, Outcome, Report
+from benchmarks.gpu import machine
+from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.report import Figure, PartResult, Report, Status
 from benchmarks.gpu.settings import DEFAULTS, executor_settings
 from executor_svc.config import ExecutorConfig
 from octavo_shared.process.service_config import ServiceConfig
+from tests.support.each_row import each_row
 
 ROOT = Path(__file__).parents[3]
 # What an image with torch and transformers need not have.
@@ -26,9 +30,10 @@ class Missing(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"{{name}} is not there")
 
 sys.meta_path.insert(0, Missing())
-from benchmarks.gpu_check import main
-sys.exit(main(sys.argv[1:]))
 """
+STATUSES: tuple[Status, ...] = ("failed", "not run", "running")
+SKIPPED: set[str] = set()  # what a machine without a card and without the services' packages lacks
+NAMES = [part.name for part in PARTS]
 
 
 def test_the_settings_are_those_of_the_executor() -> None:
@@ -50,56 +55,67 @@ def test_a_machine_without_a_gpu_gets_one_sentence(capsys: pytest.CaptureFixture
     )
 
 
-@pytest.mark.parametrize(
-    ("found", "sentence"),
-    [
-        (None, "triton is not installed; install a triton of at least 3.6"),
-        ("3.5.1", "triton is 3.5.1; it needs at least 3.6"),
-    ],
+@each_row(
+    ({"triton": None}, "triton is not installed; install a triton of at least 3.6"),
+    ({"triton": "3.5.1"}, "triton is 3.5.1; it needs at least 3.6"),
+    (
+        {"triton": "3.6.0", "numpy": "2.5.0"},
+        "NumPy 2.5.0 breaks the interpreter of Triton 3.6.0, which a rehearsal runs kernels in; "
+        "install a NumPy before 2.4",
+    ),
+    ({"triton": "3.6.0", "numpy": "2.3.5"}, None),
+    ({"triton": "3.9.0", "numpy": "2.5.0"}, None),
 )
-def test_a_library_that_is_missing_or_too_old_is_named(
-    found: str | None, sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_check, "installed_version", lambda name: found if name == "triton" else "99.0+cu130")
-    assert gpu_check.why_not_here(rehearse=True) == sentence
+def test_a_library_that_will_not_do_is_named(found: dict[str, str | None], sentence: str | None) -> None:
+    assert machine.why_not_installed(is_rehearsal=True, find=lambda name: found.get(name, "99.0+cu130")) == sentence
+
+
+def test_on_a_card_the_interpreter_does_not_matter() -> None:
+    found = {"triton": "3.6.0", "numpy": "2.5.0"}
+    assert machine.why_not_installed(is_rehearsal=False, find=lambda name: found.get(name, "99.0")) is None
+
+
+def test_versions_come_first_and_missing_wheels_in_one_line() -> None:
+    found = {"torch": "2.11.0+cu130", "triton": "3.6.0", "pytest": "9.0"}
+
+    versions, driver, *_ = machine.describe(found.get)
+    wheels = machine.describe_wheels(found.get)
+
+    assert versions.endswith(", torch 2.11.0+cu130, triton 3.6.0, pytest 9.0")
+    assert driver.startswith("driver: ")
+    assert "\n" not in wheels
+    assert "missing here: iniconfig, pluggy, pygments, grpcio, " in wheels
 
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gpu_check.main(["--only", "attention,speed"])
-    sentence = "no such part: speed; there are tests, attention, stream, throughput, sampling, invariance"
-    assert sentence in capsys.readouterr().err
+    assert f"no such part: speed; there are {', '.join(NAMES)}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        pytest.param(
-            "stream,throughput",
-            {"decode step, 1 sequence", "idle between steps, 4 sequences", "Octavo beside transformers"},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("attention,sampling", set(), marks=pytest.mark.slow),
-        pytest.param(
-            "invariance",
-            {
-                "positions with other logits, invariant, the same in batches of 2",
-                "decode step, 2 sequences, invariant beside fast",
-                "step of 64 prompt tokens, invariant beside fast",
-            },
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_rehearsal_needs_only_what_an_image_has(parts: str, expected: set[str], tmp_path: Path) -> None:
-    flags = ["--rehearse", "--only", parts, "--results", str(tmp_path)]
+def test_the_parts_are_listed_and_what_they_run_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_check.main(["--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == NAMES
+    assert len(set(NAMES)) == len(NAMES)
+    for part in PARTS:
+        module, _, function = part.function.partition(":")
+        assert callable(getattr(import_module(module), function))
+        if part.function == "benchmarks.gpu.test_files:run_tests":
+            paths = [word.partition("::")[0] for words in part.arguments for word in json.loads(words) if ".py" in word]
+            assert all((ROOT / path).is_file() for path in paths), part
+
+
+@pytest.mark.slow
+def test_a_rehearsal_needs_only_what_an_image_has(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(missing=MISSING), encoding="utf-8")
+    flags = ["--rehearse", "--budget-s", "500", "--results", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT.format(missing=MISSING), *flags],
+        [sys.executable, "-m", "benchmarks.gpu_check", *flags],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT / 'shared'}"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=550,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -107,23 +123,29 @@ def test_a_rehearsal_needs_only_what_an_image_has(parts: str, expected: set[str]
     assert page.startswith("# Rehearsal of the GPU check on a CPU")
     assert "FAILED" not in page
     assert "MISSED" not in page
-    figures = json.loads((tmp_path / "gpu-check-rehearsal.json").read_text(encoding="utf-8"))["figures"]
-    assert expected <= {figure["name"] for figure in figures}
-    assert all(figure["value"] > 0 for figure in figures if figure["unit"] != "%")
+    parts = json.loads((tmp_path / "gpu-check-rehearsal.json").read_text(encoding="utf-8"))["parts"]
+    assert [part["name"] for part in parts] == NAMES
+    assert {part["name"] for part in parts if part["status"] == "skipped"} == SKIPPED
+    for part in parts:
+        assert part["figures"] or part["name"] in SKIPPED, part
+        assert all(figure["value"] > 0 for figure in part["figures"] if figure["unit"] != "%"), part
 
 
 def test_a_report_says_what_was_met_and_what_was_missed() -> None:
     report = Report("A card", ["a machine"], "make gpu-check")
-    report.figures = [
+    figures = [
         Figure("speed", 12.5, "GB/s", target=10.0, detail="fast"),
         Figure("idle", 12.5, "%", target=3.0, at_most=True),
         Figure("copy", 4321.0, "GB/s"),
     ]
-    report.outcomes = [Outcome("tests", True, "5 passed")]
+    report.parts = [PartResult("tests", "passed", "5 | 6 passed", seconds=3.2), PartResult("stream", figures=figures)]
+    report.parts[1].status = "skipped"
     page = report.markdown()
+    assert "| tests | passed | 3 | 5 \\| 6 passed |" in page
     assert "| speed | 12.5 GB/s | ≥ 10 GB/s: met | fast |" in page
     assert "| idle | 12.5 % | ≤ 3 %: MISSED |  |" in page
     assert "| copy | 4,321 GB/s |  |  |" in page
-    assert report.passed  # a target that was missed is reported; a part that failed fails the check
-    report.outcomes.append(Outcome("stream", False, "out of memory"))
-    assert not report.passed
+    assert report.passed  # a target that was missed is reported; a part that failed, or was not run, fails the check
+    for status in STATUSES:
+        report.parts[1].status = status
+        assert not report.passed
