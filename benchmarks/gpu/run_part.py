@@ -19,7 +19,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run one part as `driver.py` asks for it; return 1 if it failed."""
     order = json.loads(arguments[0])
     faulthandler.enable()
-    threading.Thread(target=_end_with_the_driver, daemon=True).start()
+    # A descriptor of its own: pytest puts another file in the place of standard input.
+    threading.Thread(target=_end_with_the_driver, args=(os.dup(0),), daemon=True).start()
     progress = Progress(order["name"], Path(order["path"]), is_rehearsal=order["is_rehearsal"])
     result = progress.result
     try:
@@ -38,9 +39,9 @@ def main(arguments: Sequence[str]) -> int:
     return int(result.status == "failed")
 
 
-def _end_with_the_driver() -> None:
+def _end_with_the_driver(standard_input: int) -> None:
     """Wait until the driver is gone, however it went; nobody else would end this process and those that it started."""
-    os.read(0, 1)
+    os.read(standard_input, 1)
     os.killpg(0, signal.SIGKILL)
 
 

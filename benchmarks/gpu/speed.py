@@ -1,10 +1,11 @@
-"""The parts that measure: what `measurements.py` and `invariance.py` find, told as it comes."""
+"""The parts that measure: what `measurements.py`, `steps.py` and `invariance.py` find, told as it comes."""
 
 from benchmarks.gpu import measurements
 from benchmarks.gpu.backends import decode_planners
 from benchmarks.gpu.invariance import cost_figures, invariance_figures
 from benchmarks.gpu.part import Progress
 from benchmarks.gpu.sizes import place_of
+from benchmarks.gpu.steps import step_figures
 
 
 def attention(progress: Progress) -> None:
@@ -16,11 +17,9 @@ def attention(progress: Progress) -> None:
     progress.add_all(measurements.attention_figures(planners, sizes, device, copy.value * 1e9))
 
 
-def stream(progress: Progress) -> None:
-    """Measure a decode step of one sequence beside a copy of the weights."""
-    sizes, device = place_of(progress)
-    copy_rate = measurements.copy_figure(sizes, device).value * 1e9
-    progress.add_all(measurements.single_stream_figures(sizes, device, copy_rate))
+def steps(progress: Progress) -> None:
+    """Measure steps of an 8B shape, and the captures of its graphs."""
+    progress.add_all(step_figures(*place_of(progress)))
 
 
 def throughput(progress: Progress) -> None:
@@ -29,7 +28,7 @@ def throughput(progress: Progress) -> None:
 
 
 def sampling(progress: Progress) -> None:
-    """Measure sampling with every filter, and with top-p alone."""
+    """Measure sampling: greedy, with top-p alone, and with every filter."""
     progress.add_all(measurements.sampling_figures(*place_of(progress)))
 
 

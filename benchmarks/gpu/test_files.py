@@ -19,17 +19,19 @@ class TestFailuresError(Exception):
     __test__ = False
 
 
-def run_tests(progress: Progress, on_a_card: str, rehearsed: str) -> str:
+def run_tests(progress: Progress, on_a_card: str, rehearsed: str, shard: str = "1/1") -> str:
     """Run tests; return how many passed.
 
     Args:
         progress: Gets the test that runs now.
         on_a_card: Arguments of pytest as JSON.
         rehearsed: Those of a rehearsal, in which the interpreter takes a thousand times as long.
+        shard: Which share of them, such as 2/3: each compiles its own kernels.
 
     Raises: TestFailuresError: some failed; it names them.
     """
-    recorder = _Recorder(progress)
+    number, num_shards = map(int, shard.split("/"))
+    recorder = _Recorder(progress, number, num_shards)
     chosen = json.loads(rehearsed if progress.is_rehearsal else on_a_card)
     command = [*chosen, "-q", "--rootdir", str(ROOT), "--confcutdir", str(ROOT), "-p", "no:cacheprovider"]
     command += ["-c", str(ROOT / "benchmarks" / "gpu" / "pytest.ini"), "--tb=short", "--show-capture=no"]
@@ -47,8 +49,9 @@ def run_tests(progress: Progress, on_a_card: str, rehearsed: str) -> str:
 class _Recorder:
     """A plugin of pytest that tells the progress, and stops when the device computes nothing any more."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, shard: int, num_shards: int) -> None:
         self._progress = progress
+        self._shard, self._num_shards = shard, num_shards
         self.num_passed = self.num_skipped = 0
         self.num_collected = 0
         self.failures: list[str] = []
@@ -62,6 +65,10 @@ class _Recorder:
         rest = self.num_collected - self.num_passed - len(self.failures) - self.num_skipped
         lost = ", the device is lost" if self.is_lost else ""
         return ", ".join([*parts, *([f"{rest} not run"] if rest > 0 else [])]) + lost
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = items[self._shard - 1 :: self._num_shards]
 
     @pytest.hookimpl
     def pytest_collection_finish(self, session: pytest.Session) -> None:

@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from benchmarks import gpu_check
 from benchmarks.gpu import machine
@@ -19,20 +21,18 @@ from octavo_shared.process.service_config import ServiceConfig
 from tests.support.each_row import each_row
 
 ROOT = Path(__file__).parents[3]
-# What an image with torch and transformers need not have.
-MISSING = ("pydantic", "grpc", "grpc_health", "grpc_reflection", "google", "gguf", "pytest_asyncio")
 WITHOUT = """
 import importlib.abc, sys
 
 class Missing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in {missing}:
+        if name.partition(".")[0] in {blocked}:
             raise ModuleNotFoundError(f"{{name}} is not there")
 
 sys.meta_path.insert(0, Missing())
 """
 STATUSES: tuple[Status, ...] = ("failed", "not run", "running")
-SKIPPED: set[str] = set()  # what a machine without a card and without the services' packages lacks
+NEED_MORE = {"libraries", "memcheck", "racecheck"}  # a card, the CUDA toolkit
 NAMES = [part.name for part in PARTS]
 
 
@@ -101,14 +101,31 @@ def test_the_parts_are_listed_and_what_they_run_is_there(capsys: pytest.CaptureF
         module, _, function = part.function.partition(":")
         assert callable(getattr(import_module(module), function))
         if part.function == "benchmarks.gpu.test_files:run_tests":
-            paths = [word.partition("::")[0] for words in part.arguments for word in json.loads(words) if ".py" in word]
+            paths = [
+                word.partition("::")[0] for words in part.arguments[:2] for word in json.loads(words) if ".py" in word
+            ]
             assert all((ROOT / path).is_file() for path in paths), part
 
 
 @pytest.mark.slow
-def test_a_rehearsal_needs_only_what_an_image_has(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(missing=MISSING), encoding="utf-8")
-    flags = ["--rehearse", "--budget-s", "500", "--results", str(tmp_path)]
+def test_on_a_card_every_part_finds_its_tests() -> None:
+    for part in PARTS:
+        if part.function == "benchmarks.gpu.test_files:run_tests" and part.arguments[2].startswith("1/"):
+            command = [sys.executable, "-m", "pytest", *json.loads(part.arguments[0]), "--collect-only", "-q"]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+            num_found = sum("::" in line for line in done.stdout.splitlines())
+            assert num_found >= int(part.arguments[2][2:]), (part.name, done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_service", [False, True])
+def test_a_rehearsal_needs_only_the_wheels_that_are_named(is_service: bool, tmp_path: Path) -> None:
+    """No part but the service needs more than torch, Triton, transformers and pytest: nothing else can be imported."""
+    wheels = {*machine.TEST_WHEELS, *(machine.SERVICE_WHEELS if is_service else ())}
+    blocked = modules_of_all_but(wheels | required_by("torch", "triton", "transformers"))
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(blocked=blocked), encoding="utf-8")
+    names = [name for name in NAMES if (name == "service") == is_service]
+    flags = ["--rehearse", "--budget-s", "500", "--results", str(tmp_path), "--only", ",".join(names)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu_check", *flags],
         cwd=ROOT,
@@ -124,11 +141,44 @@ def test_a_rehearsal_needs_only_what_an_image_has(tmp_path: Path) -> None:
     assert "FAILED" not in page
     assert "MISSED" not in page
     parts = json.loads((tmp_path / "gpu-check-rehearsal.json").read_text(encoding="utf-8"))["parts"]
-    assert [part["name"] for part in parts] == NAMES
-    assert {part["name"] for part in parts if part["status"] == "skipped"} == SKIPPED
+    assert [part["name"] for part in parts] == names
+    assert {part["name"] for part in parts if part["status"] == "skipped"} <= NEED_MORE
     for part in parts:
-        assert part["figures"] or part["name"] in SKIPPED, part
-        assert all(figure["value"] > 0 for figure in part["figures"] if figure["unit"] != "%"), part
+        assert part["figures"] or part["name"] in NEED_MORE, part
+        assert all(figure["value"] > 0 for figure in part["figures"] if figure["unit"] in ("s", "ms", "tokens/s")), part
+
+
+def required_by(*packages: str) -> set[str]:
+    """Return packages with all that they require, extras left out."""
+    found: set[str] = set()
+    waiting = [normalized(name) for name in packages]
+    while waiting:
+        name = waiting.pop()
+        if name in found or machine.installed_version(name) is None:
+            continue
+        found.add(name)
+        wanted = [Requirement(line) for line in requires(name) or ()]
+        waiting += [
+            normalized(each.name) for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})
+        ]
+    return found
+
+
+def modules_of_all_but(packages: set[str]) -> list[str]:
+    """Return the modules of all other installed packages."""
+    kept = {*map(normalized, packages), "octavo", "pip", "setuptools"}
+    return [name for name, owners in packages_distributions().items() if kept.isdisjoint(map(normalized, owners))]
+
+
+def normalized(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def test_the_wheels_are_missing_where_the_service_is_skipped() -> None:
+    """Else a machine would be told that all is there, and the part would fail."""
+    owners = packages_distributions()
+    needed = {normalized(name) for part in PARTS for module in part.needs for name in owners[module.split(".")[0]]}
+    assert needed <= {*machine.SERVICE_WHEELS}
 
 
 def test_a_report_says_what_was_met_and_what_was_missed() -> None:
