@@ -208,6 +208,7 @@ def _environment(*, interprets: bool) -> dict[str, str]:
     paths = [str(ROOT), str(ROOT / "shared"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     environment.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # an image may have any, also broken ones
     environment.pop("TRITON_INTERPRET", None)
     return environment | ({"TRITON_INTERPRET": "1"} if interprets else {})
 

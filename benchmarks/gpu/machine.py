@@ -26,9 +26,9 @@ LEAST_VERSIONS = {"torch": (2, 10), "triton": (3, 6), "transformers": (5,), "pyt
 SERVICE_WHEELS = (
     *("grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf", "googleapis-common-protos"),
     *("pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
-    *("prometheus-client", "cryptography", "cffi", "pycparser"),
+    "prometheus-client",
 )
-TEST_WHEELS = ("pytest", "iniconfig", "pluggy", "pygments")
+TEST_WHEELS = ("pytest", "iniconfig", "pluggy", "hypothesis", "sortedcontainers")
 MIN_CAPABILITY = (8, 0)
 LOOK_TIMEOUT_S = 120.0
 

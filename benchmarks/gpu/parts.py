@@ -12,15 +12,7 @@ from benchmarks.gpu.part import Part
 DEVICE, KERNELS = "tests/device", "tests/kernels"
 GENERATION, ATTENTION = f"{DEVICE}/test_generation.py", f"{KERNELS}/test_triton_attention.py"
 POOLS = "tests/unit/executor_svc/cache/test_cache_engine.py"
-SERVICE_NEEDS = (
-    "grpc",
-    "grpc_health",
-    "grpc_reflection",
-    "google.rpc",
-    "pydantic",
-    "prometheus_client",
-    "cryptography",
-)
+SERVICE_NEEDS = ("grpc", "grpc_health", "grpc_reflection", "google.rpc", "pydantic", "prometheus_client")
 
 
 def _tests(

@@ -13,8 +13,7 @@ from benchmarks.gpu.measurements import copy_figure, free_memory, idle_figure, w
 from benchmarks.gpu.models import num_weight_bytes
 from benchmarks.gpu.report import Figure
 from benchmarks.gpu.sizes import Sizes
-from executor_svc.worker import assembly
-from executor_svc.worker.decode_graphs import Capture, Replay
+from executor_svc.worker.decode_graphs import Capture, Replay, graph_capture
 from executor_svc.worker.torch_worker import TorchWorker
 
 
@@ -94,7 +93,7 @@ def _run(worker: TorchWorker, prompts: list[Prompt]) -> Run:
 def timed_captures() -> Iterator[list[TimedCapture]]:
     """Time what the workers made meanwhile capture: one entry for each time that they ask for a capture."""
     made: list[TimedCapture] = []
-    find = assembly.graph_capture
+    find = graph_capture
 
     def timed(device: torch.device) -> Capture | None:
         capture = find(device)
@@ -103,5 +102,5 @@ def timed_captures() -> Iterator[list[TimedCapture]]:
         made.append(TimedCapture(capture))
         return made[-1]
 
-    with patch.object(assembly, "graph_capture", timed):
+    with patch("executor_svc.worker.assembly.graph_capture", timed):
         yield made

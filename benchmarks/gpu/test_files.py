@@ -108,7 +108,7 @@ class _Recorder:
 def _is_device_lost() -> bool:
     import torch
 
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     try:
         torch.zeros(1, device="cuda").add_(1)

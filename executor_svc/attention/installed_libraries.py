@@ -66,7 +66,7 @@ def _load_xformers() -> None:
     if not parts:
         raise ImportError("it has no part in C++")
     for path in parts:
-        torch.ops.load_library(path)
+        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
 
 
 def why_not_version(package: str, extra: str, installed: str | None, needed: tuple[int, ...]) -> str | None:

@@ -37,9 +37,11 @@ def test_int8_follows_its_own_logits(saved_model: SavedModel) -> None:
     """Weights are rounded: tokens must be likely in float32, not the likeliest."""
     directory, model = saved_model("llama")
     prompts = prompts_of(LENGTHS)
-    settings = {"dtype": "bfloat16"} if IS_GPU else {"cpu_kernels": "torch"}
+    dtype = "bfloat16" if IS_GPU else "float32"
 
-    run = InProcessEngine(served_worker(directory, quantization="int8", **settings)).generate(prompts)
+    run = InProcessEngine(served_worker(directory, quantization="int8", dtype=dtype, cpu_kernels="torch")).generate(
+        prompts
+    )
 
     for prompt, output in zip(prompts, run.outputs, strict=True):
         with torch.inference_mode():

@@ -1,6 +1,7 @@
 """Both services beside each other, over gRPC: an executor on the device answers what the reference answers."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,20 @@ def test_the_whole_service_answers_as_the_reference(device: str, saved_model: Sa
     directory, model = saved_model("llama")
     prompts = prompts_of(LENGTHS)
     token_ids = [prompt.token_ids.tolist() for prompt in prompts]
-    common = {"max_tokens": NUM_NEW_TOKENS, "ignore_eos": True}
-    greedy = SamplingParams(temperature=0, logprobs=2, **common)
-    penalized = SamplingParams(temperature=0, repetition_penalty=1.3, presence_penalty=0.4, **common)
-    forked = SamplingParams(temperature=0.9, seed=5, n=3, **common)
-    beams = SamplingParams(beam_width=3, n=2, **common)
-    settings = {"dtype": "float32", "num_device_blocks": 64, "max_num_seqs": 16, "host_cache_gib": 0.0}
+    params = partial(SamplingParams, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+    greedy = params(temperature=0, logprobs=2)
+    penalized = params(temperature=0, repetition_penalty=1.3, presence_penalty=0.4)
+    forked, beams = params(temperature=0.9, seed=5, n=3), params(beam_width=3, n=2)
 
-    with LLM(directory, progress=False, device=device, **settings) as llm:
+    with LLM(
+        directory,
+        progress=False,
+        device=device,
+        dtype="float32",
+        num_device_blocks=64,
+        max_num_seqs=16,
+        host_cache_gib=0.0,
+    ) as llm:
         answers = llm.generate(
             token_ids + [token_ids[-1]] * 3, [greedy] * len(prompts) + [penalized, forked, beams], progress=False
         )

@@ -22,14 +22,15 @@ from tests.support.each_row import each_row
 
 ROOT = Path(__file__).parents[3]
 WITHOUT = """
-import importlib.abc, sys
+from importlib.machinery import PathFinder
 
-class Missing(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in {blocked}:
-            raise ModuleNotFoundError(f"{{name}} is not there")
+find = PathFinder.find_spec
 
-sys.meta_path.insert(0, Missing())
+class Find:  # no function: pytest keeps it as an attribute of a class
+    def __call__(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in {blocked} else find(name, path, target)
+
+PathFinder.find_spec = Find()
 """
 STATUSES: tuple[Status, ...] = ("failed", "not run", "running")
 NEED_MORE = {"libraries", "memcheck", "racecheck"}  # a card, the CUDA toolkit
@@ -84,7 +85,7 @@ def test_versions_come_first_and_missing_wheels_in_one_line() -> None:
     assert versions.endswith(", torch 2.11.0+cu130, triton 3.6.0, pytest 9.0")
     assert driver.startswith("driver: ")
     assert "\n" not in wheels
-    assert "missing here: iniconfig, pluggy, pygments, grpcio, " in wheels
+    assert "missing here: iniconfig, pluggy, hypothesis, sortedcontainers, grpcio, " in wheels
 
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +112,8 @@ def test_the_parts_are_listed_and_what_they_run_is_there(capsys: pytest.CaptureF
 def test_on_a_card_every_part_finds_its_tests() -> None:
     for part in PARTS:
         if part.function == "benchmarks.gpu.test_files:run_tests" and part.arguments[2].startswith("1/"):
-            command = [sys.executable, "-m", "pytest", *json.loads(part.arguments[0]), "--collect-only", "-q"]
+            words = json.loads(part.arguments[0])[:-2]  # on a CPU some are marked slow
+            command = [sys.executable, "-m", "pytest", *words, "--collect-only", "-q"]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
             num_found = sum("::" in line for line in done.stdout.splitlines())
             assert num_found >= int(part.arguments[2][2:]), (part.name, done.stdout)

@@ -1,6 +1,7 @@
 """What parts of `make gpu-check` do with tools that a CPU lacks, shown with stand-ins."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,10 +72,10 @@ def test_captures_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         run()
         return run
 
-    monkeypatch.setattr(assembly, "graph_capture", lambda device: capture if device.type == "cuda" else None)
+    monkeypatch.setattr(steps, "graph_capture", lambda device: capture if device.type == "cuda" else None)
     with steps.timed_captures() as captures:
-        none: Capture | None = assembly.graph_capture(torch.device("cpu"))
-        some = assembly.graph_capture(torch.device("cuda"))
+        find: Callable[[torch.device], Capture | None] = vars(assembly)["graph_capture"]
+        none, some = find(torch.device("cpu")), find(torch.device("cuda"))
         assert some is not None
         replay = some(lambda: torch.ones(2))
     assert none is None
