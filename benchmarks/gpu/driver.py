@@ -134,7 +134,7 @@ class _RunningPart:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gpu.run_part", json.dumps(order)],
             cwd=ROOT,
-            env=_environment(interprets=is_rehearsal and part.interprets),
+            env=_environment(interprets=is_rehearsal),
             stdin=subprocess.PIPE,  # its end is the driver's
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

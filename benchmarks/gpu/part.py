@@ -24,7 +24,6 @@ class Part:
         arguments: For the function, behind the `Progress`.
         is_alone: Whether it needs the card for itself, since it measures.
         needs: Modules without which it is skipped.
-        interprets: Whether a rehearsal of it runs kernels in Triton's interpreter.
     """
 
     name: str
@@ -34,7 +33,6 @@ class Part:
     arguments: tuple[str, ...] = ()
     is_alone: bool = False
     needs: tuple[str, ...] = ()
-    interprets: bool = True
 
 
 class SkippedError(Exception):

@@ -40,8 +40,8 @@ def _tests(
     ]
 
 
-def _measured(name: str, about: str, limit_s: float, function: str = "", interprets: bool = True) -> Part:
-    return Part(name, about, f"benchmarks.gpu.speed:{function or name}", limit_s, is_alone=True, interprets=interprets)
+def _measured(name: str, about: str, limit_s: float, function: str = "") -> Part:
+    return Part(name, about, f"benchmarks.gpu.speed:{function or name}", limit_s, is_alone=True)
 
 
 PARTS: Sequence[Part] = (

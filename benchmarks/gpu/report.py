@@ -34,7 +34,6 @@ class PartResult:
     """What is known of one part. Its process writes it to a file after each figure and before each test.
 
     `doing`: what the process does now; if it dies, that is where.
-    `imported`: the packages whose modules it imported, once it is over.
     """
 
     name: str
@@ -43,7 +42,6 @@ class PartResult:
     doing: str = ""
     seconds: float = 0.0
     figures: list[Figure] = field(default_factory=list)
-    imported: list[str] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         """Write it in place of what stood there."""

@@ -9,7 +9,6 @@ import threading
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from benchmarks.gpu.part import Progress, SkippedError
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         result.status, result.detail = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
         if result.doing:
             result.detail += f" (in {result.doing})"
-    result.doing, result.imported = "", _imported_packages()
+    result.doing = ""
     progress.write()
     return int(result.status == "failed")
 
@@ -43,14 +42,6 @@ def _end_with_the_driver(standard_input: int) -> None:
     """Wait until the driver is gone, however it went; nobody else would end this process and those that it started."""
     os.read(standard_input, 1)
     os.killpg(0, signal.SIGKILL)
-
-
-def _imported_packages() -> list[str]:
-    """Return the packages that this process has imported modules of."""
-    if "torch" not in sys.modules:  # to look takes longer than a part without it
-        return []
-    found = packages_distributions()
-    return sorted({name for module in list(sys.modules) for name in found.get(module, ())})
 
 
 if __name__ == "__main__":

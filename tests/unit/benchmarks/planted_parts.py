@@ -1,5 +1,6 @@
 """Parts of a GPU check that go wrong, each in its way. They import no torch, so that a process takes milliseconds."""
 
+import json
 import os
 import signal
 import threading
@@ -59,6 +60,14 @@ def other_standard_input(progress: Progress) -> str:
             signal.pthread_kill(thread.ident, signal.SIGUSR1)
     time.sleep(0.05)
     return sound(progress)
+
+
+def lost_device(progress: Progress) -> str:
+    """Run tests where the first error that no assertion raised has cost the device."""
+    from benchmarks.gpu import test_files  # pytest takes as long as all others together
+
+    vars(test_files)["_is_device_lost"] = lambda: True
+    return test_files.run_tests(progress, "[]", json.dumps(["tests/unit/benchmarks/planted_failures.py"]))
 
 
 def skipped(progress: Progress) -> None:

@@ -145,7 +145,8 @@ def test_no_failing_test_hides_the_others(tmp_path: Path) -> None:
     )
     report = Report("A card", [], "")
 
-    run_parts([planted, only_skipped], report, Plan(tmp_path, "report", 60.0, num_jobs=2, is_rehearsal=True))
+    parts = [planted, only_skipped, part("lost_device")]
+    run_parts(parts, report, Plan(tmp_path, "report", 60.0, num_jobs=3, is_rehearsal=True))
 
     found = found_in(tmp_path)
     assert found["kernels"].status == "failed"
@@ -153,3 +154,5 @@ def test_no_failing_test_hides_the_others(tmp_path: Path) -> None:
         assert part_of_it in found["kernels"].detail
     assert [figure.value for figure in found["kernels"].figures] == [2.0]
     assert (found["library"].status, found["library"].detail) == ("skipped", "Skipped: the library is not there")
+    lost = "TestFailuresError: 1 passed, 2 failed, 2 not run, the device is lost: "
+    assert found["lost_device"].detail.startswith(lost)
