@@ -134,7 +134,7 @@ class _RunningPart:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gpu.run_part", json.dumps(order)],
             cwd=ROOT,
-            env=_environment(interprets=is_rehearsal),
+            env=_environment(is_rehearsal=is_rehearsal),
             stdin=subprocess.PIPE,  # its end is the driver's
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -203,14 +203,15 @@ class _RunningPart:
                 log.flush()
 
 
-def _environment(*, interprets: bool) -> dict[str, str]:
+def _environment(*, is_rehearsal: bool) -> dict[str, str]:
     """Return the environment of a part: our packages, and what Triton reads when it is imported."""
     paths = [str(ROOT), str(ROOT / "shared"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     environment.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # an image may have any, also broken ones
     environment.pop("TRITON_INTERPRET", None)
-    return environment | ({"TRITON_INTERPRET": "1"} if interprets else {})
+    # A rehearsal leaves a card alone, also where there is one.
+    return environment | ({"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if is_rehearsal else {})
 
 
 def _how_it_ended(code: int) -> str:

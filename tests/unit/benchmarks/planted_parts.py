@@ -70,6 +70,11 @@ def lost_device(progress: Progress) -> str:
     return test_files.run_tests(progress, "[]", json.dumps(["tests/unit/benchmarks/planted_failures.py"]))
 
 
+def environment(progress: Progress) -> str:
+    sound(progress)
+    return f"{os.environ['TRITON_INTERPRET']}, {os.environ['CUDA_VISIBLE_DEVICES']!r}"
+
+
 def skipped(progress: Progress) -> None:
     raise SkippedError("compute-sanitizer is not there")
 

@@ -145,7 +145,7 @@ def test_no_failing_test_hides_the_others(tmp_path: Path) -> None:
     )
     report = Report("A card", [], "")
 
-    parts = [planted, only_skipped, part("lost_device")]
+    parts = [planted, only_skipped, part("lost_device"), part("environment")]
     run_parts(parts, report, Plan(tmp_path, "report", 60.0, num_jobs=3, is_rehearsal=True))
 
     found = found_in(tmp_path)
@@ -156,3 +156,4 @@ def test_no_failing_test_hides_the_others(tmp_path: Path) -> None:
     assert (found["library"].status, found["library"].detail) == ("skipped", "Skipped: the library is not there")
     lost = "TestFailuresError: 1 passed, 2 failed, 2 not run, the device is lost: "
     assert found["lost_device"].detail.startswith(lost)
+    assert found["environment"].detail == "1, ''"
