@@ -157,9 +157,9 @@ bench-core: $(INSTALLED)
 	$(BIN)/python -m benchmarks.costs prefix gap step prefill
 	$(BIN)/python -m benchmarks.costs stack --pairs 1 --only int8-a8
 
-# Installs nothing: a machine with a GPU brings torch, Triton, transformers and pytest of its own.
+# Installs nothing: a machine with a GPU brings torch, Triton, transformers and pytest of its own. ARGS=--list shows the parts.
 gpu-check:
-	PYTHONPATH=shared $(PYTHON) -m benchmarks.gpu_check
+	PYTHONPATH=.:shared $(PYTHON) -m benchmarks.gpu_check $(ARGS)
 
 # By hand and before releases; a quarter of an hour. ARGS='--only swap' tries some, --list shows all.
 mutants: $(INSTALLED) monitoring-tools

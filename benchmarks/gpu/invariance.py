@@ -12,8 +12,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from benchmarks.gpu.engine import Prompt
-from benchmarks.gpu.measurements import free_memory, run_on_worker
+from benchmarks.gpu.engine import InProcessEngine, Prompt
+from benchmarks.gpu.measurements import free_memory, worker_of
 from benchmarks.gpu.models import RandomWeights
 from benchmarks.gpu.report import Figure
 from benchmarks.gpu.sizes import Sizes
@@ -52,7 +52,7 @@ def _chunks(num_tokens: int, size: int) -> list[int]:
 
 
 def invariance_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
-    """Compare bits, then time both numerics. Raises: AssertionError: bits differ that must not, on a device."""
+    """Compare bits. Raises: AssertionError: bits differ that must not, on a device."""
     schedules = schedules_of(sizes.invariant_tokens, sizes.invariant_batch_sizes)
     num_wrong = 0
     for numerics in ("invariant", "fast"):
@@ -73,32 +73,38 @@ def invariance_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
                 detail=f"{num_other} of {len(logits)}, of {sizes.small_model['vocab_size']:,} logits each",
             )
             free_memory(device)
-    yield from cost_figures(sizes, device)
     # The interpreter multiplies by BLAS, whose sums depend on where in a tile a row lies.
     assert device.type != "cuda" or not num_wrong, f"{num_wrong} positions have other logits with numerics invariant"
 
 
 def cost_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     """Time steps of the large model with both numerics: decodes of several batches, and one chunk."""
-    for size in sizes.invariant_batch_sizes:
-        yield from _compared(f"decode step, {size} sequences", sizes, device, size, sizes.prompt_tokens, 64)
-    num_tokens = min(sizes.max_num_batched_tokens, sizes.large_model["max_position_embeddings"] - 2)
-    yield from _compared(f"step of {num_tokens:,} prompt tokens", sizes, device, 1, num_tokens, 1)
-
-
-def _compared(
-    name: str, sizes: Sizes, device: torch.device, num_prompts: int, num_tokens: int, num_new_tokens: int
-) -> Iterator[Figure]:
-    num_new_tokens = min(num_new_tokens, sizes.num_new_tokens)
-    prompts = [Prompt(3 + np.arange(num_tokens, dtype=np.int32) % 90, num_new_tokens) for _ in range(num_prompts)]
-    step_ms = {}
+    num_new_tokens = min(32, sizes.num_new_tokens)
+    longest = min(sizes.max_num_batched_tokens, sizes.large_model["max_position_embeddings"] - 2)
+    work = {
+        f"decode step, {size} sequences": [_prompt(sizes.prompt_tokens, num_new_tokens)] * size
+        for size in sizes.invariant_batch_sizes
+    }
+    work[f"step of {longest:,} prompt tokens"] = [_prompt(longest, 1)]
+    step_ms: dict[str, dict[str, float]] = {name: {} for name in work}
     for numerics in ("fast", "invariant"):
         # On a CPU there is nothing to compare: a rehearsal runs the same twice.
         wanted = numerics if device.type == "cuda" else "fast"
-        run = run_on_worker(sizes.large_model, sizes, device, num_prompts, prompts, numerics=wanted)
-        step_ms[numerics] = 1e3 * run.device_s / run.num_steps
-    detail = ", ".join(f"{numerics} {ms:.3g} ms" for numerics, ms in step_ms.items())
-    yield Figure(f"{name}, invariant beside fast", step_ms["invariant"] / step_ms["fast"], "×", detail=detail)
+        worker = worker_of(sizes.large_model, sizes, device, max(sizes.invariant_batch_sizes), numerics=wanted)
+        for name, prompts in work.items():
+            run = InProcessEngine(worker).generate(prompts)
+            worker.reset()
+            # The last steps have decodes only, or the chunk.
+            step_ms[name][numerics] = 1e3 * float(np.median(run.step_s[-num_new_tokens // 2 :]))
+        del worker
+        free_memory(device)
+    for name, ms in step_ms.items():
+        detail = ", ".join(f"{numerics} {value:.3g} ms" for numerics, value in ms.items())
+        yield Figure(f"{name}, invariant beside fast", ms["invariant"] / ms["fast"], "×", detail=detail)
+
+
+def _prompt(num_tokens: int, num_new_tokens: int) -> Prompt:
+    return Prompt(3 + np.arange(num_tokens, dtype=np.int32) % 90, num_new_tokens)
 
 
 @torch.inference_mode()

@@ -1,20 +1,29 @@
 """The figures of `make gpu-check`, each with its target; see `benchmarks/gpu_check.py`."""
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.gpu.bandwidth import copy_bytes_per_s, decode_bytes_per_s, seconds_per_call
-from benchmarks.gpu.engine import InProcessEngine, Prompt, Run
-from benchmarks.gpu.models import num_weight_bytes, random_worker
+from benchmarks.gpu.engine import InProcessEngine, Run
+from benchmarks.gpu.models import random_worker
 from benchmarks.gpu.report import Figure
 from benchmarks.gpu.settings import executor_settings
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.gpu.throughput import of_transformers
 from executor_svc.attention.interface import DecodePlanner
+from executor_svc.worker.torch_worker import TorchWorker
+from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
+
+FILTERS = {
+    "greedy": SamplingRow(),
+    "top-p alone": SamplingRow(temperature=0.9, top_p=0.95),
+    "every filter at once": SamplingRow(temperature=0.9, top_k=200, top_p=0.95, min_p=0.01, typical_p=0.95),
+}
 
 
 def attention_figures(
@@ -34,27 +43,12 @@ def attention_figures(
             free_memory(device)
 
 
-def single_stream_figures(sizes: Sizes, device: torch.device, copy_rate: float) -> Iterator[Figure]:
-    """Measure whole decode steps of one sequence as a share of what reading the weights once would take."""
-    token_ids = np.arange(3, 3 + sizes.prompt_tokens, dtype=np.int32)
-    run = run_on_worker(sizes.large_model, sizes, device, 8, [Prompt(token_ids, sizes.num_new_tokens)])
-    step_s = run.wall_s / run.num_steps
-    limit_s = num_weight_bytes(sizes.large_model, sizes.dtype.itemsize) / copy_rate
-    yield Figure(
-        "decode step, 1 sequence",
-        100 * limit_s / step_s,
-        "% of the bandwidth limit",
-        target=70.0,
-        detail=f"{step_s * 1e3:.2f} ms a step, {1 / step_s:.0f} tokens/s; the limit is {limit_s * 1e3:.2f} ms",
-    )
-    yield idle_figure(run, 1)
-
-
 def throughput_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     """Measure output tokens a second of ragged requests, beside transformers' static batches."""
     prompts = sizes.workload.prompts(sizes.small_model["vocab_size"])
     batch_size = sizes.workload.batch_size
-    run = run_on_worker(sizes.small_model, sizes, device, batch_size, prompts)
+    run = InProcessEngine(worker_of(sizes.small_model, sizes, device, batch_size)).generate(prompts)
+    free_memory(device)
     rate = run.num_output_tokens / run.wall_s
     num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
     requests = f"{len(prompts)} requests, {num_prompt_tokens:,} prompt and {run.num_output_tokens:,} output tokens"
@@ -76,20 +70,18 @@ def idle_figure(run: Run, num_sequences: int) -> Figure:
 
 
 def sampling_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
-    """Measure sampling on the device, all filters on."""
+    """Measure sampling on the device, greedy and with filters."""
     from executor_svc.sampler.device_sampling import sample_on_device
-    from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
 
     num_rows, vocab_size = sizes.workload.batch_size, sizes.large_model["vocab_size"]
     logits = torch.randn(num_rows, vocab_size, device=device) * 3
     rows = np.arange(num_rows, dtype=np.int32)
-    sampling = np.zeros(num_rows, SAMPLING_ROW)
-    sampling[:] = SamplingRow(temperature=0.9, top_k=200, top_p=0.95, min_p=0.01, typical_p=0.95).as_tuple()
     draws = np.random.default_rng(0).random(num_rows)
-    seconds = seconds_per_call(lambda: sample_on_device(logits, rows, sampling, draws), device)
-    yield Figure(
-        f"sampling, {num_rows} rows of {vocab_size:,} logits", seconds * 1e3, "ms", detail="every filter at once"
-    )
+    for name, row in FILTERS.items():
+        sampling = np.zeros(num_rows, SAMPLING_ROW)
+        sampling[:] = row.as_tuple()
+        seconds = seconds_per_call(partial(sample_on_device, logits, rows, sampling, draws), device)
+        yield Figure(f"sampling, {num_rows} rows of {vocab_size:,} logits, {name}", seconds * 1e3, "ms")
 
 
 def copy_figure(sizes: Sizes, device: torch.device) -> Figure:
@@ -99,28 +91,20 @@ def copy_figure(sizes: Sizes, device: torch.device) -> Figure:
     return Figure("copy bandwidth", rate / 1e9, "GB/s", detail="read and written bytes together")
 
 
-def run_on_worker(
-    model: Mapping[str, Any],
-    sizes: Sizes,
-    device: torch.device,
-    max_num_seqs: int,
-    prompts: Sequence[Prompt],
-    *,
-    numerics: str = "fast",
-) -> Run:
-    """Run prompts on a worker with random weights, and give its memory back."""
-    settings = executor_settings(
+def worker_of(
+    model: Mapping[str, Any], sizes: Sizes, device: torch.device, max_num_seqs: int, **settings: Any
+) -> TorchWorker:
+    """Return a worker with random weights."""
+    config = executor_settings(
         device=device.type,
         dtype=str(sizes.dtype).removeprefix("torch."),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         num_device_blocks=sizes.num_device_blocks,
         host_cache_gib=0.0,
-        numerics=numerics,
+        **settings,
     )
-    run = InProcessEngine(random_worker(model, settings, device)).generate(prompts)
-    free_memory(device)
-    return run
+    return random_worker(model, config, device)
 
 
 def free_memory(device: torch.device) -> None:

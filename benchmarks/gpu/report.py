@@ -1,9 +1,13 @@
-"""What a check found, for people and for programs."""
+"""What a check found, for people and for programs. Imports no torch: the driver lives on when a part's process dies."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
+
+Status = Literal["not run", "running", "passed", "failed", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +29,36 @@ class Figure:
         return self.value <= self.target if self.at_most else self.value >= self.target
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A part of the check that passed, failed, or could not be run."""
+@dataclass(slots=True)
+class PartResult:
+    """What is known of one part. Its process writes it to a file after each figure and before each test.
+
+    `doing`: what the process does now; if it dies, that is where.
+    """
 
     name: str
-    passed: bool
-    detail: str
+    status: Status = "not run"
+    detail: str = ""
+    doing: str = ""
+    seconds: float = 0.0
+    figures: list[Figure] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """Write it in place of what stood there."""
+        write_in_place(path, json.dumps(asdict(self), indent=2))
+
+    @classmethod
+    def read(cls, path: Path) -> "PartResult":
+        """Read what a part has written. Raises: OSError: it wrote nothing."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{**found, "figures": [Figure(**figure) for figure in found["figures"]]})
+
+
+def write_in_place(path: Path, text: str) -> None:
+    """Replace a file: whoever is killed in between leaves the old one."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text + "\n", encoding="utf-8")
+    os.replace(new, path)
 
 
 @dataclass(slots=True)
@@ -42,24 +69,24 @@ class Report:
     machine: Sequence[str]
     command: str
     has_targets: bool = True  # False: the figures mean nothing
-    outcomes: list[Outcome] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
+    parts: list[PartResult] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """Whether all parts ran and passed; a missed target of speed is reported, not failed."""
-        return all(outcome.passed for outcome in self.outcomes)
+        """Whether all parts ran and passed, or lack what they need; a missed target of speed fails nothing."""
+        return all(part.status in ("passed", "skipped") for part in self.parts)
 
     def markdown(self) -> str:
         """Return the report as a page."""
         lines = [f"# {self.title}", "", *(f"- {line}" for line in self.machine), f"- command: `{self.command}`", ""]
-        lines += ["| part | | |", "| --- | --- | --- |"]
-        for outcome in self.outcomes:
-            lines.append(f"| {outcome.name} | {'passed' if outcome.passed else 'FAILED'} | {outcome.detail} |")
+        lines += ["| part | | seconds | |", "| --- | --- | ---: | --- |"]
+        for part in self.parts:
+            status = part.status.upper() if part.status == "failed" else part.status
+            lines.append(f"| {part.name} | {status} | {part.seconds:.0f} | {_cell(part.detail or part.doing)} |")
         lines += ["", "| measured | | target | |", "| --- | --- | --- | --- |"]
-        for figure in self.figures:
+        for figure in (figure for part in self.parts for figure in part.figures):
             value = f"{_number(figure.value)} {figure.unit}"
-            lines.append(f"| {figure.name} | {value} | {self._target(figure)} | {figure.detail} |")
+            lines.append(f"| {figure.name} | {value} | {self._target(figure)} | {_cell(figure.detail)} |")
         return "\n".join([*lines, ""])
 
     def _target(self, figure: Figure) -> str:
@@ -70,11 +97,14 @@ class Report:
 
     def write(self, folder: Path, name: str) -> list[Path]:
         """Write the page and its figures as JSON; return the two files."""
-        folder.mkdir(parents=True, exist_ok=True)
         page, data = folder / f"{name}.md", folder / f"{name}.json"
-        page.write_text(self.markdown(), encoding="utf-8")
-        data.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        write_in_place(page, self.markdown())
+        write_in_place(data, json.dumps(asdict(self), indent=2))
         return [page, data]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _number(value: float) -> str:

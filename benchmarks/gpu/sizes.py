@@ -8,6 +8,7 @@ import torch
 
 from benchmarks.gpu.bandwidth import DecodeShape
 from benchmarks.gpu.models import LLAMA_1B, LLAMA_8B, TINY
+from benchmarks.gpu.part import Progress
 from benchmarks.gpu.throughput import Workload
 
 
@@ -20,6 +21,8 @@ class Sizes:
     large_model: Mapping[str, Any]  # for one stream
     small_model: Mapping[str, Any]  # for many
     dtype: torch.dtype
+    decode_batch_sizes: Sequence[int]
+    prefill_tokens: Sequence[int]  # of one prompt
     prompt_tokens: int
     num_new_tokens: int
     workload: Workload
@@ -57,8 +60,10 @@ FULL = Sizes(
     large_model=LLAMA_8B,
     small_model=LLAMA_1B,
     dtype=torch.bfloat16,
+    decode_batch_sizes=(1, 32, 256),
+    prefill_tokens=(2048, 8190),
     prompt_tokens=128,
-    num_new_tokens=256,
+    num_new_tokens=64,
     workload=Workload(num_requests=512, batch_size=256, max_prompt_tokens=768, max_new_tokens=512),
     max_num_batched_tokens=8192,
     num_device_blocks=None,
@@ -71,6 +76,8 @@ REHEARSAL = Sizes(
     large_model=TINY,
     small_model=TINY,
     dtype=torch.float32,
+    decode_batch_sizes=(1, 4),
+    prefill_tokens=(60,),
     prompt_tokens=20,
     num_new_tokens=8,
     workload=Workload(num_requests=6, batch_size=4, max_prompt_tokens=32, max_new_tokens=12),
@@ -79,3 +86,8 @@ REHEARSAL = Sizes(
     invariant_tokens=8,
     invariant_batch_sizes=(2,),
 )
+
+
+def place_of(progress: Progress) -> tuple[Sizes, torch.device]:
+    """Return how large a part is, and where it computes."""
+    return (REHEARSAL, torch.device("cpu")) if progress.is_rehearsal else (FULL, torch.device("cuda"))

@@ -69,6 +69,10 @@ class BackendRules(Protocol):
     def preferred_block_size(self) -> int:
         """The block size to use where none was asked for, in tokens."""
 
+    @property
+    def module(self) -> str | None:
+        """The library that it imports, which may not fit the installed torch; None: there is none."""
+
     def why_not_block_size(self, block_size: int) -> str | None:
         """Return what is wrong with a block size and which ones work, as the end of a sentence; None: nothing."""
 
@@ -80,6 +84,7 @@ class TorchRules:
     """The rules of `TorchAttentionBackend`; see `BackendRules`."""
 
     name = "torch"
+    module = None
     preferred_block_size = 16
 
     def why_not_block_size(self, block_size: int) -> str | None:
@@ -97,6 +102,7 @@ class TritonRules:
     """The rules of `TritonAttentionBackend`; see `BackendRules`."""
 
     name = "triton"
+    module = None
     preferred_block_size = 16
 
     def why_not_block_size(self, block_size: int) -> str | None:
@@ -130,6 +136,7 @@ class FlashAttention2Rules:
     """
 
     name = "flash_attn"
+    module = "flash_attn"
     # The least that the library takes. A block is shared by equal prefixes only as a whole, so large ones cost hits.
     preferred_block_size = 256
 
@@ -162,6 +169,7 @@ class FlashAttention3Rules:
     """
 
     name = "flash_attn"
+    module = "flash_attn_interface"
     # Small blocks waste little and give prefixes more hits. Where there are many queries, multiples of the kernel's
     # tile would let it load keys by TMA instead of asynchronous copies.
     preferred_block_size = 16
@@ -194,6 +202,7 @@ class XformersRules:
     """
 
     name = "xformers"
+    module = "xformers"
     # The keys that the kernel reads at once, from within one block. Large blocks cost prefix hits.
     preferred_block_size = 64
 

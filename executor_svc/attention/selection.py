@@ -140,6 +140,8 @@ class _Situation:
         problem = rules.why_not(self.needs)
         if problem is None and self.block_size is not None:
             problem = rules.why_not_block_size(self.block_size)
+        if problem is None and rules.module is not None:
+            problem = self.installed.why_not_loaded(rules.module)
         return problem
 
     def why(self, name: BackendName) -> str:
@@ -166,8 +168,9 @@ class _Situation:
             has_it = dtype != torch.bfloat16 or (self.needs.compute_capability or (0, 0)) >= BFLOAT16_CAPABILITY
             if has_it and replace(self, needs=replace(self.needs, dtype=dtype))._can_run(name):
                 yield f"--dtype {dtype_name(dtype)}"
-        for rules in replace(self, block_size=None).candidates(name):
-            if rules.why_not(self.needs) is None:
+        any_block_size = replace(self, block_size=None)
+        for rules in any_block_size.candidates(name):
+            if any_block_size.why_not(rules) is None:
                 yield f"--block-size-tokens {rules.preferred_block_size}"
 
     def _others(self, name: BackendName) -> Iterator[str]:

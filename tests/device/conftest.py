@@ -29,16 +29,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom, ALiBi": ("bloom", {"n_head": 4, "n_layer": 2}),
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
 }
+# Those whose steps are not replayed.
+OTHER_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral, experts": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "gpt_neox, code of transformers": ("gpt_neox", {}),
+}
 
 
 @pytest.fixture(scope="session")
 def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
-    """Return a function from a name in MODELS to the model's directory and transformers' model, float32 on the CPU."""
+    """Return a function from a name above to the model's directory and transformers' model, float32 on the CPU."""
     made: dict[str, tuple[Path, Any]] = {}
 
     def save(name: str) -> tuple[Path, Any]:
         if name not in made:
-            model_type, changes = MODELS[name]
+            model_type, changes = {**MODELS, **OTHER_MODELS}[name]
             torch.manual_seed(0)
             config = AutoConfig.for_model(model_type, **{**SIZES, **changes})
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

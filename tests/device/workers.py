@@ -16,11 +16,12 @@ import torch
 from benchmarks.gpu.backends import usable_backends
 from benchmarks.gpu.settings import executor_settings
 from executor_svc.attention.invariant_triton_backend import InvariantAttentionBackend
+from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.families import parse_config
 from executor_svc.models.kernels import FoundLibrary, compute_path
-from executor_svc.models.selection import ChosenModel, choose_decoder
+from executor_svc.models.selection import ChosenModel, choose_decoder, choose_model
 from executor_svc.models.triton_dense import TritonDense
 from executor_svc.sampler.device_sampling import sample_on_device
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker
@@ -91,3 +92,28 @@ def worker_with(
     chosen = replace(chosen, attention=attention, block_size=block_size)
     identity = ModelIdentity("test", "", model_config.max_position_embeddings)
     return assemble_worker(chosen, identity, config, DEVICE), counted
+
+
+def reference_worker(directory: Path, **changes: Any) -> TorchWorker:
+    """Return a worker of the same model as plain as there is: torch in float32 on the CPU, sampling on the host."""
+    return served_worker(directory, torch.device("cpu"), cpu_kernels="torch", **changes)
+
+
+def served_worker(directory: Path, device: torch.device = DEVICE, **changes: Any) -> TorchWorker:
+    """Return the worker that an executor would make: on a CPU it is the stand-in for that of a GPU."""
+    config = executor_settings(
+        model=str(directory),
+        device=device.type,
+        **{
+            "dtype": "float32",
+            "num_device_blocks": 64,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 64,
+            "host_cache_gib": 0.0,
+            **changes,
+        },
+    )
+    chosen = choose_model(ModelDirectory(directory), config, device)
+    chosen.load(Checkpoint(directory))
+    max_model_len = chosen.model.shape.max_position_embeddings
+    return assemble_worker(chosen, ModelIdentity("test", "", max_model_len), config, device)

@@ -19,3 +19,7 @@ if not torch.cuda.is_available():
     if language is not None and type(language.max).__name__ == "JITFunction":
         raise pytest.UsageError("triton was imported before tests/kernels/conftest.py could ask for its interpreter")
     os.environ["TRITON_INTERPRET"] = "1"
+    if os.environ.get("OCTAVO_APPROXIMATE") == "1":
+        from tests.kernels.approximation import approximate
+
+        approximate()

@@ -7,6 +7,10 @@ import torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
+# Bound of the relative error of a quotient or a function on a device; the interpreter is exact (`approximation.py`).
+IS_APPROXIMATE = DEVICE.type == "cuda" or os.environ.get("OCTAVO_APPROXIMATE") == "1"
+APPROXIMATION = 2.0**-21 if IS_APPROXIMATE else 0.0
+
 # Marks of cases that are near others: quick on a GPU, where kernels are compiled, and seconds in the interpreter.
 SLOW_IF_INTERPRETED = () if DEVICE.type == "cuda" else (pytest.mark.slow,)
 

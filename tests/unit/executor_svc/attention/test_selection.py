@@ -2,13 +2,14 @@
 
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.abc import MetaPathFinder
 from importlib.metadata import version
 
 import pytest
 import torch
 
-from executor_svc.attention.installed_libraries import InstalledLibraries, find_installed_libraries
+from executor_svc.attention.installed_libraries import InstalledLibraries, find_installed_libraries, why_not_loaded
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.attention.rules import (
     AttentionNeeds,
@@ -249,6 +250,53 @@ def test_the_environment_is_looked_up_without_an_import(monkeypatch: pytest.Monk
 
     assert (installed.xformers, installed.triton) == (version("xformers"), version("triton"))
     assert "xformers" not in sys.modules
+
+
+def test_a_library_that_was_built_for_another_torch_is_refused() -> None:
+    """The installed xformers is such a one: it is built for CUDA 12.8, and its import only warns."""
+    built_for_another = replace(XFORMERS, why_not_loaded=why_not_loaded)
+
+    with pytest.raises(ModelLoadError) as caught:
+        Situation("xformers", installed=built_for_another).choose()
+
+    assert str(caught.value) == (
+        f"attention_backend is xformers, but xformers does not load into torch {torch.__version__} "
+        "(libcudart.so.12: cannot open shared object file: No such file or directory); "
+        "--attention-backend triton would work"
+    )
+
+
+@each_row("flash_attn", "flash_attn_interface")
+def test_a_flash_attn_that_does_not_load_is_not_chosen(module: str) -> None:
+    """`auto` goes on to the next; by name it is refused with what would work, which is never another broken one."""
+    undefined = "undefined symbol: _ZN3c104cuda9SetDeviceEa"
+    finder = BrokenModule(module, undefined)
+    sys.meta_path.insert(0, finder)
+    try:
+        installed = InstalledLibraries("2.8.3", module == "flash_attn_interface", None, "3.6.0", why_not_loaded)
+        automatic = Situation(capability=(9, 0), installed=installed).choose()
+        with pytest.raises(ModelLoadError) as caught:
+            Situation("flash_attn", capability=(9, 0), installed=installed).choose()
+    finally:
+        sys.meta_path.remove(finder)
+
+    assert type(automatic.rules) is TritonRules
+    problem = f"{module} does not load into torch {torch.__version__} ({undefined})"
+    assert str(caught.value) == f"attention_backend is flash_attn, but {problem}; --attention-backend triton would work"
+    if module == "flash_attn_interface":
+        assert automatic.reason == f"not flash_attn: {problem}"
+
+
+class BrokenModule(MetaPathFinder):
+    """Finds a module whose part in C++ does not fit."""
+
+    def __init__(self, module: str, reason: str) -> None:
+        self._module = module
+        self._reason = reason
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == self._module:
+            raise ImportError(self._reason)
 
 
 def test_a_library_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,88 @@
+"""What a device does besides computing: it captures, moves blocks beside the computation, and says when it is lost."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from executor_svc.cache.cache_engine import CacheEngine, CacheShape
+from executor_svc.device.probe import CudaProbe, device_probe, probe_nothing, step_error
+from octavo_shared.errors import DeviceLostError, StepFailedError
+from octavo_shared.step_wire.step import Step, TableDelta, pairs
+from tests.device.workers import DEVICE, IS_GPU
+
+ROOT = Path(__file__).parents[2]
+NUM_BLOCKS = 64 if IS_GPU else 4
+SHAPE = CacheShape(
+    num_layers=32 if IS_GPU else 2, block_size=16, num_kv_heads=8, head_dim=128 if IS_GPU else 16, dtype=torch.bfloat16
+)
+# An index that the kernel finds wrong ends the context of its process: from then on every call of CUDA fails.
+LOSE_THE_DEVICE = """
+import torch
+from executor_svc.device.probe import device_probe, step_error
+device = torch.device("cuda")
+probe = device_probe(device)
+try:
+    torch.zeros(4, device=device)[torch.tensor([9], device=device)].sum().item()
+except Exception as error:
+    print(type(step_error(7, error, probe)).__name__)
+"""
+
+
+def test_swaps_beside_the_computation_keep_every_bit() -> None:
+    """The device is kept busy, and what is computed behind a swap overwrites the blocks that leave."""
+    engine = CacheEngine(SHAPE, NUM_BLOCKS, NUM_BLOCKS, DEVICE)
+    for index, layer in enumerate(engine.layers):
+        layer.keys.copy_(torch.randn(layer.keys.shape, generator=torch.Generator().manual_seed(index)))
+        layer.values.copy_(layer.keys).neg_()
+    before = [(layer.keys.clone(), layer.values.clone()) for layer in engine.layers]
+    work = torch.randn(2048 if IS_GPU else 16, 2048 if IS_GPU else 16, device=DEVICE)
+    blocks = range(NUM_BLOCKS)
+
+    for round_ in range(4 if IS_GPU else 1):
+        work = (work @ work).clamp(-1, 1)
+        engine.move(Step(1, 2 * round_ + 1, TableDelta(), blocks_to_swap_out=pairs(*((i, i) for i in blocks))))
+        for layer in engine.layers:
+            layer.keys[:NUM_BLOCKS] = 0
+            layer.values[:NUM_BLOCKS] = 0
+        work = (work @ work).clamp(-1, 1)
+        engine.move(Step(1, 2 * round_ + 2, TableDelta(), blocks_to_swap_in=pairs(*((i, i) for i in blocks))))
+
+    for layer, (keys, values) in zip(engine.layers, before, strict=True):
+        assert torch.equal(layer.keys[:NUM_BLOCKS], keys[:NUM_BLOCKS])
+        assert torch.equal(layer.values[:NUM_BLOCKS], values[:NUM_BLOCKS])
+    assert engine.host_blocks.is_pinned() == IS_GPU
+
+
+def test_a_device_that_computes_is_not_lost() -> None:
+    probe = device_probe(DEVICE)
+    assert isinstance(probe, CudaProbe) if IS_GPU else probe is probe_nothing
+    found = step_error(7, torch.OutOfMemoryError("no room"), probe)
+    assert type(found) is StepFailedError
+    assert str(found) == "step 7 failed: OutOfMemoryError: no room"
+
+
+@pytest.mark.skipif(not IS_GPU, reason="a CPU is never lost")
+def test_a_lack_of_memory_leaves_a_device_that_computes() -> None:
+    probe = device_probe(DEVICE)
+    with pytest.raises(torch.OutOfMemoryError) as lack:
+        torch.empty(2**50, dtype=torch.uint8, device=DEVICE)
+    assert type(step_error(7, lack.value, probe)) is StepFailedError
+
+
+def test_a_context_that_has_ended_is_a_lost_device() -> None:
+    if not IS_GPU:
+
+        def fail() -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered\nCompile with")
+
+        found = step_error(7, RuntimeError("index"), fail)
+        assert type(found) is DeviceLostError
+        assert str(found).endswith("the device is lost: CUDA error: device-side assert triggered")
+        return
+    done = subprocess.run(
+        [sys.executable, "-c", LOSE_THE_DEVICE], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.split()[-1:] == ["DeviceLostError"], done.stdout + done.stderr
