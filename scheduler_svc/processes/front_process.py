@@ -69,8 +69,22 @@ async def serve(config: FrontConfig) -> int:
     """
     settle()
     stopping = asyncio.ensure_future(StopRequest(exit_on_stdin_close=config.exit_on_stdin_close).wait())
-    await FrontService(config).run(stopping)
+    service = FrontService(config)
+    announcing = asyncio.create_task(announce(service, f"the scheduler at {config.core}"))
+    try:
+        await service.run(stopping)
+    finally:
+        announcing.cancel()
     return 0
+
+
+async def announce(service: "FrontService", core: str) -> None:
+    """Say on stdout that the ports are open, and once calls find an executor; nobody need read it."""
+    await service.is_listening.wait()
+    announce_listening("front", service.address, service.ports.other_addresses, awaits=core)
+    await announce_when_ready(
+        "front", service.address, service.is_ready.wait, lambda: f"{core}: {service.core.last_trouble}"
+    )
 
 
 class FrontService:
@@ -84,6 +98,7 @@ class FrontService:
         front: What clients meet.
         ports: Those of clients, and the others.
         is_listening: Set once they are open.
+        address: Of clients, then.
         is_ready: Set while new requests find an executor.
 
     Raises: OctavoServiceError: see `Front`; or a file of TLS to the core cannot be used.
@@ -98,7 +113,7 @@ class FrontService:
         self._loop_lag = LoopLag()
         self._health = Health([GENERATION_SERVICE])
         self.is_listening, self.is_ready = asyncio.Event(), asyncio.Event()
-        self._address = ""
+        self.address = ""
         tokenizer = ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
         self.core = RemoteCore(
             self._open_channel,
@@ -137,7 +152,6 @@ class FrontService:
             asyncio.create_task(self._loop_lag.watch(), name="loop-lag"),
             asyncio.create_task(IdleCollection(lambda: self.core.num_requests == 0).run(), name="collector"),
         ]
-        announcing = asyncio.create_task(self._announce(), name="announcement")
         grace_s = self._config.shutdown_grace_s
         deadline_s = None
         try:
@@ -146,9 +160,9 @@ class FrontService:
             if self.is_listening.is_set():
                 await shut_down(self.ports, reason, drain=self._drain, grace_s=grace_s)
         finally:
-            for task in (*tasks, announcing):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, announcing, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             if self.is_listening.is_set():
                 await self.ports.stop(0)
             left_s = 0.0 if deadline_s is None else deadline_s - time.monotonic()
@@ -158,16 +172,9 @@ class FrontService:
         """Open the ports."""
         if self._config.is_started_by_scheduler:
             await self.core.wait_until_told()
-        self._address = await self.ports.start()
+        self.address = await self.ports.start()
         self.is_listening.set()
         await self.core.take_calls()
-
-    async def _announce(self) -> None:
-        """Say on stdout that the ports are open, and once calls find an executor; nobody need read it."""
-        await self.is_listening.wait()
-        address, core = self._address, f"the scheduler at {self._config.core}"
-        announce_listening("front", address, self.ports.other_addresses, awaits=core)
-        await announce_when_ready("front", address, self.is_ready.wait, lambda: f"{core}: {self.core.last_trouble}")
 
     async def _drain(self) -> None:
         await self.core.leave()
