@@ -289,7 +289,7 @@ def described_as(**values: str) -> FakeWorker:
     [
         (
             lambda: described_as(model_id="b", model_hash="5", weights_digest=""),
-            ("it serves a different model, b; that of the"),
+            ("it serves a different model, b; the fleet"),
         ),
         (
             lambda: described_as(model_hash="5", weights_digest=""),
@@ -335,7 +335,7 @@ async def test_an_executor_of_unknown_weights_joins_and_does_not_hide_those_of_t
         directory.addresses = {first, second}
         await until(lambda: len(stack.engine.fleet.cores) == 2)
         directory.addresses = {first, second, third}
-        trouble = "their digest is bbbbbbbbbbbbbbbb, that of the fleet aaaaaaaaaaaaaaaa"
+        trouble = "their digest is bbbbbbbbbbbbbbbb, the fleet's is aaaaaaaaaaaaaaaa"
         await until(lambda: trouble in stack.engine.last_trouble or len(stack.engine.fleet.cores) == 3)
         assert len(stack.engine.fleet.cores) == 2
 
