@@ -61,7 +61,7 @@ class Change:
         """
         count = text.count(self.old)
         if count != 1:
-            raise StaleError(f"{self.path} has the old text {count} times; it must be set at most once")
+            raise StaleError(f"{self.path} has the old text {count} times; it must be there once")
         return text.replace(self.old, self.new)
 
 

@@ -64,7 +64,7 @@ class Mutant:
         except SyntaxError as error:
             raise StaleError(f"{self.place}: {error}") from error
         if len(spans) != 1:
-            raise StaleError(f"{self.place} has {self.old} {len(spans)} times; it must be set at most once")
+            raise StaleError(f"{self.place} has {self.old} {len(spans)} times; it must be there once")
         [(begin, end)] = spans
         return text[:begin] + new + text[end:]
 

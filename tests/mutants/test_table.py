@@ -79,7 +79,7 @@ def test_an_expression_is_found_in_its_function_however_it_is_laid_out() -> None
 @pytest.mark.parametrize(
     ("place", "old", "new", "text", "problem"),
     [
-        ("a:A.f", "a < b", "0", PYTHON, "has a < b 2 times; it must be set at most once"),
+        ("a:A.f", "a < b", "0", PYTHON, "has a < b 2 times; it must be there once"),
         ("a:g", "a < b", "0", PYTHON, "has a < b 0 times"),
         ("a:f", "a < b", "return", PYTHON, "a:f: invalid syntax"),
         ("c/a.c:g", "a * b", "0", C, "has a \\* b 0 times"),

@@ -65,7 +65,7 @@ class Bodies:
                     if self._num_bytes_left < 0:
                         raise ApiError(
                             HTTPStatus.TOO_MANY_REQUESTS,
-                            "too many large request bodies are being read; retry in 1 s",
+                            f"more than {MAX_BODIES} request bodies of maximum size are being read; retry in 1 s",
                             "rate_limit_error",
                             code="rate_limit_exceeded",
                             headers={"Retry-After": "1", **CLOSE},

@@ -105,7 +105,7 @@ async def test_a_stream_that_ends_before_its_requests_is_an_error() -> None:
 
     async with client_of(forgets) as client, client.request_stream() as stream:
         await stream.submit([1])
-        with pytest.raises(InternalError, match="ended the stream before its requests"):
+        with pytest.raises(InternalError, match="closed the stream before its requests"):
             await all_of(stream)
         with pytest.raises(ClosedError, match="the stream is closed; open a new one"):
             await stream.submit([2])
@@ -118,7 +118,7 @@ async def test_nothing_is_submitted_behind_the_last_one_or_outside_the_stream(st
         async with client.request_stream() as stream:
             await stream.submit("sky")
             await stream.close_submissions()
-            with pytest.raises(ClosedError, match="takes no more requests"):
+            with pytest.raises(ClosedError, match="accepts no more requests"):
                 await stream.submit("sky")
             assert isinstance((await all_of(stream))[-1][1], Finished)
 
@@ -132,7 +132,7 @@ async def test_closing_early_ends_the_call_and_the_iteration_of_others(closes: s
         iterating = asyncio.create_task(all_of(stream))
         await stand_in.call_began.wait()
         await (stream.__aexit__() if closes == "the stream" else client.close())
-        with pytest.raises(ClosedError, match="the stream has ended"):
+        with pytest.raises(ClosedError, match="the stream is closed"):
             await asyncio.wait_for(iterating, 10)
         await asyncio.wait_for(stand_in.call_ended.wait(), 10)
         with pytest.raises(ClosedError):

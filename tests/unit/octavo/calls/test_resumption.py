@@ -229,5 +229,5 @@ def test_a_loss_before_the_first_token_is_told_so() -> None:
     accept(request, accepted(prompt_token_ids=[1]))
     request.pause_s(LOST, 0.0)
     request.message()
-    with pytest.raises(UnavailableError, match="cut before its first token, cannot go on"):
+    with pytest.raises(UnavailableError, match="cut off before its first token, cannot be resumed"):
         request.pause_s(RequestExistsError("'mine' is in use"), 0.0)

@@ -68,7 +68,7 @@ async def test_a_service_that_is_killed_is_back_on_its_ports(tmp_path: Path) -> 
         os.kill(child.pid, signal.SIGKILL)
         assert await told.next() == (
             "the scheduler stopped (signal SIGKILL, possibly out of memory); its calls were cut off; restarting it in "
-            "0.0 s [log: {tmp_path / 'log'}]"
+            f"0.0 s [log: {tmp_path / 'log'}]"
         )
         assert (await told.next()).startswith("the scheduler is back after ")
         assert (tmp_path / "arguments").read_text() == "--listen 127.0.0.1:4322 --admin-listen 127.0.0.1:4323"

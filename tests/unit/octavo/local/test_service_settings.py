@@ -114,7 +114,7 @@ def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], sentence: str
 @each_row(
     (("m", {"block_size": 32}), "LLM: block_size is not a setting; did you mean block_size_tokens?"),
     (("m", {"colour": "red"}), "LLM: colour is not a setting"),
-    (("m", {"gateway_tenant": "web"}), "LLM: gateway_tenant is not a setting any more: the token of a client says"),
+    (("m", {"gateway_tenant": "web"}), "LLM: gateway_tenant is not a setting any more: a client's token determines"),
     (
         ("m", {"metrics_listen": "a:1"}),
         "LLM: metrics_listen applies to one service: use executor={'metrics_listen': ...} or scheduler={'metrics",
