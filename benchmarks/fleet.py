@@ -26,7 +26,7 @@ from octavo_shared.step_wire.step import SamplingRow, StepResult
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import StopConditions
@@ -49,7 +49,7 @@ NUM_WIDE_SLOTS = 4096
 class BurstCost:
     """What a burst costs on so many cores: of the best of some repeats."""
 
-    num_cores: int
+    num_planners: int
     num_dispatched: int
     us_per_dispatch: float
     num_admitted: int
@@ -73,7 +73,7 @@ class BenchmarkFleet:
         num_slots: Of each; None: `NUM_SLOTS`.
     """
 
-    def __init__(self, num_cores: int, num_slots: int | None = None) -> None:
+    def __init__(self, num_planners: int, num_slots: int | None = None) -> None:
         num_slots = num_slots or NUM_SLOTS
         policy = FcfsPolicy()
         self.queue = WaitingQueue(policy)
@@ -87,7 +87,7 @@ class BenchmarkFleet:
             num_blocks=num_slots * MAX_MODEL_LEN // BLOCK_SIZE,
             eos_token_ids=(EOS_TOKEN_ID,),
         )
-        self.cores = [self.fleet.join(limits, epoch=1) for _ in range(num_cores)]
+        self.planners = [self.fleet.join(limits, epoch=1) for _ in range(num_planners)]
         self._generator = np.random.default_rng(0)
         self._arrivals = count()
 
@@ -108,38 +108,38 @@ class BenchmarkFleet:
                 )
             )
 
-    def process(self, core: ExecutorCore) -> None:
+    def process(self, planner: ExecutorPlanner) -> None:
         """Take a made-up result for the oldest step of a core."""
-        sent = core.in_flight[0]
+        sent = planner.in_flight[0]
         tokens = self._generator.integers(FIRST_ORDINARY_ID, VOCAB_SIZE, len(sent.layout.sample_slots), dtype=np.int32)
-        core.process(StepResult(core.epoch, sent.step.step_id, tokens))
+        planner.process(StepResult(planner.epoch, sent.step.step_id, tokens))
 
     def fill(self) -> None:
         """Run until every slot is taken by a sequence that decodes, one step ahead."""
-        while any(core.batch.num_free_slots or core.prefills.running for core in self.cores):
-            for core in self.cores:
-                core.schedule(0.0)
-                self.process(core)
-        for core in self.cores:
-            core.schedule(0.0)
+        while any(planner.batch.num_free_slots or planner.prefills.running for planner in self.planners):
+            for planner in self.planners:
+                planner.schedule(0.0)
+                self.process(planner)
+        for planner in self.planners:
+            planner.schedule(0.0)
 
 
-def measure_burst(num_cores: int, num_prompts: int) -> BurstCost:
+def measure_burst(num_planners: int, num_prompts: int) -> BurstCost:
     """Dispatch a burst as far as there is room, then let each core decide a step."""
     costs = []
     for _ in range(NUM_REPEATS):
-        bench = BenchmarkFleet(num_cores)
+        bench = BenchmarkFleet(num_planners)
         bench.add(num_prompts)
         dispatcher, dispatch_us, num_left = bench.fleet.dispatcher, 0.0, -1
         while num_left != bench.queue.num_in_line:
             num_left = bench.queue.num_in_line
             dispatch_us += timed(dispatcher.dispatch, 0.0)[1]
         num_dispatched = num_prompts - num_left
-        admission_us = sum(timed(core.schedule, 0.0)[1] for core in bench.cores)
+        admission_us = sum(timed(planner.schedule, 0.0)[1] for planner in bench.planners)
         num_admitted = num_prompts - len(bench.queue)
         costs.append(
             BurstCost(
-                num_cores,
+                num_planners,
                 num_dispatched,
                 dispatch_us / num_dispatched,
                 num_admitted,
@@ -153,7 +153,7 @@ def measure_full(what: str, number: int, make: Callable[[], BenchmarkFleet]) -> 
     """Measure `schedule` of the first core of a fleet, full and with groups that wait."""
     bench = make()
     bench.fill()
-    first, times = bench.cores[0], []
+    first, times = bench.planners[0], []
     for _ in range(NUM_STEPS):
         _, schedule_us = timed(first.schedule, 0.0)
         times.append(schedule_us)
@@ -161,10 +161,10 @@ def measure_full(what: str, number: int, make: Callable[[], BenchmarkFleet]) -> 
     return FullCost(what, number, Spread.of(times))
 
 
-def full_fleet(num_cores: int, num_waiting: int, num_tenants: int = 1) -> BenchmarkFleet:
+def full_fleet(num_planners: int, num_waiting: int, num_tenants: int = 1) -> BenchmarkFleet:
     """Return a fleet that will be full, with so many waiting then."""
-    bench = BenchmarkFleet(num_cores)
-    bench.add(num_cores * NUM_SLOTS)
+    bench = BenchmarkFleet(num_planners)
+    bench.add(num_planners * NUM_SLOTS)
     bench.add(num_waiting, num_tenants=num_tenants)
     return bench
 
@@ -187,7 +187,7 @@ def burst_table(costs: list[BurstCost]) -> Table:
             cost.num_admitted,
             f"{cost.us_per_admission:.1f}",
         )
-        table.add_row(str(cost.num_cores), *map(str, numbers))
+        table.add_row(str(cost.num_planners), *map(str, numbers))
     return table
 
 
@@ -207,8 +207,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help="of the burst (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
-    console, nums_cores = Console(), [int(number) for number in arguments.cores.split(",")]
-    bursts = [measure_burst(num_cores, arguments.prompts) for num_cores in nums_cores]
+    console, nums_cores = Console(), [int(number) for number in arguments.planners.split(",")]
+    bursts = [measure_burst(num_planners, arguments.prompts) for num_planners in nums_cores]
     full = [measure_full("cores", n, lambda n=n: full_fleet(n, arguments.prompts)) for n in nums_cores]  # type: ignore[misc]
     full += [
         measure_full(f"waiting, on {NUM_CORES_OF_SIZES} cores", n, lambda n=n: full_fleet(NUM_CORES_OF_SIZES, n))  # type: ignore[misc]

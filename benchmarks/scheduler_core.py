@@ -31,7 +31,7 @@ from benchmarks.machine import describe_machine
 from octavo_shared.step_wire.step import SamplingRow, Step, StepResult
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import StopConditions
@@ -101,7 +101,7 @@ class CoreBench:
     def __init__(self, limits: CoreLimits) -> None:
         policy = FcfsPolicy()
         self.queue = WaitingQueue(policy)
-        self.core = ExecutorCore(limits, self.queue, policy, prefix_key=b"benchmark")
+        self.planner = ExecutorPlanner(limits, self.queue, policy, prefix_key=b"benchmark")
         self._generator = np.random.default_rng(0)
         self._arrivals = count()
 
@@ -127,25 +127,25 @@ class CoreBench:
             self.queue.add(group)
 
     def schedule(self) -> Step:
-        step = self.core.schedule(0.0).step
+        step = self.planner.schedule(0.0).step
         assert step is not None, "there is nothing to do"
         return step
 
     def next_result(self) -> StepResult:
         """Return a result for the oldest step in flight."""
-        sent = self.core.in_flight[0]
-        return StepResult(self.core.epoch, sent.step.step_id, self.random_tokens(len(sent.layout.sample_slots)))
+        sent = self.planner.in_flight[0]
+        return StepResult(self.planner.epoch, sent.step.step_id, self.random_tokens(len(sent.layout.sample_slots)))
 
     def run_until_idle(self) -> None:
         """Run all groups to their end."""
-        while self.core.schedule(0.0).step is not None:
-            self.core.process(self.next_result())
+        while self.planner.schedule(0.0).step is not None:
+            self.planner.process(self.next_result())
 
     def run_until_decoding(self) -> None:
         """Run until every sequence of the queue decodes; one step is in flight then."""
-        while len(self.queue) or self.core.prefills.running:
+        while len(self.queue) or self.planner.prefills.running:
             self.schedule()
-            self.core.process(self.next_result())
+            self.planner.process(self.next_result())
         self.schedule()
 
 
@@ -165,10 +165,10 @@ def measure_decode(num_sequences: int, num_steps: int, *, evicts: bool) -> Decod
         step, schedule_us = timed(bench.schedule)
         assert len(step.delta.appended_blocks) in num_opened
         result = bench.next_result()
-        updates, process_us = timed(bench.core.process, result)
+        updates, process_us = timed(bench.planner.process, result)
         assert len(updates.sequences) == num_sequences
         times.append((schedule_us, process_us))
-    assert not any(bench.core.preemption.num_preemptions.values())
+    assert not any(bench.planner.preemption.num_preemptions.values())
     measured = times[NUM_WARM_UP_STEPS:]
     return DecodeCost(
         num_sequences,
@@ -195,7 +195,7 @@ def limits_for(num_sequences: int, num_blocks: int, num_blocks_each: int, budget
 
 def fill_with_cached_blocks(bench: CoreBench, num_groups: int, num_blocks_each: int) -> None:
     """Run groups to their end that leave every block of the pool free, with a prefix in it."""
-    allocator = bench.core.blocks.allocator
+    allocator = bench.planner.blocks.allocator
     bench.add([bench.group(num_blocks_each * BLOCK_SIZE - 1, max_tokens=1) for _ in range(num_groups)])
     bench.run_until_idle()
     while allocator.num_cached_blocks < allocator.num_blocks:
@@ -222,7 +222,7 @@ def measure_wave(bench: CoreBench, wave: str, groups: list[SequenceGroup]) -> Ad
     while num_finished < len(groups):
         _, schedule_us = timed(bench.schedule)
         result = bench.next_result()
-        updates, process_us = timed(bench.core.process, result)
+        updates, process_us = timed(bench.planner.process, result)
         total_us += schedule_us + process_us
         num_finished += len(updates.finished)
     num_found = sum(group.num_cached_tokens // BLOCK_SIZE for group in groups)

@@ -16,7 +16,7 @@ from octavo_shared.step_wire.step import SamplingRow, StepResult
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import StopConditions
@@ -117,7 +117,7 @@ class VirtualFleet:
                 if core.in_flight:
                     heapq.heappush(self._ends, (now_us + self._duration_us(core), number))
 
-    def _duration_us(self, core: ExecutorCore) -> int:
+    def _duration_us(self, core: ExecutorPlanner) -> int:
         return self.loop.base_us + core.in_flight[0].layout.num_tokens * self.loop.token_us
 
     def _tokens(self, num_tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -27,9 +27,9 @@ async def serve(config: SchedulerConfig) -> int:
         from scheduler_svc.processes.supervisor import Supervisor
 
         return await Supervisor(config).run(stop.wait())
-    from scheduler_svc.processes import core_process  # takes longest to import, and a supervisor does without
+    from scheduler_svc.processes import engine_process  # takes longest to import, and a supervisor does without
 
-    return await core_process.serve(config, stop)
+    return await engine_process.serve(config, stop)
 
 
 if __name__ == "__main__":

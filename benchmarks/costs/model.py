@@ -125,8 +125,8 @@ def adapter_command(adapter: str) -> list[str]:
 @scenario("stack", "tokens a second of the whole stack beside a bare loop of core and worker, workload W2", pairs=3)
 async def stack(size: Size) -> Groups:
     """The bare loop has no gRPC, no text, no stream. Both live in processes of their own and take turns."""
-    num_cores = read_cpus().num_threads()
-    teams = sorted({num_cores, max(1, num_cores - 1)}, reverse=True)
+    num_planners = read_cpus().num_threads()
+    teams = sorted({num_planners, max(1, num_planners - 1)}, reverse=True)
     for number_format, num_threads in itertools.islice(itertools.product(("none", "int8-a8"), teams), size.of(None, 1)):
         with ExitStack() as running, tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
             options = Options(

@@ -184,18 +184,18 @@ async def killed_core(scheduler: Service, num_streams: int, pause_s: float) -> F
                 last_token_s[number] = time.monotonic()
                 num_tokens[number] += 1
 
-    def cores() -> list[int]:
-        return children_of(scheduler.process.pid, "scheduler_svc.processes.core_process")
+    def planners() -> list[int]:
+        return children_of(scheduler.process.pid, "scheduler_svc.processes.engine_process")
 
     async with octavo.Client(scheduler.address) as one, octavo.Client(scheduler.address) as two:
         await one.wait_until_ready(PATIENCE_S)
         reading = [asyncio.create_task(read((one, two)[number % 2], number)) for number in range(num_streams)]
         try:
             await until(lambda: min(num_tokens.values()) >= NUM_WARM_UP_TOKENS)
-            [core] = cores()
-            os.kill(core, signal.SIGKILL)
+            [planner] = planners()
+            os.kill(planner, signal.SIGKILL)
             killed_s = time.monotonic()
-            await until(lambda: cores() not in ([], [core]))
+            await until(lambda: planners() not in ([], [planner]))
             started_s = time.monotonic()
             await until(lambda: time.monotonic() - max(last_token_s.values()) > REST_S)
             last_token_s.clear()
@@ -291,15 +291,15 @@ async def gap_turn(case: Case, seconds: float) -> Figures:
             for number in range(case.num_sequences // num_outputs)
         ]
         record = open_record(path, is_new=False)
-        core, fronts = core_and_fronts(scheduler)
+        planner, fronts = core_and_fronts(scheduler)
         try:
             await until(lambda: bool((record["num_active"] == case.num_sequences).any()))
             await asyncio.sleep(warm_up_s)
-            first, core_us, fronts_us = np.count_nonzero(record["end_ns"]), cpu_us(core), cpu_us(*fronts)
+            first, core_us, fronts_us = np.count_nonzero(record["end_ns"]), cpu_us(planner), cpu_us(*fronts)
             await asyncio.sleep(seconds)
             last, core_us, fronts_us = (
                 np.count_nonzero(record["end_ns"]),
-                cpu_us(core) - core_us,
+                cpu_us(planner) - core_us,
                 cpu_us(*fronts) - fronts_us,
             )
             steps = np.array(record[first:last])
@@ -321,7 +321,7 @@ async def gap_turn(case: Case, seconds: float) -> Figures:
 def core_and_fronts(scheduler: Service) -> tuple[int, list[int]]:
     """Return the process that decides steps, and those that hold the streams, if these are others (Linux)."""
     pid = scheduler.process.pid
-    cores, fronts = (
-        children_of(pid, f"scheduler_svc.processes.{module}") for module in ("core_process", "front_process")
+    planners, fronts = (
+        children_of(pid, f"scheduler_svc.processes.{module}") for module in ("engine_process", "front_process")
     )
-    return (cores[0] if cores else pid), fronts
+    return (planners[0] if planners else pid), fronts

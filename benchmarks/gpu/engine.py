@@ -13,7 +13,7 @@ from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
@@ -104,7 +104,7 @@ class InProcessEngine:
         )
         policy = FcfsPolicy()
         self._queue = WaitingQueue(policy)
-        self._core = ExecutorCore(limits, self._queue, policy, prefix_key=b"check")
+        self._core = ExecutorPlanner(limits, self._queue, policy, prefix_key=b"check")
         self._arrivals = count()
 
     def generate(self, prompts: Sequence[Prompt]) -> Run:

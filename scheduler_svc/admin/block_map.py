@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 
 MAX_HOLDERS = 100
 
@@ -22,32 +22,32 @@ def block_states(allocator: BlockAllocator) -> NDArray[np.uint8]:
     return states
 
 
-def describe_block(core: ExecutorCore, block: int) -> pb.GetBlockResponse:
-    """Return who uses a block of the device pool of a core; `block` is one of it."""
-    allocator = core.blocks.allocator
+def describe_block(planner: ExecutorPlanner, block: int) -> pb.GetBlockResponse:
+    """Return who uses a block of the device pool of a planner; `block` is one of it."""
+    allocator = planner.blocks.allocator
     cache = allocator.prefix_cache
     return pb.GetBlockResponse(
         state=cast("admin_pb2.BlockState.ValueType", int(block_states(allocator)[block])),
         num_references=int(allocator.ref_counts[block]),
         is_registered=cache is not None and bool(cache.is_registered[block]),
-        holders=_holders(core, block)[:MAX_HOLDERS],
+        holders=_holders(planner, block)[:MAX_HOLDERS],
     )
 
 
-def _holders(core: ExecutorCore, block: int) -> list[admin_pb2.BlockHolder]:
+def _holders(planner: ExecutorPlanner, block: int) -> list[admin_pb2.BlockHolder]:
     """Return the sequences in the batch whose block table names a block."""
     holders = []
-    for group in core.batch.running:
+    for group in planner.batch.running:
         # Until a forked beam has a slot of its own, it reads its parent's.
-        for rank, (sequence, slot) in enumerate(core.beam_batch.source_slots(group)):
-            held = core.batch.held_blocks(slot)
+        for rank, (sequence, slot) in enumerate(planner.beam_batch.source_slots(group)):
+            held = planner.batch.held_blocks(slot)
             index = np.flatnonzero(held == block)
             if len(index):
                 holders.append(
                     admin_pb2.BlockHolder(
                         request_id=group.request_id,
                         output_index=sequence.index if group.beams is None else rank,
-                        logical_block=int(index[0]) + int(core.batch.first_blocks[slot]),
+                        logical_block=int(index[0]) + int(planner.batch.first_blocks[slot]),
                     )
                 )
     return holders

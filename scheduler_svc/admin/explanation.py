@@ -1,6 +1,6 @@
 """Why a request waits, in a sentence or two and in numbers: `ExplainRequest` and `ListQueue` of `AdminService`.
 
-The reasons are those of the next decision: every core is asked what it would do with the request now.
+The reasons are those of the next decision: every planner is asked what it would do with the request now.
 Only looks: nothing here changes the engine.
 """
 
@@ -14,7 +14,7 @@ from scheduler_svc.admin.life import ended_state, milliseconds
 from scheduler_svc.admin.state import RequestLocation, RequestLocations, num_output_tokens
 from scheduler_svc.core.sequence import Placed, SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle, Wait
-from scheduler_svc.core.step.executor_core import DRAINING, ExecutorCore
+from scheduler_svc.core.step.executor_planner import DRAINING, ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest
@@ -29,27 +29,27 @@ FITS_BEHIND = "will fit once the requests ahead of it are admitted"
 def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainRequestResponse:
     """Say why a live request waits, or that it runs; `now_s` is the monotonic time."""
     location = RequestLocations(engine).of(request)
-    core, group = location.core, request.group
+    planner, group = location.planner, request.group
     explained = pb.ExplainRequestResponse(status=location.status, executor=location.executor)
     if location.status == admin_pb2.REQUEST_STATUS_PARKED:
         explained.explanation = parked_text(request, engine.requests.suspects.current)
-    elif core is None and group in engine.queue:
+    elif planner is None and group in engine.queue:
         _explain_waiting(engine, request, now_s, explained)
-    elif core is None:
+    elif planner is None:
         explained.explanation = "is about to finish"
     elif location.status == admin_pb2.REQUEST_STATUS_SWAPPED:
-        _explain_swapped(core, group, explained)
+        _explain_swapped(planner, group, explained)
     elif location.status == admin_pb2.REQUEST_STATUS_PREEMPTED:
         explained.explanation = (
             f"preempted on {location.executor}: {tokens_in_flight_text(group)}; then it goes back to the queue"
         )
     else:
         explained.explanation = running_text(request, location)
-        if group.placed is not None and len(engine.fleet.cores) > 1:
+        if group.placed is not None and len(engine.fleet.planners) > 1:
             explained.explanation += f"; {placed_text(group.placed)}"
-    if core is not None and core.is_draining:
+    if planner is not None and planner.is_draining:
         explained.explanation += f"; {DRAINING}: it moves to another executor once one has capacity"
-    if location.core is not None and (trouble := _troubles(engine, now_s).get(location.core)):
+    if location.planner is not None and (trouble := _troubles(engine, now_s).get(location.planner)):
         explained.explanation += f"; on its executor {trouble}"
     return explained
 
@@ -91,7 +91,7 @@ def queued_requests(engine: Engine, now_s: float) -> Iterator[admin_pb2.QueuedRe
 
 
 def _lets_others_pass(obstacles: Sequence[Obstacle | None]) -> bool:
-    """Return whether the groups behind one with these obstacles, one a core, are looked at all the same."""
+    """Return whether the groups behind one with these obstacles, one a planner, are looked at all the same."""
     waits = {obstacle.wait for obstacle in obstacles if obstacle is not None}
     return None not in obstacles and (Wait.SKIPPED in waits or waits == {Wait.NEVER})
 
@@ -115,9 +115,9 @@ def _explain_waiting(engine: Engine, request: LiveRequest, now_s: float, explain
     explained.explanation = f"{waits}: {'; '.join([ahead, *reasons])}"
 
 
-def _explain_swapped(core: ExecutorCore, group: SequenceGroup, explained: pb.ExplainRequestResponse) -> None:
-    num_ahead = core.swapped.groups.index(group)
-    fit = _swap_in_fit(core, group, explained.executor)
+def _explain_swapped(planner: ExecutorPlanner, group: SequenceGroup, explained: pb.ExplainRequestResponse) -> None:
+    num_ahead = planner.swapped.groups.index(group)
+    fit = _swap_in_fit(planner, group, explained.executor)
     explained.num_requests_ahead = num_ahead
     explained.executors.append(fit)
     reasons = [fit.obstacle or (FITS_BEHIND if num_ahead else FITS)]
@@ -127,25 +127,25 @@ def _explain_swapped(core: ExecutorCore, group: SequenceGroup, explained: pb.Exp
 
 
 def _fits(
-    engine: Engine, group: SequenceGroup, obstacles: Sequence[tuple[ExecutorCore, Obstacle | None]], now_s: float
+    engine: Engine, group: SequenceGroup, obstacles: Sequence[tuple[ExecutorPlanner, Obstacle | None]], now_s: float
 ) -> list[admin_pb2.ExecutorFit]:
-    """Return what a waiting group would take of each core, and what is there."""
-    addresses = {driver.core: driver.address for driver in engine.drivers.values()}
+    """Return what a waiting group would take of each planner, and what is there."""
+    addresses = {driver.planner: driver.address for driver in engine.drivers.values()}
     troubles = _troubles(engine, now_s)
     fits = []
-    for core, obstacle in obstacles:
-        plan = core.blocks.plan_admission(group)
+    for planner, obstacle in obstacles:
+        plan = planner.blocks.plan_admission(group)
         reasons = [] if obstacle is None else [obstacle.reason]
-        if core in troubles and not reasons:
-            reasons.append(troubles[core])
+        if planner in troubles and not reasons:
+            reasons.append(troubles[planner])
         fits.append(
             admin_pb2.ExecutorFit(
-                executor=addresses.get(core, ""),
+                executor=addresses.get(planner, ""),
                 obstacle="; ".join(reasons),
                 num_needed_blocks=plan.num_needed,
                 num_free_blocks=plan.num_free,
                 num_needed_slots=group.num_slots,
-                num_free_slots=core.batch.num_free_slots,
+                num_free_slots=planner.batch.num_free_slots,
             )
         )
     return fits
@@ -170,15 +170,15 @@ def _overtaking_texts(engine: Engine, group: SequenceGroup, num_ahead: int) -> l
     return [f"{number} came later and {one if number == 1 else several}" for number, one, several in reasons if number]
 
 
-def _troubles(engine: Engine, now_s: float) -> dict[ExecutorCore, str]:
-    """Return what is wrong with executors that are attached, by core."""
-    drivers = [driver for driver in engine.drivers.values() if driver.core is not None]
-    return {driver.core: trouble for driver in drivers if driver.core and (trouble := driver.trouble(now_s))}
+def _troubles(engine: Engine, now_s: float) -> dict[ExecutorPlanner, str]:
+    """Return what is wrong with executors that are attached, by planner."""
+    drivers = [driver for driver in engine.drivers.values() if driver.planner is not None]
+    return {driver.planner: trouble for driver in drivers if driver.planner and (trouble := driver.trouble(now_s))}
 
 
-def _swap_in_fit(core: ExecutorCore, group: SequenceGroup, executor: str) -> admin_pb2.ExecutorFit:
+def _swap_in_fit(planner: ExecutorPlanner, group: SequenceGroup, executor: str) -> admin_pb2.ExecutorFit:
     """Return what the way back of a swapped group takes, and what is in its way."""
-    needs = core.admissions.needs_to_swap_in(group)
+    needs = planner.admissions.needs_to_swap_in(group)
     obstacle = ""
     if group.has_inflight_tokens:
         obstacle = tokens_in_flight_text(group)
@@ -247,12 +247,12 @@ def placed_text(placed: Placed) -> str:
 
 def running_text(request: LiveRequest, location: RequestLocation) -> str:
     """Say how far a running request has come."""
-    group, core = request.group, location.core
-    assert core is not None, "what runs has a core"
-    if core.prefills.is_running(group):
-        slots = [slot for _, slot in core.beam_batch.source_slots(group)]
+    group, planner = request.group, location.planner
+    assert planner is not None, "what runs has a core"
+    if planner.prefills.is_running(group):
+        slots = [slot for _, slot in planner.beam_batch.source_slots(group)]
         num_computed, num_known = (
-            int(column[slots].sum()) for column in (core.batch.num_computed_tokens, core.batch.num_known_tokens)
+            int(column[slots].sum()) for column in (planner.batch.num_computed_tokens, planner.batch.num_known_tokens)
         )
         return f"runs on {location.executor}: {num_computed} of {num_known} tokens computed"
     made = counted(num_output_tokens(request), "output token")

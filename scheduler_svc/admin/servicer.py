@@ -20,7 +20,7 @@ from scheduler_svc.admin.life import ended_state, milliseconds
 from scheduler_svc.admin.state import RequestLocations, executor_state, request_state
 from scheduler_svc.admin.steps import step_state, step_summary
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.ended_requests import NUM_KEPT_REQUESTS
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
@@ -97,7 +97,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             version=octavo.__version__,
             max_waiting_requests=engine.settings.max_waiting_requests,
             num_refused_requests=engine.waiting.num_refused,
-            has_mixed_numerics=len({core.numerics for core in engine.fleet.cores}) > 1,
+            has_mixed_numerics=len({planner.numerics for planner in engine.fleet.planners}) > 1,
             step_log_trouble=engine.step_log.trouble if engine.step_log is not None else "",
             fronts=self._fronts(),
             page_port=self._page_port(),
@@ -118,7 +118,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         """Empty an executor, or let it take requests again."""
         driver = self._driver(request.executor)
         await self._engine.drain_executor(driver, is_draining=not request.undo)
-        num_requests = 0 if driver.core is None else len(driver.core.groups)
+        num_requests = 0 if driver.planner is None else len(driver.planner.groups)
         return pb.DrainExecutorResponse(executor=driver.address, num_requests=num_requests)
 
     # Requests ------------------------------------------------------------------------------------
@@ -245,22 +245,22 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     ) -> pb.GetBlockMapResponse:
         """Give the state of every block."""
         driver = self._driver(request.executor)
-        core = _attached_core(driver)
+        planner = _attached_core(driver)
         return pb.GetBlockMapResponse(
             executor=driver.address,
-            block_size_tokens=core.limits.block_size,
-            states=block_states(core.blocks.allocator).tobytes(),
-            host_states=block_states(core.swapped.host).tobytes(),
+            block_size_tokens=planner.limits.block_size,
+            states=block_states(planner.blocks.allocator).tobytes(),
+            host_states=block_states(planner.swapped.host).tobytes(),
         )
 
     async def GetBlock(  # noqa: N802
         self, request: pb.GetBlockRequest, context: grpc.aio.ServicerContext[pb.GetBlockRequest, pb.GetBlockResponse]
     ) -> pb.GetBlockResponse:
         """Say who uses a block."""
-        core = _attached_core(self._driver(request.executor))
-        if request.block >= core.limits.num_blocks:
-            raise InvalidFieldError("block", request.block, f"from 0 to {core.limits.num_blocks - 1}")
-        return describe_block(core, request.block)
+        planner = _attached_core(self._driver(request.executor))
+        if request.block >= planner.limits.num_blocks:
+            raise InvalidFieldError("block", request.block, f"from 0 to {planner.limits.num_blocks - 1}")
+        return describe_block(planner, request.block)
 
     def _driver(self, address: str) -> ExecutorDriver:
         """Return the executor with an address, or the only one if it is empty."""
@@ -278,10 +278,10 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         return next(iter(drivers.values()))
 
 
-def _attached_core(driver: ExecutorDriver) -> ExecutorCore:
-    if driver.core is None:
+def _attached_core(driver: ExecutorDriver) -> ExecutorPlanner:
+    if driver.planner is None:
         raise NoExecutorError(f"the executor at {driver.address} is not attached", driver.last_trouble)
-    return driver.core
+    return driver.planner
 
 
 def page_size_of(page_size: int) -> int:

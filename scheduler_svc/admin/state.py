@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from octavo.admin.v1 import admin_pb2
 from scheduler_svc.admin.life import event_states, milliseconds, set_times
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.swapping import NO_BLOCK
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
@@ -26,11 +26,11 @@ SEQUENCE_STATUS: Mapping[SequenceStatus, "admin_pb2.SequenceStatus.ValueType"] =
 
 @dataclass(frozen=True, slots=True)
 class RequestLocation:
-    """Where a live request is: with an executor and its core, or with none."""
+    """Where a live request is: with an executor and its planner, or with none."""
 
     status: "admin_pb2.RequestStatus.ValueType"
     executor: str = ""
-    core: ExecutorCore | None = None
+    planner: ExecutorPlanner | None = None
 
 
 class RequestLocations:
@@ -42,26 +42,26 @@ class RequestLocations:
             for request in engine.requests.suspects.parked
         }
         for driver in engine.drivers.values():
-            if driver.core is not None:
-                self._add_core(driver.address, driver.core)
+            if driver.planner is not None:
+                self._add_core(driver.address, driver.planner)
 
     def of(self, request: LiveRequest) -> RequestLocation:
         """Return where a live request is."""
         return self._locations.get(request.group) or RequestLocation(admin_pb2.REQUEST_STATUS_WAITING)
 
-    def _add_core(self, executor: str, core: ExecutorCore) -> None:
-        self._locations.update(locations_in(executor, core))
+    def _add_core(self, executor: str, planner: ExecutorPlanner) -> None:
+        self._locations.update(locations_in(executor, planner))
 
 
-def locations_in(executor: str, core: ExecutorCore) -> Iterator[tuple[SequenceGroup, RequestLocation]]:
-    """Yield the groups that the core of an executor has, and where they are there."""
+def locations_in(executor: str, planner: ExecutorPlanner) -> Iterator[tuple[SequenceGroup, RequestLocation]]:
+    """Yield the groups that the planner of an executor has, and where they are there."""
     for groups, status in (
-        (core.batch.running, admin_pb2.REQUEST_STATUS_RUNNING),
-        (core.swapped.groups, admin_pb2.REQUEST_STATUS_SWAPPED),
-        (core.preempted.groups, admin_pb2.REQUEST_STATUS_PREEMPTED),
+        (planner.batch.running, admin_pb2.REQUEST_STATUS_RUNNING),
+        (planner.swapped.groups, admin_pb2.REQUEST_STATUS_SWAPPED),
+        (planner.preempted.groups, admin_pb2.REQUEST_STATUS_PREEMPTED),
     ):
         for group in groups:
-            yield group, RequestLocation(status, executor, core)
+            yield group, RequestLocation(status, executor, planner)
 
 
 def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorState:
@@ -76,8 +76,8 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
         is_retired=driver.is_retired,
         is_draining=driver.is_draining,
     )
-    core, session = driver.core, driver.session
-    if core is None or session is None:
+    planner, session = driver.planner, driver.session
+    if planner is None or session is None:
         return state
     state.instance_id = session.info.instance_id
     state.model_id = session.info.model_id
@@ -88,18 +88,18 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     state.max_steps_in_flight = driver.in_flight.limit
     if driver.in_flight.round_trip_s is not None:
         state.round_trip_us = round(driver.in_flight.round_trip_s * 1e6)
-    set_core_state(state, core, now_s)
+    set_core_state(state, planner, now_s)
     return state
 
 
-def set_core_state(state: admin_pb2.ExecutorState, core: ExecutorCore, now_s: float) -> None:
-    """Fill in what the core of an attached executor knows; `now_s` is the monotonic time."""
-    device, host = core.blocks.allocator, core.swapped.host
+def set_core_state(state: admin_pb2.ExecutorState, planner: ExecutorPlanner, now_s: float) -> None:
+    """Fill in what the planner of an attached executor knows; `now_s` is the monotonic time."""
+    device, host = planner.blocks.allocator, planner.swapped.host
     state.status = admin_pb2.EXECUTOR_STATUS_ATTACHED
-    state.epoch = core.epoch
-    state.num_running_requests = len(core.batch.running)
-    state.num_swapped_requests = len(core.swapped)
-    state.num_preempted_requests = len(core.preempted.groups)
+    state.epoch = planner.epoch
+    state.num_running_requests = len(planner.batch.running)
+    state.num_swapped_requests = len(planner.swapped)
+    state.num_preempted_requests = len(planner.preempted.groups)
     state.num_blocks = device.num_blocks
     state.num_free_blocks = device.num_free_blocks
     state.num_used_blocks = device.num_used_blocks
@@ -108,13 +108,13 @@ def set_core_state(state: admin_pb2.ExecutorState, core: ExecutorCore, now_s: fl
     state.num_host_blocks = host.num_blocks
     state.num_free_host_blocks = host.num_free_blocks
     state.num_used_host_blocks = host.num_used_blocks
-    state.num_slots = core.limits.max_num_seqs
-    state.num_free_slots = core.batch.num_free_slots
-    state.num_steps_in_flight = len(core.in_flight)
-    if core.in_flight:
-        state.oldest_step_age_ms = milliseconds(now_s - core.in_flight[0].scheduled_at_s)
-    state.last_sent_step_id = core.last_scheduled_step_id
-    state.last_processed_step_id = core.last_processed_step_id
+    state.num_slots = planner.limits.max_num_seqs
+    state.num_free_slots = planner.batch.num_free_slots
+    state.num_steps_in_flight = len(planner.in_flight)
+    if planner.in_flight:
+        state.oldest_step_age_ms = milliseconds(now_s - planner.in_flight[0].scheduled_at_s)
+    state.last_sent_step_id = planner.last_scheduled_step_id
+    state.last_processed_step_id = planner.last_processed_step_id
 
 
 def request_state(
@@ -166,8 +166,8 @@ def sequence_states(
     group: SequenceGroup, location: RequestLocation, *, shows_blocks: bool = True
 ) -> list[admin_pb2.SequenceState]:
     """Return the outputs of a group by index, or its live beams by rank; maybe without their block tables."""
-    core = location.core
-    table_slots = dict(core.beam_batch.source_slots(group)) if core is not None else {}
+    planner = location.planner
+    table_slots = dict(planner.beam_batch.source_slots(group)) if planner is not None else {}
     states = []
     for rank, sequence in enumerate(group.sequences):
         state = admin_pb2.SequenceState(
@@ -176,16 +176,16 @@ def sequence_states(
             num_tokens=0 if sequence.status is SequenceStatus.FINISHED else len(sequence.token_ids),
             num_late_tokens=sequence.num_inflight_tokens,
         )
-        if core is not None and sequence in table_slots:
+        if planner is not None and sequence in table_slots:
             table_slot = table_slots[sequence]  # until a forked beam has a slot, it is that of its parent
             if sequence.slot >= 0:
                 state.slot = sequence.slot
-            state.num_tokens = int(core.batch.num_known_tokens[table_slot])
-            state.num_computed_tokens = int(core.batch.num_computed_tokens[table_slot])
+            state.num_tokens = int(planner.batch.num_known_tokens[table_slot])
+            state.num_computed_tokens = int(planner.batch.num_computed_tokens[table_slot])
             if shows_blocks:
-                state.block_table.extend(block_table(core, table_slot))
-        elif core is not None and sequence in core.swapped.tables:
-            table = core.swapped.tables[sequence]
+                state.block_table.extend(block_table(planner, table_slot))
+        elif planner is not None and sequence in planner.swapped.tables:
+            table = planner.swapped.tables[sequence]
             state.num_computed_tokens = table.num_computed_tokens
             if shows_blocks:
                 state.block_table.extend(table.device_blocks.tolist())
@@ -196,10 +196,10 @@ def sequence_states(
     return states
 
 
-def block_table(core: ExecutorCore, slot: int) -> list[int]:
+def block_table(planner: ExecutorPlanner, slot: int) -> list[int]:
     """Return the block table of a slot; NO_BLOCK stands for what fell out of the sliding window."""
-    held: list[int] = core.batch.held_blocks(slot).tolist()
-    return [NO_BLOCK] * int(core.batch.first_blocks[slot]) + held
+    held: list[int] = planner.batch.held_blocks(slot).tolist()
+    return [NO_BLOCK] * int(planner.batch.first_blocks[slot]) + held
 
 
 def beam_search_state(group: SequenceGroup) -> admin_pb2.BeamSearchState:

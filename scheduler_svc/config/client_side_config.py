@@ -1,4 +1,4 @@
-"""The settings of what clients meet, which a scheduler has, and a standalone front beside its way to the core."""
+"""The settings of what clients meet, which a scheduler has, and a standalone front beside its way to the engine."""
 
 import secrets
 import socket
@@ -152,33 +152,43 @@ class ClientSideConfig(ServiceConfig):
 
 
 class FrontConfig(ClientSideConfig):
-    """Hold the calls of clients for the core of a scheduler elsewhere: texts, tokenizer, streams."""
+    """Hold the calls of clients for the engine of a scheduler elsewhere: texts, tokenizer, streams."""
 
     service: ClassVar[str] = "front"
     program: ClassVar[str] = "python -m scheduler_svc.processes.front_process"
-
-    core: str = Field(
-        pattern=ADDRESS_PATTERN,
-        description="Address of the scheduler's --core-listen, host:port.",
+    removed: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            **ClientSideConfig.removed,
+            "core": "it is --engine now",
+            "core_tls_ca": "it is --engine-tls-ca now",
+            "core_tls_cert": "it is --engine-tls-cert now",
+            "core_tls_key": "it is --engine-tls-key now",
+            "core_tls_server_name": "it is --engine-tls-server-name now",
+        }
     )
-    core_tls_ca: Path | None = Field(
+
+    engine: str = Field(
+        pattern=ADDRESS_PATTERN,
+        description="Address of the scheduler's --engine-listen, host:port.",
+    )
+    engine_tls_ca: Path | None = Field(
         None,
         description=(
-            "PEM file with the certificate authorities of --core. Enables TLS to the scheduler. Read at each "
+            "PEM file with the certificate authorities of --engine. Enables TLS to the scheduler. Read at each "
             "connection."
         ),
     )
-    core_tls_cert: Path | None = Field(
+    engine_tls_cert: Path | None = Field(
         None,
-        description="PEM file with the certificate that the front presents to --core. Read at each connection.",
+        description="PEM file with the certificate that the front presents to --engine. Read at each connection.",
     )
-    core_tls_key: Path | None = Field(
-        None, description="PEM file with the private key of --core-tls-cert. Read at each connection."
+    engine_tls_key: Path | None = Field(
+        None, description="PEM file with the private key of --engine-tls-cert. Read at each connection."
     )
-    core_tls_server_name: str | None = Field(
+    engine_tls_server_name: str | None = Field(
         None,
         min_length=1,
-        description=("Server name in the certificate of --core, if it differs from the host in --core."),
+        description=("Server name in the certificate of --engine, if it differs from the host in --engine."),
     )
     front_id: str | None = Field(
         None,
@@ -192,18 +202,18 @@ class FrontConfig(ClientSideConfig):
 
     @property
     def is_started_by_scheduler(self) -> bool:
-        """Whether it joins a core of this machine, and shares its ports with the other fronts of that scheduler."""
-        return self.core.startswith("unix:")
+        """Whether it joins an engine of this machine, and shares its ports with the other fronts of that scheduler."""
+        return self.engine.startswith("unix:")
 
     @model_validator(mode="after")
-    def _check_core_tls(self) -> Self:
-        if (self.core_tls_cert is None) != (self.core_tls_key is None):
+    def _check_engine_tls(self) -> Self:
+        if (self.engine_tls_cert is None) != (self.engine_tls_key is None):
             raise ValueError(
-                "--core-tls-cert and --core-tls-key must be set together: a certificate and its private key"
+                "--engine-tls-cert and --engine-tls-key must be set together: a certificate and its private key"
             )
-        if self.core_tls_ca is None and (self.core_tls_cert or self.core_tls_server_name):
+        if self.engine_tls_ca is None and (self.engine_tls_cert or self.engine_tls_server_name):
             raise ValueError(
-                "--core-tls-cert and --core-tls-server-name require --core-tls-ca: without it the front uses "
+                "--engine-tls-cert and --engine-tls-server-name require --engine-tls-ca: without it the front uses "
                 "plaintext to the scheduler"
             )
         return self

@@ -10,10 +10,10 @@ from scheduler_svc.config.scheduler_config import SchedulerConfig
 
 log = logging.getLogger(__name__)
 
-# On fewer CPUs a front would only take turns with the core, and with an executor or a client on the same machine.
+# On fewer CPUs a front would only take turns with the engine, and with an executor or a client on the same machine.
 LEAST_CPUS = 4
 
-# For each token fronts need some seven times the CPU time of the core (docs/benchmarks.md): more wait for the core.
+# For each token fronts need some seven times the CPU time of the engine (docs/benchmarks.md): more wait for the engine.
 MOST_FRONTS = 7
 
 
@@ -35,7 +35,8 @@ def choose_fronts(config: SchedulerConfig) -> SchedulerConfig:
 def fronts_for(cpus: float) -> int:
     """Return how many fronts go with so many CPUs.
 
-    Half of them: the other half is for the core, for gRPC's threads, and for executors and clients on the same machine.
+    Half of them: the other half is for the engine, for gRPC's threads, and for executors and clients on the same
+    machine.
     """
     return 0 if cpus < LEAST_CPUS else min(MOST_FRONTS, int(cpus // 2))
 

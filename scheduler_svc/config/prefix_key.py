@@ -1,6 +1,6 @@
 """The secret that names of cached blocks are made with (`core/blocks/prefix_cache.py`), over the life of a scheduler.
 
-A core with the key of the one before finds the blocks that executors have kept. Tenants never see key or names.
+An engine with the key of the one before finds the blocks that executors have kept. Tenants never see key or names.
 """
 
 import os

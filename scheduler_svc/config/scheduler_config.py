@@ -1,6 +1,8 @@
 """The scheduler's configuration: flags, environment, TOML file (see `octavo_shared/process/config.py`)."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -18,6 +20,13 @@ class SchedulerConfig(ClientSideConfig):
 
     service: ClassVar[str] = "scheduler"
     program: ClassVar[str] = "python -m scheduler_svc"
+    removed: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            **ClientSideConfig.removed,
+            "core_listen": "it is --engine-listen now",
+            "core_insecure": "it is --engine-insecure now",
+        }
+    )
 
     executor: tuple[ExecutorTarget, ...] = Field(
         ("127.0.0.1:50061",),
@@ -37,11 +46,11 @@ class SchedulerConfig(ClientSideConfig):
             "stream. auto: half of the CPUs that the process may use, at most 7; none below 4 CPUs."
         ),
     )
-    core_listen: str | None = Field(
+    engine_listen: str | None = Field(
         None,
         pattern=ADDRESS_PATTERN,
         description=(
-            "Listen address for standalone fronts (octavo-front --core), host:port, with TLS as at --listen. Not for "
+            "Listen address for standalone fronts (octavo-front --engine), host:port, with TLS as at --listen. Not for "
             "clients. If other machines can reach it, set --front-tls-ca and --trusted-fronts. Port 0 picks a free "
             "port. Off by default."
         ),
@@ -49,22 +58,22 @@ class SchedulerConfig(ClientSideConfig):
     front_tls_ca: Path | None = Field(
         None,
         description=(
-            "PEM file with the certificate authorities of standalone fronts at --core-listen. Fronts without a "
+            "PEM file with the certificate authorities of standalone fronts at --engine-listen. Fronts without a "
             "certificate are rejected. Reloaded when it changes. Requires --tls-cert."
         ),
     )
     trusted_fronts: tuple[CertificateName, ...] = Field(
         (),
         description=(
-            "Comma-separated names in certificates of fronts: only these may join at --core-listen. A front may run "
+            "Comma-separated names in certificates of fronts: only these may join at --engine-listen. A front may run "
             "requests of all tenants. Requires --front-tls-ca."
         ),
     )
-    core_insecure: bool = Field(
+    engine_insecure: bool = Field(
         False,
         description=(
-            "Allow fronts to join at --core-listen without a certificate even if other machines can reach it. Only for "
-            "isolated networks."
+            "Allow fronts to join at --engine-listen without a certificate even if other machines can reach it. Only "
+            "for isolated networks."
         ),
     )
     resolve_interval_s: float = Field(
@@ -315,10 +324,10 @@ class SchedulerConfig(ClientSideConfig):
 
     @model_validator(mode="after")
     def _check_fronts(self) -> Self:
-        if self.core_listen is None:
-            if self.front_tls_ca or self.trusted_fronts or self.core_insecure:
+        if self.engine_listen is None:
+            if self.front_tls_ca or self.trusted_fronts or self.engine_insecure:
                 raise ValueError(
-                    "--front-tls-ca, --trusted-fronts and --core-insecure require --core-listen: without it no "
+                    "--front-tls-ca, --trusted-fronts and --engine-insecure require --engine-listen: without it no "
                     "standalone front can join"
                 )
             return self
@@ -331,13 +340,13 @@ class SchedulerConfig(ClientSideConfig):
             raise ValueError(
                 "--front-tls-ca requires --tls-cert and --tls-key: without TLS fronts present no certificate"
             )
-        if self.front_tls_ca is not None and self.core_insecure:
-            raise ValueError("--core-insecure and --front-tls-ca are mutually exclusive: remove one")
-        if self.front_tls_ca is None and not self.core_insecure and not is_loopback(self.core_listen):
+        if self.front_tls_ca is not None and self.engine_insecure:
+            raise ValueError("--engine-insecure and --front-tls-ca are mutually exclusive: remove one")
+        if self.front_tls_ca is None and not self.engine_insecure and not is_loopback(self.engine_listen):
             raise ValueError(
-                f"--core-listen {self.core_listen} can be reached from other machines, and a front that joins there "
-                "may run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, or "
-                "--core-insecure on an isolated network"
+                f"--engine-listen {self.engine_listen} can be reached from other machines, and a front that joins "
+                "there may run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, "
+                "or --engine-insecure on an isolated network"
             )
         return self
 

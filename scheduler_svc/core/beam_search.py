@@ -24,7 +24,7 @@ return it. Here there is none. The results differ only where such a stand-in ran
 when the vocabulary is smaller than w, or a true score gets as low as -1e9 (an extreme length_penalty).
 
 The histories of beams are linked nodes, shared between beams of a common past: a step costs one node
-for each beam, whatever their length. Next: `sequence.py`, `executor_core.py`.
+for each beam, whatever their length. Next: `sequence.py`, `executor_planner.py`.
 """
 
 from __future__ import annotations

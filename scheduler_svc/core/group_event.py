@@ -1,6 +1,6 @@
 """What a decision tells of groups: what was done to them, for people, and which of them can never go on.
 
-Nothing in the core reads it again.
+Nothing in the planner reads it again.
 """
 
 from dataclasses import dataclass

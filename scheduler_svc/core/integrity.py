@@ -1,58 +1,58 @@
-"""The invariants of `executor_core.py` as assertions, for tests and debugging."""
+"""The invariants of `executor_planner.py` as assertions, for tests and debugging."""
 
 import operator
 from collections import Counter
 
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.core.step.batch import running_sequences
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.swapping import NO_BLOCK
 
 
-def check_integrity(core: ExecutorCore, *, has_key: bool = True) -> None:
+def check_integrity(planner: ExecutorPlanner, *, has_key: bool = True) -> None:
     """Assert every invariant that can be seen between two calls.
 
     Without the key of the hashes those that a sequence carries are not computed again.
     """
-    _check_slots(core)  # the others go from slot to slot
-    _check_blocks(core)
-    _check_host_blocks(core)
-    _check_lengths(core)
-    _check_written_blocks(core)
-    _check_registered_blocks(core, has_key=has_key)
-    _check_order(core)
+    _check_slots(planner)  # the others go from slot to slot
+    _check_blocks(planner)
+    _check_host_blocks(planner)
+    _check_lengths(planner)
+    _check_written_blocks(planner)
+    _check_registered_blocks(planner, has_key=has_key)
+    _check_order(planner)
 
 
-def _check_blocks(core: ExecutorCore) -> None:
+def _check_blocks(planner: ExecutorPlanner) -> None:
     """1: every block is free, cached, or named as often as its reference count says."""
-    allocator, batch = core.blocks.allocator, core.batch
+    allocator, batch = planner.blocks.allocator, planner.batch
     allocator.check_integrity()
     named: Counter[int] = Counter()
     for group in batch.running:
-        for _, slot in core.beam_batch.source_slots(group):
+        for _, slot in planner.beam_batch.source_slots(group):
             named.update(batch.held_blocks(slot).tolist())
-    for table in core.swapped.tables.values():
+    for table in planner.swapped.tables.values():
         named.update(block for block in table.device_blocks.tolist() if block != NO_BLOCK)
     counted = {block: int(count) for block, count in enumerate(allocator.ref_counts.tolist()) if count}
     assert dict(named) == counted, f"block tables name {dict(named)}, reference counts are {counted}"
 
 
-def _check_host_blocks(core: ExecutorCore) -> None:
+def _check_host_blocks(planner: ExecutorPlanner) -> None:
     """1, for the host pool."""
-    host, named = core.swapped.host, Counter[int]()
+    host, named = planner.swapped.host, Counter[int]()
     host.check_integrity()
-    for table in core.swapped.tables.values():
+    for table in planner.swapped.tables.values():
         named.update(block for block in table.host_blocks.tolist() if block != NO_BLOCK)
     counted = {block: int(count) for block, count in enumerate(host.ref_counts.tolist()) if count}
     assert dict(named) == counted, f"swapped groups name {dict(named)}, reference counts are {counted}"
 
 
-def _check_slots(core: ExecutorCore) -> None:
+def _check_slots(planner: ExecutorPlanner) -> None:
     """2: a running sequence has a live slot of its own, and every other slot is free."""
-    batch, table = core.batch, core.table
+    batch, table = planner.batch, planner.table
     slots = [sequence.slot for sequence in running_sequences(batch.running)]
     assert len(set(slots)) == len(slots), "two running sequences share a slot"
-    assert sorted([*slots, *batch.free_slots]) == list(range(core.limits.max_num_seqs)), "a slot got lost"
+    assert sorted([*slots, *batch.free_slots]) == list(range(planner.limits.max_num_seqs)), "a slot got lost"
     assert all(table.live[slot] for slot in slots), "a running sequence has no live slot"
     is_vacated = batch.is_vacated.nonzero()[0].tolist()
     assert sorted(batch.vacated_slots) == is_vacated, "the list of vacated slots and its column differ"
@@ -64,9 +64,9 @@ def _check_slots(core: ExecutorCore) -> None:
     assert batch.num_free_slots >= 0, "more slots are promised than there are"
 
 
-def _check_lengths(core: ExecutorCore) -> None:
+def _check_lengths(planner: ExecutorPlanner) -> None:
     """3, 4 and 5: blocks cover what is computed; steps and sequences are within their limits."""
-    batch, table, limits = core.batch, core.table, core.limits
+    batch, table, limits = planner.batch, planner.table, planner.limits
     for sequence in running_sequences(batch.running):
         slot, conditions = sequence.slot, sequence.group.stop_conditions
         assert table.num_scheduled_tokens[slot] <= table.num_blocks[slot] * limits.block_size, "tokens have no block"
@@ -74,27 +74,27 @@ def _check_lengths(core: ExecutorCore) -> None:
         assert table.num_tokens[slot] <= longest, "a sequence is too long"
         knows_all = batch.num_known_tokens[slot] == table.num_tokens[slot]
         assert knows_all or sequence.group.beams is None, "a beam waits for a token, which nobody samples"
-    for step in core.in_flight:
+    for step in planner.in_flight:
         assert int(step.layout.lengths.sum()) <= limits.max_num_batched_tokens, "a step is over its budget"
 
 
-def _check_written_blocks(core: ExecutorCore) -> None:
+def _check_written_blocks(planner: ExecutorPlanner) -> None:
     """7: the next token of a sequence does not go into a block that others name, unless it is computed for them."""
-    batch, table, size = core.batch, core.table, core.limits.block_size
-    computed_for_others = {p.lead.sequence: p.num_shared_tokens for p in core.prefills.running if p.lead}
+    batch, table, size = planner.batch, planner.table, planner.limits.block_size
+    computed_for_others = {p.lead.sequence: p.num_shared_tokens for p in planner.prefills.running if p.lead}
     for sequence in running_sequences(batch.running):
         slot = sequence.slot
         position = int(table.num_scheduled_tokens[slot])
-        may_share = slot in batch.shares_last_block or sequence.group in core.beam_batch.ready
+        may_share = slot in batch.shares_last_block or sequence.group in planner.beam_batch.ready
         may_share |= position < computed_for_others.get(sequence, 0)
         if position % size and not may_share and sequence.group.beams is None:
             block = int(table.block_tables[slot, position // size])
-            assert core.blocks.allocator.ref_counts[block] == 1, "a shared block would be written"
+            assert planner.blocks.allocator.ref_counts[block] == 1, "a shared block would be written"
 
 
-def _check_registered_blocks(core: ExecutorCore, *, has_key: bool) -> None:
+def _check_registered_blocks(planner: ExecutorPlanner, *, has_key: bool) -> None:
     """8: what is registered and in a block table has the hash of the tokens of that table."""
-    cache, batch = core.blocks.prefix_cache, core.batch
+    cache, batch = planner.blocks.prefix_cache, planner.batch
     if cache is None:
         return
     cache.check_integrity()
@@ -102,9 +102,9 @@ def _check_registered_blocks(core: ExecutorCore, *, has_key: bool) -> None:
         slot = sequence.slot
         num_tokens = min(int(batch.num_known_tokens[slot]), int(batch.num_computed_tokens[slot]))
         if has_key:
-            hashes = core.blocks.hash_tokens(batch.table.token_ids[slot, :num_tokens], sequence.group.cache_salt)
+            hashes = planner.blocks.hash_tokens(batch.table.token_ids[slot, :num_tokens], sequence.group.cache_salt)
         else:
-            hashes = sequence.block_hashes[: num_tokens // core.blocks.block_size]
+            hashes = sequence.block_hashes[: num_tokens // planner.blocks.block_size]
         for index, block in enumerate(batch.table.blocks_of(slot).tolist()):
             registered = cache.hash_of(block)
             is_named_by_content = hashes[index : index + 1] == [registered]
@@ -112,14 +112,14 @@ def _check_registered_blocks(core: ExecutorCore, *, has_key: bool) -> None:
         assert all(map(operator.eq, sequence.block_hashes, hashes)), "a sequence carries hashes of other tokens"
 
 
-def _check_order(core: ExecutorCore) -> None:
+def _check_order(planner: ExecutorPlanner) -> None:
     """Groups are in order, and their sequences are where the group is."""
-    for groups in (core.batch.running, core.swapped.groups, core.preempted.groups):
-        orders = [core.batch.order_of(group) for group in groups]
+    for groups in (planner.batch.running, planner.swapped.groups, planner.preempted.groups):
+        orders = [planner.batch.order_of(group) for group in groups]
         assert orders == sorted(orders), "groups are out of order"
         assert orders == [group.order for group in groups], "the order of a group has changed"
-    assert all(prefill.num_remaining_tokens for prefill in core.prefills.running), "a prefill that is over goes on"
-    for sequence in (sequence for group in core.swapped for sequence in group.live_sequences):
+    assert all(prefill.num_remaining_tokens for prefill in planner.prefills.running), "a prefill that is over goes on"
+    for sequence in (sequence for group in planner.swapped for sequence in group.live_sequences):
         assert sequence.status is SequenceStatus.SWAPPED, "a sequence of a swapped group is somewhere else"
-        assert sequence in core.swapped.tables, "a swapped sequence has no table"
-    assert all(group in core.batch for group in core.beam_batch.ready), "a search is ready that does not run"
+        assert sequence in planner.swapped.tables, "a swapped sequence has no table"
+    assert all(group in planner.batch for group in planner.beam_batch.ready), "a search is ready that does not run"

@@ -1,4 +1,4 @@
-"""The numbers and choices that bound the core of one executor."""
+"""The numbers and choices that bound the planner of one executor."""
 
 import enum
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class PrefillMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
-    """The numbers and choices that bound the core of one executor; sizes in tokens and blocks.
+    """The numbers and choices that bound the planner of one executor; sizes in tokens and blocks.
 
     Attributes:
         max_num_seqs: Slots of the batch table.
@@ -46,11 +46,11 @@ class CoreLimits:
         long_prefill_threshold: A sequence with more tokens to compute is a long prefill: it gets at
             most so many a step, and `max_long_prefills` of them run at once; 0: nothing is long.
         prefix_caching: Whether full blocks are found again by their content.
-        names_blocks: Whether the executor is told the names of cached blocks, so that they outlive the core.
+        names_blocks: Whether the executor is told the names of cached blocks, so that they outlive the planner.
         flags_rows: Whether the executor says which outputs cannot go on.
         max_admitted_bytes: Size of the admissions of one step, which must fit into a message with all else
             (`core/step/step_size.py`); any one sequence fits, a group of several that does not never runs.
-        stall_after_s: A core whose oldest step takes so much longer than it should gets no new group while
+        stall_after_s: A planner whose oldest step takes so much longer than it should gets no new group while
             another one of its fleet can take it.
     """
 

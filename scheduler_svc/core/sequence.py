@@ -48,7 +48,7 @@ class Placed(NamedTuple):
     """Why a group was dispatched to an executor, for people; costs are in tokens that are computed there.
 
     Attributes:
-        executor: The name of its core.
+        executor: The name of its planner.
         cost: Until it has its last token.
         num_tokens: Its own before its first one.
         num_cached_tokens: Found in the prefix cache, and not computed.
@@ -88,7 +88,7 @@ class SequenceGroup:
     `provenance`: which kind of executor made which of its tokens.
     `placed`: why it is where it is; None: it was not dispatched yet.
     `expected_len`: tokens that an output is expected to have, for estimates of time only.
-    `lost_on`: name of the core that it ran on when that one's executor was lost; empty: it had a token since.
+    `lost_on`: name of the planner that it ran on when that one's executor was lost; empty: it had a token since.
     `runs_alone`: until its next token, the steps that compute it compute nothing else.
     """
 

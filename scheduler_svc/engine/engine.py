@@ -1,14 +1,14 @@
-"""The engine: the only owner of the live requests, the waiting queue and the fleet of cores.
+"""The engine: the only owner of the live requests, the waiting queue and the fleet of planners.
 
-    clients ── submit, abort ──> Engine ── queue ──> Fleet of cores (pure)
+    clients ── submit, abort ──> Engine ── queue ──> Fleet of planners (pure)
        ^                           │                    │ schedule, process
        └──── TokenSink <───────────┘ deliver <── ExecutorDriver, one for each executor
 
-Everything here runs on one event loop, and the cores are only touched between two awaits, so they need
+Everything here runs on one event loop, and the planners are only touched between two awaits, so they need
 no lock.
 
 A lost executor costs its sequences their place in the cache and nothing else: they are taken out of
-its core with the tokens that are known, and computed again on another executor, or on the same one
+its planner with the tokens that are known, and computed again on another executor, or on the same one
 when it comes back; their streams go on.
 
 Read next: `live_requests.py`, `recovery.py`, `drivers.py`, `core/fleet/fleet.py`.
@@ -27,7 +27,7 @@ from octavo_shared.errors import (
 )
 from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.core.fleet.fleet import Fleet
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
@@ -55,7 +55,7 @@ from scheduler_svc.step_log.writer import StepLogWriter
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.request_log import log_end
 
-# Until a group that was dispatched to a core which has stalled is given to another one, at most, in seconds.
+# Until a group that was dispatched to a planner which has stalled is given to another one, at most, in seconds.
 TICK_INTERVAL_S = 0.5
 
 
@@ -110,7 +110,7 @@ class Engine:
         self.fleet_model = FleetModel(
             self.fleet,
             lambda: self.drivers.membership.addresses,
-            settings.core,
+            settings.planner,
             load_tokenizer,
             self._abort_all,
             settings.served_model_name,
@@ -141,9 +141,9 @@ class Engine:
     def _admitting_model(self, request_id: str, tenant: str, *, needs_executor: bool = True) -> ServedModel:
         if self.readiness.is_draining:
             raise UnavailableError(f"{self.readiness.why_not}; retry with another scheduler")
-        if self.model is None or (needs_executor and not self.fleet.cores):
+        if self.model is None or (needs_executor and not self.fleet.planners):
             raise NoExecutorError("no executor is attached", self.last_trouble)
-        if needs_executor and all(core.is_draining for core in self.fleet.cores):
+        if needs_executor and all(planner.is_draining for planner in self.fleet.planners):
             raise NoExecutorError(self.readiness.why_not, self.last_trouble)
         if (tenant, request_id) in self.requests:
             raise RequestExistsError(request_id)
@@ -180,8 +180,8 @@ class Engine:
     ) -> None:
         """Queue a request that was checked for the model of a hash and for its longest sequence; see `submit`.
 
-        `was_queued`: by a core before this one, so it is not new; like any other that is live it waits for an executor.
-        So does one whose client says what it was accepted for elsewhere.
+        `was_queued`: by a planner before this one, so it is not new; like any other that is live it waits for an
+        executor. So does one whose client says what it was accepted for elsewhere.
         """
         self._supersede(request)
         model = self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
@@ -193,7 +193,7 @@ class Engine:
         live = LiveRequest(group, sink, monotonic_s(), request.trace_id, has_stop_strings=request.has_stop_strings)
         is_taken = live.has_ended or self.fleet.can_ever_take(group)
         is_promised = request.continuation is not None and request.continuation.max_model_len is not None
-        if self.fleet.cores and self.drivers.is_complete and not (is_taken or was_queued):
+        if self.fleet.planners and self.drivers.is_complete and not (is_taken or was_queued):
             if self.fleet.lacks_its_kind(group):
                 raise UnavailableError(self.fleet.why_never(group))
             if not is_promised:
@@ -267,7 +267,7 @@ class Engine:
             group.create_task(self._tick())
 
     async def _tick(self) -> None:
-        """While groups wait, let all cores look at them again and again: one that has some may have stalled."""
+        """While groups wait, let all planners look at them again and again: one that has some may have stalled."""
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             if self.has_waiting:
@@ -288,14 +288,14 @@ class Engine:
     @property
     def load(self) -> EngineLoad:
         """What it has to do now."""
-        cores = self.fleet.cores
-        pools = [(core.blocks.allocator, core.limits.block_size) for core in cores]
+        planners = self.fleet.planners
+        pools = [(planner.blocks.allocator, planner.limits.block_size) for planner in planners]
         return EngineLoad(
             num_requests=len(self.requests),
-            num_running=sum(len(core.batch.running) for core in cores),
+            num_running=sum(len(planner.batch.running) for planner in planners),
             num_waiting_prompt_tokens=self.queue.num_prompt_tokens,
-            max_num_seqs=sum(core.limits.max_num_seqs for core in cores),
-            num_taken_slots=sum(core.limits.max_num_seqs - core.batch.num_free_slots for core in cores),
+            max_num_seqs=sum(planner.limits.max_num_seqs for planner in planners),
+            num_taken_slots=sum(planner.limits.max_num_seqs - planner.batch.num_free_slots for planner in planners),
             num_cache_tokens=sum(pool.num_blocks * block_size for pool, block_size in pools),
             num_used_cache_tokens=sum(pool.num_used_blocks * block_size for pool, block_size in pools),
         )
@@ -305,7 +305,7 @@ class Engine:
         """Requests that one caller may have here at once, waiting and running; None: executors are missing."""
         if not self.drivers.is_complete:
             return None
-        return self.waiting.most_of_a_tenant + sum(core.limits.max_num_seqs for core in self.fleet.cores)
+        return self.waiting.most_of_a_tenant + sum(planner.limits.max_num_seqs for planner in self.fleet.planners)
 
     @property
     def model(self) -> ServedModel | None:
@@ -314,7 +314,7 @@ class Engine:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a core may find a group in the queue; parked requests are not there."""
+        """Whether a planner may find a group in the queue; parked requests are not there."""
         return len(self.queue) > 0
 
     @property
@@ -324,8 +324,8 @@ class Engine:
 
     # Executors come and go: called by their drivers ----------------------------------------------
 
-    async def admit(self, session: ExecutorSession, address: str) -> ExecutorCore:
-        """Return a core for an executor that was just attached at an address.
+    async def admit(self, session: ExecutorSession, address: str) -> ExecutorPlanner:
+        """Return a planner for an executor that was just attached at an address.
 
         Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
         """
@@ -347,29 +347,32 @@ class Engine:
         self.orphans.note_change()
         await self.readiness.tell()
 
-    def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
+    def take_back(self, planner: ExecutorPlanner, address: str, cause: str) -> None:
         """The executor at an address is gone, and why: its requests wait again."""
         self.orphans.note_change()
-        self.recovery.take_back(core, address, cause)
+        self.recovery.take_back(planner, address, cause)
 
     def on_probed(self, address: str, *, works: bool) -> None:
         """The executor at an address, lost without a result, was tried."""
         self.recovery.on_probed(address, works=works)
 
-    def fail_all(self, core: ExecutorCore | None) -> None:
-        """A bug of ours: end the requests of a core, and those that wait. None: it had not begun, with none of them."""
-        if core is not None:
-            self.recovery.fail_all(core)
+    def fail_all(self, planner: ExecutorPlanner | None) -> None:
+        """A bug of ours: end the requests of a planner, and those that wait.
+
+        None: it had not begun, with none of them.
+        """
+        if planner is not None:
+            self.recovery.fail_all(planner)
 
     # Steps: called by the drivers ----------------------------------------------------------------
 
-    def deliver(self, core: ExecutorCore, updates: StepUpdates) -> None:
-        """Give what a step of a core brought to its requests; end those that are complete."""
-        self.requests.deliver(core, updates)
+    def deliver(self, planner: ExecutorPlanner, updates: StepUpdates) -> None:
+        """Give what a step of a planner brought to its requests; end those that are complete."""
+        self.requests.deliver(planner, updates)
 
-    def schedule(self, core: ExecutorCore, address: str, now_s: float) -> StepInFlight | None:
-        """Return the next step of a core at an address, None: nothing to do; end requests that can never go on."""
-        decision, dispatched_to = self.fleet.schedule(core, now_s)
+    def schedule(self, planner: ExecutorPlanner, address: str, now_s: float) -> StepInFlight | None:
+        """Return the next step of a planner at an address, None: nothing to do; end requests that can never go on."""
+        decision, dispatched_to = self.fleet.schedule(planner, now_s)
         step_id = None if decision.step is None else decision.step.step_id
         self.requests.note_events(decision.events, address, step_id, now_s)
         self.requests.end_failed(decision.failures)
@@ -377,5 +380,5 @@ class Engine:
         return decision.in_flight
 
     def dispatch(self) -> None:
-        """Groups wait: give those that stand first to cores that have room, and let their drivers look."""
+        """Groups wait: give those that stand first to planners that have room, and let their drivers look."""
         self.drivers.wake_those_of(self.fleet.dispatch(monotonic_s()))

@@ -28,7 +28,7 @@ class LiveRequest:
         life: What else happened to it.
         num_tokens_of: Tokens of each sampled output that were given to the sink, or that count once it has ended.
         num_answer_tokens: Of a beam search that has ended: those in the answer.
-        ends: Why sampled outputs have ended in the core whose front has not agreed yet, by output index.
+        ends: Why sampled outputs have ended in the planner whose front has not agreed yet, by output index.
         finish_reason: Why its first output ended; None: it has not.
         error: Why it failed; None: it has not.
         num_losses: How many losses of an executor in the middle of its steps speak against it, since its last token.

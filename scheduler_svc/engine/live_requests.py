@@ -1,6 +1,6 @@
 """The live requests: which ones there are, whether they wait, what steps bring them.
 
-The engine adds them, and puts those in the queue again whose executor is gone; the cores take them from
+The engine adds them, and puts those in the queue again whose executor is gone; the planners take them from
 the queue. A request leaves when it has ended, by whatever comes first. Read next: `live_request.py`,
 `suspects.py`.
 """
@@ -17,7 +17,7 @@ from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.suspects import Suspects, is_suspect
@@ -36,13 +36,13 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
     """The live requests by tenant and id, in order of arrival.
 
     Args:
-        fleet: Where their groups wait for a core.
+        fleet: Where their groups wait for a planner.
         wake: Called when a group was queued.
         meter: Told of tokens and ends.
         observers: Each is called once for each request, right after it has ended, however it did.
         clock: Monotonic time in seconds.
         unix_s: Returns the seconds since 1970.
-        on_room: Called when a request has made room in its core.
+        on_room: Called when a request has made room in its planner.
 
     Attributes:
         latest_lengths: Tokens of an output, of the last requests that finished.
@@ -177,8 +177,8 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
     def _finish_sequence(self, group: SequenceGroup, output_index: int) -> None:
         """End a sequence whose text holds a stop string, where it is; one that waits ends with its next token."""
         sequence = group.sequences[output_index]
-        if (core := self._fleet.core_of(group)) is not None:
-            self._fleet.finish(core, sequence)
+        if (planner := self._fleet.planner_of(group)) is not None:
+            self._fleet.finish(planner, sequence)
             self._on_room()
         elif group.is_last(sequence):
             self._fleet.abort(group)
@@ -220,8 +220,8 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
 
     # What steps bring ----------------------------------------------------------------------------
 
-    def deliver(self, core: ExecutorCore, updates: StepUpdates) -> None:
-        """Give what a step of a core brought to its requests; end those that are complete.
+    def deliver(self, planner: ExecutorPlanner, updates: StepUpdates) -> None:
+        """Give what a step of a planner brought to its requests; end those that are complete.
 
         The next step may have been decided since: a request that was given up or aborted meanwhile gets nothing, and
         one whose front finds a stop string has surplus tokens on their way, as with several steps in flight.
@@ -242,11 +242,11 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             if group.lost_on:
                 self._forgive_losses(request)
             index = sequence.index
-            if request.is_finished(index):  # it waited for a core when its front found a stop string
+            if request.is_finished(index):  # it waited for a planner when its front found a stop string
                 if row not in finished:
-                    self._fleet.finish(core, sequence)
+                    self._fleet.finish(planner, sequence)
                 continue
-            self._note_progress(request, core, now_s, last_tokens_at_s)
+            self._note_progress(request, planner, now_s, last_tokens_at_s)
             request.num_tokens_of[index] += 1
             if row in finished:
                 request.ends[index] = finished[row]
@@ -258,7 +258,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             if request is None:
                 continue
             self._forgive_losses(request)
-            self._note_progress(request, core, now_s, last_tokens_at_s)
+            self._note_progress(request, planner, now_s, last_tokens_at_s)
         num_tokens = len(updates.sequences)  # those of a search are known at its end
         for group in updates.finished_searches:
             assert group.beams is not None
@@ -270,7 +270,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             num_found = sum(len(hypothesis.token_ids) for hypothesis in hypotheses)
             request.note_finished_search(num_found, hypotheses[0].finish_reason)
             num_tokens += num_found
-            self._note_progress(request, core, now_s, last_tokens_at_s)
+            self._note_progress(request, planner, now_s, last_tokens_at_s)
             self._forget(request, now_s)
         self._meter.tokens_delivered(num_tokens, last_tokens_at_s, now_s)
         for failure in updates.failures:
@@ -290,14 +290,14 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
                 request.tell_span()
 
     def end_failed(self, failures: Sequence[GroupFailure]) -> None:
-        """End the requests that a core gave up, since they can never go on."""
+        """End the requests that a planner gave up, since they can never go on."""
         for failure in failures:
             self.fail(self.of(failure.group), CacheTooSmallError(failure.message))
 
     def _note_progress(
-        self, request: LiveRequest, core: ExecutorCore, now_s: float, last_tokens_at_s: list[float]
+        self, request: LiveRequest, planner: ExecutorPlanner, now_s: float, last_tokens_at_s: list[float]
     ) -> None:
-        """A request got a token of a core; the time of the one before is added."""
+        """A request got a token of a planner; the time of the one before is added."""
         times = request.times
         last_s, times.last_token_at_s = times.last_token_at_s, now_s
         if last_s is not None:
@@ -306,12 +306,12 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             times.first_scheduled_at_s, times.first_token_at_s = request.group.first_scheduled_at_s, now_s
             continuation = request.group.continuation
             if continuation is None or not continuation.num_tokens:  # else it was counted in the call that was cut
-                self._meter.first_token(request, core)
+                self._meter.first_token(request, planner)
         if self.suspects.current is not None:
             self._clear_suspect(request)
 
     def _end_output(self, request: LiveRequest, index: int, now_s: float) -> None:
-        """The core has ended a sampled output; if the request has stop strings, its front has to agree."""
+        """The planner has ended a sampled output; if the request has stop strings, its front has to agree."""
         if index not in request.ends:  # it did already, by a stop string in the last token
             return
         request.sink.finish_output(index, request.ends[index])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from octavo_shared.errors import DeadlineTooShortError
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.core.waiting.waiting_work import Work
 from scheduler_svc.engine.live_requests import LiveRequests
@@ -33,7 +33,7 @@ class LoadEstimate:
     """Says what is to be expected of the load of a fleet.
 
     Args:
-        fleet: Its cores have the pace.
+        fleet: Its planners have the pace.
         queue: What waits.
         requests: What is live.
         meter: How much of the prompts was in a prefix cache.
@@ -77,10 +77,10 @@ class LoadEstimate:
         wait_s, step_s = self._wait_s(self._queue.work_ahead_of(group)), self._step_s
         if wait_s is None or step_s is None:
             return None
-        cores = self._fleet.cores
-        if not any(core.batch.num_free_slots for core in cores):
-            wait_s += step_s * self._shortest_rest(cores)
-        budget = max(core.limits.max_num_batched_tokens for core in cores)
+        planners = self._fleet.planners
+        if not any(planner.batch.num_free_slots for planner in planners):
+            wait_s += step_s * self._shortest_rest(planners)
+        budget = max(planner.limits.max_num_batched_tokens for planner in planners)
         num_tokens = group.num_prompt_tokens
         if num_tokens <= budget:
             return wait_s + step_s
@@ -89,27 +89,31 @@ class LoadEstimate:
 
     def _wait_s(self, work: Work) -> float | None:
         """Return how long it takes to compute what waits, up to the last tokens; None: nothing was measured."""
-        step_s, cores = self._step_s, self._fleet.cores
+        step_s, planners = self._step_s, self._fleet.planners
         if step_s is None:
             return None
-        num_steps = work.num_output_tokens / sum(core.limits.max_num_seqs for core in cores)
+        num_steps = work.num_output_tokens / sum(planner.limits.max_num_seqs for planner in planners)
         meter = self._meter
         computed_share = 1.0 - meter.num_hit_tokens / meter.num_prompt_tokens if meter.num_prompt_tokens else 0.0
         num_prompt_tokens = computed_share * work.num_prompt_tokens
-        num_large_steps = num_prompt_tokens / sum(core.limits.max_num_batched_tokens for core in cores)
+        num_large_steps = num_prompt_tokens / sum(planner.limits.max_num_batched_tokens for planner in planners)
         return max(num_steps * step_s, num_large_steps * self._large_step_s)
 
     @property
     def _step_s(self) -> float | None:
-        return min((core.pace.step_s for core in self._fleet.cores if core.pace.step_s is not None), default=None)
+        return min(
+            (planner.pace.step_s for planner in self._fleet.planners if planner.pace.step_s is not None), default=None
+        )
 
     @property
     def _large_step_s(self) -> float:
-        return min(core.pace.large_step_s for core in self._fleet.cores if core.pace.large_step_s is not None)
+        return min(
+            planner.pace.large_step_s for planner in self._fleet.planners if planner.pace.large_step_s is not None
+        )
 
-    def _shortest_rest(self, cores: Sequence[ExecutorCore]) -> int:
+    def _shortest_rest(self, planners: Sequence[ExecutorPlanner]) -> int:
         """Return after how many steps the first of those that run is expected to end."""
-        return min((self._rest(group) for core in cores for group in core.batch.running), default=0)
+        return min((self._rest(group) for planner in planners for group in planner.batch.running), default=0)
 
     def _rest(self, group: SequenceGroup) -> int:
         return max(0, group.expected_len - max(self._requests.of(group).num_tokens_of))
@@ -117,7 +121,7 @@ class LoadEstimate:
     def _mean_length(self) -> int:
         """Return how long answers are; before any has ended, how long those are that run."""
         lengths = self._requests.latest_lengths or [
-            self._requests.of(group).mean_length for core in self._fleet.cores for group in core.batch.running
+            self._requests.of(group).mean_length for planner in self._fleet.planners for group in planner.batch.running
         ]
         return sum(lengths) // max(1, len(lengths))
 

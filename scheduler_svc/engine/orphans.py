@@ -91,7 +91,7 @@ class Orphans:
         """Log once of each that it is too large for the executors; that none is there has a line of its own."""
         orphans = [request for request in orphans if not self._fleet.can_ever_take(request.group)]
         new = [request for request in orphans if request not in self._told]
-        if not (new and self._fleet.cores):
+        if not (new and self._fleet.planners):
             return
         self._told = set(orphans)
         longest = max(new, key=lambda request: request.group.stop_conditions.accepted_len or 0)
@@ -108,7 +108,7 @@ class Orphans:
 
     def _error(self, request: LiveRequest) -> UnavailableError:
         waited = f"within {self.timeout_s:g} s (--orphan-timeout-s)"
-        if not self._fleet.cores:
+        if not self._fleet.planners:
             return UnavailableError(f"no executor was attached {waited}; retry later")
         if self._fleet.can_ever_take(request.group):
             drains = "every executor that can hold the request is draining or leaving the fleet"

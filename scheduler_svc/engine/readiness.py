@@ -46,12 +46,12 @@ class Readiness:
         """Why new requests find no executor, in words; empty: they find one."""
         if self.is_draining:
             return "the scheduler is draining"
-        if not self._fleet.cores:
+        if not self._fleet.planners:
             trouble = self._last_trouble()
             return f"no executor is attached ({trouble})" if trouble else "no executor is attached"
-        if any(core.takes_groups for core in self._fleet.cores):
+        if any(planner.takes_groups for planner in self._fleet.planners):
             return ""
-        is_draining = any(core.is_draining for core in self._fleet.cores)
+        is_draining = any(planner.is_draining for planner in self._fleet.planners)
         return "every executor is draining" if is_draining else "every executor is leaving the fleet"
 
     async def tell(self) -> None:

@@ -7,17 +7,17 @@ what follows from two of them.
 from octavo_shared.errors import LostTooOftenError, OctavoServiceError
 from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.core.fleet.fleet import Fleet
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.request.life import EventKind, LifeEvent
 
 
 class Recovery:
-    """Takes requests back from cores whose executor is gone.
+    """Takes requests back from planners whose executor is gone.
 
     Args:
-        fleet: The cores.
+        fleet: The planners.
         requests: The live requests.
         max_losses: How often in a row a request may lose its executor while nothing else runs there.
     """
@@ -32,18 +32,18 @@ class Recovery:
         self._requests = requests
         self._max_losses = max_losses
 
-    def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
+    def take_back(self, planner: ExecutorPlanner, address: str, cause: str) -> None:
         """The executor at an address is gone, and why: queue its groups again, except those that lost too many."""
         now_s = monotonic_s()
-        running, computed = set(core.batch.running), core.groups_in_flight
-        for group in self._fleet.leave(core):
+        running, computed = set(planner.batch.running), planner.groups_in_flight
+        for group in self._fleet.leave(planner):
             request = self._requests.of(group)
             request.life.add(LifeEvent(EventKind.EXECUTOR_LOST, now_s, address, cause=cause))
             if group in running:
                 self._fleet.note_loss(group, address)
                 request.num_lost_executors += 1
             if group in computed:
-                request.note_loss(address, counts=_ran_without(core, request), was_alone=len(computed) == 1)
+                request.note_loss(address, counts=_ran_without(planner, request), was_alone=len(computed) == 1)
             if not self._end_if_lost_too_often(request):
                 self._requests.enqueue(request)
 
@@ -55,16 +55,16 @@ class Recovery:
         for request in self._requests.count_losses(address):
             self._end_if_lost_too_often(request)
 
-    def fail_all(self, core: ExecutorCore) -> None:
-        """A bug of ours: end the requests of a core, and those that wait, without asking it any more.
+    def fail_all(self, planner: ExecutorPlanner) -> None:
+        """A bug of ours: end the requests of a planner, and those that wait, without asking it any more.
 
         One of those that wait may be what it stumbled over.
         """
-        if core in self._fleet.cores:  # not if `take_back` failed half-way
-            self._fleet.forget(core)
+        if planner in self._fleet.planners:  # not if `take_back` failed half-way
+            self._fleet.forget(planner)
         error = OctavoServiceError("the scheduler failed; its log has the reason")
         for request in list(self._requests.values()):
-            if self._fleet.core_of(request.group) is None:
+            if self._fleet.planner_of(request.group) is None:
                 self._requests.abort(request, error)
 
     def _end_if_lost_too_often(self, request: LiveRequest) -> bool:
@@ -75,9 +75,9 @@ class Recovery:
         return True
 
 
-def _ran_without(core: ExecutorCore, request: LiveRequest) -> bool:
-    """Return whether the executor of a core, now lost, had finished a step before the request came to it."""
-    if not core.last_processed_step_id:
+def _ran_without(planner: ExecutorPlanner, request: LiveRequest) -> bool:
+    """Return whether the executor of a planner, now lost, had finished a step before the request came to it."""
+    if not planner.last_processed_step_id:
         return False
     came = (EventKind.ADMITTED, EventKind.SWAPPED_IN)
     steps = (event.step_id for event in reversed(request.life.events) if event.kind in came)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.executors.driver_interface import DriverSettings
-from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.executors.serving_limits import PlannerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class EngineSettings:
     that its executor gives it.
     """
 
-    core: CoreSettings
+    planner: PlannerSettings
     driver: DriverSettings
     policy: Policy
     max_waiting_requests: int

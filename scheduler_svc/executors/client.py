@@ -198,7 +198,7 @@ class ExecutorClient:
     def _number_for(self, info: pb.GetExecutorInfoResponse) -> int:
         """Return the incarnation to attach by; 0: none.
 
-        Raises: ExecutorRefusedError: we stand by, or another core has taken our place, or what it knows is absurd.
+        Raises: ExecutorRefusedError: we stand by, or another planner has taken our place, or what it knows is absurd.
         """
         own = self._incarnation
         if own is None:

@@ -3,7 +3,7 @@
 Several steps are on their way at once: the executor has the next step before it finishes the current one, and the
 time of scheduling and of the network is hidden. `in_flight_limit.py` says how many.
 
-The core and everything that the engine keeps is only touched between two awaits, so it needs no lock.
+The planner and everything that the engine keeps is only touched between two awaits, so it needs no lock.
 Read next: `session.py` for the session, `engine.py` for what becomes of the results.
 """
 
@@ -20,7 +20,7 @@ from octavo_shared.errors import ExecutorFaultError, OctavoServiceError, Tokeniz
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import SLOW_STEP, Event
 from octavo_shared.step_wire.step import StepResult
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.executors.circuit_breaker import CircuitBreaker
@@ -71,7 +71,7 @@ class ExecutorDriver:
         breaker: Says when an executor is tried again that failed; None: a new one.
 
     Attributes:
-        core: Decides the steps; None while no executor is attached.
+        planner: Decides the steps; None while no executor is attached.
         session: The attachment; None while there is none.
         step_log: The last steps of the last attachment.
         in_flight: How many steps may be in flight in this attachment.
@@ -83,7 +83,7 @@ class ExecutorDriver:
         holds_instance: Whether it is this driver that has it, or is about to: it may have several addresses.
         is_retired: Whether the address is gone from the fleet.
         is_draining: Whether the executor process is to be emptied, so that it can be ended.
-        work: Set by whoever changes something that the core may act on.
+        work: Set by whoever changes something that the planner may act on.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ExecutorDriver:
         breaker: CircuitBreaker | None = None,
     ) -> None:
         self.client = client
-        self.core: ExecutorCore | None = None
+        self.planner: ExecutorPlanner | None = None
         self.session: ExecutorSession | None = None
         self.step_log = StepLog(observe=meter.step_processed)
         self.in_flight = InFlightLimit(settings.steps_in_flight)
@@ -131,12 +131,12 @@ class ExecutorDriver:
 
     def trouble(self, now_s: float) -> str:
         """Return what is wrong with the executor although it is attached, in words; `now_s` is the monotonic time."""
-        if self.core is None or self.session is None:
+        if self.planner is None or self.session is None:
             return ""
         silence = self.session.trouble(now_s)
-        stalled_s = None if self.session.is_resuming else self.core.stalled_s(now_s)
+        stalled_s = None if self.session.is_resuming else self.planner.stalled_s(now_s)
         stall = [] if stalled_s is None else [f"a step has been running for {stalled_s:.1f} s"]
-        if stall and self.core.in_flight[0].step.step_id == self._watch.slow_step_id:
+        if stall and self.planner.in_flight[0].step.step_id == self._watch.slow_step_id:
             stall.append("the step is still using its CPU")
         return "; ".join([*stall, silence] if silence else stall)
 
@@ -148,25 +148,25 @@ class ExecutorDriver:
     def retire(self, *, is_retired: bool) -> None:
         """Take no new groups because the address is gone from the fleet, or take some again."""
         self.is_retired = is_retired
-        if self.core is not None:
-            self._tell_fleet(self.core)
+        if self.planner is not None:
+            self._tell_fleet(self.planner)
         self.work.set()
 
     def drain(self, *, is_draining: bool) -> None:
         """Give the groups of this executor process to others, or take some again."""
         if is_draining != self.is_draining:
-            num_requests = 0 if self.core is None else len(self.core.groups)
+            num_requests = 0 if self.planner is None else len(self.planner.groups)
             name = "executor_draining" if is_draining else "executor_takes_requests_again"
             log.info(Event(name, executor=self.address, requests=num_requests))
         self.is_draining, self._draining_instance_id = is_draining, self.instance_id
-        if self.core is not None:
-            self._tell_fleet(self.core)
+        if self.planner is not None:
+            self._tell_fleet(self.planner)
         self.work.set()
 
-    def _tell_fleet(self, core: ExecutorCore) -> None:
-        """Say which groups a core takes and keeps."""
-        self._owner.fleet.set_takes_groups(core, not (self.is_retired or self.is_draining))
-        self._owner.fleet.set_draining(core, self.is_draining)
+    def _tell_fleet(self, planner: ExecutorPlanner) -> None:
+        """Say which groups a planner takes and keeps."""
+        self._owner.fleet.set_takes_groups(planner, not (self.is_retired or self.is_draining))
+        self._owner.fleet.set_draining(planner, self.is_draining)
 
     async def run(self) -> None:
         """Attach, drive, and attach again after a loss; until cancelled, or retired and out of work."""
@@ -174,11 +174,11 @@ class ExecutorDriver:
             try:
                 await self._run_attachment()
             except Exception:
-                # Our own bug. What the core believed is in doubt, so nothing of it is asked any more:
-                # its requests end here, and the service goes on with an empty core.
+                # Our own bug. What the planner believed is in doubt, so nothing of it is asked any more:
+                # its requests end here, and the service goes on with an empty planner.
                 log.exception(Event("engine_failed", executor=self.address))
-                core, self.core, self.session = self.core, None, None
-                self._owner.fail_all(core)
+                planner, self.planner, self.session = self.planner, None, None
+                self._owner.fail_all(planner)
             self.holds_instance = False
             await self._owner.on_detached(self)
             if not self.is_retired:
@@ -191,16 +191,16 @@ class ExecutorDriver:
             if not self._breaker.is_closed:
                 await self._probe()
             async with self.client.attach(self._claim, keeps_blocks=not self._answered_nonsense) as session:
-                self.core, self.session = await self._owner.admit(session, self.address), session
+                self.planner, self.session = await self._owner.admit(session, self.address), session
                 fleet = self._owner.fleet
                 if self._draining_instance_id not in ("", session.info.instance_id):
                     self.is_draining = False  # that one has ended, and this is another process
                 self._draining_instance_id = session.info.instance_id
-                self._tell_fleet(self.core)
-                fleet.set_probing(self.core, not self._breaker.is_closed)
+                self._tell_fleet(self.planner)
+                fleet.set_probing(self.planner, not self._breaker.is_closed)
                 if self._cost_of != session.info.instance_id:
                     self._step_cost, self._cost_of = StepCost(), session.info.instance_id
-                fleet.set_step_cost(self.core, self._step_cost)
+                fleet.set_step_cost(self.planner, self._step_cost)
                 self.step_log.clear()
                 self._watch = StepWatch()
                 self.in_flight = InFlightLimit(self._settings.steps_in_flight)
@@ -209,12 +209,12 @@ class ExecutorDriver:
                 log.info(Event("attached", executor=self.address, epoch=session.epoch))
                 self._answered_nonsense = False
                 await self._owner.on_attached(self)
-                await self._drive(self.core, session)
+                await self._drive(self.planner, session)
             self._give_back_core("retired", "it left the fleet")
         except (ExecutorLostError, ExecutorRefusedError, ExecutorFaultError, TokenizerFileError) as error:
             self._answered_nonsense |= isinstance(error, ExecutorFaultError)
-            if self.core is not None:
-                if self.core.last_scheduled_step_id and not self.core.last_processed_step_id:
+            if self.planner is not None:
+                if self.planner.last_scheduled_step_id and not self.planner.last_processed_step_id:
                     self._breaker.fail(self.instance_id, str(error), monotonic_s())
                 self._count_loss()
                 self._give_back_core("retired" if self.is_retired else "executor_lost", str(error))
@@ -271,21 +271,24 @@ class ExecutorDriver:
             )
 
     def _give_back_core(self, event: str, cause: str) -> None:
-        """Part with the core; its requests, which the log counts, are computed elsewhere."""
-        assert self.core is not None
-        log.info(Event(event, executor=self.address, requests=len(self.core.groups)))
-        self._owner.take_back(self.core, self.address, cause)
-        self.core, self.session = None, None  # not before: should that raise, `run` has to know whose requests to end
+        """Part with the planner; its requests, which the log counts, are computed elsewhere."""
+        assert self.planner is not None
+        log.info(Event(event, executor=self.address, requests=len(self.planner.groups)))
+        self._owner.take_back(self.planner, self.address, cause)
+        self.planner, self.session = (
+            None,
+            None,
+        )  # not before: should that raise, `run` has to know whose requests to end
 
-    async def _drive(self, core: ExecutorCore, session: ExecutorSession) -> None:
+    async def _drive(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
         """Send and receive steps until one direction fails, or the retired executor has nothing left to do."""
         self._arrived_at_s = None
         self._undelivered.clear()
         tasks = [
-            asyncio.create_task(self._send_steps(core, session), name="send-steps"),
-            asyncio.create_task(self._receive_results(core, session), name="receive-results"),
-            asyncio.create_task(self._deliver_results(core), name="deliver-results"),
-            asyncio.create_task(self._watch_steps(core, session), name="watch-steps"),
+            asyncio.create_task(self._send_steps(planner, session), name="send-steps"),
+            asyncio.create_task(self._receive_results(planner, session), name="receive-results"),
+            asyncio.create_task(self._deliver_results(planner), name="deliver-results"),
+            asyncio.create_task(self._watch_steps(planner, session), name="watch-steps"),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -297,28 +300,28 @@ class ExecutorDriver:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._deliver(core)  # whatever ended them, what was processed reaches its requests
+            self._deliver(planner)  # whatever ended them, what was processed reaches its requests
 
-    async def _send_steps(self, core: ExecutorCore, session: ExecutorSession) -> None:
+    async def _send_steps(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
         """Send steps when there is new work; return when the executor is retired and has no group left."""
-        while not (self.is_retired and not core.groups):
+        while not (self.is_retired and not planner.groups):
             self.work.clear()
             if not self._is_sending:
-                await self._send_what_is_due(core, session)
+                await self._send_what_is_due(planner, session)
             await self.work.wait()
 
-    async def _send_what_is_due(self, core: ExecutorCore, session: ExecutorSession) -> None:
+    async def _send_what_is_due(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
         """Decide and send as many steps as may be in flight; before anything is awaited the first is being written."""
         self._is_sending = True
         try:
-            while (num_in_flight := len(core.in_flight)) < self.in_flight.limit:
+            while (num_in_flight := len(planner.in_flight)) < self.in_flight.limit:
                 decided_at_s = monotonic_s()
-                scheduled = self._owner.schedule(core, self.address, decided_at_s)
+                scheduled = self._owner.schedule(planner, self.address, decided_at_s)
                 if scheduled is None:
                     break
                 step = scheduled.step
                 if self._settings.checks_batch_table:
-                    step = replace(step, table_digest=core.table.digest())
+                    step = replace(step, table_digest=planner.table.digest())
                 logged = LoggedStep(step, scheduled.layout, decided_at_s=decided_at_s)
                 self.step_log.add(logged)
                 self.in_flight.note_sent(logged.logged_at_s, is_alone=num_in_flight == 0)
@@ -329,43 +332,43 @@ class ExecutorDriver:
                 if arrived_at_s is not None:
                     self._meter.step_turnaround.observe(session.write_began_at_s - arrived_at_s)
             self._arrived_at_s = None  # there was nothing to decide on it
-            self._owner.dispatch()  # what this core preempted may run on another one
+            self._owner.dispatch()  # what this planner preempted may run on another one
         finally:
             self._is_sending = False
 
-    async def _receive_results(self, core: ExecutorCore, session: ExecutorSession) -> None:
+    async def _receive_results(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
         """Take results. The next step is written before anything else runs here: no executor waits for clients.
 
         While a step is being written that was decided on new work, `_send_steps` goes on with those that are due.
         """
         while True:
             result = await session.receive()
-            self._deliver(core)  # of the result before, if that has not come about
+            self._deliver(planner)  # of the result before, if that has not come about
             self._settings.at_fault_point(FaultPoint.AFTER_ANSWER, self.address)
             self._arrived_at_s = arrived_at_s = session.arrived_at_s
-            updates = self._owner.fleet.process(core, result)
+            updates = self._owner.fleet.process(planner, result)
             self._undelivered.append(_Processed(result, updates, arrived_at_s))
             self._has_undelivered.set()
             self._note_answered(arrived_at_s, result, updates)
             if not self._breaker.is_closed:
                 self._breaker.close()
-                self._owner.fleet.set_probing(core, False)
+                self._owner.fleet.set_probing(planner, False)
             if self.is_retired:
                 self.work.set()  # `_send_steps` ends once no group is left
             if not self._is_sending:
-                await self._send_what_is_due(core, session)
+                await self._send_what_is_due(planner, session)
 
-    async def _deliver_results(self, core: ExecutorCore) -> None:
+    async def _deliver_results(self, planner: ExecutorPlanner) -> None:
         while True:
             await self._has_undelivered.wait()
-            self._deliver(core)
+            self._deliver(planner)
 
-    def _deliver(self, core: ExecutorCore) -> None:
+    def _deliver(self, planner: ExecutorPlanner) -> None:
         """Give what was processed to its requests."""
         self._has_undelivered.clear()
         while self._undelivered:
             processed = self._undelivered.popleft()
-            self._owner.deliver(core, processed.updates)
+            self._owner.deliver(planner, processed.updates)
             self.step_log.set_result(processed.result, processed.arrived_at_s)
 
     def _note_answered(self, now_s: float, result: StepResult, updates: StepUpdates) -> None:
@@ -377,7 +380,7 @@ class ExecutorDriver:
         execute_s, num_rows = result.execute_duration_us * 1e-6, len(result.sampled_token_ids)
         self.in_flight.note_answered(now_s, execute_s, num_rows, num_stops, updates.num_void_rows)
 
-    async def _watch_steps(self, core: ExecutorCore, session: ExecutorSession) -> None:
+    async def _watch_steps(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
         """Wait for a step that takes much longer than it should. Raises ExecutorLostError: it does."""
         while True:
             planned_s = monotonic_s() + WATCH_INTERVAL_S
@@ -385,18 +388,18 @@ class ExecutorDriver:
             now_s = monotonic_s()
             if now_s - planned_s > WATCH_INTERVAL_S / 2 or session.is_resuming:
                 continue  # we were late ourselves, and the result may be here: it is taken first
-            if not core.hangs(now_s, HANG_AFTER_S - WATCH_INTERVAL_S):
+            if not planner.hangs(now_s, HANG_AFTER_S - WATCH_INTERVAL_S):
                 continue
-            step_id = core.in_flight[0].step.step_id
+            step_id = planner.in_flight[0].step.step_id
             cpu_time_us = await session.step_cpu_time_us(ASK_TIMEOUT_S)
             now_s = monotonic_s()
-            longest_s, running_s = core.longest_s() if core.in_flight else None, core.running_s(now_s)
-            if longest_s is None or running_s is None or core.in_flight[0].step.step_id != step_id:
+            longest_s, running_s = planner.longest_s() if planner.in_flight else None, planner.running_s(now_s)
+            if longest_s is None or running_s is None or planner.in_flight[0].step.step_id != step_id:
                 continue  # its result came meanwhile
             hangs = self._watch.look(step_id, cpu_time_us, longest_s + HANG_AFTER_S)
             took = f"it has been running for {running_s:.1f} s; similar steps take at most {longest_s:.3f} s"
-            if hangs and core.hangs(now_s, HANG_AFTER_S):
-                self._owner.fleet.note_hang(core)
+            if hangs and planner.hangs(now_s, HANG_AFTER_S):
+                self._owner.fleet.note_hang(planner)
                 raise ExecutorLostError(f"step {step_id} hangs: {took}")
             if self._watch.slow_step_id == step_id and now_s > self._told_slow_at_s + TELL_SLOW_EVERY_S:
                 self._told_slow_at_s = now_s

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from scheduler_svc.core.fleet.fleet import Fleet
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.executors.session import ExecutorSession
@@ -30,7 +30,7 @@ class DriverOwner(Protocol):
     """What drivers ask of the engine.
 
     Attributes:
-        fleet: Their cores are part of it, and changed by its methods.
+        fleet: Their planners are part of it, and changed by its methods.
     """
 
     fleet: Fleet
@@ -38,35 +38,35 @@ class DriverOwner(Protocol):
     async def on_addresses_changed(self) -> None:
         """Drivers were started, retired, or are not retired any more."""
 
-    async def admit(self, session: ExecutorSession, address: str) -> ExecutorCore:
-        """Return a core for an executor that was just attached.
+    async def admit(self, session: ExecutorSession, address: str) -> ExecutorPlanner:
+        """Return a planner for an executor that was just attached.
 
         Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
         """
 
     async def on_attached(self, driver: "ExecutorDriver") -> None:
-        """The driver has a core from now on."""
+        """The driver has a planner from now on."""
 
     async def on_detached(self, driver: "ExecutorDriver") -> None:
-        """The driver has no core any more, or got none."""
+        """The driver has no planner any more, or got none."""
 
-    def deliver(self, core: ExecutorCore, updates: StepUpdates) -> None:
-        """Give what a step of the core brought to the requests; some may have ended since it was processed."""
+    def deliver(self, planner: ExecutorPlanner, updates: StepUpdates) -> None:
+        """Give what a step of the planner brought to the requests; some may have ended since it was processed."""
 
-    def schedule(self, core: ExecutorCore, address: str, now_s: float) -> StepInFlight | None:
-        """Return the next step of the core of an address, None: nothing to do. The requests that it gave up end."""
+    def schedule(self, planner: ExecutorPlanner, address: str, now_s: float) -> StepInFlight | None:
+        """Return the next step of the planner of an address, None: nothing to do. The requests that it gave up end."""
 
-    def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
-        """The executor is lost or retired, and why: keep the requests of its core for another one."""
+    def take_back(self, planner: ExecutorPlanner, address: str, cause: str) -> None:
+        """The executor is lost or retired, and why: keep the requests of its planner for another one."""
 
     def on_probed(self, address: str, *, works: bool) -> None:
         """The executor at an address, which was lost without a result, has run a probe, or was lost with it."""
 
-    def fail_all(self, core: ExecutorCore | None) -> None:
-        """A bug of ours: end the requests of the core, if there was one, without asking it any more."""
+    def fail_all(self, planner: ExecutorPlanner | None) -> None:
+        """A bug of ours: end the requests of the planner, if there was one, without asking it any more."""
 
     def dispatch(self) -> None:
-        """Groups may stand in line: give them to cores that have room, and set `work` of their drivers."""
+        """Groups may stand in line: give them to planners that have room, and set `work` of their drivers."""
 
 
 class FaultPoint(enum.Enum):

@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.executors.circuit_breaker import CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver import ExecutorDriver
@@ -61,16 +61,16 @@ class Drivers(Mapping[str, ExecutorDriver]):
     @property
     def last_trouble(self) -> str:
         """Why executors are not attached, in one line; empty: no trouble is known."""
-        missing = [driver for driver in self.values() if driver.core is None and driver.last_trouble]
+        missing = [driver for driver in self.values() if driver.planner is None and driver.last_trouble]
         troubles = [f"{driver.address}: {driver.last_trouble}" for driver in missing]
         return "; ".join([*troubles, *filter(None, self.membership.troubles.values())])
 
     @property
     def is_complete(self) -> bool:
         """Whether no executor is expected: the one at each address is attached, there or through another address."""
-        attached = {driver.instance_id for driver in self.values() if driver.core is not None}
+        attached = {driver.instance_id for driver in self.values() if driver.planner is not None}
         return all(
-            driver.core is not None or (driver.instance_id and driver.instance_id in attached) or driver.is_spare
+            driver.planner is not None or (driver.instance_id and driver.instance_id in attached) or driver.is_spare
             for driver in self.values()
         )
 
@@ -129,13 +129,13 @@ class Drivers(Mapping[str, ExecutorDriver]):
     # Work ----------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Something changed that a core may act on."""
+        """Something changed that a planner may act on."""
         for driver in self.values():
             driver.work.set()
 
-    def wake_those_of(self, cores: Collection[ExecutorCore]) -> None:
-        """These cores have something to admit."""
-        if cores:
+    def wake_those_of(self, planners: Collection[ExecutorPlanner]) -> None:
+        """These planners have something to admit."""
+        if planners:
             for driver in self.values():
-                if driver.core in cores:
+                if driver.planner in planners:
                     driver.work.set()

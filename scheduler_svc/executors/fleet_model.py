@@ -1,8 +1,8 @@
 """The model that a fleet serves, and the check that an executor which was just attached fits it.
 
 The first executor of a fleet says which model is served; others must have the same, also while the first one is away
-for a restart. They may be larger or smaller: each core has the limits of its executor. Served are sequences up to the
-longest that any of them holds, of those that are attached and of those that ought to be: what each address had when
+for a restart. They may be larger or smaller: each planner has the limits of its executor. Served are sequences up to
+the longest that any of them holds, of those that are attached and of those that ought to be: what each address had when
 it was last attached counts. So it does not matter who comes first. Read next: `serving_limits.py`.
 """
 
@@ -16,9 +16,9 @@ from octavo_shared.process.events import Event
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.executors.client import ExecutorRefusedError
-from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
+from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
 from scheduler_svc.executors.session import ExecutorSession
 from scheduler_svc.request.provenance import Numerics
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
@@ -32,12 +32,12 @@ LoadTokenizer: TypeAlias = Callable[[ExecutorInfo, FetchFiles], Awaitable[None]]
 
 
 class FleetModel:
-    """Owns what is served, and makes the cores of executors that fit it.
+    """Owns what is served, and makes the planners of executors that fit it.
 
     Args:
-        fleet: Where the cores join.
+        fleet: Where the planners join.
         addresses: Returns those that there ought to be an executor at.
-        settings: Of the cores.
+        settings: Of the planners.
         load_tokenizer: Refuses an executor whose tokenizer is broken, by raising TokenizerFileError.
         on_other_model: Called with a sentence before another model is served than before.
         served_name: What clients call the model; None: as its executor does.
@@ -50,7 +50,7 @@ class FleetModel:
         self,
         fleet: Fleet,
         addresses: Callable[[], Container[str]],
-        settings: CoreSettings,
+        settings: PlannerSettings,
         load_tokenizer: LoadTokenizer,
         on_other_model: Callable[[str], None],
         served_name: str | None = None,
@@ -66,13 +66,13 @@ class FleetModel:
         self._tokenizer_of = ""  # the executor process that it came from
         self._members: dict[str, _Member] = {}  # by address, as they were when the served model was last there
 
-    async def admit(self, session: ExecutorSession, address: str) -> ExecutorCore:
-        """Return a core for an executor that was just attached at an address.
+    async def admit(self, session: ExecutorSession, address: str) -> ExecutorPlanner:
+        """Return a planner for an executor that was just attached at an address.
 
         Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
         """
         async with self._lock:  # two that attach at once must agree on the model
-            is_first = not self._fleet.cores
+            is_first = not self._fleet.planners
             self._require_same_model(session, address, is_first=is_first)
             limits = serving_limits(session.info, self._settings)
             if is_first:
@@ -83,11 +83,11 @@ class FleetModel:
             self._report_kinds(numerics, address)
             names_blocks = session.names_blocks and limits.caches_prefixes
             limits = replace(limits, names_blocks=names_blocks, flags_rows=session.flags_rows)
-            core = self._fleet.join(limits, session.epoch, address, numerics, session.info)
+            planner = self._fleet.join(limits, session.epoch, address, numerics, session.info)
             block_ids, names = session.kept_blocks
             if len(block_ids) and limits.names_blocks:
-                self._fleet.adopt_blocks(core, block_ids, names)
-            return core
+                self._fleet.adopt_blocks(planner, block_ids, names)
+            return planner
 
     def update_limits(self) -> None:
         """Serve as much as the executors can that are attached or ought to be: one came, or the addresses changed."""
@@ -121,7 +121,7 @@ class FleetModel:
 
     def _report_kinds(self, numerics: Numerics, address: str) -> None:
         """Write to the log that an executor joins others of which none is of its kind."""
-        others = {core.numerics for core in self._fleet.cores}
+        others = {planner.numerics for planner in self._fleet.planners}
         if others and numerics not in others:
             ids = ",".join(sorted({other.numerics_id for other in others}))
             event = Event("mixed_numerics", executor=address, numerics_id=numerics.numerics_id, others=ids)

@@ -1,6 +1,6 @@
 """The probe: a request of the scheduler's own that says whether an executor works.
 
-It computes a prompt of one token and decodes one more, in an attachment of its own, with a core of its own. So
+It computes a prompt of one token and decodes one more, in an attachment of its own, with a planner of its own. So
 nothing of it is in the fleet, in the queue or in the figures.
 """
 
@@ -13,7 +13,7 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
@@ -31,21 +31,21 @@ async def probe(session: ExecutorSession, timeout_s: float = PROBE_TIMEOUT_S) ->
     Raises: ExecutorLostError, ExecutorFaultError: it does not work.
     """
     queue = WaitingQueue(FcfsPolicy())
-    core = ExecutorCore(_limits(session.info), queue, epoch=session.epoch)
+    planner = ExecutorPlanner(_limits(session.info), queue, epoch=session.epoch)
     conditions = StopConditions(_NUM_TOKENS - 1, ignore_eos=True)
     group = SequenceGroup("probe", np.zeros(1, np.int32), SamplingRow(), conditions, arrival=0)
     queue.add(group)
     try:
         async with asyncio.timeout(timeout_s):
-            while group.live_sequences and (step := core.schedule(monotonic_s()).step) is not None:
+            while group.live_sequences and (step := planner.schedule(monotonic_s()).step) is not None:
                 await session.send(step)
-                core.process(await session.receive())
+                planner.process(await session.receive())
     except TimeoutError as error:
         raise ExecutorLostError(f"the probe returned no result within {timeout_s:g} s") from error
 
 
 def _limits(info: ExecutorInfo) -> CoreLimits:
-    """Return limits of a core for the probe alone: it needs next to nothing of the executor's size."""
+    """Return limits of a planner for the probe alone: it needs next to nothing of the executor's size."""
     return CoreLimits(
         max_num_seqs=1,
         max_num_batched_tokens=1,

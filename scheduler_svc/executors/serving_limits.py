@@ -1,4 +1,4 @@
-"""What an executor and the configuration allow: the limits of its core."""
+"""What an executor and the configuration allow: the limits of its planner."""
 
 import logging
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ NO_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class CoreSettings:
-    """What the cores of the fleet take from the configuration; `CoreLimits` describes each field.
+class PlannerSettings:
+    """What the planners of the fleet take from the configuration; `CoreLimits` describes each field.
 
     `max_num_seqs` and `max_num_batched_tokens` None: as much as the executor allows.
     """
@@ -42,7 +42,7 @@ class CoreSettings:
     max_message_bytes: int = NO_LIMIT
 
 
-def serving_limits(info: ExecutorInfo, settings: CoreSettings) -> CoreLimits:
+def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
     """Return what the executor and the configuration allow.
 
     Args:

@@ -1,7 +1,7 @@
 """All that clients meet, put together from the configuration: the gRPC port, OpenAI's, and what stands behind both.
 
-It runs in the core's process, or in one of its own; the engine is the same to it. The core's process has one more port,
-for operators.
+It runs in the engine's process, or in one of its own; the engine is the same to it. The engine's process has one more
+port, for operators.
 """
 
 import asyncio
@@ -121,7 +121,7 @@ def request_tracer(tracing: Tracing | None) -> "RequestTracer | None":
 
 
 def front_settings(config: ClientSideConfig) -> FrontSettings:
-    """Return the front's part of the configuration; a standalone front hears the rest from the core."""
+    """Return the front's part of the configuration; a standalone front hears the rest from the engine."""
     settings = FrontSettings(
         max_beam_width=config.max_beam_width, has_model_defaults=config.generation_config == "auto"
     )

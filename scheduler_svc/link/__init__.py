@@ -1,9 +1,9 @@
-"""What joins fronts to a core in another process: `octavo.core.v1`.
+"""What joins fronts to an engine in another process: `octavo.core.v1`.
 
-    front process                                   core's process
-    Generation ──> RemoteCore ══ Join (stream) ══> CoreServicer ──> Engine
+    front process                                   engine's process
+    Generation ──> RemoteEngine ══ Join (stream) ══> CoreServicer ──> Engine
                    the EngineClient of a front      one FrontSession each
 
-The front has the same interface as in the core's own process, `request/engine_client.py`. Next: `remote_core.py`,
+The front has the same interface as in the engine's own process, `request/engine_client.py`. Next: `remote_engine.py`,
 `core_servicer.py`; the other files turn values into messages and back.
 """

@@ -1,22 +1,22 @@
-"""The time in which a front has no core that can go on: its requests wait, and new ones with them, up to a limit.
+"""The time in which a front has no engine that can go on: its requests wait, and new ones with them, up to a limit.
 
-It has two parts: no core answers, which is short, and one answers that has no executor yet. Then requests wait as long
-as orphans in a core do: a model may take minutes to load.
+It has two parts: no engine answers, which is short, and one answers that has no executor yet. Then requests wait as
+long as orphans in an engine do: a model may take minutes to load.
 """
 
 import asyncio
 from collections.abc import Callable
 
-# How long requests wait for a core, in seconds: longer than one takes to start, and no client waits for ever.
+# How long requests wait for an engine, in seconds: longer than one takes to start, and no client waits for ever.
 LIMIT_S = 30.0
 
 
 class Absence:
-    """Whether a core that was there is away, or has no executor yet.
+    """Whether an engine that was there is away, or has no executor yet.
 
     Args:
-        on_limit: Called with how long that was waited for which did not come, a core or an executor: nobody waits for
-            it any more.
+        on_limit: Called with how long that was waited for which did not come, an engine or an executor: nobody waits
+            for it any more.
     """
 
     def __init__(self, on_limit: Callable[[float], None]) -> None:
@@ -38,7 +38,7 @@ class Absence:
             self._wait_for(LIMIT_S)
 
     def wait_for_executor(self, orphan_timeout_s: float) -> None:
-        """A core answers, and has no executor yet; nothing changes while that is waited for."""
+        """A engine answers, and has no executor yet; nothing changes while that is waited for."""
         if self.is_on and not self._is_core_back:
             self._is_core_back = True
             self._wait_for(orphan_timeout_s)

@@ -1,4 +1,4 @@
-"""What the core has to tell one front: a message that grows until the front takes it."""
+"""What the engine has to tell one front: a message that grows until the front takes it."""
 
 import math
 from collections.abc import Sequence

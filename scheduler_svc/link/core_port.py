@@ -66,8 +66,8 @@ def core_port(config: SchedulerConfig, listen: str, servicer: CoreServicer, heal
 
     Args:
         config: Of the scheduler.
-        listen: Its --core-listen; or unix:PATH, for the fronts that it starts: only its own user reaches that.
-        servicer: The core's side of the link.
+        listen: Its --engine-listen; or unix:PATH, for the fronts that it starts: only its own user reaches that.
+        servicer: The engine's side of the link.
         health: What the port says of the process.
 
     Raises: TlsFileError: a file cannot be used.
@@ -81,7 +81,7 @@ def core_port(config: SchedulerConfig, listen: str, servicer: CoreServicer, heal
         health=health,
         credentials=None if tls is None else tls.credentials(),
         interceptors=[FrontAccess(config.trusted_fronts)] if config.trusted_fronts and not is_local else [],
-        flag="the link to the fronts" if is_local else "--core-listen",
+        flag="the link to the fronts" if is_local else "--engine-listen",
     )
     core_service_pb2_grpc.add_CoreServiceServicer_to_server(servicer, port.server)
     return port

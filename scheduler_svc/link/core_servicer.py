@@ -1,4 +1,4 @@
-"""CoreService: the core's side of the link, where fronts join."""
+"""CoreService: the engine's side of the link, where fronts join."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ MIN_VERSION = MAX_VERSION = 1
 
 CHUNK_BYTES = 2**20
 
-# How often the state of the core is looked at, and told if it has changed.
+# How often the state of the engine is looked at, and told if it has changed.
 STATE_INTERVAL_S = 0.05
 
 
@@ -61,8 +61,8 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     Args:
         engine: Computes their requests.
         tokenizer: The files of the served model's tokenizer.
-        incarnation: Orders the cores of our scheduler.
-        state_interval_s: How often it is looked whether fronts have to be told how the core is, in seconds.
+        incarnation: Orders the engines of our scheduler.
+        state_interval_s: How often it is looked whether fronts have to be told how the engine is, in seconds.
 
     Attributes:
         incarnation: As above.
@@ -186,16 +186,16 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
                 yield pb.GetTokenizerResponse(name=file.name, content=file.content[begin : begin + CHUNK_BYTES])
 
     def _keep_order(self, hello: pb.FrontHello) -> None:
-        """Be later than every core that the front has joined.
+        """Be later than every engine that the front has joined.
 
         Raises:
-            InvalidFieldError: no core can have the number that it tells.
-            SupersededError: executors have granted us a smaller one: another core has taken our place.
+            InvalidFieldError: no engine can have the number that it tells.
+            SupersededError: executors have granted us a smaller one: another engine has taken our place.
         """
         own = self.incarnation
         if hello.scheduler_id not in ("", own.scheduler_id):
             return
-        # The next core of ours is later only if an executor can tell it so, else it would end like this one.
+        # The next engine of ours is later only if an executor can tell it so, else it would end like this one.
         own.follow(hello.incarnation, f"front {hello.front_id!r}", may_end=bool(hello.scheduler_id) and own.is_known)
 
     def _tell_welcome(self) -> None:
@@ -204,7 +204,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             session.tell_incarnation(self.incarnation.granted)
 
     async def close(self, timeout_s: float) -> None:
-        """The core ends: let each front have what there is for it, end its stream, and let none join."""
+        """The engine ends: let each front have what there is for it, end its stream, and let none join."""
         self._is_closed = True
         for session in self.sessions:
             session.close()
@@ -252,13 +252,13 @@ def agreed_version(hello: pb.FrontHello) -> int:
 
 
 def core_state(engine: Engine) -> CoreState:
-    """Return how the core is."""
+    """Return how the engine is."""
     return CoreState(
         model=engine.model,
         why_not_ready=engine.why_not_ready,
         is_draining=engine.is_draining,
         last_trouble=engine.last_trouble,
-        has_executor=bool(engine.fleet.cores),
+        has_executor=bool(engine.fleet.planners),
         num_waiting=engine.waiting.num_waiting,
         max_waiting=engine.settings.max_waiting_requests,
         retry_after_s=engine.estimate.retry_after_s(),

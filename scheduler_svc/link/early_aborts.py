@@ -1,8 +1,8 @@
-"""Aborts that come to the core before their request does, since its front still checks it.
+"""Aborts that come to the engine before their request does, since its front still checks it.
 
-The core does not know such an id. It remembers the abort for GRACE_S, and ends a request of this id and tenant that a
+The engine does not know such an id. It remembers the abort for GRACE_S, and ends a request of this id and tenant that a
 front had received before the abort came. A later request of the same id is another one, and runs: the front says how
-long ago it received a request, and the way to the core makes that too short, never too long. So no later request is
+long ago it received a request, and the way to the engine makes that too short, never too long. So no later request is
 taken for an earlier one, and an abort is missed only if it came as soon after its request as that way takes.
 """
 

@@ -1,4 +1,4 @@
-"""How outputs and requests end, on the way from the core to a front."""
+"""How outputs and requests end, on the way from the engine to a front."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,7 @@
-"""Errors on their way between front and core: whoever gets one sees what was raised, class, sentence and attributes."""
+"""Errors on their way between front and engine.
+
+Whoever gets one sees what was raised, class, sentence and attributes.
+"""
 
 import inspect
 import json

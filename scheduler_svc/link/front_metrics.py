@@ -1,6 +1,6 @@
 """The metrics of fronts, on their way to the one port that serves those of the scheduler.
 
-A front sends them as Prometheus reads them. The core adds up what all fronts counted; what a front had counted when
+A front sends them as Prometheus reads them. The engine adds up what all fronts counted; what a front had counted when
 its session ended stays counted.
 """
 
@@ -53,7 +53,7 @@ class FrontMetrics:
                 _add(self._past.setdefault(family.name, {}), family)
 
     def merged(self, own: Iterable[Family]) -> Iterator[Family]:
-        """Yield the metrics of the core and of all fronts: counts are added, of gauges the largest value counts."""
+        """Yield the metrics of the engine and of all fronts: counts are added, of gauges the largest value counts."""
         sources: dict[str, list[Family]] = {}
         for family in (*own, *(family for families in self._current.values() for family in families)):
             sources.setdefault(family.name, []).append(family)

@@ -1,4 +1,4 @@
-"""One front as the core has it: its requests, what it wants, and what it is told."""
+"""One front as the engine has it: its requests, what it wants, and what it is told."""
 
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
@@ -38,7 +38,7 @@ class FrontSession:
 
     Args:
         engine: Computes them.
-        state: Returns how the core is now.
+        state: Returns how the engine is now.
         name: The front, for people.
         pid: Its process.
         on_readiness: Called when the front takes calls, or does no more.
@@ -228,14 +228,14 @@ class FrontSession:
         self._requests.pop(number, None)
 
     def tell_state(self) -> None:
-        """Tell how the core is, if that has changed."""
+        """Tell how the engine is, if that has changed."""
         state = self._state()
         if state != self._told_state:
             self._told_state = state
             self.batch().response.state.CopyFrom(encode_state(state))
 
     def tell_incarnation(self, incarnation: int) -> None:
-        """Say welcome again: the core has its number only now."""
+        """Say welcome again: the engine has its number only now."""
         self._welcome.incarnation = incarnation
         self.batch().response.welcome.CopyFrom(self._welcome)
 

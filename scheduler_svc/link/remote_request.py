@@ -21,7 +21,7 @@ class TokenGapError(OctavoServiceError):
 
 
 class RequestsOfCore(Protocol):
-    """What a core is told of the requests of a front."""
+    """What an engine is told of the requests of a front."""
 
     def finish_output(self, number: int, output_index: int, num_tokens: int, reason: FinishReason) -> None:
         """A request says with how many tokens an output ends."""
@@ -34,13 +34,13 @@ class RemoteRequest:
     """A live request of a front; its own handle.
 
     Args:
-        core: Where it runs.
+        engine: Where it runs.
         number: Its number in the session.
         request: What was submitted.
         sink: Takes what comes.
 
     Attributes:
-        queued: Done once the core has queued it, or refused it.
+        queued: Done once the engine has queued it, or refused it.
         aborted_with: Why it was aborted; None: it was not.
     """
 
@@ -64,9 +64,9 @@ class RemoteRequest:
         return encode_submission(self._number, self.request, model.info.model_hash, model.max_model_len)
 
     def resubmission(self, served: ServedModel) -> pb.Submission:
-        """Return the message that has the next core go on with it.
+        """Return the message that has the next engine go on with it.
 
-        Raises: UnavailableError: that core serves another model.
+        Raises: UnavailableError: that engine serves another model.
         """
         model = self._checked_for
         digests = {model.reproducibility.weights_digest, served.reproducibility.weights_digest} - {""}
@@ -81,7 +81,7 @@ class RemoteRequest:
         )
 
     def _end_by_tokens(self) -> None:
-        """End the outputs whose last token ends them: its core may have gone before it said so."""
+        """End the outputs whose last token ends them: its engine may have gone before it said so."""
         request, model = self.request, self._checked_for
         num_prompt_tokens, longest = len(request.prompt_token_ids), request.longest_sequence(model.max_model_len)
         for index, output in enumerate(self.sink.so_far().outputs):
@@ -97,7 +97,7 @@ class RemoteRequest:
                     self.sink.finish_output(index, reason)
 
     def begin(self) -> None:
-        """A core has queued it."""
+        """A engine has queued it."""
         self.sink.begin(self)
         if not self.queued.done():
             self.queued.set_result(None)
@@ -110,7 +110,7 @@ class RemoteRequest:
         logprob: float | None,
         alternatives: Alternatives | None,
     ) -> None:
-        """The core has sent a token of an output; one that is there already is dropped.
+        """The engine has sent a token of an output; one that is there already is dropped.
 
         Raises: TokenGapError: those before it are missing.
         """
@@ -122,7 +122,7 @@ class RemoteRequest:
             self._require_tokens(output_index, position)
 
     def end_output(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
-        """The core has ended an output with so many tokens. Raises TokenGapError: some of them are missing."""
+        """The engine has ended an output with so many tokens. Raises TokenGapError: some of them are missing."""
         self._require_tokens(output_index, num_tokens)
         self.sink.finish_output(output_index, reason)
 
@@ -144,7 +144,7 @@ class RemoteRequest:
         self._core.abort(self._number, error)
 
     def end(self, message: pb.RequestEnd) -> None:
-        """The core has ended it, or refused it."""
+        """The engine has ended it, or refused it."""
         error = decode_failure(message.failure) if message.HasField("failure") else None
         if message.HasField("ended"):
             self._end(message.ended, error)
@@ -153,7 +153,7 @@ class RemoteRequest:
             self.fail(error)
 
     def fail(self, error: OctavoServiceError) -> None:
-        """No core has it, and none will."""
+        """No engine has it, and none will."""
         if not self.queued.done():
             self.queued.set_exception(error)
         else:

@@ -1,4 +1,4 @@
-"""How the core is, as its fronts know it: told when it changes, so that a front can refuse before it tokenizes."""
+"""How the engine is, as its fronts know it: told when it changes, so that a front can refuse before it tokenizes."""
 
 from dataclasses import astuple, dataclass
 
@@ -29,9 +29,9 @@ class CoreState:
 
 UNREACHABLE = CoreState(
     model=None,
-    why_not_ready="the core does not answer",
+    why_not_ready="the engine does not answer",
     is_draining=False,
-    last_trouble="the core does not answer",
+    last_trouble="the engine does not answer",
     has_executor=False,
     num_waiting=0,
     max_waiting=0,

@@ -1,4 +1,4 @@
-"""What the core requires of a request that a front in another process has checked.
+"""What the engine requires of a request that a front in another process has checked.
 
 An executor refuses a whole step for one request that it cannot compute, and is lost then. Here it is the request.
 """
@@ -36,7 +36,7 @@ def check_submission(request: EngineRequest, model: ServedModel, max_model_len: 
 def _check(request: EngineRequest, vocab_size: int, max_model_len: int) -> None:
     who, rules = f"request {request.request_id!r}", request.token_rules
     check_sampling(who, request.sampling)
-    if request.sampling.num_candidates:  # the core sets it, of beams
+    if request.sampling.num_candidates:  # the engine sets it, of beams
         raise InvalidStepError(f"{who} asks for candidates")
     check_number(who, "alternatives", request.sampling.num_logprobs, vocab_size)
     check_answerable(who, request.num_prompt_logprobs, rules)

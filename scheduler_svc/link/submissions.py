@@ -1,4 +1,4 @@
-"""Checked requests on their way from a front to the core."""
+"""Checked requests on their way from a front to the engine."""
 
 import numpy as np
 

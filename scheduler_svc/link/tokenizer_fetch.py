@@ -1,4 +1,4 @@
-"""How a front gets the tokenizer's files, which the core keeps."""
+"""How a front gets the tokenizer's files, which the engine keeps."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def fetch_tokenizer(stub: "pb_grpc.CoreServiceAsyncStub") -> tuple[TokenizerFile, ...]:
-    """Fetch the files. Raises UnavailableError: the core does not give them."""
+    """Fetch the files. Raises UnavailableError: the engine does not give them."""
     contents: dict[str, bytearray] = {}
     chunk: Any
     try:

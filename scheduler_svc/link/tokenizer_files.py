@@ -1,4 +1,4 @@
-"""The tokenizer's files of the served model, kept by the core for its fronts."""
+"""The tokenizer's files of the served model, kept by the engine for its fronts."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -11,7 +11,7 @@ class TokenizerFiles:
     """Keeps the files that the first executor of the fleet has, and reads none of them.
 
     Args:
-        load: Reads them for a front in the core's own process; None: there is none.
+        load: Reads them for a front in the engine's own process; None: there is none.
     """
 
     def __init__(self, load: LoadTokenizer | None = None) -> None:

@@ -1,7 +1,7 @@
-"""A front in a process of its own, joined to a core: `octavo-front --core HOST:PORT`, or started by `supervisor.py`.
+"""A front in a process of its own, joined to an engine: `octavo-front --engine HOST:PORT`, or of `supervisor.py`.
 
-One that joins a scheduler elsewhere opens its ports at once: probes and clients hear that it finds no core. One that a
-supervisor has started shares its ports with others, and opens them once it knows the core: until then those serve.
+One that joins a scheduler elsewhere opens its ports at once: probes and clients hear that it finds no engine. One that
+a supervisor has started shares its ports with others, and opens them once it knows the engine: until then those serve.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ from scheduler_svc.config.client_side_config import FrontConfig
 from scheduler_svc.config.dial_tls import read_credentials
 from scheduler_svc.front.front import Front
 from scheduler_svc.front.text.text_model import ModelTokenizer
-from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from scheduler_svc.processes.loop_lag import LoopLag
 from scheduler_svc.processes.process import SETTINGS_FROM_STDIN, run_to_end
 
-# What the names of the settings of TLS to the core begin with.
-FLAGS = "--core-tls"
+# What the names of the settings of TLS to the engine begin with.
+FLAGS = "--engine-tls"
 
-# A core that a network has cut off is noticed after both of these, in milliseconds.
+# An engine that a network has cut off is noticed after both of these, in milliseconds.
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 
@@ -70,7 +70,7 @@ async def serve(config: FrontConfig) -> int:
     settle()
     stopping = asyncio.ensure_future(StopRequest(exit_on_stdin_close=config.exit_on_stdin_close).wait())
     service = FrontService(config)
-    announcing = asyncio.create_task(announce(service, f"the scheduler at {config.core}"))
+    announcing = asyncio.create_task(announce(service, f"the scheduler at {config.engine}"))
     try:
         await service.run(stopping)
     finally:
@@ -88,25 +88,25 @@ async def announce(service: "FrontService", core: str) -> None:
 
 
 class FrontService:
-    """One front: ports, texts, and the core behind the link.
+    """One front: ports, texts, and the engine behind the link.
 
     Args:
         config: Its settings.
 
     Attributes:
-        core: The core, as the link has it.
+        engine: The engine, as the link has it.
         front: What clients meet.
         ports: Those of clients, and the others.
         is_listening: Set once they are open.
         address: Of clients, then.
         is_ready: Set while new requests find an executor.
 
-    Raises: OctavoServiceError: see `Front`; or a file of TLS to the core cannot be used.
+    Raises: OctavoServiceError: see `Front`; or a file of TLS to the engine cannot be used.
     """
 
     def __init__(self, config: FrontConfig) -> None:
         self._config = config
-        self._tls = core_tls(config)
+        self._tls = engine_tls(config)
         if self._tls is not None:
             read_credentials(self._tls, FLAGS)  # what cannot be used ends the start, and not only every connection
         self._calls = CallMetrics()
@@ -115,7 +115,7 @@ class FrontService:
         self.is_listening, self.is_ready = asyncio.Event(), asyncio.Event()
         self.address = ""
         tokenizer = ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
-        self.core = RemoteCore(
+        self.core = RemoteEngine(
             self._open_channel,
             config.front_id or config.own_name,
             tokenizer.load,
@@ -188,7 +188,7 @@ class FrontService:
             self.is_ready.clear()
 
     def _take_rules(self, welcome: pb.CoreWelcome) -> None:
-        """What a front refuses for the core's sake, the core says: its settings are not ours."""
+        """What a front refuses for the engine's sake, the engine says: its settings are not ours."""
         generation = self.front.generation
         generation.settings = replace(
             generation.settings, tenants=frozenset(welcome.tenants) or None, has_priorities=welcome.has_priorities
@@ -209,7 +209,7 @@ class FrontService:
 
     def _warn_if_exposed(self) -> None:
         config = self._config
-        if config.is_started_by_scheduler:  # the core has said it, once for all
+        if config.is_started_by_scheduler:  # the engine has said it, once for all
             return
         warn_if_exposed(
             "front",
@@ -223,7 +223,7 @@ class FrontService:
         )
 
     def _open_channel(self) -> grpc.aio.Channel:
-        """Open a channel to the core; files of TLS are read as they are now. Raises TlsFileError: one is unusable."""
+        """Open a channel to the engine; files of TLS are read as they are now. Raises TlsFileError: one is unusable."""
         config, tls = self._config, self._tls
         options: list[tuple[str, int | str]] = [
             ("grpc.max_receive_message_length", config.max_message_bytes),
@@ -233,16 +233,16 @@ class FrontService:
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
-        if not config.is_started_by_scheduler:  # no network cuts off a core of this machine, which may stand still
+        if not config.is_started_by_scheduler:  # no network cuts off an engine of this machine, which may stand still
             options += [
                 ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
                 ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
                 ("grpc.http2.max_pings_without_data", 0),
             ]
         if tls is None:
-            return grpc.aio.insecure_channel(config.core, options=options)
+            return grpc.aio.insecure_channel(config.engine, options=options)
         credentials = read_credentials(tls, FLAGS)
-        return grpc.aio.secure_channel(config.core, credentials, options=[*options, *tls.channel_options])
+        return grpc.aio.secure_channel(config.engine, credentials, options=[*options, *tls.channel_options])
 
     def _explain(self, error: grpc.aio.AioRpcError) -> str:
         """Say why it could not join, or was cut."""
@@ -259,15 +259,15 @@ async def _why_to_stop(stopping: asyncio.Future[str], tasks: Iterable[asyncio.Ta
     return stopping.result()
 
 
-def core_tls(config: FrontConfig) -> TlsOptions | None:
-    """Return how to speak TLS with the core; None: plaintext."""
-    if config.core_tls_ca is None:
+def engine_tls(config: FrontConfig) -> TlsOptions | None:
+    """Return how to speak TLS with the engine; None: plaintext."""
+    if config.engine_tls_ca is None:
         return None
     return TlsOptions(
-        ca=config.core_tls_ca,
-        cert=config.core_tls_cert,
-        key=config.core_tls_key,
-        server_name=config.core_tls_server_name,
+        ca=config.engine_tls_ca,
+        cert=config.engine_tls_cert,
+        key=config.engine_tls_key,
+        server_name=config.engine_tls_server_name,
     )
 
 

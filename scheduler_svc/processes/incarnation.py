@@ -1,7 +1,8 @@
-"""The incarnation of this core: which place it has among the cores of one scheduler id.
+"""The incarnation of this engine: which place it has among the engines of one scheduler id.
 
-Incarnations order cores, leases elect them: a number counts once an executor has granted it. Until then the core raises
-it above every number that it is told of, and afterwards a larger one means that another core has taken its place.
+Incarnations order engines, leases elect them: a number counts once an executor has granted it. Until then the engine
+raises it above every number that it is told of, and afterwards a larger one means that another engine has taken its
+place.
 """
 
 import asyncio
@@ -17,22 +18,22 @@ SAID_S = 5.0
 
 
 class SupersededError(FencedError):
-    """Another core of our scheduler id has taken our place."""
+    """Another engine of our scheduler id has taken our place."""
 
 
 class Incarnation:
-    """The number of one core.
+    """The number of one engine.
 
     Args:
-        scheduler_id: Whose core it is.
+        scheduler_id: Whose engine it is.
         unix_s: Returns the seconds since 1970.
 
     Attributes:
         scheduler_id: As above.
         number: Wall clock in milliseconds, or larger; it rises until an executor has granted it.
-        largest_told: The largest number of another core that we were told of.
+        largest_told: The largest number of another engine that we were told of.
         on_granted: Called once the first executor has granted the number.
-        is_known: Whether an executor keeps it, for the cores that come.
+        is_known: Whether an executor keeps it, for the engines that come.
     """
 
     def __init__(self, scheduler_id: str, unix_s: Callable[[], float] = time.time) -> None:
@@ -45,7 +46,7 @@ class Incarnation:
         self.is_known = False
         self._superseded: SupersededError | None = None
         self._is_superseded = asyncio.Event()
-        self._said: dict[str, tuple[float, bool]] = {}  # by address: when, and whether another core holds it
+        self._said: dict[str, tuple[float, bool]] = {}  # by address: when, and whether another engine holds it
 
     @property
     def granted(self) -> int:
@@ -53,7 +54,7 @@ class Incarnation:
         return self.number if self._is_granted else 0
 
     def follow(self, told: int, who: str, *, may_end: bool = True) -> None:
-        """Be later than a core that somebody knows: a larger number raises ours, or ends us.
+        """Be later than an engine that somebody knows: a larger number raises ours, or ends us.
 
         Args:
             told: Its number.
@@ -61,7 +62,7 @@ class Incarnation:
             may_end: Whether it ends us, where it cannot raise ours.
 
         Raises:
-            InvalidFieldError: no core can have this number.
+            InvalidFieldError: no engine can have this number.
             SupersededError: it is larger than ours, which was granted.
         """
         require_believable(told, self._unix_s())
@@ -72,7 +73,7 @@ class Incarnation:
             self.number = told + 1
             return
         error = SupersededError(
-            f"{who} knows a core of scheduler {self.scheduler_id!r} with the incarnation {told}; this one has "
+            f"{who} knows an engine of scheduler {self.scheduler_id!r} with the incarnation {told}; this one has "
             f"{self.number}"
         )
         if may_end:
@@ -88,9 +89,10 @@ class Incarnation:
             self.on_granted()
 
     def note_holder(self, address: str, *, is_other: bool) -> None:
-        """An executor has said whether another core of our id is attached to it. Raises FencedError: we stand by.
+        """An executor has said whether another engine of our id is attached to it. Raises FencedError: we stand by.
 
-        A core that was granted nothing leaves the executors alone that the holder has lost, while it has most of them.
+        An engine that was granted nothing leaves the executors alone that the holder has lost, while it has most of
+        them.
         """
         now_s = monotonic_s()
         self._said[address] = now_s, is_other
@@ -103,10 +105,10 @@ class Incarnation:
             )
 
     def require_current(self) -> None:
-        """Raise SupersededError if another core has taken our place."""
+        """Raise SupersededError if another engine has taken our place."""
         if self._superseded is not None:
             raise self._superseded
 
     async def wait_until_superseded(self) -> None:
-        """Return once another core has taken our place."""
+        """Return once another engine has taken our place."""
         await self._is_superseded.wait()

@@ -27,7 +27,7 @@ from scheduler_svc.engine.surroundings import Surroundings
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver_interface import AtFaultPoint, DriverSettings, no_fault
 from scheduler_svc.executors.membership import Membership
-from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.executors.tls import FLAGS, executor_tls
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
@@ -41,7 +41,7 @@ from scheduler_svc.processes.loop_lag import LoopLag
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
 from scheduler_svc.telemetry.metrics import LOOP_LAG, STEP_LOG, scheduler_families
 
-if TYPE_CHECKING:  # a core of fronts does without
+if TYPE_CHECKING:  # an engine of fronts does without
     from scheduler_svc.front.front import Front
     from scheduler_svc.front.text.text_model import ModelTokenizer
 
@@ -63,7 +63,7 @@ DRAIN_SHARE = 0.9
 
 
 class SchedulerService:
-    """One scheduler, or its core. It is ready while any executor is attached and it does not drain.
+    """One scheduler, or its engine. It is ready while any executor is attached and it does not drain.
 
     Args:
         config: Of the scheduler.
@@ -96,7 +96,7 @@ class SchedulerService:
         health = self._health = Health([GENERATION_SERVICE, ADMIN_SERVICE])
         tokenizer = model_tokenizer(config) if front_link is None else None
         files = TokenizerFiles(None if tokenizer is None else tokenizer.load)
-        is_joined = front_link is not None or config.core_listen is not None
+        is_joined = front_link is not None or config.engine_listen is not None
         self._incarnation = Incarnation(config.scheduler_id or config.own_name)
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
@@ -143,10 +143,10 @@ class SchedulerService:
             knows_clients=bool(self._interceptors) or config.tls_client_ca is not None,
             how_to_know_clients="set --tokens-file to ask for tokens, or --tls-client-ca to demand client certificates",
         )
-        if config.core_listen is not None:
+        if config.engine_listen is not None:
             warn_if_exposed(
                 "scheduler",
-                {"--core-listen": config.core_listen},
+                {"--engine-listen": config.engine_listen},
                 is_encrypted=self.tls is not None,
                 knows_clients=config.front_tls_ca is not None,
                 how_to_know_clients="set --front-tls-ca and --trusted-fronts to let fronts join and nobody else",
@@ -276,8 +276,8 @@ class SchedulerService:
             others["page"] = PageServer(config.page_listen, service, servicer, self._access, http_tls(config))
         if self.front is not None and self.front.openai is not None:
             others["openai"] = self.front.openai
-        if self.link is not None and config.core_listen is not None:
-            others["fronts"] = core_port(config, config.core_listen, self.link, health)
+        if self.link is not None and config.engine_listen is not None:
+            others["fronts"] = core_port(config, config.engine_listen, self.link, health)
         if config.health_listen is not None:
             others["health"] = probe_server(config.health_listen, health)
         if config.metrics_listen is not None:
@@ -330,7 +330,7 @@ def executor_client(
 
 def engine_settings(config: SchedulerConfig, at_fault_point: AtFaultPoint = no_fault) -> EngineSettings:
     """Return the engine's part of the configuration, and what is called at the fault points of a step."""
-    core = CoreSettings(
+    core = PlannerSettings(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         watermark=config.watermark,
@@ -342,7 +342,7 @@ def engine_settings(config: SchedulerConfig, at_fault_point: AtFaultPoint = no_f
         max_message_bytes=config.max_message_bytes,
     )
     return EngineSettings(
-        core=core,
+        planner=core,
         driver=DriverSettings(
             steps_in_flight=None if config.steps_in_flight == "auto" else int(config.steps_in_flight),
             checks_batch_table=config.check_batch_table,

@@ -1,10 +1,11 @@
-"""The process of `octavo-scheduler --fronts N`: keeps a core and N fronts running, each a process of its own.
+"""The process of `octavo-scheduler --fronts N`: keeps an engine and N fronts running, each a process of its own.
 
-    supervisor ──starts──> core    decides steps
-               ──starts──> fronts  hold the clients' calls, and join the core
+    supervisor ──starts──> engine    decides steps
+               ──starts──> fronts  hold the clients' calls, and join the engine
 
-A core that dies is started again, and the fronts have it go on with their requests; a front that dies is started again
-too. What the core prints on stdout the supervisor passes on, the first time: where it listens, and that it serves.
+An engine that dies is started again, and the fronts have it go on with their requests; a front that dies is started
+again too. What the engine prints on stdout the supervisor passes on, the first time: where it listens, and that it
+serves.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 CORE = "core"
 
-# How a process says that it listens, and the core that it serves (`octavo_shared/grpc/grpc_server.py`).
+# How a process says that it listens, and the engine that it serves (`octavo_shared/grpc/grpc_server.py`).
 _LISTENING = re.compile(r"octavo \w+ listening on ")
 _SERVING = "octavo scheduler serving on "
 _PORT_LINE = re.compile(r"octavo scheduler serving (?P<name>\w+) on (?P<address>\S+)")
@@ -46,7 +47,7 @@ class Supervisor:
 
     Args:
         config: Of the scheduler.
-        core_module: What the core's process runs.
+        core_module: What the engine's process runs.
         front_module: What the fronts' processes run.
 
     Raises: AddressError: an address for clients cannot be bound.
@@ -55,12 +56,12 @@ class Supervisor:
     def __init__(
         self,
         config: SchedulerConfig,
-        core_module: str = "scheduler_svc.processes.core_process",
+        core_module: str = "scheduler_svc.processes.engine_process",
         front_module: str = "scheduler_svc.processes.front_process",
     ) -> None:
         self._folder = tempfile.mkdtemp(prefix="octavo-")  # nobody else may enter it
         link = link_in(self._folder)
-        if config.prefix_key_file is None:  # the next core finds what executors have cached for this one
+        if config.prefix_key_file is None:  # the next engine finds what executors have cached for this one
             key_file = Path(self._folder, "prefix.key")
             write_prefix_key(key_file)
             config = config.model_copy(update={"prefix_key_file": key_file})
@@ -112,7 +113,7 @@ class Supervisor:
             await self._stop(keeping)
 
     async def _stop(self, keeping: "list[asyncio.Task[None]]") -> None:
-        """End all: core and fronts take nothing new, and live requests have the grace period."""
+        """End all: engine and fronts take nothing new, and live requests have the grace period."""
         for process in self._processes:
             process.stop()
         await asyncio.wait(keeping, timeout=self._config.shutdown_grace_s + END_S)
@@ -124,10 +125,10 @@ class Supervisor:
         self._remove_folder()
 
     def _take_line(self, process: str, line: str) -> None:
-        """A process has printed a line. People get the lines of the core when all listen, and once."""
+        """A process has printed a line. People get the lines of the engine when all listen, and once."""
         if process == CORE:
-            if port := _PORT_LINE.match(line):  # the next core has the same
-                name = "core" if port["name"] == "fronts" else port["name"]
+            if port := _PORT_LINE.match(line):  # the next engine has the same
+                name = "engine" if port["name"] == "fronts" else port["name"]
                 self._config = self._config.model_copy(update={f"{name}_listen": port["address"]})
             if not self._has_served or line.startswith(NOTICE):
                 self._unsaid.append(line)
@@ -146,7 +147,7 @@ class Supervisor:
 
 
 def link_in(folder: str | Path) -> str:
-    """Return where fronts join the core; it has the form of an address, with a port."""
+    """Return where fronts join the engine; it has the form of an address, with a port."""
     return f"unix:{folder}/core:0"
 
 
@@ -170,6 +171,6 @@ def reserve_addresses(config: SchedulerConfig) -> tuple[SchedulerConfig, list[so
 
 
 def front_config(config: SchedulerConfig, link: str, number: int) -> FrontConfig:
-    """Return the settings of a front: what clients meet is the scheduler's, probes and metrics stay at the core."""
+    """Return the settings of a front: what clients meet is the scheduler's, probes and metrics stay at the engine."""
     shared = config.model_dump(include=set(ClientSideConfig.model_fields) - {"health_listen", "metrics_listen"})
-    return FrontConfig.model_validate(shared | {"core": link, "front_id": str(number), "exit_on_stdin_close": True})
+    return FrontConfig.model_validate(shared | {"engine": link, "front_id": str(number), "exit_on_stdin_close": True})

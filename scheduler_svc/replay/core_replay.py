@@ -10,7 +10,7 @@ from octavo.execution.v1 import step_pb2
 from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo_shared.step_wire.wire import decode_result, encode_step
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.replay.difference import FieldDifference, differences
@@ -28,15 +28,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class StepName:
-    """A step of a log: the number of its core, the executor's address and epoch, and its id there."""
+    """A step of a log: the number of its planner, the executor's address and epoch, and its id there."""
 
-    core: int
+    planner: int
     executor: str
     epoch: int
     step_id: int
 
     def __str__(self) -> str:
-        return f"step {self.step_id} of {self.executor or 'the executor'}, attachment {self.core}, epoch {self.epoch}"
+        return (
+            f"step {self.step_id} of {self.executor or 'the executor'}, attachment {self.planner}, epoch {self.epoch}"
+        )
 
 
 class DifferenceError(Exception):
@@ -92,14 +94,14 @@ class Applied:
         step: The step that it decided; None: it decided none.
         decision: What else was decided; None: it was no decision.
         updates: What a result brought; None: it was none, or was refused.
-        core: Number of the core that it was about; 0: about none.
-        evacuated: Groups of a core that left.
+        planner: Number of the planner that it was about; 0: about none.
+        evacuated: Groups of a planner that left.
     """
 
     step: StepName | None = None
     decision: Decision | None = None
     updates: StepUpdates | None = None
-    core: int = 0
+    planner: int = 0
     evacuated: list[SequenceGroup] = field(default_factory=list)
 
 
@@ -112,24 +114,24 @@ class CoreReplay:
 
     Attributes:
         fleet: As it is after the last call.
-        cores: Those that are there, by number.
-        joined: What is known of each core that joined, those of the snapshot included.
+        planners: Those that are there, by number.
+        joined: What is known of each planner that joined, those of the snapshot included.
         groups: By arrival; some that have ended are forgotten.
         now_s: Time of the last decision.
     """
 
     def __init__(self, header: pb.LogHeader, snapshot: Snapshot[ReplayedFleet] | None) -> None:
         self.now_s = header.started_at_s
-        self.cores = _Known[ExecutorCore]("attachment")
+        self.planners = _Known[ExecutorPlanner]("attachment")
         self.groups = _Known[SequenceGroup]("request")
-        self.joined = {core.core: core for core in header.cores}
+        self.joined = {planner.core: planner for planner in header.cores}
         self._is_complete = True
         self._is_masked = header.has_masked_tokens
         if snapshot is None:
             self.fleet = empty_fleet(header)
         else:
             self.fleet = snapshot.fleet
-            self.cores.update(zip(snapshot.core_numbers, self.fleet.cores, strict=True))
+            self.planners.update(zip(snapshot.planner_numbers, self.fleet.planners, strict=True))
             self._learn_groups(snapshot)
         self.fleet.is_complete = lambda: self._is_complete
         self._max_known_groups = _MIN_KNOWN_GROUPS
@@ -142,7 +144,9 @@ class CoreReplay:
     def _learn_groups(self, snapshot: Snapshot[ReplayedFleet]) -> None:
         self.groups |= snapshot.outside
         waiting = list(self.fleet.queue)
-        admitted = [group for core in self.fleet.cores for group in (*core.batch.running, *core.groups.returning)]
+        admitted = [
+            group for planner in self.fleet.planners for group in (*planner.batch.running, *planner.groups.returning)
+        ]
         self.groups |= {group.arrival: group for group in (*waiting, *admitted)}
 
     def apply(self, record: pb.LogRecord) -> Applied:
@@ -159,7 +163,7 @@ class CoreReplay:
             self.fleet.names.learn(record.named_blocks)
             if record.raised:
                 return self._apply_failing(kind, call, record.raised)
-            return self._calls[kind](call) or Applied(core=getattr(call, "core", 0))
+            return self._calls[kind](call) or Applied(planner=getattr(call, "core", 0))
         except (DifferenceError, NoSenseError):
             raise
         except Exception as error:
@@ -176,7 +180,7 @@ class CoreReplay:
             raise
         except Exception as error:
             if type(error).__name__ == raised:
-                return Applied(core=getattr(call, "core", 0))
+                return Applied(planner=getattr(call, "core", 0))
             failed = FieldDifference("error", raised, f"{type(error).__name__}: {error}")
             raise DifferenceError(f"the call {kind}", [failed]) from error
         raise DifferenceError(f"the call {kind}", [FieldDifference("error", raised, "none")])
@@ -184,33 +188,33 @@ class CoreReplay:
     # Executors -----------------------------------------------------------------------------------
 
     def _core_joined(self, call: pb.CoreJoined) -> None:
-        self.cores[call.core] = decoding.join(self.fleet, call)
+        self.planners[call.core] = decoding.join(self.fleet, call)
         self.joined[call.core] = call
 
     def _blocks_kept(self, call: pb.BlocksKept) -> None:
         names = self.fleet.names.own(call.names)
-        self.fleet.adopt_blocks(self.cores[call.core], np.array(call.block_ids, np.int32), names)
+        self.fleet.adopt_blocks(self.planners[call.core], np.array(call.block_ids, np.int32), names)
 
     def _core_left(self, call: pb.CoreNumber) -> Applied:
-        return Applied(core=call.core, evacuated=self.fleet.leave(self.cores.take(call.core)))
+        return Applied(planner=call.core, evacuated=self.fleet.leave(self.planners.take(call.core)))
 
     def _core_forgotten(self, call: pb.CoreNumber) -> None:
-        self.fleet.forget(self.cores.take(call.core))
+        self.fleet.forget(self.planners.take(call.core))
 
     def _takes_groups(self, call: pb.CoreFlag) -> None:
-        self.fleet.set_takes_groups(self.cores[call.core], call.value)
+        self.fleet.set_takes_groups(self.planners[call.core], call.value)
 
     def _draining(self, call: pb.CoreFlag) -> None:
-        self.fleet.set_draining(self.cores[call.core], call.value)
+        self.fleet.set_draining(self.planners[call.core], call.value)
 
     def _probing(self, call: pb.CoreFlag) -> None:
-        self.fleet.set_probing(self.cores[call.core], call.value)
+        self.fleet.set_probing(self.planners[call.core], call.value)
 
     def _step_cost(self, call: pb.StepCostSet) -> None:
-        self.fleet.set_step_cost(self.cores[call.core], decoding.decode_step_cost(call))
+        self.fleet.set_step_cost(self.planners[call.core], decoding.decode_step_cost(call))
 
     def _hang_noted(self, call: pb.CoreNumber) -> None:
-        self.fleet.note_hang(self.cores[call.core])
+        self.fleet.note_hang(self.planners[call.core])
 
     # Groups --------------------------------------------------------------------------------------
 
@@ -237,7 +241,7 @@ class CoreReplay:
 
     def _sequence_finished(self, call: pb.SequenceFinished) -> None:
         group = self.groups[call.arrival]
-        self.fleet.finish(self.cores[call.core], group.sequences[call.output_index])
+        self.fleet.finish(self.planners[call.core], group.sequences[call.output_index])
 
     def _loss_noted(self, call: pb.LossNoted) -> None:
         self.fleet.note_loss(self.groups[call.arrival], call.executor)
@@ -256,29 +260,29 @@ class CoreReplay:
 
     def _step_decided(self, call: pb.StepDecided) -> Applied:
         self.now_s, self._is_complete = call.now_s, call.is_complete
-        core = self.cores[call.core]
-        decision, _ = self.fleet.schedule(core, call.now_s)
+        planner = self.planners[call.core]
+        decision, _ = self.fleet.schedule(planner, call.now_s)
         step = decision.step
         decided = None if step is None else encode_step(step)
         recorded = call.step if call.HasField("step") else None
         if recorded is not None and recorded.registered_blocks.names:
             recorded.registered_blocks.names = self.fleet.names.own(recorded.registered_blocks.names)
-        step_id = recorded.step_id if recorded is not None else core.last_scheduled_step_id + (step is None)
-        name = StepName(call.core, core.name, core.epoch, step_id)
+        step_id = recorded.step_id if recorded is not None else planner.last_scheduled_step_id + (step is None)
+        name = StepName(call.core, planner.name, planner.epoch, step_id)
         if _content(decided) != _content(recorded):
-            raise DifferenceError(str(name), differences(recorded, decided), self._hint(core))
+            raise DifferenceError(str(name), differences(recorded, decided), self._hint(planner))
         failed = [failure.group.arrival for failure in decision.failures]
         if failed != list(call.failed_arrivals):
             place = FieldDifference("failed requests", str(list(call.failed_arrivals)), str(failed))
             raise DifferenceError(str(name), [place])
-        return Applied(name if step is not None else None, decision, core=call.core)
+        return Applied(name if step is not None else None, decision, planner=call.core)
 
     def _result_taken(self, call: pb.ResultTaken) -> Applied:
-        updates = self.fleet.process(self.cores[call.core], decode_result(call.result))
-        return Applied(updates=updates, core=call.core)
+        updates = self.fleet.process(self.planners[call.core], decode_result(call.result))
+        return Applied(updates=updates, planner=call.core)
 
-    def _hint(self, core: ExecutorCore) -> str:
-        if self._is_masked and any(group.beam_search is not None for group in core.batch.running):
+    def _hint(self, planner: ExecutorPlanner) -> str:
+        if self._is_masked and any(group.beam_search is not None for group in planner.batch.running):
             return (
                 "the tokens of this log are masked, and a beam search was running: beams with equal scores are "
                 "ordered by token id and may be ordered differently"

@@ -7,7 +7,7 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo
 from scheduler_svc.step_log.decoding import decode_info, decode_limits
 
 _DIGITS_SHOWN = 12
-# Of an executor and of a core: what is said of it, and the flag that sets it.
+# Of an executor and of a planner: what is said of it, and the flag that sets it.
 _SIZES = (
     ("blocks", "num_device_blocks", "num_blocks", "--num-device-blocks"),
     ("host blocks", "num_host_blocks", "num_host_blocks", "--num-host-blocks"),
@@ -24,7 +24,7 @@ def misfits(info: ExecutorInfo, attachments: Iterable[pb.CoreJoined]) -> dict[in
     """
     joined = list(attachments)
     sizes = _size_trouble(info, joined)
-    troubles = {core.core: _model_trouble(info, core) or sizes.get(core.core, "") for core in joined}
+    troubles = {planner.core: _model_trouble(info, planner) or sizes.get(planner.core, "") for planner in joined}
     return {number: trouble for number, trouble in troubles.items() if trouble}
 
 
@@ -67,7 +67,7 @@ def _named_differences(kinds: Iterable[tuple[str, str, str]]) -> str:
 
 
 def _size_trouble(info: ExecutorInfo, joined: list[pb.CoreJoined]) -> dict[int, str]:
-    limits = {core.core: decode_limits(core) for core in joined}
+    limits = {planner.core: decode_limits(planner) for planner in joined}
     troubles = {}
     for number, of_core in limits.items():
         if info.block_size_tokens != of_core.block_size:

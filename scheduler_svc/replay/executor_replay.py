@@ -1,7 +1,7 @@
 """Runs the steps of a log on an executor again, and compares what it answers: `octavo replay --executor`.
 
 Each attachment of the log is run by itself, in an attachment of its own: the executor's table and cache begin empty.
-The core is replayed beside it, since it knows which request a row belongs to. What a snapshot has in the cache is
+The planner is replayed beside it, since it knows which request a row belongs to. What a snapshot has in the cache is
 computed first; steps that were in flight then are not compared, and those of which no answer was recorded neither.
 """
 
@@ -23,7 +23,7 @@ from octavo_shared.errors import InvalidStepError, OctavoServiceError
 from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.step import StepResult
 from octavo_shared.step_wire.wire import decode_result
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
@@ -69,8 +69,8 @@ class _Sent:
     rows: list[RowOwner]
 
     @classmethod
-    def of(cls, core: ExecutorCore, sent: StepInFlight) -> "_Sent":
-        owners = core.batch.sequence_in_slot
+    def of(cls, planner: ExecutorPlanner, sent: StepInFlight) -> "_Sent":
+        owners = planner.batch.sequence_in_slot
         layout = sent.layout
         return cls(
             sent,
@@ -81,7 +81,7 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Attachment:
-    """One attachment of the log that is to be run: a core, from where the replayed fleet begins."""
+    """One attachment of the log that is to be run: a planner, from where the replayed fleet begins."""
 
     fleet_number: int
     joined: pb.CoreJoined
@@ -122,14 +122,14 @@ def _attachments(run: ReplayRun) -> list[_Attachment]:
             fleet_number += 1
             for number, joined in moment.replay.joined.items():
                 is_new = moment.record.WhichOneof("call") == "core_joined" and moment.record.core_joined.core == number
-                if number in moment.replay.cores or is_new:
+                if number in moment.replay.planners or is_new:
                     found[fleet_number, number] = _Attachment(fleet_number, joined)
         call = moment.record.WhichOneof("call")
         if call == "core_joined":
             joined = moment.record.core_joined
             found.setdefault((fleet_number, joined.core), _Attachment(fleet_number, joined))
         elif moment.applied.step is not None:
-            num_steps[fleet_number, moment.applied.core] += 1
+            num_steps[fleet_number, moment.applied.planner] += 1
     return [replace(attachment, num_steps=num_steps[key]) for key, attachment in found.items() if num_steps[key]]
 
 
@@ -206,11 +206,11 @@ class _Runner:
             if self._fleet_number > self._attachment.fleet_number:
                 break
             await asyncio.sleep(0)  # heartbeats are sent meanwhile
-            if self._fleet_number < self._attachment.fleet_number or moment.applied.core != self._number:
+            if self._fleet_number < self._attachment.fleet_number or moment.applied.planner != self._number:
                 continue
             await self._load_if_due()
             if (decision := moment.applied.decision) is not None and decision.in_flight is not None:
-                self._pending.append(_Sent.of(moment.replay.cores[self._number], decision.in_flight))
+                self._pending.append(_Sent.of(moment.replay.planners[self._number], decision.in_flight))
             elif moment.applied.updates is not None:
                 where = moment.record.result_taken.result.step_id
                 mismatch = await self._take(decode_result(moment.record.result_taken.result))
@@ -221,13 +221,13 @@ class _Runner:
 
     def _begin(self, replay: CoreReplay) -> None:
         self._fleet_number += 1
-        if self._fleet_number != self._attachment.fleet_number or self._number not in replay.cores:
+        if self._fleet_number != self._attachment.fleet_number or self._number not in replay.planners:
             return
-        core = replay.cores[self._number]
-        if core.limits.sliding_window:
+        planner = replay.planners[self._number]
+        if planner.limits.sliding_window:
             raise CannotLoadError("a snapshot of a model with sliding windows cannot be computed again")
-        self._early.extend(core.in_flight)
-        self._table, self._loaded = copy.copy(core.table), LoadedCore(core)
+        self._early.extend(planner.in_flight)
+        self._table, self._loaded = copy.copy(planner.table), LoadedCore(planner)
 
     async def _load_if_due(self) -> None:
         """Compute what the snapshot had in the cache, as soon as the answers are known that were on their way."""

@@ -78,7 +78,7 @@ class LogFile:
     def snapshot(self) -> Snapshot[ReplayedFleet] | None:
         """Return the fleet with which it begins; None: an empty one.
 
-        Raises: SnapshotError: it was written by another core, or cannot be read.
+        Raises: SnapshotError: it was written by another planner, or cannot be read.
         """
         header = self.header
         if not header.HasField("snapshot"):

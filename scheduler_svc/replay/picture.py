@@ -29,21 +29,21 @@ class StepChoice:
     """A step as a person names it: `57`, or `2:57` for the second attachment of the log."""
 
     step_id: int
-    core: int | None
+    planner: int | None
 
     @classmethod
     def parse(cls, text: str) -> "StepChoice":
         """Return the step that a text names. Raises UnknownStepError: it names none."""
-        core, _, step_id = text.rpartition(":")
-        if not (step_id.isdecimal() and (core.isdecimal() or not core)):
+        planner, _, step_id = text.rpartition(":")
+        if not (step_id.isdecimal() and (planner.isdecimal() or not planner)):
             raise UnknownStepError(
                 f"--at {text!r}: give a step number, such as 57, or attachment and step, such as 2:57"
             )
-        return cls(int(step_id), int(core) if core else None)
+        return cls(int(step_id), int(planner) if planner else None)
 
     def matches(self, call: step_log_pb2.StepDecided) -> bool:
         """Return whether a decision made this step."""
-        return call.HasField("step") and call.step.step_id == self.step_id and self.core in (None, call.core)
+        return call.HasField("step") and call.step.step_id == self.step_id and self.planner in (None, call.core)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,33 +95,33 @@ def _require_one(run: ReplayRun, choice: StepChoice) -> None:
     logs = read_logs(run.directory)
     for log in logs:
         for file in log.files:
-            names |= {core.core: core.name for core in file.header.cores}
+            names |= {planner.core: planner.name for planner in file.header.cores}
             for record in file.records():
                 call = record.WhichOneof("call")
                 if call == "core_joined":
                     names[record.core_joined.core] = record.core_joined.name
                 elif call == "step_decided" and record.step_decided.HasField("step"):
-                    core, step_id = record.step_decided.core, record.step_decided.step.step_id
-                    last[core] = max(last.get(core, 0), step_id)
+                    planner, step_id = record.step_decided.core, record.step_decided.step.step_id
+                    last[planner] = max(last.get(planner, 0), step_id)
                     if choice.matches(record.step_decided):
-                        found.append((core, names.get(core, "")))
-    is_of_several = len({core for core, _ in found}) < len(found)
-    if is_of_several or (len(logs) > 1 and not found and choice.core is not None):
+                        found.append((planner, names.get(planner, "")))
+    is_of_several = len({planner for planner, _ in found}) < len(found)
+    if is_of_several or (len(logs) > 1 and not found and choice.planner is not None):
         raise UnknownStepError("the directory has logs of several runs; copy the files of one run to another directory")
     if not found:
         raise UnknownStepError(_what_there_is(choice, sorted(names), last))
     if len(found) > 1:
-        named = ", ".join(f"{core}:{choice.step_id} ({name})" for core, name in found)
+        named = ", ".join(f"{planner}:{choice.step_id} ({name})" for planner, name in found)
         raise UnknownStepError(f"{len(found)} attachments have a step {choice.step_id}; choose one: {named}")
 
 
-def _what_there_is(choice: StepChoice, cores: list[int], last: dict[int, int]) -> str:
+def _what_there_is(choice: StepChoice, planners: list[int], last: dict[int, int]) -> str:
     """Say what there is instead of a step that is not there."""
-    if choice.core is not None and choice.core not in cores:
-        numbers = f"{cores[0]} to {cores[-1]}" if len(cores) > 1 else "".join(map(str, cores)) or "none"
-        return f"the log has no attachment {choice.core}; it has {numbers}"
-    where = "the log" if choice.core is None else f"attachment {choice.core}"
-    steps = [last[core] for core in last if choice.core in (None, core)]
+    if choice.planner is not None and choice.planner not in planners:
+        numbers = f"{planners[0]} to {planners[-1]}" if len(planners) > 1 else "".join(map(str, planners)) or "none"
+        return f"the log has no attachment {choice.planner}; it has {numbers}"
+    where = "the log" if choice.planner is None else f"attachment {choice.planner}"
+    steps = [last[planner] for planner in last if choice.planner in (None, planner)]
     has = f"its largest number is {max(steps)}" if steps else "it has no step at all"
     return f"{where} has no step {choice.step_id}; {has}"
 
@@ -134,13 +134,13 @@ def _picture(moment: Moment, requests: ReplayedRequests) -> StepPicture:
     fleet, now_s, sent = replay.fleet, replay.now_s, applied.decision.in_flight
     locations: dict[SequenceGroup, RequestLocation] = {}
     executors = []
-    for core in fleet.cores:
-        state = admin_pb2.ExecutorState(address=core.name, is_retired=not core.takes_groups)
-        set_core_state(state, core, now_s)
-        if core.info is not None:
-            state.instance_id, state.model_id = core.info.instance_id, core.info.model_id
+    for planner in fleet.planners:
+        state = admin_pb2.ExecutorState(address=planner.name, is_retired=not planner.takes_groups)
+        set_core_state(state, planner, now_s)
+        if planner.info is not None:
+            state.instance_id, state.model_id = planner.info.instance_id, planner.info.model_id
         executors.append(state)
-        locations.update(locations_in(core.name, core))
+        locations.update(locations_in(planner.name, planner))
     waiting = RequestLocation(admin_pb2.REQUEST_STATUS_WAITING)
     return StepPicture(
         name=applied.step,
@@ -152,8 +152,8 @@ def _picture(moment: Moment, requests: ReplayedRequests) -> StepPicture:
             request_state(request, locations.get(request.group, waiting), now_s) for request in requests.live.values()
         ],
         reasons=dict(_reasons(fleet, now_s)),
-        block_sizes={core.name: core.limits.block_size for core in fleet.cores},
-        block_maps={core.name: block_states(core.blocks.allocator).tobytes() for core in fleet.cores},
+        block_sizes={planner.name: planner.limits.block_size for planner in fleet.planners},
+        block_maps={planner.name: block_states(planner.blocks.allocator).tobytes() for planner in fleet.planners},
     )
 
 
@@ -182,8 +182,8 @@ def _reasons(fleet: Fleet, now_s: float) -> Iterator[tuple[str, str]]:
             continue
         first = group
         obstacles = [
-            f"{core.name}: {obstacle.reason}"
-            for core, obstacle in fleet.obstacles(group, now_s)
+            f"{planner.name}: {obstacle.reason}"
+            for planner, obstacle in fleet.obstacles(group, now_s)
             if obstacle is not None
         ]
         yield group.request_id, "; ".join(obstacles) or "fits, and waits for token budget in a step"

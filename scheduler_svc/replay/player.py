@@ -23,7 +23,7 @@ from octavo_shared.step_wire.step import (
     no_slots,
     pairs,
 )
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.swapping import NO_BLOCK, SwappedTable
 from scheduler_svc.executors.session import ExecutorSession
 
@@ -104,19 +104,19 @@ class Player:
 
     # A snapshot ----------------------------------------------------------------------------------
 
-    async def load(self, table: BatchTable, core: "LoadedCore") -> None:
-        """Compute what a core's live sequences have in the cache: swapped ones first, then those with a slot.
+    async def load(self, table: BatchTable, planner: "LoadedCore") -> None:
+        """Compute what a planner's live sequences have in the cache: swapped ones first, then those with a slot.
 
         Args:
-            table: Of the core, with all tokens known.
-            core: What else there is.
+            table: Of the planner, with all tokens known.
+            planner: What else there is.
         """
-        for swapped in core.swapped:
-            await self._load_swapped(swapped.token_ids, swapped.table, core.reserved_blocks)
+        for swapped in planner.swapped:
+            await self._load_swapped(swapped.token_ids, swapped.table, planner.reserved_blocks)
         for slot in table.live.nonzero()[0].tolist():
-            await self._load_slot(table, slot, is_vacated=slot in core.vacated_slots)
-        self._to_activate = [slot for slot in table.active.nonzero()[0].tolist() if slot not in core.vacated_slots]
-        self._unfilled = core.registered_blocks - core.filled_blocks
+            await self._load_slot(table, slot, is_vacated=slot in planner.vacated_slots)
+        self._to_activate = [slot for slot in table.active.nonzero()[0].tolist() if slot not in planner.vacated_slots]
+        self._unfilled = planner.registered_blocks - planner.filled_blocks
 
     async def _load_slot(self, table: BatchTable, slot: int, *, is_vacated: bool) -> None:
         row = table.sampling[slot].item()
@@ -208,21 +208,21 @@ class SwappedSequence:
 
 
 class LoadedCore:
-    """What of a core in a snapshot is not in its batch table."""
+    """What of a planner in a snapshot is not in its batch table."""
 
-    def __init__(self, core: ExecutorCore) -> None:
-        cache = core.blocks.prefix_cache
-        self.vacated_slots = set(core.batch.is_vacated.nonzero()[0].tolist())
+    def __init__(self, planner: ExecutorPlanner) -> None:
+        cache = planner.blocks.prefix_cache
+        self.vacated_slots = set(planner.batch.is_vacated.nonzero()[0].tolist())
         self.registered_blocks: set[int] = set() if cache is None else set(cache.is_registered.nonzero()[0].tolist())
-        slots = [slot for slot in core.table.live.nonzero()[0].tolist() if slot not in self.vacated_slots]
+        slots = [slot for slot in planner.table.live.nonzero()[0].tolist() if slot not in self.vacated_slots]
         self.swapped = [
-            SwappedSequence(sequence.token_ids, core.swapped.tables[sequence], sequence.slot, sequence.generation)
-            for group in core.swapped.groups
+            SwappedSequence(sequence.token_ids, planner.swapped.tables[sequence], sequence.slot, sequence.generation)
+            for group in planner.swapped.groups
             for sequence in group.sequences
-            if sequence in core.swapped.tables
+            if sequence in planner.swapped.tables
         ]
         self.reserved_blocks = {block for swapped in self.swapped for block in swapped.table.device_blocks.tolist()}
-        running = [core.batch.held_blocks(slot).tolist() for slot in slots]
+        running = [planner.batch.held_blocks(slot).tolist() for slot in slots]
         self.filled_blocks = self.reserved_blocks.union(*running)
 
     def record(self, layout: StepLayout, sampled_token_ids: Int32Array) -> None:

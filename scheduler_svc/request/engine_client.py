@@ -70,7 +70,7 @@ class AnswerSink(TokenSink, Protocol):
     """The sink of a front, which keeps the answer."""
 
     def so_far(self) -> Continuation:
-        """Return what it was given, for a core that is to go on with the request."""
+        """Return what it was given, for an engine that is to go on with the request."""
 
 
 @dataclass(frozen=True, slots=True)

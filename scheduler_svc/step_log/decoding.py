@@ -19,7 +19,7 @@ from octavo_shared.step_wire.wire_rules import decode_rules
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.step_cost import StepCost, Sums
 from scheduler_svc.request.continuation_message import decode_continuation
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
@@ -37,10 +37,10 @@ MAX_OUTPUTS = 2**16
 _MAX_BEAM_WIDTH = 2**12
 
 
-def join(fleet: Fleet, message: pb.CoreJoined) -> ExecutorCore:
-    """Let a core join a fleet. Raises ValueError: it is nothing known here, or too large beside the others."""
+def join(fleet: Fleet, message: pb.CoreJoined) -> ExecutorPlanner:
+    """Let a planner join a fleet. Raises ValueError: it is nothing known here, or too large beside the others."""
     limits, info = decode_limits(message), decode_info(message)
-    if sum(_num_blocks(known) for known in (limits, *(core.limits for core in fleet.cores))) > MAX_BLOCKS:
+    if sum(_num_blocks(known) for known in (limits, *(planner.limits for planner in fleet.planners))) > MAX_BLOCKS:
         raise ValueError(f"the executors of the log have more than the {MAX_BLOCKS} blocks that are replayed")
     numerics = Numerics(message.numerics_id, message.weights_digest)
     return fleet.join(limits, message.epoch, message.name, numerics, info)
@@ -51,7 +51,7 @@ def _num_blocks(limits: CoreLimits) -> int:
 
 
 def decode_limits(message: pb.CoreJoined) -> CoreLimits:
-    """Return the limits of a core. Raises ValueError: this release knows other ones."""
+    """Return the limits of a planner. Raises ValueError: this release knows other ones."""
     limits = _from_json(CoreLimits, message.limits_json)
     for name, least, most in (
         ("block_size", 1, _MAX_BLOCK_SIZE),

@@ -26,7 +26,7 @@ Mask: TypeAlias = TokenMask | None
 
 
 def core_joined(mask: Mask, *description: Any) -> pb.LogRecord:
-    """A core joined."""
+    """A planner joined."""
     return pb.LogRecord(core_joined=core_message(mask, *description))
 
 
@@ -39,7 +39,7 @@ def core_message(
     numerics: Numerics,
     info: ExecutorInfo | None,
 ) -> pb.CoreJoined:
-    """Describe a core."""
+    """Describe a planner."""
     return pb.CoreJoined(
         core=number,
         epoch=epoch,
@@ -52,32 +52,32 @@ def core_message(
 
 
 def blocks_kept(mask: Mask, number: int, block_ids: Int32Array, names: bytes) -> pb.LogRecord:
-    """A core found blocks again."""
+    """A planner found blocks again."""
     return pb.LogRecord(blocks_kept=pb.BlocksKept(core=number, block_ids=block_ids.tolist(), names=names))
 
 
 def core_left(mask: Mask, number: int) -> pb.LogRecord:
-    """A core left."""
+    """A planner left."""
     return pb.LogRecord(core_left=pb.CoreNumber(core=number))
 
 
 def core_forgotten(mask: Mask, number: int) -> pb.LogRecord:
-    """A core was forgotten."""
+    """A planner was forgotten."""
     return pb.LogRecord(core_forgotten=pb.CoreNumber(core=number))
 
 
 def takes_groups(mask: Mask, number: int, value: bool) -> pb.LogRecord:
-    """Whether a core takes groups."""
+    """Whether a planner takes groups."""
     return pb.LogRecord(takes_groups=pb.CoreFlag(core=number, value=value))
 
 
 def draining(mask: Mask, number: int, value: bool) -> pb.LogRecord:
-    """Whether a core gives its groups to others."""
+    """Whether a planner gives its groups to others."""
     return pb.LogRecord(draining=pb.CoreFlag(core=number, value=value))
 
 
 def probing(mask: Mask, number: int, value: bool) -> pb.LogRecord:
-    """Whether a core is in doubt."""
+    """Whether a planner is in doubt."""
     return pb.LogRecord(probing=pb.CoreFlag(core=number, value=value))
 
 
@@ -173,7 +173,7 @@ def runs_alone(mask: Mask, arrival: int, value: bool) -> pb.LogRecord:
 def step_decided(
     mask: Mask, number: int, now_s: float, is_complete: bool, step: Step | None, failed: list[int]
 ) -> pb.LogRecord:
-    """A core decided."""
+    """A planner decided."""
     if step is not None and mask is not None:
         step = mask.step(step)
     message = None if step is None else encode_step(step)
@@ -187,7 +187,7 @@ def groups_dispatched(mask: Mask, now_s: float, is_complete: bool) -> pb.LogReco
 
 
 def result_taken(mask: Mask, number: int, result: StepResult) -> pb.LogRecord:
-    """A core took a result."""
+    """A planner took a result."""
     taken = encode_result(result if mask is None else mask.result(result))
     return pb.LogRecord(result_taken=pb.ResultTaken(core=number, result=taken))
 

@@ -13,7 +13,7 @@ from octavo_shared.step_wire.step import Int32Array, StepResult
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_plan import Decision
@@ -50,8 +50,8 @@ class RecordingFleet(Fleet):
         self._mask: TokenMask | None = None
         self._num_calls = 0
         self._num_cores = 0
-        self._number_of: dict[ExecutorCore, int] = {}
-        # Groups that were in the fleet and are in the engine's hands alone: parked, or of a core that just left.
+        self._number_of: dict[ExecutorPlanner, int] = {}
+        # Groups that were in the fleet and are in the engine's hands alone: parked, or of a planner that just left.
         self._outside: dict[int, SequenceGroup] = {}
         # Blocks that were named since the last call; looks name some too.
         self._named: list[NamedBlocks] = []
@@ -65,67 +65,67 @@ class RecordingFleet(Fleet):
         name: str = "",
         numerics: Numerics = UNKNOWN,
         info: ExecutorInfo | None = None,
-    ) -> ExecutorCore:
-        """See `Fleet`; with the first core of a vocabulary its tokens get their other names, if they are masked."""
+    ) -> ExecutorPlanner:
+        """See `Fleet`; with the first planner of a vocabulary its tokens get their other names, if they are masked."""
         self._begin_file_if_wanted()
         if self._writer.masks_tokens and (self._mask is None or self._mask.vocab_size != limits.vocab_size):
             self._mask = TokenMask.make(limits.vocab_size)
-        core = super().join(limits, epoch, name, numerics, info)
-        core.blocks.hasher = NotingHasher(self._prefix_key, limits.block_size, self._named)
+        planner = super().join(limits, epoch, name, numerics, info)
+        planner.blocks.hasher = NotingHasher(self._prefix_key, limits.block_size, self._named)
         self._num_cores += 1
-        number = self._number_of[core] = self._num_cores
+        number = self._number_of[planner] = self._num_cores
         self._note(encoding.core_joined, number, epoch, name, limits, numerics, info)
-        return core
+        return planner
 
-    def adopt_blocks(self, core: ExecutorCore, block_ids: Int32Array, names: bytes) -> None:
+    def adopt_blocks(self, planner: ExecutorPlanner, block_ids: Int32Array, names: bytes) -> None:
         """See `Fleet`."""
-        arguments = self._number_of[core], block_ids, names
-        self._recorded(super().adopt_blocks, (core, block_ids, names), encoding.blocks_kept, *arguments)
+        arguments = self._number_of[planner], block_ids, names
+        self._recorded(super().adopt_blocks, (planner, block_ids, names), encoding.blocks_kept, *arguments)
 
-    def leave(self, core: ExecutorCore) -> list[SequenceGroup]:
+    def leave(self, planner: ExecutorPlanner) -> list[SequenceGroup]:
         """See `Fleet`."""
-        groups = self._recorded(super().leave, (core,), encoding.core_left, self._number_of[core])
-        del self._number_of[core]
+        groups = self._recorded(super().leave, (planner,), encoding.core_left, self._number_of[planner])
+        del self._number_of[planner]
         self._outside.update((group.arrival, group) for group in groups)
         return groups
 
-    def forget(self, core: ExecutorCore) -> None:
+    def forget(self, planner: ExecutorPlanner) -> None:
         """See `Fleet`."""
-        self._recorded(super().forget, (core,), encoding.core_forgotten, self._number_of[core])
-        del self._number_of[core]
+        self._recorded(super().forget, (planner,), encoding.core_forgotten, self._number_of[planner])
+        del self._number_of[planner]
 
-    def set_takes_groups(self, core: ExecutorCore, takes_groups: bool) -> None:
+    def set_takes_groups(self, planner: ExecutorPlanner, takes_groups: bool) -> None:
         """See `Fleet`."""
         call = super().set_takes_groups
-        self._recorded(call, (core, takes_groups), encoding.takes_groups, self._number_of[core], takes_groups)
+        self._recorded(call, (planner, takes_groups), encoding.takes_groups, self._number_of[planner], takes_groups)
 
-    def set_draining(self, core: ExecutorCore, is_draining: bool) -> None:
+    def set_draining(self, planner: ExecutorPlanner, is_draining: bool) -> None:
         """See `Fleet`."""
         call = super().set_draining
-        self._recorded(call, (core, is_draining), encoding.draining, self._number_of[core], is_draining)
+        self._recorded(call, (planner, is_draining), encoding.draining, self._number_of[planner], is_draining)
 
-    def set_probing(self, core: ExecutorCore, is_probing: bool) -> None:
+    def set_probing(self, planner: ExecutorPlanner, is_probing: bool) -> None:
         """See `Fleet`."""
         call = super().set_probing
-        self._recorded(call, (core, is_probing), encoding.probing, self._number_of[core], is_probing)
+        self._recorded(call, (planner, is_probing), encoding.probing, self._number_of[planner], is_probing)
 
-    def set_step_cost(self, core: ExecutorCore, step_cost: StepCost) -> None:
+    def set_step_cost(self, planner: ExecutorPlanner, step_cost: StepCost) -> None:
         """See `Fleet`."""
         call = super().set_step_cost
-        self._recorded(call, (core, step_cost), encoding.step_cost, self._number_of[core], step_cost.copy())
+        self._recorded(call, (planner, step_cost), encoding.step_cost, self._number_of[planner], step_cost.copy())
 
-    def note_hang(self, core: ExecutorCore) -> None:
+    def note_hang(self, planner: ExecutorPlanner) -> None:
         """See `Fleet`."""
-        self._recorded(super().note_hang, (core,), encoding.hang_noted, self._number_of[core])
+        self._recorded(super().note_hang, (planner,), encoding.hang_noted, self._number_of[planner])
 
     # Decisions -----------------------------------------------------------------------------------
 
-    def schedule(self, core: ExecutorCore, now_s: float) -> tuple[Decision, set[ExecutorCore]]:
+    def schedule(self, planner: ExecutorPlanner, now_s: float) -> tuple[Decision, set[ExecutorPlanner]]:
         """See `Fleet`."""
         self._begin_file_if_wanted()
-        number, is_complete = self._number_of[core], self.is_complete()
+        number, is_complete = self._number_of[planner], self.is_complete()
         try:
-            decided = super().schedule(core, now_s)
+            decided = super().schedule(planner, now_s)
         except Exception as error:
             self._note(encoding.step_decided, number, now_s, is_complete, None, [], raised=type(error).__name__)
             raise
@@ -134,14 +134,16 @@ class RecordingFleet(Fleet):
         self._note(encoding.step_decided, number, now_s, is_complete, decision.step, failed)
         return decided
 
-    def dispatch(self, now_s: float) -> set[ExecutorCore]:
+    def dispatch(self, now_s: float) -> set[ExecutorPlanner]:
         """See `Fleet`."""
         is_complete = self.is_complete()
         return self._recorded(super().dispatch, (now_s,), encoding.groups_dispatched, now_s, is_complete)
 
-    def process(self, core: ExecutorCore, result: StepResult) -> StepUpdates:
+    def process(self, planner: ExecutorPlanner, result: StepResult) -> StepUpdates:
         """See `Fleet`."""
-        return self._recorded(super().process, (core, result), encoding.result_taken, self._number_of[core], result)
+        return self._recorded(
+            super().process, (planner, result), encoding.result_taken, self._number_of[planner], result
+        )
 
     # Groups --------------------------------------------------------------------------------------
 
@@ -163,10 +165,10 @@ class RecordingFleet(Fleet):
         self._recorded(super().abort, (group,), encoding.group_aborted, group.arrival)
         self._outside.pop(group.arrival, None)
 
-    def finish(self, core: ExecutorCore, sequence: Sequence) -> None:
+    def finish(self, planner: ExecutorPlanner, sequence: Sequence) -> None:
         """See `Fleet`."""
-        arguments = self._number_of[core], sequence.group.arrival, sequence.index
-        self._recorded(super().finish, (core, sequence), encoding.sequence_finished, *arguments)
+        arguments = self._number_of[planner], sequence.group.arrival, sequence.index
+        self._recorded(super().finish, (planner, sequence), encoding.sequence_finished, *arguments)
 
     def note_loss(self, group: SequenceGroup, executor: str) -> None:
         """See `Fleet`."""
@@ -207,16 +209,16 @@ class RecordingFleet(Fleet):
             self._begin_file()
 
     def _begin_file(self) -> None:
-        snapshot = Snapshot(self, tuple(self._number_of[core] for core in self.cores), self._outside)
+        snapshot = Snapshot(self, tuple(self._number_of[planner] for planner in self.planners), self._outside)
         self._writer.begin_file(self._header(), dump(snapshot, self._mask))
 
     def _header(self) -> pb.LogHeader:
         header = self._writer.header(monotonic_s())
         header.num_earlier_calls, header.num_earlier_cores = self._num_calls, self._num_cores
-        for core in self.cores:
-            number = self._number_of[core]
+        for planner in self.planners:
+            number = self._number_of[planner]
             described = encoding.core_message(
-                self._mask, number, core.epoch, core.name, core.limits, core.numerics, core.info
+                self._mask, number, planner.epoch, planner.name, planner.limits, planner.numerics, planner.info
             )
             header.cores.append(described)
         return header

@@ -11,7 +11,7 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo
 from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, BlockHasher
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
@@ -107,8 +107,8 @@ class ReplayedFleet(Fleet):
         name: str = "",
         numerics: Numerics = UNKNOWN,
         info: ExecutorInfo | None = None,
-    ) -> ExecutorCore:
+    ) -> ExecutorPlanner:
         """See `Fleet`."""
-        core = super().join(limits, epoch, name, numerics, info)
-        core.blocks.hasher = LookUpHasher(self.names, limits.block_size)
-        return core
+        planner = super().join(limits, epoch, name, numerics, info)
+        planner.blocks.hasher = LookUpHasher(self.names, limits.block_size)
+        return planner

@@ -1,6 +1,6 @@
 """A fleet as bytes, with everything that its decisions depend on, and back.
 
-The header of a file says how the queue and the cores of the fleet are made; a snapshot has what they hold, as
+The header of a file says how the queue and the planners of the fleet are made; a snapshot has what they hold, as
 `state_fields.py` declares it and `state_codec.py` writes it. It is read back by the same sources of the core only
 (`core_digest`), as data: what it says is checked, and none of it is the name of anything.
 """
@@ -28,7 +28,7 @@ from scheduler_svc.step_log.state_codec import SnapshotError as SnapshotError
 from scheduler_svc.step_log.state_codec import StateReader, StateWriter
 from scheduler_svc.step_log.state_fields import FORMS, Surroundings, masks_of
 
-# What the core imports of other rooms and decides with.
+# What the planner imports of other rooms and decides with.
 _STEP_WIRE_SOURCES = (
     *("batch_table", "delta_check", "executor_info", "sampling_row", "step", "step_layout"),
     *("table_columns", "token_rules"),
@@ -49,22 +49,22 @@ class Snapshot(Generic[AnyFleet]):
     Attributes:
         fleet: Its `is_complete` is to be set by whoever restores it.
         core_numbers: Those of `fleet.cores`, in order.
-        outside: Live groups that no core has and that do not wait, by arrival.
+        outside: Live groups that no planner has and that do not wait, by arrival.
     """
 
     fleet: AnyFleet
-    core_numbers: tuple[int, ...]
+    planner_numbers: tuple[int, ...]
     outside: dict[int, SequenceGroup]
 
 
 @functools.cache
 def core_digest() -> str:
     """Return the SHA-256 of the sources of the core, in hexadecimal digits."""
-    core, request, shared = (
+    planner, request, shared = (
         Path(package.__path__[0]) for package in (scheduler_svc.core, scheduler_svc.request, octavo_shared)
     )
     paths = [
-        *sorted(core.rglob("*.py")),
+        *sorted(planner.rglob("*.py")),
         *(request / f"{name}.py" for name in _REQUEST_SOURCES),
         *(shared / "step_wire" / f"{name}.py" for name in _STEP_WIRE_SOURCES),
         *(Path(__file__).with_name(f"{name}.py") for name in ("state_codec", "state_fields")),
@@ -81,7 +81,7 @@ def dump(snapshot: Snapshot[Any], mask: TokenMask | None = None) -> pb.Snapshot:
 
     Blocks have the names that they have in the fleet: `LogNames` gives them others.
     """
-    surroundings = Surroundings(snapshot.core_numbers, snapshot.outside, snapshot.fleet._past_preemptions)
+    surroundings = Surroundings(snapshot.planner_numbers, snapshot.outside, snapshot.fleet._past_preemptions)
     rows, arrays, names = StateWriter(FORMS, masks_of(mask)).write([surroundings, *_parts(snapshot.fleet)])
     return pb.Snapshot(rows=rows, arrays=arrays, names=names)
 
@@ -113,33 +113,35 @@ def load(content: bytes, header: pb.LogHeader) -> Snapshot[ReplayedFleet]:
                 decoding.check_group(value)
         fleet._past_preemptions = surroundings.past_preemptions
         _check(fleet, surroundings)
-        return Snapshot(fleet, surroundings.core_numbers, surroundings.outside)
+        return Snapshot(fleet, surroundings.planner_numbers, surroundings.outside)
     except Exception as error:  # whatever somebody wrote
         said = f"{type(error).__name__}: {error}" if not isinstance(error, SnapshotError) else str(error)
         raise SnapshotError(f"the snapshot cannot be read: {said}") from error
 
 
 def _parts(fleet: Fleet) -> list[Any]:
-    """Return what a fleet, and each core that joins, has from the beginning, in an order."""
+    """Return what a fleet, and each planner that joins, has from the beginning, in an order."""
     queue, dispatcher = fleet.queue, fleet.dispatcher
     parts = [queue, queue.work, queue._fair_share, dispatcher, *dispatcher.inboxes]
-    for core in fleet.cores:
-        batch, device, host = core.batch, core.blocks.allocator, core.swapped.host
-        parts += [core, core.step_cost, core.pace, batch, batch.table, batch.stop_checker, core.beam_batch]
-        parts += [core.prefills, core.preempted, core.preemption, core.swapped]
+    for planner in fleet.planners:
+        batch, device, host = planner.batch, planner.blocks.allocator, planner.swapped.host
+        parts += [planner, planner.step_cost, planner.pace, batch, batch.table, batch.stop_checker, planner.beam_batch]
+        parts += [planner.prefills, planner.preempted, planner.preemption, planner.swapped]
         parts += [device, device._cached_blocks, host, host._cached_blocks]
-        parts += [] if core.blocks.prefix_cache is None else [core.blocks.prefix_cache]
+        parts += [] if planner.blocks.prefix_cache is None else [planner.blocks.prefix_cache]
     return parts
 
 
 def _check(fleet: Fleet, surroundings: Surroundings) -> None:
     """See that the parts fit each other. Raises SnapshotError, or AssertionError."""
-    if len(set(surroundings.core_numbers)) != len(fleet.cores) or len(surroundings.core_numbers) != len(fleet.cores):
+    if len(set(surroundings.planner_numbers)) != len(fleet.planners) or len(surroundings.planner_numbers) != len(
+        fleet.planners
+    ):
         raise SnapshotError("its cores and their numbers differ")
-    caches = [core.blocks.prefix_cache for core in fleet.cores if core.blocks.prefix_cache is not None]
+    caches = [planner.blocks.prefix_cache for planner in fleet.planners if planner.blocks.prefix_cache is not None]
     bits = [cache.bit for cache in caches]
     if len(set(bits)) != len(bits):
         raise SnapshotError("two cores have one bit")
     fleet.dispatcher.holders._bits = sum(bits)
-    for core in fleet.cores:
-        check_integrity(core, has_key=False)
+    for planner in fleet.planners:
+        check_integrity(planner, has_key=False)

@@ -30,7 +30,7 @@ from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.batch import Batch
 from scheduler_svc.core.step.beam_batch import BeamBatch
 from scheduler_svc.core.step.beam_batch import Continuation as BeamContinuation
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
 from scheduler_svc.core.step.prefills import Prefill, Prefills
 from scheduler_svc.core.step.step_cost import StepCost, Sums
@@ -54,14 +54,14 @@ Masks: TypeAlias = Mapping[type, Mapping[str, Callable[[Any], Any]]]
 
 @dataclass(slots=True)
 class Surroundings:
-    """What of a snapshot is in no part of the fleet, as in `Snapshot`, and preemptions of cores that have left."""
+    """What of a snapshot is in no part of the fleet, as in `Snapshot`, and preemptions of planners that have left."""
 
-    core_numbers: tuple[int, ...]
+    planner_numbers: tuple[int, ...]
     outside: dict[int, SequenceGroup]
     past_preemptions: Counter[PreemptionMode]
 
 
-# What a fleet has of its own, and one of each for each core. These are made by calls, and then get what they had.
+# What a fleet has of its own, and one of each for each planner. These are made by calls, and then get what they had.
 _PARTS: Mapping[type, Mapping[str, Any]] = {
     Surroundings: typing.get_type_hints(Surroundings),
     WaitingQueue: {
@@ -78,13 +78,17 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
         "_levels": dict[int, _Level],
         "_idle": OrderedDict[tuple[int, str], None],
     },
-    Dispatcher: {"unplaceable": set[SequenceGroup], "_takers": list[Inbox] | None, "_dispatched_to": set[ExecutorCore]},
+    Dispatcher: {
+        "unplaceable": set[SequenceGroup],
+        "_takers": list[Inbox] | None,
+        "_dispatched_to": set[ExecutorPlanner],
+    },
     Inbox: {
         "assignments": list[Assignment],
         "refused": set[SequenceGroup],
         **dict.fromkeys(("num_slots", "num_blocks", "num_tokens", "num_long"), int),
     },
-    ExecutorCore: {
+    ExecutorPlanner: {
         "in_flight": deque[StepInFlight],
         **dict.fromkeys(("is_probing", "is_draining", "_was_processed", "takes_groups"), bool),
         **dict.fromkeys(("now_s", "_progress_at_s"), float),
@@ -138,7 +142,7 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
 # That one row of a step is answered with, and all that a step is answered with, at most.
 MAX_CANDIDATES = 2**16
 _MAX_ANSWERS = 2**24
-# Cores of one fleet, at most.
+# Planners of one fleet, at most.
 MAX_CORES = 4096
 # Lists of a part with one entry for each slot.
 _OF_SLOTS = ("num_registered_blocks", "_stop_token_ids")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from octavo_shared.process.histogram import Histogram
 from octavo_shared.step_wire.step import NO_LOGPROBS
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.telemetry.step_log import LoggedStep
@@ -91,8 +91,8 @@ class Meter:
             if last_s < now_s:  # not another output of the same request in this step
                 self.inter_token_latency.observe(now_s - last_s, num_requests)
 
-    def first_token(self, request: LiveRequest, core: ExecutorCore) -> None:
-        """A request got its first token, by a step of a core: its prompt is computed."""
+    def first_token(self, request: LiveRequest, core: ExecutorPlanner) -> None:
+        """A request got its first token, by a step of an engine: its prompt is computed."""
         group, times = request.group, request.times
         if times.time_to_first_token_s is not None:
             self.time_to_first_token.observe(times.time_to_first_token_s)

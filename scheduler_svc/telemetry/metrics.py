@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from octavo_shared.process.metric import Family, LabelValues, Metric
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
 
@@ -196,7 +196,7 @@ _EXECUTOR_STATES = ("attached", "leaving", "connecting", "spare")
 def scheduler_families(engine: Engine) -> Iterator[Family]:
     """Yield the metrics of a scheduler as they are now."""
     drivers = list(engine.drivers.values())
-    cores = {driver.address: driver.core for driver in drivers if driver.core is not None}
+    cores = {driver.address: driver.planner for driver in drivers if driver.planner is not None}
     running = {address: len(core.batch.running) for address, core in cores.items()}
     yield WAITING.single(engine.waiting.num_waiting)
     yield RUNNING.family(by_label(running))
@@ -216,7 +216,7 @@ def by_label(values: dict[str, int] | dict[str, float]) -> dict[LabelValues, flo
     return {(label,): value for label, value in values.items()}
 
 
-def _cache_families(cores: dict[str, ExecutorCore]) -> Iterator[Family]:
+def _cache_families(cores: dict[str, ExecutorPlanner]) -> Iterator[Family]:
     pools = {address: core.blocks.allocator for address, core in cores.items()}
     yield KV_USAGE.family({(address,): pool.num_used_blocks / pool.num_blocks for address, pool in pools.items()})
     blocks: dict[LabelValues, float] = {}
@@ -228,7 +228,7 @@ def _cache_families(cores: dict[str, ExecutorCore]) -> Iterator[Family]:
 
 
 def _in_flight_families(engine: Engine) -> Iterator[Family]:
-    limits = {driver.address: driver.in_flight for driver in engine.drivers.values() if driver.core is not None}
+    limits = {driver.address: driver.in_flight for driver in engine.drivers.values() if driver.planner is not None}
     yield STEPS_IN_FLIGHT.family(by_label({address: limit.limit for address, limit in limits.items()}))
     round_trips = {address: limit.round_trip_s for address, limit in limits.items()}
     yield ROUND_TRIP.family({(address,): value for address, value in round_trips.items() if value is not None})
@@ -254,7 +254,7 @@ def _counted_families(engine: Engine) -> Iterator[Family]:
     yield RECOVERED.single(meter.num_recovered)
 
 
-def _alias_families(engine: Engine, num_running: int, cores: list[ExecutorCore]) -> Iterator[Family]:
+def _alias_families(engine: Engine, num_running: int, cores: list[ExecutorPlanner]) -> Iterator[Family]:
     """Yield what others look for under vLLM's names, for the fleet as one engine; none before a model is known."""
     if engine.model is None:
         return
@@ -269,6 +269,6 @@ def _alias_families(engine: Engine, num_running: int, cores: list[ExecutorCore])
 
 
 def _state_of(driver: ExecutorDriver) -> str:
-    if driver.core is None:
+    if driver.planner is None:
         return "spare" if driver.is_spare else "connecting"
-    return "attached" if driver.core.takes_groups else "leaving"
+    return "attached" if driver.planner.takes_groups else "leaving"

@@ -89,7 +89,7 @@ PLANTS = [
     (FRONT_BY_INTERFACE, "scheduler_svc/front/planted.py", "import scheduler_svc.core.sequence"),
     (FRONT_BY_INTERFACE, "scheduler_svc/front/api/planted.py", LAZY.format("import scheduler_svc.engine.engine")),
     (FRONT_BY_INTERFACE, "scheduler_svc/front/text/planted.py", "from scheduler_svc.executors import serving_limits"),
-    (FRONT_BY_INTERFACE, "scheduler_svc/front/planted.py", "from scheduler_svc.link.remote_core import RemoteCore"),
+    (FRONT_BY_INTERFACE, "scheduler_svc/front/planted.py", "from scheduler_svc.link.remote_engine import RemoteEngine"),
     (
         FRONT_PROCESS_BY_INTERFACE,
         "scheduler_svc/processes/front_process.py",
@@ -97,11 +97,11 @@ PLANTS = [
     ),
     (
         FRONT_PROCESS_BY_INTERFACE,
-        "scheduler_svc/link/remote_core.py",
+        "scheduler_svc/link/remote_engine.py",
         LAZY.format("import scheduler_svc.core.stopping"),
     ),
     (FRONT_PROCESS_BY_INTERFACE, "scheduler_svc/link/ends.py", "import scheduler_svc.link.front_session"),
-    (TOKENS_ONLY, "scheduler_svc/engine/planted.py", "from scheduler_svc.link import remote_core"),
+    (TOKENS_ONLY, "scheduler_svc/engine/planted.py", "from scheduler_svc.link import remote_engine"),
     (TOKENS_ONLY, "scheduler_svc/engine/planted.py", "from scheduler_svc.front import response"),
     (TOKENS_ONLY, "scheduler_svc/executors/planted.py", "import scheduler_svc.admin.state"),
     (REQUEST_BELOW, "scheduler_svc/request/planted.py", "import scheduler_svc.core.sequence"),
@@ -311,7 +311,7 @@ def test_folders_of_a_user_do_not_stand_for_ours(command: str, *, tmp_path: Path
 LATE = {
     "scheduler_svc.__main__": ["aiohttp", "cryptography", "numpy", "scheduler_svc.core", "tokenizers"],
     "scheduler_svc.processes.supervisor": ["aiohttp", "cryptography", "numpy", "scheduler_svc.core", "tokenizers"],
-    "scheduler_svc.processes.core_process": [
+    "scheduler_svc.processes.engine_process": [
         "aiohttp",
         "cryptography",
         "jinja2",

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from scheduler_svc.executors.driver_interface import FaultPoint, no_fault
-from scheduler_svc.processes.core_process import main
+from scheduler_svc.processes.engine_process import main
 from tests.chaos.doomed_scheduler import PLAN
 
 

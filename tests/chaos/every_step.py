@@ -66,7 +66,7 @@ async def running_service(
     service = SchedulerService(config, at_fault_point=killer)
     address = await service.start()
     try:
-        await until(lambda: len(service.engine.fleet.cores) == len(executors))
+        await until(lambda: len(service.engine.fleet.planners) == len(executors))
         yield service, address
     finally:
         await service.stop("the row ends")
@@ -126,8 +126,8 @@ class EveryStep:
                 continue
             result.note_fault("SIGKILL")
             await killer.victim.kill()  # it waits for the end
-            await until(lambda: len(service.engine.fleet.cores) == 1)
+            await until(lambda: len(service.engine.fleet.planners) == 1)
             await killer.victim.start()
-            await until(lambda: len(service.engine.fleet.cores) == 2)
+            await until(lambda: len(service.engine.fleet.planners) == 2)
         result.seconds = time.monotonic() - begin_s
         return result

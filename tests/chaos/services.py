@@ -167,7 +167,7 @@ class Scheduler:
 
     def cores(self) -> list[int]:
         """The process of its core, if it has fronts and the core runs."""
-        return self._children("scheduler_svc.processes.core_process", CORE)
+        return self._children("scheduler_svc.processes.engine_process", CORE)
 
     def fronts(self) -> list[int]:
         """The processes of its fronts."""

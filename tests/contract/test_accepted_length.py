@@ -193,7 +193,9 @@ async def test_a_client_goes_on_behind_the_end_of_an_orphan(is_stream: bool) -> 
 
         def waits_again() -> bool:
             requests = stack.engine.requests.values()
-            return bool(fleet.cores) and any(each.attempt and not fleet.can_ever_take(each.group) for each in requests)
+            return bool(fleet.planners) and any(
+                each.attempt and not fleet.can_ever_take(each.group) for each in requests
+            )
 
         await until(waits_again)
         await replace_executor(stack, LARGE)

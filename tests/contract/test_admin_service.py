@@ -18,7 +18,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_pb2, admin_service_pb2_grpc
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.generation.v1.generation_service_pb2 import GenerateRequest
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from tests.support.stack import ExecutorProcess, Stack, running_stack, token_request, until
 
 
@@ -57,13 +57,13 @@ class StillStack:
         return self.stack.admin
 
     @property
-    def core(self) -> ExecutorCore:
+    def core(self) -> ExecutorPlanner:
         """The core of the executor."""
-        core = self.stack.driver.core
+        core = self.stack.driver.planner
         assert core is not None
         return core
 
-    async def step_until(self, is_reached: Callable[[ExecutorCore], bool]) -> None:
+    async def step_until(self, is_reached: Callable[[ExecutorPlanner], bool]) -> None:
         """Let steps through until `is_reached`; then a step is in flight."""
         core = self.core
         while not is_reached(core):
@@ -135,7 +135,7 @@ async def test_a_request_without_an_executor_is_told_why() -> None:
         await still.step_until(lambda core: bool(core.batch.running))
         await still.stack.executor.kill()
         still.turnstile.open()
-        await until(lambda: not still.stack.engine.fleet.cores)
+        await until(lambda: not still.stack.engine.fleet.planners)
         explained = await still.explain("lost")
         assert explained.explanation.startswith("waits to resume: next in the queue; no executor is attached (")
         assert not explained.executors
@@ -280,7 +280,7 @@ async def test_with_several_executors_the_step_needs_an_address() -> None:
         await first.start()
         exits.push_async_callback(first.kill)
         stack = await exits.enter_async_context(running_stack(executor=(first.address, other.address)))
-        await until(lambda: len(stack.engine.fleet.cores) >= 2)
+        await until(lambda: len(stack.engine.fleet.planners) >= 2)
         for call in (stack.admin.GetStep(pb.GetStepRequest()), stack.admin.ListSteps(pb.ListStepsRequest())):
             error = await refusal(call)
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT

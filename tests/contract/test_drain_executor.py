@@ -36,7 +36,7 @@ async def drain(stack: Stack, executor: ExecutorProcess, *, undo: bool = False) 
 
 async def is_empty(stack: Stack, executor: ExecutorProcess) -> None:
     """Return once an executor has nothing left, in no pool."""
-    core = stack.driver_of(executor).core
+    core = stack.driver_of(executor).planner
     assert core is not None
     await until(lambda: not (len(core.groups) or core.in_flight))
     assert core.blocks.allocator.num_used_blocks == core.swapped.host.num_used_blocks == 0
@@ -56,8 +56,8 @@ async def test_everything_goes_on_elsewhere_also_what_is_swapped_out() -> None:
         await drain(stack, second)
         answers = asyncio.create_task(all_answers(stack))
         driver = stack.driver_of(first)
-        assert driver.core is not None
-        swapped = driver.core.swapped
+        assert driver.planner is not None
+        swapped = driver.planner.swapped
         await until(lambda: any(not group.has_inflight_tokens for group in swapped))
         assert (await drain(stack, second, undo=True)).num_requests == 0
         await until(lambda: any(not group.has_inflight_tokens for group in swapped))
@@ -85,7 +85,7 @@ async def test_what_requires_its_kind_stays_until_it_ends() -> None:
         await drain(stack, second, undo=True)
         assert (await drain(stack, first)).num_requests == 2
         await until(lambda: stack.num_groups_on(second))
-        core = stack.driver_of(first).core
+        core = stack.driver_of(first).planner
         assert core is not None
         assert [group.request_id for group in core.batch.running] == ["stays"]
         explained = await stack.admin.ExplainRequest(admin.ExplainRequestRequest(request_id="stays"))
@@ -134,13 +134,13 @@ async def test_it_drains_until_its_process_ends() -> None:
             (roomy(), False),
         ):  # a cut network, and another process
             await stack.executor.kill()
-            await until(lambda: stack.driver.core is None)
+            await until(lambda: stack.driver.planner is None)
             stack.executor.worker = worker
             await stack.executor.start()
-            await until(lambda: stack.driver.core is not None)
+            await until(lambda: stack.driver.planner is not None)
             assert stack.driver.is_draining is is_draining
-            assert stack.driver.core is not None
-            assert stack.driver.core.takes_groups is not is_draining
+            assert stack.driver.planner is not None
+            assert stack.driver.planner.takes_groups is not is_draining
 
 
 async def test_the_command_waits_until_the_executor_is_empty(capsys: pytest.CaptureFixture[str]) -> None:

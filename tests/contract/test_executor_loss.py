@@ -158,7 +158,7 @@ async def test_a_bug_in_the_core_ends_live_requests_and_the_service_goes_on(monk
         await tokens_arrived(stack, 1)
         with monkeypatch.context() as patch:
             for method in ("process", "finish", "evacuate"):  # the last two must not be asked any more
-                patch.setattr(stack.driver.core, method, broken)
+                patch.setattr(stack.driver.planner, method, broken)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await answer
         assert caught.value.code() is grpc.StatusCode.INTERNAL
@@ -179,13 +179,13 @@ async def test_a_bug_while_the_requests_of_a_lost_executor_are_taken_back_ends_t
         await until(lambda: len(stack.engine.requests) == 3)
         await tokens_arrived(stack, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(stack.driver.core if broken == "evacuate" else stack.engine.requests, broken, fail)
+            patch.setattr(stack.driver.planner if broken == "evacuate" else stack.engine.requests, broken, fail)
             await stack.executor.servicer.drain()
             ended = await asyncio.gather(*answers, return_exceptions=True)
         codes = [error.code() for error in ended if isinstance(error, grpc.aio.AioRpcError)]
         assert codes == [grpc.StatusCode.INTERNAL] * 3
         assert not stack.engine.requests
-        assert not stack.engine.fleet.cores
+        assert not stack.engine.fleet.planners
 
 
 async def test_a_stream_that_breaks_during_a_long_step_is_resumed() -> None:
@@ -234,7 +234,7 @@ async def test_an_executor_whose_message_limit_is_too_small_is_refused() -> None
         stack.executor.worker = FakeWorker(max_message_bytes=2**16)
         await stack.executor.start()
         await until(lambda: "max_message_bytes" in stack.engine.last_trouble)
-        assert stack.driver.core is None
+        assert stack.driver.planner is None
 
 
 async def test_an_executor_with_a_broken_tokenizer_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -244,7 +244,7 @@ async def test_an_executor_with_a_broken_tokenizer_is_refused(caplog: pytest.Log
 
     async with running_stack(Broken(), ready=False) as stack:
         await until(lambda: "tokenizer.json" in stack.engine.last_trouble)
-        assert stack.driver.core is None
+        assert stack.driver.planner is None
     assert "Traceback" not in caplog.text
 
 
@@ -285,7 +285,7 @@ async def test_nonsense_from_the_executor_counts_as_a_loss(expected: list[Answer
 async def test_new_requests_are_refused_while_no_executor_is_attached() -> None:
     async with running_stack(loses_soon=True) as stack:
         await stack.executor.kill()
-        await until(lambda: stack.driver.core is None)
+        await until(lambda: stack.driver.planner is None)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(stack, token_request(5, 5))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -297,7 +297,7 @@ async def test_a_request_that_waits_for_an_executor_can_be_aborted() -> None:
         call = stack.generation.Generate(token_request(30, 5000, request_id="parked"))
         await tokens_arrived(stack, 1)
         await stack.executor.kill()
-        await until(lambda: stack.driver.core is None)
+        await until(lambda: stack.driver.planner is None)
         assert stack.engine.waiting.num_waiting == 1
         assert (await stack.generation.Abort(pb.AbortRequest(request_id="parked"))).was_live
         assert stack.engine.waiting.num_waiting == 0

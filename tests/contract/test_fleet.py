@@ -66,7 +66,7 @@ async def shut_down(stack: Stack, executor: ExecutorProcess) -> None:
     """End an executor as SIGTERM does; return when the scheduler knows."""
     await executor.servicer.drain()
     await executor.kill()
-    await until(lambda: stack.driver_of(executor).core is None)
+    await until(lambda: stack.driver_of(executor).planner is None)
 
 
 async def finished(stack: Stack, request: pb.GenerateRequest) -> pb.RequestFinished:
@@ -156,7 +156,7 @@ async def test_what_one_executor_preempts_runs_on_another_that_has_nothing_to_do
         answers = asyncio.gather(*(collect(stack, token_request(4, 28, first_id=first_id)) for first_id in (1, 2)))
         await until(lambda: stack.num_groups_on(first) == 2)
         directory.addresses = {first.address, second.address}
-        await until(lambda: second.address in stack.engine.drivers and stack.driver_of(second).core is not None)
+        await until(lambda: second.address in stack.engine.drivers and stack.driver_of(second).planner is not None)
         gated.gate.set()
         assert [len(answer.token_ids) for answer in await answers] == [28, 28]
         assert stack.driver_of(second).step_log.kept_ids != (0, 0)
@@ -178,7 +178,7 @@ async def test_the_streams_of_a_lost_executor_go_on_on_the_other(
         assert_same(await answers, expected)
         assert stack.driver_of(lost).num_losses == 1
         assert stack.driver_of(stack.executors[1 - victim]).num_losses == 0
-        for core in stack.engine.fleet.cores:
+        for core in stack.engine.fleet.planners:
             assert core.blocks.allocator.num_used_blocks == 0
 
 
@@ -317,7 +317,7 @@ async def test_an_executor_that_cannot_serve_the_same_is_refused_with_the_reason
         answers = await asyncio.gather(*(collect(stack, request) for request in REQUESTS[:2]))
         assert [len(answer.token_ids) for answer in answers] == [NUM_TOKENS, NUM_TOKENS]
         refused = stack.driver_of(second)
-        assert refused.core is None
+        assert refused.planner is None
         assert refused.num_losses == 0
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert words in {executor.address: executor.last_error for executor in state.executors}[second.address]
@@ -333,11 +333,11 @@ async def test_an_executor_of_unknown_weights_joins_and_does_not_hide_those_of_t
         directory.addresses = {first}
         await stack.attached()
         directory.addresses = {first, second}
-        await until(lambda: len(stack.engine.fleet.cores) == 2)
+        await until(lambda: len(stack.engine.fleet.planners) == 2)
         directory.addresses = {first, second, third}
         trouble = "their digest is bbbbbbbbbbbbbbbb, the fleet's is aaaaaaaaaaaaaaaa"
-        await until(lambda: trouble in stack.engine.last_trouble or len(stack.engine.fleet.cores) == 3)
-        assert len(stack.engine.fleet.cores) == 2
+        await until(lambda: trouble in stack.engine.last_trouble or len(stack.engine.fleet.planners) == 3)
+        assert len(stack.engine.fleet.planners) == 2
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -349,7 +349,7 @@ async def test_what_is_served_does_not_depend_on_who_attaches_first(first: int) 
         directory.addresses = {both[first]}
         await stack.attached()
         directory.addresses = set(both)
-        await until(lambda: len(stack.engine.fleet.cores) == 2)
+        await until(lambda: len(stack.engine.fleet.planners) == 2)
         assert (await stack.generation.GetModel(pb.GetModelRequest())).max_model_len == 8192
         endless_one = asyncio.create_task(collect(stack, token_request(10, 400, first_id=50)))
         answers = await asyncio.gather(*(collect(stack, request) for request in REQUESTS))
@@ -378,7 +378,7 @@ async def test_an_address_that_vanished_does_not_count_for_what_is_served() -> N
     large, small = FakeWorker(num_device_blocks=512), FakeWorker(num_device_blocks=64)
     async with running_stack(large, small, membership=directory.membership(), ready=False) as stack:
         directory.addresses = {executor.address for executor in stack.executors}
-        await until(lambda: len(stack.engine.fleet.cores) == 2)
+        await until(lambda: len(stack.engine.fleet.planners) == 2)
         directory.addresses = {stack.executors[1].address}
         await until(lambda: stack.engine.model is not None and stack.engine.model.max_model_len == 1024)
         with pytest.raises(grpc.aio.AioRpcError, match="maximum context length is 1024 tokens"):
@@ -403,7 +403,7 @@ async def test_a_refused_executor_does_not_take_over_while_the_right_one_restart
         right.worker = slow_worker()
         await right.start()
         assert len((await answer).token_ids) == 60
-        assert stack.driver_of(stranger).core is None
+        assert stack.driver_of(stranger).planner is None
 
 
 async def test_an_executor_that_starts_late_joins_and_one_that_shuts_down_leaves() -> None:
@@ -414,10 +414,10 @@ async def test_an_executor_that_starts_late_joins_and_one_that_shuts_down_leaves
         await until(lambda: stack.num_groups_on(first) == 2)
         second.worker = slow_worker()
         await second.start()
-        await until(lambda: stack.driver_of(second).core is not None)
+        await until(lambda: stack.driver_of(second).planner is not None)
         calls.append(stack.generation.Generate(endless(2)))
         await until(lambda: stack.num_groups_on(second) == 1)
-        core = stack.driver_of(second).core
+        core = stack.driver_of(second).planner
         assert core is not None
         await until(lambda: core.load == 1)  # its prompt is computed
         calls.append(stack.generation.Generate(endless(3)))
@@ -436,7 +436,7 @@ async def test_the_addresses_of_a_name_join_as_they_appear() -> None:
             await collect(stack, token_request(5, 5))
         for num_known, executor in enumerate(stack.executors, start=1):
             directory.addresses |= {executor.address}
-            await until(lambda num_known=num_known: len(stack.engine.fleet.cores) == num_known)  # type: ignore[misc]
+            await until(lambda num_known=num_known: len(stack.engine.fleet.planners) == num_known)  # type: ignore[misc]
         calls = [stack.generation.Generate(endless(first_id)) for first_id in range(2)]
         await until(lambda: [stack.num_groups_on(executor) for executor in stack.executors] == [1, 1])
         for call in calls:
@@ -448,7 +448,7 @@ async def test_a_vanished_address_gets_no_new_requests_and_ends_those_it_has(exp
     async with running_stack(slow_worker(), slow_worker(), membership=directory.membership(), ready=False) as stack:
         staying, leaving = stack.executors
         directory.addresses = {staying.address, leaving.address}
-        await until(lambda: len(stack.engine.fleet.cores) == 2)
+        await until(lambda: len(stack.engine.fleet.planners) == 2)
         await stack.attached()
         driver = stack.driver_of(leaving)
         answers = asyncio.create_task(all_answers(stack))
@@ -462,7 +462,7 @@ async def test_a_vanished_address_gets_no_new_requests_and_ends_those_it_has(exp
         assert_same(await answers, expected)
         assert driver.num_losses == 0
         await until(lambda: leaving.address not in stack.engine.drivers)
-        assert len(stack.engine.fleet.cores) == 1
+        assert len(stack.engine.fleet.planners) == 1
         assert len((await collect(stack, token_request(5, 5))).token_ids) == 5
 
 
@@ -509,7 +509,7 @@ async def test_an_executor_with_two_addresses_is_used_once_and_the_log_says_so_o
         await stack.attached()
         drivers = stack.engine.drivers
         await until(lambda: "it is the same executor as" in stack.engine.last_trouble)
-        [used] = [driver for driver in drivers.values() if driver.core is not None]
+        [used] = [driver for driver in drivers.values() if driver.planner is not None]
         [other] = [driver for driver in drivers.values() if driver is not used]
         assert drivers.is_complete
         assert len((await collect(stack, token_request(20, 60))).token_ids) == 60
@@ -517,7 +517,7 @@ async def test_an_executor_with_two_addresses_is_used_once_and_the_log_says_so_o
         assert (used.session.epoch, used.num_losses, other.num_losses) == (1, 0, 0)
 
         directory.addresses = {other.address}
-        await until(lambda: other.core is not None)
+        await until(lambda: other.planner is not None)
         assert len((await collect(stack, token_request(20, 60))).token_ids) == 60
         assert list(drivers) == [other.address]
     assert sum("it is the same executor as" in message for message in caplog.messages) == 1

@@ -15,7 +15,7 @@ from octavo.core.v1 import core_service_pb2 as core
 from octavo.core.v1 import core_service_pb2_grpc as core_grpc
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
-from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.processes.incarnation import SupersededError
 from tests.contract.test_several_schedulers import Running, attached, fake_executors, scheduler_of
 from tests.support.stack import ExecutorProcess, until
@@ -146,7 +146,9 @@ async def test_a_core_ends_that_finds_a_larger_incarnation_in_its_place() -> Non
         attachment.note_stream(is_open=False, now=0.0)  # as if it had been gone for long
         async with holding(executors[0], later := ahead_ms(hours=1)):
             await until(failing.done)
-            with pytest.raises(SupersededError, match=f"knows a core of scheduler 'one' with the incarnation {later}"):
+            with pytest.raises(
+                SupersededError, match=f"knows an engine of scheduler 'one' with the incarnation {later}"
+            ):
                 failing.result()
             assert attachment.epoch == 2
             assert "with the incarnation" in first.engine.last_trouble
@@ -192,7 +194,7 @@ async def test_a_core_that_was_granted_nothing_is_later_than_what_fronts_tell_an
     async with (
         fake_executors(1) as executors,
         holding(executors[0], ahead_ms(hours=-1)) as holder,
-        scheduler_of(executors, "one", core_listen="127.0.0.1:0") as slow,
+        scheduler_of(executors, "one", engine_listen="127.0.0.1:0") as slow,
         joined(slow, scheduler_id="one", incarnation=former) as front,
     ):
         welcome = await welcome_of(front)
@@ -204,7 +206,7 @@ async def test_a_core_that_was_granted_nothing_is_later_than_what_fronts_tell_an
 async def test_a_front_that_joined_a_later_core_ends_the_one_in_its_place_and_joins_the_next() -> None:
     """The executors were started again meanwhile, and the clock is slow: only the front remembers."""
     former = ahead_ms(hours=5)
-    settings = {"core_listen": "127.0.0.1:0"}
+    settings = {"engine_listen": "127.0.0.1:0"}
     async with fake_executors(1) as executors:
         async with scheduler_of(executors, "one", **settings) as slow:
             await until(lambda: attached(slow))
@@ -236,7 +238,7 @@ async def test_what_a_front_tells_does_not_end_a_core_that_it_is_not_about(
         fields = {**fields, "incarnation": ahead_ms() + fields["incarnation"]}
     async with (
         fake_executors(1) as executors,
-        scheduler_of(executors, "one", core_listen="127.0.0.1:0") as scheduler,
+        scheduler_of(executors, "one", engine_listen="127.0.0.1:0") as scheduler,
     ):
         await until(lambda: attached(scheduler))
         number = number_of(scheduler)
@@ -278,7 +280,7 @@ async def test_a_front_keeps_a_number_for_each_scheduler_and_believes_no_older_c
     core_grpc.add_CoreServiceServicer_to_server(Cores(), server)  # type: ignore[abstract]
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    front = RemoteCore(lambda: grpc.aio.insecure_channel(address), "raw", nothing, nothing)
+    front = RemoteEngine(lambda: grpc.aio.insecure_channel(address), "raw", nothing, nothing)
     running = asyncio.create_task(front.run())
     await until(lambda: len(hellos) == len(welcomes))
     running.cancel()
@@ -295,4 +297,4 @@ async def test_a_front_keeps_a_number_for_each_scheduler_and_believes_no_older_c
         ("one", now_ms + 1),
     ]
     assert f"has the incarnation {now_ms - 1}; this front has joined a later one, {now_ms}" in troubles[3]
-    assert f"the core of scheduler 'two' sent an invalid incarnation: incarnation is {LARGEST}" in troubles[4]
+    assert f"the engine of scheduler 'two' sent an invalid incarnation: incarnation is {LARGEST}" in troubles[4]

@@ -34,15 +34,15 @@ from octavo_shared.errors import FencedError
 from octavo_shared.errors import UnavailableError as UnavailableOfServiceError
 from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.config.scheduler_config import SchedulerConfig
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.front.text.text_model import ModelTokenizer
-from scheduler_svc.link import absence, front_session, remote_core
+from scheduler_svc.link import absence, front_session, remote_engine
 from scheduler_svc.link.core_batch import CoreBatch
 from scheduler_svc.link.core_servicer import STATE_INTERVAL_S, CoreServicer, core_state
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_session import FrontSession
-from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.link.submissions import encode_submission
 from scheduler_svc.processes.service import SchedulerService
 from scheduler_svc.request.continuation import Continuation, ContinuedOutput
@@ -206,7 +206,7 @@ async def test_what_a_core_before_had_queued_waits_for_an_executor_and_what_is_n
     """The executor may go between the word that there is one and the requests that a front sends on it."""
     async with running_stack(fronts=1, orphan_timeout_s=1000.0) as stack, welcomed(stack) as front:
         await stack.executor.kill()
-        await until(lambda: not stack.engine.fleet.cores)
+        await until(lambda: not stack.engine.fleet.planners)
         await front.submit(1)
         [ended] = (await front.until("ended")).ended
         assert (ended.number, ended.failure.kind) == (1, "NoExecutorError")
@@ -443,7 +443,7 @@ async def test_what_fronts_have_counted_is_read_in_a_thread(monkeypatch: pytest.
         return text_string_to_metric_families(text)
 
     monkeypatch.setattr("scheduler_svc.link.front_metrics.text_string_to_metric_families", parse_noted)
-    monkeypatch.setattr(remote_core, "METRICS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(remote_engine, "METRICS_INTERVAL_S", 0.01)
     async with running_stack(fronts=2):
         await until(lambda: len(threads) >= 6)
     assert threading.main_thread() not in threads
@@ -456,7 +456,7 @@ async def test_a_front_that_leaves_takes_its_requests_with_it() -> None:
                 await front.submit(number, max_tokens=10_000)
             await front.until("tokens")
         await until(lambda: not stack.engine.requests)
-        assert all(core.blocks.allocator.num_used_blocks == 0 for core in stack.engine.fleet.cores)
+        assert all(core.blocks.allocator.num_used_blocks == 0 for core in stack.engine.fleet.planners)
 
 
 NONSENSE: dict[str, list[pb.JoinRequest]] = {
@@ -606,7 +606,7 @@ async def test_operators_see_each_front_and_how_many_requests_it_has() -> None:
 
 async def test_a_front_of_its_own_is_none_of_ours_whatever_its_name() -> None:
     async with (
-        running_stack(fronts=1, core_listen="127.0.0.1:0") as stack,
+        running_stack(fronts=1, engine_listen="127.0.0.1:0") as stack,
         welcomed(stack, front_id="0", session=2**63, over_tcp=True) as front,
     ):
         await front.say(is_ready=False)
@@ -624,7 +624,7 @@ async def test_a_front_of_its_own_is_none_of_ours_whatever_its_name() -> None:
 
 
 async def test_operators_see_what_went_to_a_front_and_whether_it_keeps_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_core, "METRICS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(remote_engine, "METRICS_INTERVAL_S", 0.01)
     async with running_stack(fronts=2) as stack:
         assert stack.fronts is not None
         await stack.fronts.fronts[1].terminate()  # it would join again at times
@@ -653,7 +653,7 @@ async def test_operators_see_what_went_to_a_front_and_whether_it_keeps_up(monkey
 
 
 async def test_the_metrics_of_the_scheduler_have_the_calls_of_its_fronts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_core, "METRICS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(remote_engine, "METRICS_INTERVAL_S", 0.01)
     async with running_stack(fronts=1) as stack:
         await collect(stack, token_request(4, 3))
 
@@ -717,7 +717,7 @@ async def test_a_link_that_breaks_again_and_again_costs_no_token(params: dict[st
         core_link = stack.link
         for num_steps in (2, 1, 10, 0):
             await until(lambda: stack.engine.requests)
-            core = stack.driver.core
+            core = stack.driver.planner
             assert core is not None
             await some_steps(core, num_steps)
             assert not running.done()
@@ -752,7 +752,7 @@ async def test_tokens_that_are_lost_or_sent_again_on_the_link_change_no_answer(
         assert (front.num_sessions > 1) == is_lost
 
 
-async def some_steps(core: ExecutorCore, num_steps: int) -> None:
+async def some_steps(core: ExecutorPlanner, num_steps: int) -> None:
     """Return so many steps later."""
     wanted = core.last_processed_step_id + num_steps
     await until(lambda: core.last_processed_step_id >= wanted)
@@ -787,13 +787,13 @@ async def test_a_front_that_is_started_again_opens_its_ports_once_it_knows_the_c
         await stack.fronts.fronts[0].kill()
         await until(lambda: not stack.link.own_sessions)
         is_told = asyncio.Event()
-        take_state = RemoteCore._take_state
+        take_state = RemoteEngine._take_state
 
-        async def take_state_late(self: RemoteCore, *args: Any) -> None:
+        async def take_state_late(self: RemoteEngine, *args: Any) -> None:
             await is_told.wait()
             await take_state(self, *args)
 
-        monkeypatch.setattr(RemoteCore, "_take_state", take_state_late)
+        monkeypatch.setattr(RemoteEngine, "_take_state", take_state_late)
         again = stack.fronts.start(0)
         try:
             await until(lambda: stack.link.own_sessions)
@@ -813,7 +813,7 @@ async def test_a_front_whose_link_fails_by_a_bug_ends_and_is_started_again(monke
         assert stack.fronts is not None
         assert stack.fronts is not None
         [front] = stack.fronts.fronts
-        monkeypatch.setattr(RemoteCore, "_grant", lambda self: 1 / 0)
+        monkeypatch.setattr(RemoteEngine, "_grant", lambda self: 1 / 0)
         [session] = stack.link.own_sessions
         session.batch()
         with pytest.raises(ZeroDivisionError):
@@ -822,11 +822,11 @@ async def test_a_front_whose_link_fails_by_a_bug_ends_and_is_started_again(monke
 
 
 async def test_a_front_without_its_core_refuses_at_once() -> None:
-    core = RemoteCore(lambda: grpc.aio.insecure_channel("unix:/nonexistent"), "raw", load_nothing, set_nothing)
-    with pytest.raises(UnavailableOfServiceError, match="the core does not answer"):
+    core = RemoteEngine(lambda: grpc.aio.insecure_channel("unix:/nonexistent"), "raw", load_nothing, set_nothing)
+    with pytest.raises(UnavailableOfServiceError, match="the engine does not answer"):
         async with asyncio.timeout(PATIENCE_S):
             await core.abort_request("r1", None)
-    with pytest.raises(UnavailableOfServiceError, match="the core does not answer"), core.checking("r1", ""):
+    with pytest.raises(UnavailableOfServiceError, match="the engine does not answer"), core.checking("r1", ""):
         pass
 
 

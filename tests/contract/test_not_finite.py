@@ -81,7 +81,7 @@ async def test_it_ends_with_one_error_and_nobody_else_notices(what: str) -> None
         assert stack.engine.meter.num_not_finite == 3
         assert [stack.driver_of(executor).num_losses for executor in stack.executors] == [0, 0]
         assert not stack.engine.requests
-        assert [core.blocks.allocator.num_used_blocks for core in stack.engine.fleet.cores] == [0, 0]
+        assert [core.blocks.allocator.num_used_blocks for core in stack.engine.fleet.planners] == [0, 0]
 
 
 @pytest.mark.parametrize("num_fronts", [0, 1])

@@ -64,7 +64,7 @@ async def moved_request(
     async with running_stack(worker("one"), *map(worker, others), loses_soon=True, **(settings or {})) as stack:
         first, *rest = stack.executors
         for executor in rest:  # nothing goes there until the first one is lost
-            core = stack.driver_of(executor).core
+            core = stack.driver_of(executor).planner
             assert core is not None
             core.takes_groups = False
         request = token_request(20, 120, **params)
@@ -72,7 +72,7 @@ async def moved_request(
         call = asyncio.ensure_future(told(stack, request))
         await until(lambda: stack.driver_of(first).num_output_tokens > 10)
         for executor in rest:
-            core = stack.driver_of(executor).core
+            core = stack.driver_of(executor).planner
             assert core is not None
             core.takes_groups = True
         await first.kill()
@@ -132,7 +132,7 @@ async def test_a_request_that_is_not_asked_says_only_that_it_was_continued() -> 
         await until(lambda: stack.driver.num_output_tokens > 10)
         await stack.executor.kill()
         successor = ExecutorProcess(worker("two"), listen=stack.executor.address)
-        await until(lambda: stack.driver.core is None)
+        await until(lambda: stack.driver.planner is None)
         await successor.start()
         try:
             answer = await call

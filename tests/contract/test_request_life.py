@@ -162,7 +162,7 @@ async def test_what_is_no_block_or_has_no_executor_is_said() -> None:
         error = await refusal(stack.admin.GetBlockMap(pb.GetBlockMapRequest(executor="127.0.0.1:1")))
         assert error.code() is grpc.StatusCode.NOT_FOUND
         await stack.executor.kill()
-        await until(lambda: stack.driver.core is None)
+        await until(lambda: stack.driver.planner is None)
         for call in (
             stack.admin.GetBlockMap(pb.GetBlockMapRequest()),
             stack.admin.GetBlock(pb.GetBlockRequest()),

@@ -183,7 +183,7 @@ async def test_one_message_has_a_step_of_all_requests() -> None:
         async for response in call:
             num_messages += bool(response.deltas.numbers)
             num_deltas += len(response.deltas.numbers)
-        [core] = stack.engine.fleet.cores
+        [core] = stack.engine.fleet.planners
         assert num_messages <= core.last_processed_step_id, "a step has one message"
         assert num_deltas > 4 * num_messages, "and it has all requests of the step"
 
@@ -292,7 +292,7 @@ def error_of(event: object) -> str:
 
 def assert_nothing_is_left(stack: Stack) -> None:
     assert not stack.engine.requests
-    for core in stack.engine.fleet.cores:
+    for core in stack.engine.fleet.planners:
         assert core.blocks.allocator.num_used_blocks == 0
 
 

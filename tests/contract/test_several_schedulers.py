@@ -57,7 +57,7 @@ async def scheduler_of(executors: list[ExecutorProcess], name: str, **settings: 
 
 
 def attached(scheduler: Running) -> set[str]:
-    return {address for address, driver in scheduler.engine.drivers.items() if driver.core is not None}
+    return {address for address, driver in scheduler.engine.drivers.items() if driver.planner is not None}
 
 
 async def test_two_schedulers_share_executors_by_their_limits() -> None:

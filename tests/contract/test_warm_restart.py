@@ -97,7 +97,7 @@ async def test_what_was_written_over_is_not_found(key_file: Path) -> None:
             for first_id in (45, 55, 65):
                 await num_cached(first, 100, first_id=first_id)
         async with running_scheduler(one, **own) as second:
-            core = second.driver.core
+            core = second.driver.planner
             assert core is not None
             assert core.blocks.allocator.num_cached_blocks > 0
             for first_id in (33, 45, 55, 65):

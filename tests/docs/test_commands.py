@@ -65,7 +65,7 @@ EXCUSES = (
     ),
     Excuse(
         "docs/getting-started.md",
-        r"kill -9 .*core_process.*",
+        r"kill -9 .*engine_process.*",
         "kills whatever core runs; tests/e2e/test_fronts.py kills one under streams",
     ),
     Excuse(

@@ -72,7 +72,7 @@ async def services(executor: Typed, scheduler: Typed, directory: Path) -> AsyncI
 
 async def settled(stack: Stack) -> None:
     """Return once as many of the live requests as fit have their first token."""
-    core = stack.driver.core
+    core = stack.driver.planner
     assert core is not None
     requests, max_num_seqs = stack.engine.requests, core.limits.max_num_seqs
 

@@ -99,7 +99,7 @@ async def test_all_that_held_the_request_is_killed_and_a_smaller_executor_comes_
         whole = (await client.generate(PROMPT, max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)).outputs
         reading = await begin(client)
         await large.kill()
-        for module in ("scheduler_svc.processes.core_process", "scheduler_svc.processes.front_process"):
+        for module in ("scheduler_svc.processes.engine_process", "scheduler_svc.processes.front_process"):
             for pid in children_of(scheduler.process.pid, module):
                 os.kill(pid, signal.SIGKILL)
         async with executor(12, large.address):

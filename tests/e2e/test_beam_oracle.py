@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from tests.numerics.real_model import RealModel
 from tests.numerics.test_beam_search_oracle import Case, generated
@@ -44,7 +44,7 @@ class Way:
     def schedule(self, cases: Sequence[Case], all_blocks: int) -> Schedule:
         """Return a schedule for these searches; with a preemption it has blocks for two of them."""
         num_blocks = all_blocks if self.preemption is None else 2 * max(map(most_blocks, cases))
-        settings = CoreSettings(preemption_mode=self.preemption, watermark=0.0, max_num_batched_tokens=160)
+        settings = PlannerSettings(preemption_mode=self.preemption, watermark=0.0, max_num_batched_tokens=160)
         return Schedule(num_blocks, all_blocks, settings, self.num_steps_in_flight)
 
 

@@ -38,7 +38,7 @@ class Running:
 
     def cores(self) -> list[int]:
         """The process of its core, if there is one now."""
-        return children_of(self.scheduler.process.pid, "scheduler_svc.processes.core_process")
+        return children_of(self.scheduler.process.pid, "scheduler_svc.processes.engine_process")
 
 
 @asynccontextmanager

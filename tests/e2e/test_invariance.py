@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from executor_svc.worker.interface import Worker
 from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
-from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from tests.numerics.architectures import VOCAB_SIZE, save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
@@ -35,7 +35,7 @@ NUM_BLOCKS = 400
 FORMATS = ("none", "int8")
 SECOND_WAVE_ROUND = 30
 ALL_AT_ONCE = Schedule(NUM_BLOCKS)
-ALONE = replace(ALL_AT_ONCE, settings=CoreSettings(prefix_caching=False))
+ALONE = replace(ALL_AT_ONCE, settings=PlannerSettings(prefix_caching=False))
 
 
 def fewest_blocks(requests: Sequence[Request], block_size: int = BLOCK_SIZE) -> int:
@@ -109,14 +109,14 @@ def named_schedules(num_blocks: int) -> dict[str, Schedule]:
     chunked = {
         f"chunks of {size}, {depth} in flight": Schedule(
             NUM_BLOCKS,
-            settings=CoreSettings(long_prefill_threshold=size, max_long_prefills=16),
+            settings=PlannerSettings(long_prefill_threshold=size, max_long_prefills=16),
             num_steps_in_flight=depth,
         )
         for size, depth in ((1, 1), (1, 3), (7, 2), (64, 1), (64, 3))
     }
     preempted = {
         f"{mode.value}, {depth} in flight": Schedule(
-            num_blocks, NUM_BLOCKS, CoreSettings(preemption_mode=mode, watermark=0.0), depth
+            num_blocks, NUM_BLOCKS, PlannerSettings(preemption_mode=mode, watermark=0.0), depth
         )
         for mode in PreemptionMode
         for depth in (1, 2, 4)
@@ -125,8 +125,8 @@ def named_schedules(num_blocks: int) -> dict[str, Schedule]:
         "all at once": ALL_AT_ONCE,
         "all at once, 4 in flight": replace(ALL_AT_ONCE, num_steps_in_flight=4),
         "nothing cached": ALONE,
-        "prefill first": Schedule(NUM_BLOCKS, settings=CoreSettings(prefill_mode=PrefillMode.FIRST)),
-        "a budget of 8": Schedule(NUM_BLOCKS, settings=CoreSettings(max_num_seqs=8, max_num_batched_tokens=8)),
+        "prefill first": Schedule(NUM_BLOCKS, settings=PlannerSettings(prefill_mode=PrefillMode.FIRST)),
+        "a budget of 8": Schedule(NUM_BLOCKS, settings=PlannerSettings(max_num_seqs=8, max_num_batched_tokens=8)),
         "neighbours leave": replace(ALL_AT_ONCE, abort_rounds={1: 3, 2: 6, 5: 33, 8: 34}, num_steps_in_flight=2),
         **chunked,
         **preempted,
@@ -140,7 +140,7 @@ def random_schedule(seed: int, num_blocks: int) -> Schedule:
     """Draw everything that can vary; the pool is tight, the preemption automatic."""
     random = np.random.default_rng(seed)
     max_num_seqs = int(random.integers(3, 16))
-    settings = CoreSettings(
+    settings = PlannerSettings(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + int(random.choice([0, 3, 20, 100])),
         watermark=float(random.choice([0.0, 0.1])),
@@ -253,18 +253,18 @@ def long_contexts(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     "schedule",
     [
         replace(
-            ALL_AT_ONCE, settings=CoreSettings(long_prefill_threshold=64, max_long_prefills=3), num_steps_in_flight=3
+            ALL_AT_ONCE, settings=PlannerSettings(long_prefill_threshold=64, max_long_prefills=3), num_steps_in_flight=3
         ),
         pytest.param(
-            Schedule(NUM_BLOCKS, settings=CoreSettings(max_num_seqs=8, max_num_batched_tokens=17)),
+            Schedule(NUM_BLOCKS, settings=PlannerSettings(max_num_seqs=8, max_num_batched_tokens=17)),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            Schedule(130, 130, CoreSettings(preemption_mode=PreemptionMode.RECOMPUTE, watermark=0.0), 2),
+            Schedule(130, 130, PlannerSettings(preemption_mode=PreemptionMode.RECOMPUTE, watermark=0.0), 2),
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            Schedule(130, 130, CoreSettings(preemption_mode=PreemptionMode.SWAP, watermark=0.0), 2),
+            Schedule(130, 130, PlannerSettings(preemption_mode=PreemptionMode.SWAP, watermark=0.0), 2),
             marks=pytest.mark.slow,
         ),
     ],

@@ -38,14 +38,14 @@ from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver_interface import DriverSettings
 from scheduler_svc.executors.membership import Membership
-from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from scheduler_svc.link import remote_core
-from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.link import remote_engine
+from scheduler_svc.link.remote_engine import RemoteEngine
 from tests.fuzz.calls import method_of, requests
 from tests.fuzz.messages import changed
 from tests.fuzz.target import Case, LoopTarget
@@ -228,14 +228,14 @@ class ExecutorAnswers(Answers):
         engine = Engine(
             Membership([address], 1.0),
             lambda address: ExecutorClient(address, "a", timings, 2**23, open_channel=dial, key_fingerprint=b"k"),
-            EngineSettings(CoreSettings(), DriverSettings(1), FcfsPolicy(), 100, 100),
+            EngineSettings(PlannerSettings(), DriverSettings(1), FcfsPolicy(), 100, 100),
             load_tokenizer,
             nothing,
         )
         task = asyncio.create_task(engine.run())
         self.sinks = [Mock() for _ in requests()]
         try:
-            if await soon(lambda: engine.fleet.cores or engine.last_trouble) and engine.fleet.cores:
+            if await soon(lambda: engine.fleet.planners or engine.last_trouble) and engine.fleet.planners:
                 assert engine.model is not None
                 for request, sink in zip(requests(), self.sinks, strict=True):
                     with contextlib.suppress(OctavoServiceError):  # a mock looks for no stop strings
@@ -258,14 +258,14 @@ class CoreAnswers(Answers):
         stack = await real.enter_async_context(running_stack(FakeWorker(max_model_len=300), fronts=1))
         assert stack.fronts is not None
         self._told = told
-        self._stopping = patch.multiple(remote_core, FIRST_PAUSE_S=0.0, LONGEST_PAUSE_S=0.0)
+        self._stopping = patch.multiple(remote_engine, FIRST_PAUSE_S=0.0, LONGEST_PAUSE_S=0.0)
         await self.play(stack.fronts.link, dial)
         self._told = []
 
     async def play(self, address: str, dial: Dial) -> None:
         """Join, submit some requests, and join again when the session ends."""
         with self._stopping:
-            front = RemoteCore(lambda: dial(address), "fuzz", load_tokenizer, nothing)
+            front = RemoteEngine(lambda: dial(address), "fuzz", load_tokenizer, nothing)
             task = asyncio.create_task(front.run())
             submitted: list[asyncio.Task[None]] = []
             try:

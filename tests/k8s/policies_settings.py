@@ -24,7 +24,7 @@ PORTS = {
     "health_listen": "grpc-health",
     "metrics_listen": "metrics",
     "openai_listen": "openai",  # of the scheduler and of fronts
-    "core_listen": "core",  # of the scheduler
+    "engine_listen": "engine",  # of the scheduler
 }
 FILES = (
     "tls_cert",
@@ -34,9 +34,9 @@ FILES = (
     "executor_tls_cert",
     "executor_tls_key",
     "front_tls_ca",
-    "core_tls_ca",
-    "core_tls_cert",
-    "core_tls_key",
+    "engine_tls_ca",
+    "engine_tls_cert",
+    "engine_tls_key",
     "tokens_file",
 )
 KEYS_OF_TLS_SECRETS = {"tls.crt", "tls.key", "ca.crt"}

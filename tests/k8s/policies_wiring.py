@@ -142,7 +142,7 @@ def check_names(manifests: Manifests) -> list[str]:
                 for name in _dialled(manifests, pod, container)
                 if name not in services
             ]
-            for variable in ("OCTAVO_SCHEDULER_EXECUTOR_TLS_SERVER_NAME", "OCTAVO_FRONT_CORE_TLS_SERVER_NAME"):
+            for variable in ("OCTAVO_SCHEDULER_EXECUTOR_TLS_SERVER_NAME", "OCTAVO_FRONT_ENGINE_TLS_SERVER_NAME"):
                 name = environment(container).get(variable)
                 findings += _certificate_mistakes(manifests, pod.owner, name) if name else []
             findings += _front_mistakes(manifests, pod, container)
@@ -150,14 +150,14 @@ def check_names(manifests: Manifests) -> list[str]:
 
 
 def _front_mistakes(manifests: Manifests, pod: PodTemplate, container: Object) -> list[str]:
-    """The core trusts the name in the certificate of a front, and clients find their names in the one of fronts."""
-    if container["name"] != "front" or "OCTAVO_FRONT_CORE_TLS_CERT" not in environment(container):
+    """The engine trusts the name in the certificate of a front, and clients find their names in the one of fronts."""
+    if container["name"] != "front" or "OCTAVO_FRONT_ENGINE_TLS_CERT" not in environment(container):
         return []
     scheduler = next(item for item in manifests.pod_templates() if item.component == "scheduler")
     trusted = environment(scheduler.containers[0]).get("OCTAVO_SCHEDULER_TRUSTED_FRONTS")
     shown = manifests.find("Certificate", "octavo-front-internal-tls")
     if shown is None or shown["spec"]["commonName"] != trusted:
-        return [f"{pod.owner}: the core trusts {trusted}, which is no name of a front"]
+        return [f"{pod.owner}: the engine trusts {trusted}, which is no name of a front"]
     served, known = (manifests.find("Certificate", f"octavo-{name}-tls") for name in ("front", "scheduler"))
     if served is None or known is None or served["spec"]["dnsNames"] != known["spec"]["dnsNames"]:
         return [f"{pod.owner}: serves under other names than the scheduler"]
@@ -178,7 +178,7 @@ def _dialled(manifests: Manifests, pod: PodTemplate, container: Object) -> list[
         return [target.removeprefix("dns:///").rpartition(":")[0] for target in targets]
     if container["name"] == "front":
         config, _ = load_settings(manifests, pod, container)
-        return [getattr(config, "core", "").rpartition(":")[0]]
+        return [getattr(config, "engine", "").rpartition(":")[0]]
     return []
 
 
@@ -192,7 +192,7 @@ def check_encryption(manifests: Manifests) -> list[str]:
             config, _ = load_settings(manifests, pod, container)
             if config is not None and pod.leader and not (config.tls_cert and config.tls_client_ca):
                 findings.append(f"{pod.owner}: serves without mutual TLS")
-            if getattr(config, "core_listen", None) and not getattr(config, "front_tls_ca", None):
+            if getattr(config, "engine_listen", None) and not getattr(config, "front_tls_ca", None):
                 findings.append(f"{pod.owner}: fronts join without mutual TLS")
     return findings
 

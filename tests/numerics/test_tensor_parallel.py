@@ -17,7 +17,7 @@ from executor_svc.worker.loading import check_model, load_worker
 from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.step import SamplingRow, StepResult, TableDelta, pairs
-from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.request.parameters import StopConditions
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
@@ -120,10 +120,10 @@ def test_outputs_of_ranks_have_the_bits_of_those_alone(
 
     sampling = SamplingRow(temperature=1.0, top_p=0.9, seed=3, num_logprobs=2)
     requests = [Request(prompt, StopConditions(8, ignore_eos=True), sampling) for prompt in PROMPTS]
-    lone = Schedule(100, settings=CoreSettings(prefix_caching=False))
+    lone = Schedule(100, settings=PlannerSettings(prefix_caching=False))
     alone = [Play(lone, [request], emptied).run().outcome_of(0) for request in requests]
 
-    chunked = CoreSettings(long_prefill_threshold=7, max_long_prefills=4)
+    chunked = PlannerSettings(long_prefill_threshold=7, max_long_prefills=4)
     for schedule in (Schedule(100), Schedule(100, settings=chunked), Schedule(30, num_steps_in_flight=2)):
         play = Play(schedule, requests, emptied).run()
         assert_same_outcomes(map(play.outcome_of, range(len(requests))), alone, f"{schedule}")

@@ -93,7 +93,7 @@ async def test_the_map_shows_every_block_as_it_is_and_who_has_it(browser: Browse
             await until(lambda: ("", "ended") in stack.engine.ended)
             await has_output(stack, "group", 30)
             gate.close()
-            await until(lambda: stack.driver.core is not None and len(stack.driver.core.in_flight) == 2)
+            await until(lambda: stack.driver.planner is not None and len(stack.driver.planner.in_flight) == 2)
             async with opened(browser, stack) as watched:
                 await check_map(watched.page, stack)
 

@@ -15,7 +15,7 @@ from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.provenance import Numerics
@@ -144,7 +144,7 @@ class Run:
         )
         self.refused: set[int] = set()
         self.num_joins = 0
-        self.retired: set[ExecutorCore] = set()
+        self.retired: set[ExecutorPlanner] = set()
         for kind in workload.kinds:
             self.join(kind)
 
@@ -177,21 +177,24 @@ class Run:
             self.fleet.lose(members[self.workload.losses[now] % len(members)])
         if now in self.workload.retirements and members:
             retired = members[self.workload.retirements[now] % len(members)]
-            self.fleet.fleet.set_takes_groups(retired.core, False)
-            self.retired.add(retired.core)
+            self.fleet.fleet.set_takes_groups(retired.planner, False)
+            self.retired.add(retired.planner)
         if now in self.workload.emptied and members:
-            emptied = members[self.workload.emptied[now] % len(members)].core
+            emptied = members[self.workload.emptied[now] % len(members)].planner
             self.fleet.fleet.set_draining(emptied, not emptied.is_draining)
             self.fleet.fleet.set_takes_groups(emptied, not (emptied.is_draining or emptied in self.retired))
         for member in list(members):
-            if member.core in self.retired and not member.core.groups:
+            if member.planner in self.retired and not member.planner.groups:
                 self.fleet.lose(member)  # as its driver lets it go
         if now in self.workload.joins:
             self.join(self.workload.kinds[self.workload.joins[now]])
         if now == LAST_CHANGE_ROUND:  # or what waits would wait for ever
             waiting = [group for group in self.fleet.groups.values() if self.fleet.is_live(group)]
             for kind in self.workload.kinds:
-                if not any(member.core.takes_groups and member.core.limits == kind for member in members) and waiting:
+                if (
+                    not any(member.planner.takes_groups and member.planner.limits == kind for member in members)
+                    and waiting
+                ):
                     self.join(kind)
 
     def let_requests_arrive(self, now: int) -> None:
@@ -208,10 +211,10 @@ class Run:
 
     def limits_of_takers(self) -> list[CoreLimits]:
         """Return the limits of the executors that new groups may go to or wait for; of all if every one is leaving."""
-        cores = [member.core for member in self.fleet.members]
-        if not any(core.takes_groups for core in cores):
-            return [core.limits for core in cores]
-        return [core.limits for core in cores if core.takes_groups or core.is_draining]
+        planners = [member.planner for member in self.fleet.members]
+        if not any(planner.takes_groups for planner in planners):
+            return [planner.limits for planner in planners]
+        return [planner.limits for planner in planners if planner.takes_groups or planner.is_draining]
 
     def let_clients_leave(self, now: int) -> None:
         for arrival, group in self.fleet.groups.items():
@@ -227,12 +230,14 @@ class Run:
     def advance(self, index: int, member: Member, now: int) -> bool:
         """Let one member send what it may, and take what has come; return whether anything happened."""
         progressed = False
-        while len(member.core.in_flight) < self.num_steps_in_flight:
+        while len(member.planner.in_flight) < self.num_steps_in_flight:
             placement = PlacementCheck(self.fleet, member, float(now))
             step = self.fleet.schedule(member, float(now))
             placement.check(step)
             if step is None:
-                progressed |= member.core.queue.has_solo and not member.core.in_flight  # it is woken, and looks again
+                progressed |= (
+                    member.planner.queue.has_solo and not member.planner.in_flight
+                )  # it is woken, and looks again
                 break
             self.fleet.execute(member, step)
             self.dispatch(now)
@@ -252,7 +257,7 @@ class Run:
 
     def check_nobody_waits_in_vain(self, now: int) -> None:
         """Nothing is in flight and nobody has anything to do: then no core could take what waits."""
-        assert not any(member.core.groups for member in self.fleet.members)
+        assert not any(member.planner.groups for member in self.fleet.members)
         if now > LAST_CHANGE_ROUND:
             for group in list(self.fleet.fleet.dispatcher.unplaceable):
                 self.fleet.abort(
@@ -262,7 +267,7 @@ class Run:
         head = next((group for group in self.fleet.queue.in_order() if group not in unplaceable), None)
         if head is not None and self.fleet.members:
             assert isinstance(self.fleet.fleet.place(head, float(now)), Obstacle), "the head waits and would fit"
-        if any(member.core.takes_groups for member in self.fleet.members):
+        if any(member.planner.takes_groups for member in self.fleet.members):
             assert head is None, "all cores are idle, and somebody waits"
 
 

@@ -19,7 +19,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo_shared.step_wire.step import SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
-from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from tests.support.fleet import Outcome
 from tests.support.schedules import GREEDY, Play, Request, Schedule
@@ -60,7 +60,7 @@ class Example:
     def outcome_alone(self, request: Request) -> Outcome:
         """What the request gets from an executor that has room for everything."""
         num_blocks = MAX_SEQUENCES * -(-MAX_LENGTH // 16)
-        schedule = Schedule(num_blocks, settings=CoreSettings(prefix_caching=False))
+        schedule = Schedule(num_blocks, settings=PlannerSettings(prefix_caching=False))
         return replace(self, requests=[request], schedule=schedule, budget=100, block_size=16).play().outcome_of(0)
 
 
@@ -110,7 +110,7 @@ def examples(draw: st.DrawFn) -> Example:
     num_lookahead_tokens = draw(st.sampled_from([0, 0, 2]))
     most_blocks = MAX_SEQUENCES * -(-(MAX_LENGTH + num_lookahead_tokens) // block_size) + 1
     budget = max_num_seqs + draw(st.sampled_from([0, 1, 7, 30, 200]))
-    settings = CoreSettings(
+    settings = PlannerSettings(
         watermark=draw(st.sampled_from([0.0, 0.01, 0.3])),
         preemption_mode=draw(st.sampled_from([None, *PreemptionMode])),
         prefill_mode=draw(st.sampled_from(PrefillMode)),
@@ -161,7 +161,7 @@ def crowd() -> list[Request]:
 
 def crowded(mode: PreemptionMode | None, *, prefix_caching: bool, num_steps_in_flight: int) -> Example:
     """Let the crowd meet in a pool that holds two of them; the last two come when the others have gone."""
-    settings = CoreSettings(preemption_mode=mode, prefix_caching=prefix_caching, watermark=0.0)
+    settings = PlannerSettings(preemption_mode=mode, prefix_caching=prefix_caching, watermark=0.0)
     schedule = Schedule(32, 64, settings, num_steps_in_flight, arrival_rounds=[0, 0, 0, 0, 40, 40])
     return Example(crowd(), schedule, block_size=4, max_num_seqs=12, budget=20)
 

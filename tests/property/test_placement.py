@@ -36,7 +36,7 @@ def fleet_of(states: list[State]) -> FleetBench:
     bench = FleetBench()
     for state in states:
         for member in bench.members:
-            member.core.takes_groups = False
+            member.planner.takes_groups = False
         member = bench.attach(LIMITS)
         bench.add(group(len(bench.groups), [*PREFIX[: state.num_cached], 1], max_tokens(1)))
         bench.step(member)
@@ -46,20 +46,20 @@ def fleet_of(states: list[State]) -> FleetBench:
         bench.step(member)
         while member.results:
             bench.process(member)
-        member.core.step_cost.row_tokens = state.row_tokens
+        member.planner.step_cost.row_tokens = state.row_tokens
     for member in bench.members:
-        member.core.takes_groups = True
+        member.planner.takes_groups = True
     return bench
 
 
 def cost_by_definition(bench: FleetBench, capacity: Capacity, newcomer: SequenceGroup) -> int:
     """Return the cost of a place, from nothing but the definition in `placement.py`."""
-    core = capacity.core
+    planner = capacity.planner
     lead = newcomer.sequences[0]
-    num_cached = len(core.blocks.plan_admission(newcomer).sequences[0].found) * core.blocks.block_size
-    row_tokens = sorted(member.core.step_cost.row_tokens for member in bench.members)[(len(bench.members) - 1) // 2]
-    rows = int(np.count_nonzero(core.batch.is_decoding)) + capacity.inbox.num_slots
-    before = core.load + capacity.inbox.num_tokens + capacity.inbox.num_slots
+    num_cached = len(planner.blocks.plan_admission(newcomer).sequences[0].found) * planner.blocks.block_size
+    row_tokens = sorted(member.planner.step_cost.row_tokens for member in bench.members)[(len(bench.members) - 1) // 2]
+    rows = int(np.count_nonzero(planner.batch.is_decoding)) + capacity.inbox.num_slots
+    before = planner.load + capacity.inbox.num_tokens + capacity.inbox.num_slots
     row_cost = max(1, round(row_tokens * num_expected_tokens(newcomer)))
     return before + len(lead.token_ids) - num_cached + rows * row_cost
 
@@ -77,12 +77,12 @@ def test_a_group_is_offered_to_the_cheapest_executor_that_has_room(
         costs = {}
         for number, inbox in enumerate(dispatcher.inboxes):
             capacity = Capacity.of(inbox, is_serving=False, number=number)
-            demand = Demand.of(newcomer, inbox.core)
-            found = len(inbox.core.blocks.plan_admission(newcomer).sequences[0].found)
+            demand = Demand.of(newcomer, inbox.planner)
+            found = len(inbox.planner.blocks.plan_admission(newcomer).sequences[0].found)
             if capacity.obstacle(turn, demand, found) is None:
-                costs[inbox.core] = cost_by_definition(bench, capacity, newcomer)
+                costs[inbox.planner] = cost_by_definition(bench, capacity, newcomer)
         offer = placement.choose(turn)
         assert isinstance(offer, Offer) == bool(costs)
         if isinstance(offer, Offer):
-            assert offer.placed.cost == costs[offer.capacity.core] == min(costs.values())
+            assert offer.placed.cost == costs[offer.capacity.planner] == min(costs.values())
             placement.give(offer)

@@ -11,7 +11,7 @@ from octavo_shared.step_wire.token_rules import TokenRules
 from octavo_shared.step_wire.wire import encode_step
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.step.step_size import step_bytes
-from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
+from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from tests.support.driving import Bench, max_tokens
 from tests.support.each_row import each_row
@@ -107,7 +107,7 @@ def test_a_scheduler_sends_no_step_above_its_limit(mode: PreemptionMode) -> None
         max_num_batched_tokens=32,
         max_message_bytes=45_000,
     )
-    limits = serving_limits(info, CoreSettings(preemption_mode=mode))
+    limits = serving_limits(info, PlannerSettings(preemption_mode=mode))
     assert limits.max_admitted_bytes < info.max_message_bytes
     bench = Bench(limits)
     rules = TokenRules(banned_token_ids=largest(2_000), allowed_mask=b"\xff" * 125)  # 10,000 bytes
@@ -119,4 +119,4 @@ def test_a_scheduler_sends_no_step_above_its_limit(mode: PreemptionMode) -> None
         added.token_rules = rules
     sizes = [pb.StreamStepsRequest(step=encode_step(step)).ByteSize() for step in bench.run()]
     assert 20_000 < max(sizes) <= info.max_message_bytes
-    assert sum(bench.core.preemption.num_preemptions.values()), "nothing was computed again"
+    assert sum(bench.planner.preemption.num_preemptions.values()), "nothing was computed again"

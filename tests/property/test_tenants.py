@@ -25,7 +25,7 @@ class Bully:
 
     def add(self, tenant: str, prompt: int, num_outputs: int, num_sequences: int = 1) -> SequenceGroup:
         added = group(self.num_arrivals, prompt, max_tokens(num_outputs), num_sequences=num_sequences, tenant=tenant)
-        assert self.bench.core.admissions.can_ever_admit(added)
+        assert self.bench.planner.admissions.can_ever_admit(added)
         added.request_id = f"{tenant}{self.num_arrivals}"
         self.bench.queue.add(added)
         self.num_arrivals += 1
@@ -40,9 +40,11 @@ class Bully:
 
     def has_room_for(self, asking: SequenceGroup) -> bool:
         """Return whether slots and blocks of the core suffice for a group with one output."""
-        core = self.bench.core
-        num_free = core.blocks.allocator.num_free_blocks - core.blocks.num_watermark_blocks
-        return core.blocks.num_blocks_for(len(asking.prompt_token_ids)) <= num_free and core.batch.num_free_slots > 0
+        planner = self.bench.planner
+        num_free = planner.blocks.allocator.num_free_blocks - planner.blocks.num_watermark_blocks
+        return (
+            planner.blocks.num_blocks_for(len(asking.prompt_token_ids)) <= num_free and planner.batch.num_free_slots > 0
+        )
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 1024])
@@ -74,7 +76,7 @@ def test_whenever_another_tenant_comes_its_first_token_takes_hardly_longer_than_
             step_of(bench, member)
         blue = group(arrival, 10, max_tokens(3), tenant="blue")
         bench.add(blue)
-        num_waiting_reds += any(red.has_run and red not in member.core.batch and red.live_sequences for red in reds)
+        num_waiting_reds += any(red.has_run and red not in member.planner.batch and red.live_sequences for red in reds)
         num_steps = 0
         while not bench.outputs[arrival, 0].token_ids:
             step_of(bench, member)
@@ -110,9 +112,9 @@ def test_who_had_less_is_admitted_in_the_next_step_that_has_room(
     bully.step()  # red's count is blue's until red gets the tokens of this step
     num_waited = 0
     while blue in bench.queue:
-        had_room, num_preemptions = bully.has_room_for(blue), sum(bench.core.preemption.num_preemptions.values())
+        had_room, num_preemptions = bully.has_room_for(blue), sum(bench.planner.preemption.num_preemptions.values())
         bully.step()
-        if had_room and sum(bench.core.preemption.num_preemptions.values()) == num_preemptions:
+        if had_room and sum(bench.planner.preemption.num_preemptions.values()) == num_preemptions:
             assert blue not in bench.queue
         num_waited += 1
         assert num_waited < 1000
@@ -144,7 +146,7 @@ def test_what_was_preempted_is_passed_until_the_others_have_had_as_much_and_no_l
         bully.step()
         served = sum(len(bench.outputs[blue.request_id]) + len(blue.prompt_token_ids) for blue in blues)
         for one in reds:
-            if one in bench.core.batch or not one.live_sequences:
+            if one in bench.planner.batch or not one.live_sequences:
                 blue_at_preemption.pop(one, None)
             elif one.has_run:
                 passed = served - blue_at_preemption.setdefault(one, served)
@@ -180,7 +182,7 @@ def test_a_cap_of_tenants_holds_over_all_executors_and_stops_nobody_else(
             num_running = sum(
                 running.num_slots
                 for member in bench.members
-                for running in member.core.batch.running
+                for running in member.planner.batch.running
                 if running.tenant == waiting.tenant
             )
             if not any(other.tenant == waiting.tenant and other.arrival < waiting.arrival for other in bench.queue):

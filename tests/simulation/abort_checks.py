@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.link.front_session import FrontSession, _RemoteSink
 from tests.simulation.machines import SchedulerMachine
@@ -77,14 +77,14 @@ class AbortChecks(Watcher):
         """See `Watcher`; an operator, or a client after its request was accepted, asks for it."""
         self._asked_at_s.setdefault((process, request_id), self.world.loop.time())
 
-    def decided(self, process: str, core: ExecutorCore, decision: Decision) -> None:
+    def decided(self, process: str, planner: ExecutorPlanner, decision: Decision) -> None:
         """See `Watcher`."""
         if decision.step is None:
             return
         now_s = self.world.loop.time()
         stood_still = now_s - self._decided_at_s.get(process, now_s) > _STANDS_STILL_S
         self._decided_at_s[process] = now_s
-        for group in core.batch.running:
+        for group in planner.batch.running:
             call = self._calls.get(group.request_id)
             if call is None or group.request_id in self._namesakes:
                 continue
@@ -110,14 +110,14 @@ class AbortChecks(Watcher):
 
     def _passes(self, machine: SchedulerMachine, group: SequenceGroup, call: _Call) -> bool:
         """Return whether nothing is in the way of the word now."""
-        network, client, core = self.world.network, call.client, machine.process
+        network, client, planner = self.world.network, call.client, machine.process
         assert machine.scheduler is not None
-        assert core is not None
+        assert planner is not None
         if client is None or not client.is_running:
             return False
         sink = machine.scheduler.engine.requests.of(group).sink
         if not isinstance(sink, _RemoteSink):
-            return network.reaches(client, core)
+            return network.reaches(client, planner)
         [now] = [front.process for front in machine.fronts if front.name == sink._session.name]
         front = self._fronts.setdefault(sink._session, now)
         return (
@@ -125,7 +125,7 @@ class AbortChecks(Watcher):
             and front is not None
             and front.is_running
             and network.reaches(client, front)
-            and network.reaches(front, core)
+            and network.reaches(front, planner)
         )
 
     def _look_at_asked(self, process: str, group: SequenceGroup, call: _Call) -> None:

@@ -17,7 +17,7 @@ from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.live_request import LiveRequest, group_of
 from scheduler_svc.engine.live_requests import LiveRequests
-from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
+from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
 from scheduler_svc.front.api.generation import check_request
 from scheduler_svc.front.api.generation_messages import finished_message
 from scheduler_svc.front.api.request_limits import FrontSettings
@@ -57,15 +57,15 @@ def answer_alone(shape: Shape, sliding_window_tokens: int, max_model_len: int = 
     asked = check_request(request, model, FrontSettings(max_beam_width=MAX_BEAM_WIDTH))
     response = Response(asked.engine, asked.answer_options, model.tokenizer)
     fleet = Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy())
-    core = fleet.join(serving_limits(info, CoreSettings()), epoch=1)
+    planner = fleet.join(serving_limits(info, PlannerSettings()), epoch=1)
     requests = LiveRequests(fleet, lambda: None, Meter(), clock=lambda: 0.0, unix_s=lambda: 0.0)
     group, has_stop_strings = group_of(asked.engine, 1, max_model_len), asked.engine.has_stop_strings
     live = LiveRequest(group, response, 0.0, has_stop_strings=has_stop_strings)
     requests.add(live)
     while response.ended is None:
-        step = fleet.schedule(core, 0.0)[0].step
+        step = fleet.schedule(planner, 0.0)[0].step
         assert step is not None, f"{shape} makes no progress"
-        requests.deliver(core, fleet.process(core, execute(worker, step)))
+        requests.deliver(planner, fleet.process(planner, execute(worker, step)))
     finished = pb.GenerateResponse(finished=finished_message(response, is_lean=False))
     event = StreamedAnswer(asked.engine.prompt_token_ids.tolist()).take(event_from_proto(finished), is_lean=False)
     assert isinstance(event, Finished)

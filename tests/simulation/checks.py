@@ -290,13 +290,13 @@ class Checks:
     def look_at_cores(self, engine: Engine) -> None:
         """Assert the invariants of all cores, and that each live request is in exactly one place."""
         try:
-            for core in engine.fleet.cores:
-                check_integrity(core)
+            for planner in engine.fleet.planners:
+                check_integrity(planner)
         except AssertionError as error:
             self.break_promise(f"an invariant: {error}")
         queued, parked = set(engine.queue), {request.group for request in engine.requests.suspects.parked}
         for request in engine.requests.values():
-            num_places = sum(request.group in core.groups for core in engine.fleet.cores)
+            num_places = sum(request.group in planner.groups for planner in engine.fleet.planners)
             num_places += (request.group in queued) + (request.group in parked)
             # What has ended is in the last step's results, and about to be delivered.
             if num_places != bool(request.group.live_sequences):
@@ -308,17 +308,17 @@ class Checks:
             "requests": len(engine.requests),
             "groups in the queue": len(engine.queue),
             "parked requests": len(engine.requests.suspects.parked),
-            "groups": sum(len(core.groups) for core in engine.fleet.cores),
-            "live slots": sum(int(core.table.live.sum()) for core in engine.fleet.cores),
-            "used blocks": sum(core.blocks.allocator.num_used_blocks for core in engine.fleet.cores),
-            "used host blocks": sum(core.swapped.host.num_used_blocks for core in engine.fleet.cores),
+            "groups": sum(len(planner.groups) for planner in engine.fleet.planners),
+            "live slots": sum(int(planner.table.live.sum()) for planner in engine.fleet.planners),
+            "used blocks": sum(planner.blocks.allocator.num_used_blocks for planner in engine.fleet.planners),
+            "used host blocks": sum(planner.swapped.host.num_used_blocks for planner in engine.fleet.planners),
             "requests that count as waiting": engine.waiting.num_waiting,
         }
         for what, number in left.items():
             if number:
                 self.break_promise(f"all requests have ended, and {number} {what} are left")
         for driver in engine.drivers.values():
-            if driver.core is not None and not driver.core.takes_groups:
+            if driver.planner is not None and not driver.planner.takes_groups:
                 self.break_promise(f"{driver.address} is there, and gets no requests")
         self.look_now(engine)
 

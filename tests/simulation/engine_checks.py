@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
@@ -51,7 +51,7 @@ class EngineChecks:
     _last_callback_s: float = 0.0
     _awake_since_s: float = 0.0
     _poisoned: set[tuple[str, str]] = field(default_factory=set)
-    _takers: list[ExecutorCore] = field(default_factory=list)
+    _takers: list[ExecutorPlanner] = field(default_factory=list)
     _orphans_since_s: dict[SequenceGroup, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,10 +96,10 @@ class EngineChecks:
 
     def _look_at_groups(self) -> None:
         requests = self.engine.requests
-        for core in self.engine.fleet.cores:
-            for group in (*core.batch.running, *core.groups.returning):
+        for planner in self.engine.fleet.planners:
+            for group in (*planner.batch.running, *planner.groups.returning):
                 if requests._live(group) is None:
-                    self.accuse(f"{core.name} computes for {group.request_id}, which has ended")
+                    self.accuse(f"{planner.name} computes for {group.request_id}, which has ended")
 
     def _look_at_losses(self) -> None:
         for request in self.engine.requests.values():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.front_session import FrontSession, _RemoteSink
-from scheduler_svc.link.remote_core import MAX_MESSAGES_ON_THEIR_WAY, RemoteCore
+from scheduler_svc.link.remote_engine import MAX_MESSAGES_ON_THEIR_WAY, RemoteEngine
 
 
 @dataclass(slots=True)
@@ -42,9 +42,11 @@ class LinkChecks:
             self.accuse(f"sessions have {num_requests} requests, and their core {len(self.engine.requests)}")
 
 
-def left_on_the_link(link: CoreServicer, cores: Sequence[RemoteCore]) -> str:
+def left_on_the_link(link: CoreServicer, planners: Sequence[RemoteEngine]) -> str:
     """Return what is left of requests and sessions that have ended, in words; `cores`: as its fronts have it."""
-    return ", ".join([*_left_at_the_core(link, len(cores)), *(what for core in cores for what in _left_at(link, core))])
+    return ", ".join(
+        [*_left_at_the_core(link, len(planners)), *(what for planner in planners for what in _left_at(link, planner))]
+    )
 
 
 def _left_at_the_core(link: CoreServicer, num_fronts: int) -> Iterator[str]:
@@ -59,25 +61,25 @@ def _left_at_the_core(link: CoreServicer, num_fronts: int) -> Iterator[str]:
             yield f"news for {session.name}"
 
 
-def _left_at(link: CoreServicer, core: RemoteCore) -> Iterator[str]:
-    outgoing = core._outgoing
+def _left_at(link: CoreServicer, planner: RemoteEngine) -> Iterator[str]:
+    outgoing = planner._outgoing
     left = {
-        "requests": core.num_requests,
-        "requests that are checked": core._num_checked_of.total(),
-        "calls of Abort": len(core._abort_calls),
-        "messages to the core": len(core._full),
+        "requests": planner.num_requests,
+        "requests that are checked": planner._num_checked_of.total(),
+        "calls of Abort": len(planner._abort_calls),
+        "messages to the core": len(planner._full),
         "submissions": len(outgoing.submissions),
         "ends of outputs": len(outgoing.output_ends),
         "aborts": len(outgoing.aborts),
     }
-    yield from (f"{number} {what} at {core.front_id}" for what, number in left.items() if number)
+    yield from (f"{number} {what} at {planner.front_id}" for what, number in left.items() if number)
     for session in link.sessions:
-        if session.name == core.front_id:
-            num_credits = credits_of(session, core)
+        if session.name == planner.front_id:
+            num_credits = credits_of(session, planner)
             if num_credits != MAX_MESSAGES_ON_THEIR_WAY:
-                yield f"{num_credits} credits of {core.front_id} instead of {MAX_MESSAGES_ON_THEIR_WAY}"
+                yield f"{num_credits} credits of {planner.front_id} instead of {MAX_MESSAGES_ON_THEIR_WAY}"
 
 
-def credits_of(session: FrontSession, core: RemoteCore) -> int:
+def credits_of(session: FrontSession, planner: RemoteEngine) -> int:
     """Return the credits of a session, wherever they are; none of its messages is on its way."""
-    return (session._gate._num_credits or 0) + core._num_taken + core._outgoing.credits
+    return (session._gate._num_credits or 0) + planner._num_taken + planner._outgoing.credits

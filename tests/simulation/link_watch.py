@@ -10,7 +10,7 @@ from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.front_session import FrontSession, _RemoteSink
-from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import FinishReason
 from tests.simulation.watching import Watcher
@@ -50,13 +50,13 @@ def watch_link(
     engine.requests.finish_output = partial(_finish, engine.requests.finish_output, note)  # type: ignore[method-assign]
 
 
-def watch_front(core: RemoteCore, process: str, watchers: Sequence[Watcher]) -> None:
+def watch_front(planner: RemoteEngine, process: str, watchers: Sequence[Watcher]) -> None:
     """Let watchers see what happens at a front's side of the link from now on."""
     note = partial(_note, process, watchers)
-    core._lose = partial(_lose, core._lose, core, note)  # type: ignore[method-assign]
-    core._go_on = partial(_go_on, core._go_on, core, note)  # type: ignore[method-assign]
-    core._absence._on_limit = partial(_give_up, core._absence._on_limit, core, note)
-    core.abort = partial(_abort, core.abort, core, note)  # type: ignore[method-assign]
+    planner._lose = partial(_lose, planner._lose, planner, note)  # type: ignore[method-assign]
+    planner._go_on = partial(_go_on, planner._go_on, planner, note)  # type: ignore[method-assign]
+    planner._absence._on_limit = partial(_give_up, planner._absence._on_limit, planner, note)
+    planner.abort = partial(_abort, planner.abort, planner, note)  # type: ignore[method-assign]
 
 
 def _note(process: str, watchers: Sequence[Watcher], name: str) -> None:
@@ -178,18 +178,18 @@ def _supersede(supersede: Callable[[EngineRequest], None], engine: Engine, note:
 # A front's side ---------------------------------------------------------------------------------------------------
 
 
-async def _lose(lose: Callable[[str], Any], core: RemoteCore, note: Note, trouble: str) -> None:
-    if any(request.aborted_with is not None for request in core._requests.values()):
+async def _lose(lose: Callable[[str], Any], planner: RemoteEngine, note: Note, trouble: str) -> None:
+    if any(request.aborted_with is not None for request in planner._requests.values()):
         note("core lost with an abort")
     await lose(trouble)
 
 
-def _go_on(go_on: Callable[[], None], core: RemoteCore, note: Note) -> None:
-    was_away = core._absence.is_on
+def _go_on(go_on: Callable[[], None], planner: RemoteEngine, note: Note) -> None:
+    was_away = planner._absence.is_on
     go_on()
-    if not was_away or core._absence.is_on:
+    if not was_away or planner._absence.is_on:
         return
-    for request in core._requests.values():
+    for request in planner._requests.values():
         if not request.queued.done():
             note("request goes on unqueued")
         outputs = request.sink.so_far().outputs
@@ -199,19 +199,19 @@ def _go_on(go_on: Callable[[], None], core: RemoteCore, note: Note) -> None:
             note("end not delivered")
 
 
-def _give_up(give_up: Callable[[float], None], core: RemoteCore, note: Note, after_s: float) -> None:
-    if core._requests:
+def _give_up(give_up: Callable[[float], None], planner: RemoteEngine, note: Note, after_s: float) -> None:
+    if planner._requests:
         note("absence too long")
     give_up(after_s)
 
 
 def _abort(
     abort: Callable[[int, OctavoServiceError], None],
-    core: RemoteCore,
+    planner: RemoteEngine,
     note: Note,
     number: int,
     error: OctavoServiceError,
 ) -> None:
-    if core._absence.is_on and number in core._requests:
+    if planner._absence.is_on and number in planner._requests:
         note("abort without a core")
     abort(number, error)

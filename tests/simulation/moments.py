@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from tests.simulation.plan import (
     CORE_FAULTS,
     MOMENTS,
@@ -37,15 +37,15 @@ async def wait_for_moment(world: World, plan: FaultPlan) -> None:
             await world.next_step(until_s)
 
 
-def _cores(strike: Strike) -> list[ExecutorCore]:
+def _cores(strike: Strike) -> list[ExecutorPlanner]:
     """Return those of the target: that of an executor, or all of a scheduler."""
     if strike.fault.kind not in (*CORE_FAULTS, *SCHEDULER_FAULTS):
-        return list(strike.cores())
-    return [] if strike.engine is None else list(strike.engine.fleet.cores)
+        return list(strike.planners())
+    return [] if strike.engine is None else list(strike.engine.fleet.planners)
 
 
-def _any_core(sees: Callable[[ExecutorCore], object]) -> Callable[[Strike], bool]:
-    return lambda strike: any(sees(core) for core in _cores(strike))
+def _any_core(sees: Callable[[ExecutorPlanner], object]) -> Callable[[Strike], bool]:
+    return lambda strike: any(sees(planner) for planner in _cores(strike))
 
 
 def _is_drained(strike: Strike) -> bool:
@@ -65,9 +65,9 @@ _TABLE: dict[str, Callable[[Strike], bool]] = dict(
     zip(
         MOMENTS,
         (
-            _any_core(lambda core: len(core.swapped)),
-            _any_core(lambda core: core.preempted.groups),
-            _any_core(lambda core: len(core.in_flight) > 1),
+            _any_core(lambda planner: len(planner.swapped)),
+            _any_core(lambda planner: planner.preempted.groups),
+            _any_core(lambda planner: len(planner.in_flight) > 1),
             _is_drained,
             _is_resumed,
             _has_parked,

@@ -138,13 +138,13 @@ BUGS = (
         "                pass\n",
     ),
     Bug(
-        "the core is not told of a stop string",
+        "the planner is not told of a stop string",
         f"{ENGINE}/live_requests.py",
-        "            self._fleet.finish(core, sequence)\n            self._on_room()\n",
+        "            self._fleet.finish(planner, sequence)\n            self._on_room()\n",
         "            pass\n",
     ),
     Bug(
-        "a stop string that is found while its group waits for a core ends nothing",
+        "a stop string that is found while its group waits for a planner ends nothing",
         f"{ENGINE}/live_requests.py",
         "        elif group.is_last(sequence):\n",
         "        elif False:\n",
@@ -157,9 +157,9 @@ BUGS = (
         LIVENESS,
     ),
     Bug(
-        "an abort does not reach the core",
+        "an abort does not reach the planner",
         f"{CORE}/fleet/fleet.py",
-        "            core.abort(group)\n        else:\n",
+        "            planner.abort(group)\n        else:\n",
         "            pass\n        else:\n",
     ),
     Bug(
@@ -259,19 +259,19 @@ BUGS = (
     Bug(
         "an executor whose address came back gets no requests",
         f"{EXECUTORS}/driver.py",
-        "            self._tell_fleet(self.core)\n        self.work.set()\n\n    def drain",
-        "            self._owner.fleet.set_takes_groups(self.core, False)\n        self.work.set()\n\n    def drain",
+        "            self._tell_fleet(self.planner)\n        self.work.set()\n\n    def drain",
+        "            self._owner.fleet.set_takes_groups(self.planner, False)\n        self.work.set()\n\n    def drain",
     ),
     Bug(
         "the next step is not decided when a result is there",
         f"{EXECUTORS}/driver.py",
-        "            if not self._is_sending:\n                await self._send_what_is_due(core, session)\n\n",
+        "            if not self._is_sending:\n                await self._send_what_is_due(planner, session)\n\n",
         "\n",
     ),
     Bug(
         "the dispatcher wakes a driver for what it had before, and that one the dispatcher",
         f"{CORE}/fleet/dispatcher.py",
-        "                    self._dispatched_to.discard(inbox.core)\n        return self.take",
+        "                    self._dispatched_to.discard(inbox.planner)\n        return self.take",
         "                    pass\n        return self.take",
     ),
     Bug(
@@ -282,24 +282,24 @@ BUGS = (
     ),
     # Aborts
     Bug(
-        "an abort is lost while the core is away",
-        f"{LINK}/remote_core.py",
+        "an abort is lost while the planner is away",
+        f"{LINK}/remote_engine.py",
         "        if self._absence.is_on:\n            self._end_here(number, error)\n            return\n",
         "",
     ),
     Bug(
-        "what was aborted goes on at the next core, if the one before may not have heard of it",
-        f"{LINK}/remote_core.py",
+        "what was aborted goes on at the next planner, if the one before may not have heard of it",
+        f"{LINK}/remote_engine.py",
         "            if request.aborted_with is not None:",
         "            if request.aborted_with is not None and not self._state:",
     ),
     Bug(
         "a client that leaves before its request is queued leaves the request behind",
-        f"{LINK}/remote_core.py",
+        f"{LINK}/remote_engine.py",
         '            remote.abort(RequestAbortedError("the client cancelled the call or disconnected"))\n',
         "",
     ),
-    # The link between fronts and core
+    # The link between fronts and planner
     Bug(
         "the requests of a front that is gone go on",
         f"{LINK}/front_session.py",
@@ -328,18 +328,18 @@ BUGS = (
     ),
     Bug(
         "a front grants no further messages",
-        f"{LINK}/remote_core.py",
+        f"{LINK}/remote_engine.py",
         "            self._outgoing.credits += self._num_taken\n",
         "",
     ),
     Bug(
         "a front grants one message too few each time",
-        f"{LINK}/remote_core.py",
+        f"{LINK}/remote_engine.py",
         "            self._outgoing.credits += self._num_taken\n",
         "            self._outgoing.credits += self._num_taken - 1\n",
     ),
     Bug(
-        "the core does not hear how a front ends an output",
+        "the planner does not hear how a front ends an output",
         f"{LINK}/front_session.py",
         "                    sink.finish_by_front(end.output_index, end.num_tokens, decode_reason(end.reason))\n",
         "                    pass\n",
@@ -357,7 +357,7 @@ BUGS = (
     ),
     Bug(
         "the last tokens of a message come behind the ends",
-        f"{LINK}/remote_core.py",
+        f"{LINK}/remote_engine.py",
         '        if message.HasField("tokens"):\n            self._take_tokens(message.tokens)\n'
         "        for end in message.output_ends:\n"
         "            if (request := self._requests.get(end.number)) is not None:\n"
@@ -368,13 +368,13 @@ BUGS = (
         '        if message.HasField("tokens"):\n            self._take_tokens(message.tokens)\n',
     ),
     Bug(
-        "nobody goes on with the requests of a core that is gone",
-        f"{LINK}/remote_core.py",
+        "nobody goes on with the requests of a planner that is gone",
+        f"{LINK}/remote_engine.py",
         "                self._send(request.resubmission(model))\n",
         "                request.resubmission(model)\n",
     ),
     Bug(
-        "the next core begins anew, and not behind what there is",
+        "the next planner begins anew, and not behind what there is",
         f"{LINK}/remote_request.py",
         "        request = replace(self.request, continuation=self.sink.so_far())\n",
         "        request = self.request\n",
@@ -386,26 +386,26 @@ BUGS = (
         "max_model_len, was_queued=False\n",
     ),
     Bug(
-        "an output that had ended goes on at the next core",
+        "an output that had ended goes on at the next planner",
         f"{FRONT}/response.py",
         "                ContinuedOutput(np.array(output.token_ids, np.int32), output.finish_reason) for output",
         "                ContinuedOutput(np.array(output.token_ids, np.int32)) for output",
     ),
     Bug(
-        "the core counts the tokens of a continuation from its own first one",
+        "the planner counts the tokens of a continuation from its own first one",
         f"{LINK}/front_session.py",
         "        self._num_tokens_of = request.num_known_tokens\n",
         "        self._num_tokens_of = [0] * request.num_sequences\n",
     ),
     Bug(
         "each session of a front has the same numbers of requests again",
-        f"{LINK}/remote_core.py",
+        f"{LINK}/remote_engine.py",
         "        self._num_taken, self._is_ready = 0, None\n",
         "        self._num_taken, self._is_ready, self._numbers = 0, None, itertools.count(1)\n",
     ),
     Bug(
-        "what is left to say to a core that is gone is said to the next one",
-        f"{LINK}/remote_core.py",
+        "what is left to say to a planner that is gone is said to the next one",
+        f"{LINK}/remote_engine.py",
         "        self._take_outgoing()\n        self._full.clear()\n",
         "        self._full.clear()\n",
     ),
@@ -417,20 +417,20 @@ BUGS = (
     ),
     Bug(
         "a request that a front has checked counts as waiting for ever",
-        f"{LINK}/remote_core.py",
+        f"{LINK}/remote_engine.py",
         "        finally:\n            self._num_checked_of[tenant] -= 1\n",
         "        finally:\n            pass\n",
     ),
     Bug(
-        "a core ignores a larger incarnation",
+        "a planner ignores a larger incarnation",
         "scheduler_svc/processes/incarnation.py",
         "        if told < self.number or (told == self.number and self._is_granted):\n",
         "        if told:\n",
         LIVENESS,
     ),
     Bug(
-        "an Abort that a core was asked for is never answered if that one goes away",
-        f"{LINK}/remote_core.py",
+        "an Abort that a planner was asked for is never answered if that one goes away",
+        f"{LINK}/remote_engine.py",
         "        self._outgoing.abort_calls.extend(call for call, _ in self._abort_calls.values())\n",
         "",
     ),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
 from tests.simulation.machines import ExecutorMachine, FrontMachine, SchedulerMachine
@@ -53,11 +53,11 @@ class Strike:
             if engine is not None and self.executor.name in engine.drivers:
                 yield engine.drivers[self.executor.name]
 
-    def cores(self) -> Iterator[ExecutorCore]:
+    def planners(self) -> Iterator[ExecutorPlanner]:
         """Yield the core that decides for the executor."""
         for driver in self.drivers():
-            if driver.core is not None:
-                yield driver.core
+            if driver.planner is not None:
+                yield driver.planner
 
 
 def _engine(machine: SchedulerMachine) -> Engine | None:
@@ -66,8 +66,8 @@ def _engine(machine: SchedulerMachine) -> Engine | None:
     return machine.scheduler.engine
 
 
-def _meets(kinds: tuple[str, ...], sees: Callable[[ExecutorCore], object]) -> Callable[[Strike], bool]:
-    return lambda strike: strike.fault.kind in kinds and any(sees(core) for core in strike.cores())
+def _meets(kinds: tuple[str, ...], sees: Callable[[ExecutorPlanner], object]) -> Callable[[Strike], bool]:
+    return lambda strike: strike.fault.kind in kinds and any(sees(planner) for planner in strike.planners())
 
 
 def _is_resuming(strike: Strike) -> bool:
@@ -87,16 +87,20 @@ def _queues(strike: Strike) -> bool:
     machine = strike.front
     if machine is None or not machine.is_up or strike.fault.kind not in ("kill_front", "power_off_front"):
         return False
-    core = getattr(machine.front, "core", None)
-    return core is not None and any(not request.queued.done() for request in core._requests.values())
+    planner = getattr(machine.front, "core", None)
+    return planner is not None and any(not request.queued.done() for request in planner._requests.values())
 
 
 RARE_STRIKES: tuple[Rare[Strike], ...] = (
-    Rare("killed with blocks in the host cache", "an executor ended", _meets(_ENDING, lambda core: len(core.swapped))),
+    Rare(
+        "killed with blocks in the host cache",
+        "an executor ended",
+        _meets(_ENDING, lambda planner: len(planner.swapped)),
+    ),
     Rare(
         "hung with steps behind",
         "a step never ended, and others were under way behind it",
-        _meets(("hang_step",), lambda core: len(core.in_flight) > 1),
+        _meets(("hang_step",), lambda planner: len(planner.in_flight) > 1),
     ),
     Rare("struck during a resume", "a fault met the resume of a stream", _is_resuming),
     Rare("struck during a probe", "a fault met an executor in doubt", _is_probed),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.sequence import SequenceStatus
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
 from tests.simulation.checks import RequestRecord
@@ -23,7 +23,7 @@ _MANY_STEPS = 4
 class Decided:
     """A decision of a core; its step may be None."""
 
-    core: ExecutorCore
+    planner: ExecutorPlanner
     decision: Decision
     step: Step
 
@@ -33,15 +33,15 @@ RARE_DECISIONS: tuple[Rare[Decided], ...] = (
     Rare(
         "fork behind a step in flight",
         "outputs forked while an earlier step was under way",
-        lambda it: bool(it.step.delta.forks) and len(it.core.in_flight) > 1,
+        lambda it: bool(it.step.delta.forks) and len(it.planner.in_flight) > 1,
     ),
-    Rare("pool full", "not one block of a device was free", lambda it: not it.core.blocks.allocator.num_free_blocks),
+    Rare("pool full", "not one block of a device was free", lambda it: not it.planner.blocks.allocator.num_free_blocks),
     Rare(
         "many steps in flight",
         "four steps of one executor were under way",
-        lambda it: len(it.core.in_flight) >= _MANY_STEPS,
+        lambda it: len(it.planner.in_flight) >= _MANY_STEPS,
     ),
-    Rare("probing step", "an executor in doubt was given a request", lambda it: it.core.is_probing),
+    Rare("probing step", "an executor in doubt was given a request", lambda it: it.planner.is_probing),
 )
 
 
@@ -49,7 +49,7 @@ RARE_DECISIONS: tuple[Rare[Decided], ...] = (
 class Processed:
     """A result that a core took."""
 
-    core: ExecutorCore
+    planner: ExecutorPlanner
     updates: StepUpdates
 
 

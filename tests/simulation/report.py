@@ -86,21 +86,21 @@ def _without_fault(events: Sequence[TraceEvent], fault: FaultPlan) -> list[Trace
 
 def _last_steps(failing: Traced) -> Iterator[str]:
     trace = failing.trace
-    core = concerned_core(trace, failing.outcome.broken)
-    if core is None:
+    planner = concerned_core(trace, failing.outcome.broken)
+    if planner is None:
         yield "No core has decided anything."
         return
-    places = [place for place, event in enumerate(trace.events) if event.where == core and "step" in event.what]
+    places = [place for place, event in enumerate(trace.events) if event.where == planner and "step" in event.what]
     begin = places[-2 * NUM_LAST_STEPS :][0]  # a step has a decision and a result
-    process, address = core.split()
-    names = {core, "fault", "promise", process, address}
-    yield f"The last {NUM_LAST_STEPS} steps of {core}, and what happened around them:"
+    process, address = planner.split()
+    names = {planner, "fault", "promise", process, address}
+    yield f"The last {NUM_LAST_STEPS} steps of {planner}, and what happened around them:"
     for event in trace.events[begin:]:
         if event.where in names or event.where.split("#")[0] == address:
             yield str(event)
-    if core in trace.states:
-        yield f"Where its sequences were when the promise was broken ({core}):"
-        yield from (f"    {line}" for line in trace.states[core])
+    if planner in trace.states:
+        yield f"Where its sequences were when the promise was broken ({planner}):"
+        yield from (f"    {line}" for line in trace.states[planner])
 
 
 def concerned_core(trace: Trace, broken: str) -> str | None:
@@ -109,7 +109,7 @@ def concerned_core(trace: Trace, broken: str) -> str | None:
     request = re.search(r"\b(?:r|last)\d+(?:\.\d+)?\b", broken)
     last = None
     for event in reversed(trace.events):
-        if event.where not in trace.cores:
+        if event.where not in trace.planners:
             continue
         last = last or event.where
         if executor is not None and event.where.endswith(executor[0]):

@@ -31,7 +31,7 @@ from scheduler_svc.front.api.servicer import GenerationServicer
 from scheduler_svc.front.front import PROMPT_METHODS, front_settings
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link.core_servicer import CoreServicer
-from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
 from scheduler_svc.processes.front_process import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
 from scheduler_svc.processes.incarnation import Incarnation
@@ -213,8 +213,8 @@ class SimulatedFront:
     process: SimulatedProcess
     config: SchedulerConfig
     unix_s: Callable[[], float]
-    on_core: Callable[[RemoteCore], None] = lambda _: None
-    core: RemoteCore = field(init=False)
+    on_core: Callable[[RemoteEngine], None] = lambda _: None
+    planner: RemoteEngine = field(init=False)
     generation: GenerationServicer = field(init=False)
     server: SimulatedServer = field(init=False)
     is_ready: bool = False
@@ -222,7 +222,7 @@ class SimulatedFront:
     async def run(self) -> None:
         """Join the core, and serve once that one has said how it is."""
         tokenizer = ModelTokenizer()
-        self.core = RemoteCore(
+        self.planner = RemoteEngine(
             self._dial,
             self.name,
             tokenizer.load,
@@ -230,25 +230,25 @@ class SimulatedFront:
             lambda: [METRIC.single(1.0)],
             unix_s=self.unix_s,
         )
-        self.on_core(self.core)
-        self.generation = GenerationServicer(Generation(self.core, tokenizer, front_settings(self.config)))
+        self.on_core(self.planner)
+        self.generation = GenerationServicer(Generation(self.planner, tokenizer, front_settings(self.config)))
         self.server = SimulatedServer(self.process, self.address, [StatusInterceptor(), KeepBodies(PROMPT_METHODS)])
         added_to: Any = self.server
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, added_to)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._serve())
-            group.create_task(self.core.run())
+            group.create_task(self.planner.run())
 
     async def _serve(self) -> None:
-        await self.core.wait_until_told()
+        await self.planner.wait_until_told()
         self.network.listen(self.server, is_shared=True)
-        await self.core.take_calls()
+        await self.planner.take_calls()
 
     async def drain(self) -> None:
         """End in order, as after SIGTERM; whoever has not begun ends at once."""
         if self.server.network is None:
             return
-        await self.core.leave()
+        await self.planner.leave()
         self.generation.shut_down()
         await self.server.stop(self.network.delay_s() * 4)
 

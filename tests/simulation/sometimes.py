@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.step import StepResult
 from scheduler_svc.core.sequence import Sequence as TokenSequence
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.engine.engine import Engine
@@ -126,28 +126,28 @@ class Sometimes(Watcher):
             if rare.is_seen(life):
                 self.count(rare.name)
 
-    def decided(self, process: str, core: ExecutorCore, decision: Decision) -> None:
+    def decided(self, process: str, planner: ExecutorPlanner, decision: Decision) -> None:
         """See `Watcher`."""
         if decision.step is None:
             return
-        decided = Decided(core, decision, decision.step)
+        decided = Decided(planner, decision, decision.step)
         for rare in RARE_DECISIONS:
             if rare.is_seen(decided):
                 self.count(rare.name)
 
-    def processed(self, process: str, core: ExecutorCore, result: StepResult, updates: StepUpdates) -> None:
+    def processed(self, process: str, planner: ExecutorPlanner, result: StepResult, updates: StepUpdates) -> None:
         """See `Watcher`."""
-        processed = Processed(core, updates)
+        processed = Processed(planner, updates)
         for rare in RARE_RESULTS:
             if rare.is_seen(processed):
                 self.count(rare.name)
 
-    def stopped(self, process: str, core: ExecutorCore | None, sequence: TokenSequence) -> None:
+    def stopped(self, process: str, planner: ExecutorPlanner | None, sequence: TokenSequence) -> None:
         """See `Watcher`."""
         if (
-            core is not None
+            planner is not None
             and sequence.slot >= 0
-            and any(sequence.slot in sent.layout.slots for sent in core.in_flight)
+            and any(sequence.slot in sent.layout.slots for sent in planner.in_flight)
         ):
             self.count("stop string behind a surplus token")
 

@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from tests.simulation import checks
 from tests.simulation.draw import draw_plan
 from tests.simulation.loop import START_S
@@ -18,7 +18,7 @@ CORE = "scheduler0:1#1 executor0:1"
 def _traced(plan: Plan, broken: str, *events: TraceEvent) -> Traced:
     trace = Trace()
     trace.events = list(events)
-    trace.cores = {event.where for event in events if event.what.startswith("step")}
+    trace.planners = {event.where for event in events if event.what.startswith("step")}
     began = {fault.number: float(fault.number) for fault in plan.faults[:4]}
     return Traced(Outcome(plan, broken, 0, 0, 0, 0.0, Counter(), "", began), trace)
 
@@ -72,8 +72,8 @@ def test_nothing_differs_before_a_fault_that_is_taken_away() -> None:
 
 
 def test_what_is_broken_is_told_with_the_state_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(core: ExecutorCore) -> None:
-        if core.groups:
+    def fails(planner: ExecutorPlanner) -> None:
+        if planner.groups:
             raise AssertionError("a group is there")
 
     monkeypatch.setattr(checks, "check_integrity", fails)

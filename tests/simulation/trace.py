@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.step import StepResult
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.engine.engine import Engine
@@ -54,10 +54,10 @@ class Trace(Watcher):
     def __init__(self) -> None:
         self.events: list[TraceEvent] = []
         self.states: dict[str, list[str]] = {}
-        self.cores: set[str] = set()
+        self.planners: set[str] = set()
         self._clock: Callable[[], float] = lambda: START_S
         self._is_over = False
-        self._cores: dict[str, ExecutorCore] = {}
+        self._cores: dict[str, ExecutorPlanner] = {}
 
     def run_begins(self, clock: Callable[[], float]) -> None:
         """See `Watcher`."""
@@ -99,11 +99,11 @@ class Trace(Watcher):
         life = ", ".join(event.kind.value for event in ended.events)
         self._note(process, f"{ended.request_id} ended: {ended.outcome}; {life or 'it never ran'}")
 
-    def decided(self, process: str, core: ExecutorCore, decision: Decision) -> None:
+    def decided(self, process: str, planner: ExecutorPlanner, decision: Decision) -> None:
         """See `Watcher`."""
-        where = _name(process, core)
-        self.cores.add(where)
-        self._cores[where] = core
+        where = _name(process, planner)
+        self.planners.add(where)
+        self._cores[where] = planner
         gone = [
             f"  {_LEAVES[event.kind]:<8} {event.group.request_id}" for event in decision.events if event.kind in _LEAVES
         ]
@@ -112,13 +112,13 @@ class Trace(Watcher):
             self._note(where, "decides no step", gone)
         else:
             step = decision.in_flight.step
-            lines = [*gone, *decision_lines(core, decision.in_flight, ())]
+            lines = [*gone, *decision_lines(planner, decision.in_flight, ())]
             self._note(where, f"step {step.step_id} of epoch {step.epoch}", lines)
 
-    def processed(self, process: str, core: ExecutorCore, result: StepResult, updates: StepUpdates) -> None:
+    def processed(self, process: str, planner: ExecutorPlanner, result: StepResult, updates: StepUpdates) -> None:
         """See `Watcher`."""
         void = [f"  void     {updates.num_void_rows} rows"] if updates.num_void_rows else []
-        self._note(_name(process, core), f"result of step {result.step_id}", [*token_lines(updates), *void])
+        self._note(_name(process, planner), f"result of step {result.step_id}", [*token_lines(updates), *void])
 
     def probed(self, process: str, address: str, *, works: bool) -> None:
         """See `Watcher`."""
@@ -131,9 +131,9 @@ class Trace(Watcher):
     def broken(self, what: str) -> None:
         """See `Watcher`."""
         self._note("promise", f"BROKEN {what}")
-        for name, core in self._cores.items():
+        for name, planner in self._cores.items():
             try:
-                self.states[name] = state_lines(core, ())
+                self.states[name] = state_lines(planner, ())
             except Exception as error:  # what is broken may be what would be said
                 self.states[name] = [f"its state cannot be told: {type(error).__name__}: {error}"]
 
@@ -148,5 +148,5 @@ class Trace(Watcher):
         self.events.append(TraceEvent(round(self._clock() - START_S, 9), where, what, tuple(lines)))
 
 
-def _name(process: str, core: ExecutorCore) -> str:
-    return f"{process} {core.name}"
+def _name(process: str, planner: ExecutorPlanner) -> str:
+    return f"{process} {planner.name}"

@@ -11,7 +11,7 @@ from octavo_shared.process.events import Event
 from octavo_shared.step_wire.step import StepResult
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import Sequence as TokenSequence
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.engine.engine import Engine
@@ -48,13 +48,13 @@ class Watcher:
     def ended(self, process: str, engine: Engine, ended: EndedRequest) -> None:
         """A request has ended in a scheduler."""
 
-    def decided(self, process: str, core: ExecutorCore, decision: Decision) -> None:
+    def decided(self, process: str, planner: ExecutorPlanner, decision: Decision) -> None:
         """A core has decided; mostly that there is nothing to do."""
 
-    def processed(self, process: str, core: ExecutorCore, result: StepResult, updates: StepUpdates) -> None:
+    def processed(self, process: str, planner: ExecutorPlanner, result: StepResult, updates: StepUpdates) -> None:
         """A core has taken a result."""
 
-    def stopped(self, process: str, core: ExecutorCore | None, sequence: TokenSequence) -> None:
+    def stopped(self, process: str, planner: ExecutorPlanner | None, sequence: TokenSequence) -> None:
         """A sequence is about to end because its text holds a stop string."""
 
     def probed(self, process: str, address: str, *, works: bool) -> None:
@@ -90,25 +90,29 @@ def watch(engine: Engine, process: str, watchers: Sequence[Watcher]) -> None:
 
 
 def _tell_decision(
-    schedule: Callable[..., tuple[Decision, set[ExecutorCore]]],
+    schedule: Callable[..., tuple[Decision, set[ExecutorPlanner]]],
     process: str,
     watchers: Sequence[Watcher],
-    core: ExecutorCore,
+    planner: ExecutorPlanner,
     now_s: float,
-) -> tuple[Decision, set[ExecutorCore]]:
-    decided = schedule(core, now_s)
+) -> tuple[Decision, set[ExecutorPlanner]]:
+    decided = schedule(planner, now_s)
     if decided[0].in_flight is not None or decided[0].events or decided[0].failures:
         for watcher in watchers:
-            watcher.decided(process, core, decided[0])
+            watcher.decided(process, planner, decided[0])
     return decided
 
 
 def _tell_result(
-    take: Callable[..., StepUpdates], process: str, watchers: Sequence[Watcher], core: ExecutorCore, result: StepResult
+    take: Callable[..., StepUpdates],
+    process: str,
+    watchers: Sequence[Watcher],
+    planner: ExecutorPlanner,
+    result: StepResult,
 ) -> StepUpdates:
-    updates = take(core, result)
+    updates = take(planner, result)
     for watcher in watchers:
-        watcher.processed(process, core, result, updates)
+        watcher.processed(process, planner, result, updates)
     return updates
 
 
@@ -123,7 +127,7 @@ def _tell_stop(
 ) -> None:
     if output_index not in request.ends:  # its front has found a stop string
         for watcher in watchers:
-            watcher.stopped(process, fleet.core_of(request.group), request.group.sequences[output_index])
+            watcher.stopped(process, fleet.planner_of(request.group), request.group.sequences[output_index])
     finish_output(request, output_index, *said)
 
 

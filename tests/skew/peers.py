@@ -24,6 +24,8 @@ SCHEDULER = "scheduler_svc"
 FRONT = "scheduler_svc.processes.front_process"
 # Where releases up to 0.1.0 had it.
 FORMER_MODULES = {FRONT: "scheduler_svc.own_front"}
+# Their names in releases up to 0.2.0.dev0.
+FORMER_FLAGS = {"--engine": "--core", "--engine-listen": "--core-listen"}
 CONFIG = ("scheduler_svc/config/scheduler_config.py", "scheduler_svc/config.py")
 
 WORKING_TREE = Path(__file__).parents[2]
@@ -62,7 +64,12 @@ class Code:
     @property
     def has_fronts(self) -> bool:
         """Whether standalone fronts can join the scheduler."""
-        return self._has("core_listen", CONFIG)
+        return self._has("engine_listen", CONFIG) or self._has("core_listen", CONFIG)
+
+    @property
+    def has_engine_flags(self) -> bool:
+        """Whether fronts join what flags call an engine; before, it was a core."""
+        return self._has("engine_listen", CONFIG)
 
     @property
     def keeps_names(self) -> bool:
@@ -146,6 +153,8 @@ async def start(code: Code, module: str, *flags: str) -> Service:
         arguments += ["--listen", "127.0.0.1:0"]
     if module == SCHEDULER and code.has_admin_port:
         arguments += ["--admin-listen", "127.0.0.1:0"]
+    if code.archive is not None and not code.has_engine_flags:
+        arguments = [FORMER_FLAGS.get(argument, argument) for argument in arguments]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *code.command(module), *arguments, stdin=pipe, stdout=pipe, env=code.environment()

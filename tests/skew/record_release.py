@@ -23,7 +23,7 @@ PACKAGES = ("executor_svc", "octavo", "scheduler_svc", "shared")
 # What the tests start or import; everything that these import comes with them.
 ROOTS = (
     *("executor_svc.fake.__main__", "octavo.client", "scheduler_svc.__main__"),
-    *(f"scheduler_svc.processes.{name}" for name in ("core_process", "front_process")),
+    *(f"scheduler_svc.processes.{name}" for name in ("engine_process", "front_process")),
 )
 
 # The least that the format can say: midnight, 1 January 1980.

@@ -25,12 +25,12 @@ def core_flags(executor: ExecutorProcess, join: str = "127.0.0.1:0") -> tuple[st
 
     Its lease outlasts the test: the next core has to take the executor over.
     """
-    return ("--executor", executor.address, "--scheduler-id", "one", "--lease-s", "600", "--core-listen", join)
+    return ("--executor", executor.address, "--scheduler-id", "one", "--lease-s", "600", "--engine-listen", join)
 
 
 def front_flags(core: Service) -> tuple[str, ...]:
     """Return the flags of a front that joins a core."""
-    return ("--core", core.other_addresses["fronts"])
+    return ("--engine", core.other_addresses["fronts"])
 
 
 @pytest.mark.parametrize("front_is_current", [True, False], ids=["current front", "current core"])

@@ -86,9 +86,9 @@ async def test_executors_core_and_fronts_are_replaced_under_load_and_every_answe
         executor_flags = ("--step-ms", str(STEP_MS))
         executors = [await start(old, FAKE, *executor_flags) for _ in range(2)]
         core_flags = ("--executor", ",".join(executor.address for executor in executors), "--scheduler-id", "one")
-        cores = [await start(old, SCHEDULER, *core_flags, "--core-listen", "127.0.0.1:0")]
+        cores = [await start(old, SCHEDULER, *core_flags, "--engine-listen", "127.0.0.1:0")]
         join = cores[0].other_addresses["fronts"]
-        fronts = [await start(old, FRONT, "--core", join) for _ in range(2)]
+        fronts = [await start(old, FRONT, "--engine", join) for _ in range(2)]
 
         async def replace_executors() -> None:
             for executor in executors:
@@ -105,14 +105,14 @@ async def test_executors_core_and_fronts_are_replaced_under_load_and_every_answe
                 assert await cores[-1].terminate() == 0
             else:
                 await cores[-1].kill()
-            cores.append(await start(new, SCHEDULER, *core_flags, "--core-listen", join))
+            cores.append(await start(new, SCHEDULER, *core_flags, "--engine-listen", join))
             await load.go_on()
             assert is_upgrade or load.num_refused == num_refused, "a front waits for the next core"
 
         async def replace_fronts() -> None:
             for front, end in zip(fronts, (Service.terminate, Service.kill), strict=True):
                 await end(front)
-                await start(new, FRONT, "--core", join, "--listen", front.address)
+                await start(new, FRONT, "--engine", join, "--listen", front.address)
                 await load.go_on()
 
         order = [replace_executors, replace_core, replace_fronts]

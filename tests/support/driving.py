@@ -11,7 +11,7 @@ from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
@@ -117,7 +117,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.queue = WaitingQueue(self.policy, self.tenant_weights)
-        self.core = ExecutorCore(self.limits, self.queue, self.policy, self.epoch, prefix_key=b"key")
+        self.planner = ExecutorPlanner(self.limits, self.queue, self.policy, self.epoch, prefix_key=b"key")
         self.executor = ToyExecutor(self.limits, self.next_token)
 
     def add(
@@ -143,7 +143,7 @@ class Bench:
             tenant=tenant,
             cache_salt=cache_salt,
         )
-        assert self.core.admissions.can_ever_admit(added)
+        assert self.planner.admissions.can_ever_admit(added)
         self.queue.add(added)
         return added
 
@@ -155,20 +155,20 @@ class Bench:
 
     def try_schedule(self) -> Step | None:
         """Decide a step and run it, if there is one."""
-        decision = self.core.schedule(now_s=0.0)
+        decision = self.planner.schedule(now_s=0.0)
         step = decision.step
         self.failures += decision.failures
         self.events += decision.events
-        check_integrity(self.core)
+        check_integrity(self.planner)
         if step is not None:
             self.results.append(self.executor.execute(step))
-            assert self.executor.table.digest() == self.core.table.digest()
+            assert self.executor.table.digest() == self.planner.table.digest()
         return step
 
     def process(self) -> StepUpdates:
         """Take the oldest result."""
-        updates = self.core.process(self.results.popleft())
-        check_integrity(self.core)
+        updates = self.planner.process(self.results.popleft())
+        check_integrity(self.planner)
         for name, token_id in delivered(updates).items():
             self.outputs[name].append(token_id)
         return updates
@@ -202,16 +202,16 @@ class Bench:
     @property
     def running(self) -> str:
         """The names of the running groups, in order."""
-        return names(self.core.batch.running)
+        return names(self.planner.batch.running)
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks of the device pool that nobody uses."""
-        return self.core.blocks.allocator.num_free_blocks
+        return self.planner.blocks.allocator.num_free_blocks
 
     def blocks_of(self, sequence: Sequence) -> list[int]:
         """Return the block table of a running sequence."""
-        return [int(block) for block in self.core.table.blocks_of(sequence.slot)]
+        return [int(block) for block in self.planner.table.blocks_of(sequence.slot)]
 
 
 def names(groups: Iterable[SequenceGroup]) -> str:

@@ -20,7 +20,7 @@ from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import PromptLogprobs
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
@@ -62,7 +62,7 @@ class WiredWorker:
 class Member:
     """An attached executor and its core; `results` are executed and not yet processed, oldest first."""
 
-    core: ExecutorCore
+    planner: ExecutorPlanner
     executor: VirtualExecutor
     results: deque[StepResult] = field(default_factory=deque)
 
@@ -222,10 +222,10 @@ class VirtualFleet:
     def lose(self, member: Member) -> list[SequenceGroup]:
         """The executor is gone, and with it all results that were not processed; return the groups that wait again."""
         self.members.remove(member)
-        groups = self.fleet.leave(member.core)
+        groups = self.fleet.leave(member.planner)
         self._count_preemptions(member)
         lost = {group.arrival for group in groups}
-        elsewhere = {g.arrival for other in self.members for g in self.groups.values() if g in other.core.groups}
+        elsewhere = {g.arrival for other in self.members for g in self.groups.values() if g in other.planner.groups}
         assert not lost & elsewhere
         waiting = {group.arrival for group in self.queue}
         live = {arrival for arrival, group in self.groups.items() if self.is_live(group)}
@@ -242,20 +242,20 @@ class VirtualFleet:
 
     # Steps ---------------------------------------------------------------------------------------
 
-    def dispatch(self, now_s: float) -> set[ExecutorCore]:
+    def dispatch(self, now_s: float) -> set[ExecutorPlanner]:
         """Dispatch the line, as the engine does after each change; return the cores that are to look.
 
         Drivers that are told to look ask again. So it must be settled soon: rarely the second call still finds what
         the first one left, as who was passed there for a long prefill takes a place in the next one.
         """
-        cores = self.fleet.dispatch(now_s)
-        cores |= self.fleet.dispatch(now_s)
+        planners = self.fleet.dispatch(now_s)
+        planners |= self.fleet.dispatch(now_s)
         assert not self.fleet.dispatch(now_s), "a core is told to look again, and nothing has happened"
-        return cores
+        return planners
 
     def schedule(self, member: Member, now_s: float) -> Step | None:
         """Decide the next step of a member; it is not executed yet."""
-        decision, _ = self.fleet.schedule(member.core, now_s)
+        decision, _ = self.fleet.schedule(member.planner, now_s)
         for failure in decision.failures:
             group = failure.group
             assert len(group.sequences) > 1 or group.beam_search is not None, f"a lone sequence failed: {failure}"
@@ -267,13 +267,13 @@ class VirtualFleet:
 
     def execute(self, member: Member, step: Step) -> None:
         """Execute the step that was scheduled last; its result waits to be processed."""
-        digest = member.core.table.digest()
+        digest = member.planner.table.digest()
         member.results.append(member.executor.execute(step))
         assert member.executor.table.digest() == digest, "the two batch tables differ"
 
     def process(self, member: Member) -> None:
         """Take the oldest result, and give its tokens to the clients."""
-        updates = self.fleet.process(member.core, member.results.popleft())
+        updates = self.fleet.process(member.planner, member.results.popleft())
         self.check_integrity(member)
         logprobs = updates.logprobs or [math.nan] * len(updates.token_ids)
         for prompt in updates.prompt_logprobs:
@@ -288,7 +288,7 @@ class VirtualFleet:
             assert name not in self.cut_short, "a token came after the client left"
             assert output.reason is None, "a token came after the end"
             output.token_ids.append(updates.token_ids[row])
-            output.made_by.append(member.core.numerics)
+            output.made_by.append(member.planner.numerics)
             if not math.isnan(logprobs[row]):
                 output.logprobs.append(logprobs[row])
             if row in updates.alternatives:
@@ -298,7 +298,7 @@ class VirtualFleet:
                 output.reason = updates.finished[row]
             elif len(output.token_ids) == self.stop_lengths.get(name):
                 self.cut_short.add(name)
-                self.fleet.finish(member.core, sequence)
+                self.fleet.finish(member.planner, sequence)
                 self.check_integrity(member)
         for group in updates.finished_searches:
             assert group.arrival not in self.searches, "a search ended twice"
@@ -312,16 +312,16 @@ class VirtualFleet:
         if not self.checks_integrity:
             return
         for member in touched:
-            check_integrity(member.core)
+            check_integrity(member.planner)
         for group in self.groups.values():
-            places = [member for member in self.members if group in member.core.groups]
+            places = [member for member in self.members if group in member.planner.groups]
             assert len(places) + (group in self.queue) == self.is_live(group), f"{group.request_id} is in {places}"
 
     def check_cap_of_tenants(self) -> None:
         """Assert that no tenant runs more sequences than it may, unless they are those of one group."""
         running: dict[str, list[int]] = defaultdict(list)
         for member in self.members:
-            for group in (*member.core.batch.running, *member.core.groups.returning):
+            for group in (*member.planner.batch.running, *member.planner.groups.returning):
                 running[group.tenant].append(group.num_slots)
         cap = self.queue.max_num_seqs_per_tenant
         assert all(cap is None or len(nums) == 1 or sum(nums) <= cap for nums in running.values()), running
@@ -331,12 +331,12 @@ class VirtualFleet:
         assert not len(self.queue)
         for member in self.members:
             self._count_preemptions(member)
-            for allocator in (member.core.blocks.allocator, member.core.swapped.host):
+            for allocator in (member.planner.blocks.allocator, member.planner.swapped.host):
                 assert allocator.num_free_blocks == allocator.num_blocks
             assert not member.executor.table.live.any()
 
     def _count_preemptions(self, member: Member) -> None:
-        self.num_preemptions += sum(member.core.preemption.num_preemptions.values())
+        self.num_preemptions += sum(member.planner.preemption.num_preemptions.values())
 
 
 def _name_of(sequence: Sequence) -> tuple[int, int]:

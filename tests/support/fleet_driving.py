@@ -62,7 +62,7 @@ class FleetBench(VirtualFleet):
         return {name_of(sequences[name]): output.token_ids for name, output in self.outputs.items()}
 
 
-def two_cores(*, prefix_caching: bool = False) -> tuple[FleetBench, Member, Member]:
+def two_planners(*, prefix_caching: bool = False) -> tuple[FleetBench, Member, Member]:
     """Return a fleet of two equal members."""
     limits = small_limits(prefix_caching=prefix_caching)
     bench = FleetBench(limits, limits)

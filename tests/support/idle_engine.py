@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
@@ -13,7 +13,7 @@ from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver_interface import DriverSettings
 from scheduler_svc.executors.membership import Membership
-from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.executors.session import SessionTimings
 from tests.support.live_requests import live_request
 
@@ -37,7 +37,7 @@ class IdleEngine:
 
     def __init__(self, addresses: Sequence[str], limits: CoreLimits | None) -> None:
         settings = EngineSettings(
-            core=CoreSettings(),
+            planner=PlannerSettings(),
             driver=DriverSettings(),
             policy=FcfsPolicy(),
             max_waiting_requests=1000,
@@ -45,17 +45,17 @@ class IdleEngine:
         )
         self.readiness: list[bool] = []
         self.engine = Engine(Membership(addresses, 1.0), _client, settings, _load_no_tokenizer, self._set_ready)
-        self.cores: list[ExecutorCore] = []
+        self.planners: list[ExecutorPlanner] = []
         for address in addresses:
             driver = self.engine.drivers.add(address)
             if limits is not None:
-                driver.core = self.engine.fleet.join(limits, epoch=1)
-                self.cores.append(driver.core)
+                driver.planner = self.engine.fleet.join(limits, epoch=1)
+                self.planners.append(driver.planner)
 
-    def join(self, address: str, limits: CoreLimits) -> ExecutorCore:
+    def join(self, address: str, limits: CoreLimits) -> ExecutorPlanner:
         """Let another executor be attached, and return its core."""
         core = self.engine.fleet.join(limits, epoch=1, name=address)
-        self.cores.append(core)
+        self.planners.append(core)
         return core
 
     def add(self, group: SequenceGroup, *, num_losses: int = 0) -> LiveRequest:

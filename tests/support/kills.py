@@ -13,7 +13,7 @@ import numpy as np
 from executor_svc.worker.interface import Worker
 from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
+from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from tests.support.fleet import Member, Outcome, VirtualFleet, WiredWorker, assert_same_outcomes
 
@@ -79,7 +79,7 @@ class Scene:
             max_num_seqs=(16, 12)[index],
             max_num_batched_tokens=(40, 24)[index],
         )
-        return fleet.join(serving_limits(info, CoreSettings(watermark=0.0)), WiredWorker(worker))
+        return fleet.join(serving_limits(info, PlannerSettings(watermark=0.0)), WiredWorker(worker))
 
 
 def _sampled(seed: int, *, num_logprobs: int = 0) -> SamplingRow:
@@ -175,7 +175,7 @@ class Run:
         self._indices[member] = []
 
     def _send(self, member: Member, now_s: float) -> None:
-        while len(member.core.in_flight) < self.scene.num_steps_in_flight:
+        while len(member.planner.in_flight) < self.scene.num_steps_in_flight:
             step = self.fleet.schedule(member, now_s)
             if step is None:
                 return

@@ -12,7 +12,7 @@ from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.limits import CoreLimits, PrefillMode
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle, Wait
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from tests.support.fleet import Member, VirtualFleet
 
 
@@ -27,17 +27,17 @@ class PlacementCheck:
 
     def __init__(self, fleet: VirtualFleet, member: Member, now_s: float) -> None:
         self._fleet = fleet
-        self._core = core = member.core
+        self._core = planner = member.planner
         self._now_s = now_s
-        self._takers = [other.core for other in fleet.members if other.core.takes_groups]
+        self._takers = [other.planner for other in fleet.members if other.planner.takes_groups]
         self._newcomers = [group for group in fleet.queue if not group.has_run]
         self._fitting = [g for g in fleet.queue if any(fits_when_empty(taker.limits, g) for taker in self._takers)]
-        [self._inbox] = [inbox for inbox in fleet.fleet.dispatcher.inboxes if inbox.core is core]
+        [self._inbox] = [inbox for inbox in fleet.fleet.dispatcher.inboxes if inbox.planner is planner]
         self._dispatched = {assignment.group for assignment in self._inbox.assignments}
-        self._num_moves = _num_moves(core)
-        self._has_solo = core.solo is not None or core.queue.has_solo
-        self._wanted = core.batch.is_decoding & ~core.batch.stop_checker.at_length_limit(core.table.num_tokens)
-        self._num_scheduled_tokens = core.table.num_scheduled_tokens.copy()
+        self._num_moves = _num_moves(planner)
+        self._has_solo = planner.solo is not None or planner.queue.has_solo
+        self._wanted = planner.batch.is_decoding & ~planner.batch.stop_checker.at_length_limit(planner.table.num_tokens)
+        self._num_scheduled_tokens = planner.table.num_scheduled_tokens.copy()
 
     def check(self, step: Step | None) -> None:
         """Assert that the member failed nobody who fits, and left nobody waiting whom it should have taken."""
@@ -45,7 +45,7 @@ class PlacementCheck:
         if not self._core.takes_groups:
             assert all(g in self._fleet.queue for g in self._newcomers), "a core that is leaving took a new group"
             return
-        if any(other.core.is_draining and other.core.groups for other in self._fleet.members):
+        if any(other.planner.is_draining and other.planner.groups for other in self._fleet.members):
             return  # room may be kept for a group of that core
         is_settled = self._is_settled(step)
         if is_settled and self._core.limits.prefill_mode is PrefillMode.CHUNKED:
@@ -60,8 +60,8 @@ class PlacementCheck:
             if dispatcher.why_capped(group) or group.tenant in capped:
                 capped.add(group.tenant)  # it waits for others of its tenant, and whoever is behind it in its line
                 continue
-            verdicts = {core: self._verdict(core, group) for core in self._takers}
-            able = [core for core, verdict in verdicts.items() if verdict is None]
+            verdicts = {planner: self._verdict(planner, group) for planner in self._takers}
+            able = [planner for planner, verdict in verdicts.items() if verdict is None]
             if able == [self._core] and self._may_wait_for_its_kind(group):
                 continue
             if able:
@@ -71,23 +71,29 @@ class PlacementCheck:
                     return  # those ahead may fill the others, and then whoever is behind it waits with it
                 continue
             waits = {verdict.wait for verdict in verdicts.values() if verdict is not None}
-            if not any(core.admissions.can_ever_admit(group) for core in self._takers):
+            if not any(planner.admissions.can_ever_admit(group) for planner in self._takers):
                 continue
             assert not (is_settled and group in dispatcher.unplaceable), f"{group.request_id} is kept out of the line"
             if Wait.SKIPPED not in waits:
                 return
 
-    def _verdict(self, core: ExecutorCore, group: SequenceGroup) -> Obstacle | None:
+    def _verdict(self, planner: ExecutorPlanner, group: SequenceGroup) -> Obstacle | None:
         """Return what keeps a group from a core; assert that it is true as far as arithmetic tells."""
-        verdict = core.obstacle(group, self._fleet.fleet.dispatcher.judged_at_s(self._now_s))
-        is_slow = core.in_flight and self._now_s - core.in_flight[0].scheduled_at_s > core.limits.stall_after_s
-        assert verdict is None or is_slow or not _has_room(core, group), f"{group.request_id} has room, and: {verdict}"
+        verdict = planner.obstacle(group, self._fleet.fleet.dispatcher.judged_at_s(self._now_s))
+        is_slow = planner.in_flight and self._now_s - planner.in_flight[0].scheduled_at_s > planner.limits.stall_after_s
+        assert verdict is None or is_slow or not _has_room(planner, group), (
+            f"{group.request_id} has room, and: {verdict}"
+        )
         return verdict
 
     def _may_wait_for_its_kind(self, group: SequenceGroup) -> bool:
         """Return whether another core has the numerics of its output, and this one has others."""
         preferred = group.provenance.preferred(group.progress)
-        alike = [core for core in self._takers if core.numerics == preferred and fits_when_empty(core.limits, group)]
+        alike = [
+            planner
+            for planner in self._takers
+            if planner.numerics == preferred and fits_when_empty(planner.limits, group)
+        ]
         return self._core.numerics != preferred and bool(alike)
 
     def _is_settled(self, step: Step | None) -> bool:
@@ -97,20 +103,20 @@ class PlacementCheck:
         waits to be computed alone; nor if a group
         does not fit any more that was dispatched before: those behind it have their turn with the next step.
         """
-        core = self._core
-        if self._has_solo or core.solo is not None or core.queue.has_solo:
+        planner = self._core
+        if self._has_solo or planner.solo is not None or planner.queue.has_solo:
             return False
-        num_tokens = 0 if step is None else core.in_flight[-1].layout.num_tokens
-        if num_tokens == core.limits.max_num_batched_tokens or _num_moves(core) != self._num_moves:
+        num_tokens = 0 if step is None else planner.in_flight[-1].layout.num_tokens
+        if num_tokens == planner.limits.max_num_batched_tokens or _num_moves(planner) != self._num_moves:
             return False
         if self._inbox.refused & self._dispatched:
             return False
-        if core.limits.prefill_mode is PrefillMode.FIRST:
-            return not core.groups if step is None else len(step.delta.prefill_chunks) > 0
-        if core.limits.sliding_window and core.prefills.running:
+        if planner.limits.prefill_mode is PrefillMode.FIRST:
+            return not planner.groups if step is None else len(step.delta.prefill_chunks) > 0
+        if planner.limits.sliding_window and planner.prefills.running:
             return False  # one of them may lack a block
-        rests = core.batch.is_decoding & (core.table.num_scheduled_tokens == self._num_scheduled_tokens)
-        return not (core.beam_batch.ready or np.any(self._wanted & rests))
+        rests = planner.batch.is_decoding & (planner.table.num_scheduled_tokens == self._num_scheduled_tokens)
+        return not (planner.beam_batch.ready or np.any(self._wanted & rests))
 
 
 def fits_when_empty(limits: CoreLimits, group: SequenceGroup) -> bool:
@@ -118,32 +124,32 @@ def fits_when_empty(limits: CoreLimits, group: SequenceGroup) -> bool:
     return _fits(limits, group, limits.num_blocks, limits.max_num_seqs)
 
 
-def _num_moves(core: ExecutorCore) -> tuple[int, int, int]:
+def _num_moves(planner: ExecutorPlanner) -> tuple[int, int, int]:
     """Return numbers of which one changes when a group loses its place or gets it back."""
-    num_preemptions = sum(core.preemption.num_preemptions.values())
-    return num_preemptions, len(core.swapped), len(core.preempted.groups)
+    num_preemptions = sum(planner.preemption.num_preemptions.values())
+    return num_preemptions, len(planner.swapped), len(planner.preempted.groups)
 
 
-def _has_room(core: ExecutorCore, group: SequenceGroup) -> bool:
+def _has_room(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
     """Return whether nothing keeps the group from a core, even if it shares no block with anybody."""
-    limits = core.limits
-    level, _ = core.batch.order_of(group)
-    turn = level, core.queue.counter_of(group)
-    if any(core.groups.turn_of(other) <= turn for other in [*core.swapped, *core.preempted.groups]):
+    limits = planner.limits
+    level, _ = planner.batch.order_of(group)
+    turn = level, planner.queue.counter_of(group)
+    if any(planner.groups.turn_of(other) <= turn for other in [*planner.swapped, *planner.preempted.groups]):
         return False
-    if core.blocks.prefix_cache is not None and core.in_flight:
+    if planner.blocks.prefix_cache is not None and planner.in_flight:
         return False  # a step may compute its prefix
     is_long = 0 < limits.long_prefill_threshold < len(group.live_sequences[0].token_ids)
-    if is_long and any(prefill.is_long for prefill in core.prefills.running):
+    if is_long and any(prefill.is_long for prefill in planner.prefills.running):
         return False
-    return _has_free(core, group)
+    return _has_free(planner, group)
 
 
-def _has_free(core: ExecutorCore, group: SequenceGroup) -> bool:
+def _has_free(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
     """Return whether a core has slots and blocks for the group beside those that run."""
-    limits, allocator = core.limits, core.blocks.allocator
+    limits, allocator = planner.limits, planner.blocks.allocator
     num_reserved = math.ceil(limits.num_blocks * limits.watermark) if allocator.num_used_blocks else 0
-    num_taken_slots = sum(other.num_slots for other in core.batch.running)
+    num_taken_slots = sum(other.num_slots for other in planner.batch.running)
     return _fits(limits, group, allocator.num_free_blocks - num_reserved, limits.max_num_seqs - num_taken_slots)
 
 

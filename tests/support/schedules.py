@@ -16,7 +16,7 @@ from octavo_shared.step_wire.step import NO_LOGPROBS, SamplingRow, Step
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
-from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
+from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from tests.support.fleet import FoundHypothesis, Member, Outcome, Output, VirtualFleet, WiredWorker
 
@@ -64,7 +64,7 @@ class Schedule:
 
     num_blocks: int
     num_host_blocks: int = 0
-    settings: CoreSettings = field(default_factory=CoreSettings)
+    settings: PlannerSettings = field(default_factory=PlannerSettings)
     num_steps_in_flight: int = 1
     arrival_rounds: Sequence[int] = ()
     abort_rounds: Mapping[int, int] = field(default_factory=dict)
@@ -151,7 +151,9 @@ class Play:
     def _begin_round(self, now: int) -> None:
         for arrival, group in enumerate(self._groups):
             if self.schedule.arrives(arrival, now):
-                assert self._member.core.admissions.can_ever_admit(group), self._member.core.admissions.why_never(group)
+                assert self._member.planner.admissions.can_ever_admit(group), self._member.planner.admissions.why_never(
+                    group
+                )
                 self.fleet.add(group)
             leaves = self.schedule.abort_rounds.get(arrival) == now
             if leaves and arrival in self.fleet.groups and self.fleet.is_live(group):
@@ -166,7 +168,7 @@ class Play:
 
     def _send(self) -> None:
         member = self._member
-        while len(member.core.in_flight) < self.schedule.num_steps_in_flight:
+        while len(member.planner.in_flight) < self.schedule.num_steps_in_flight:
             counts = [group.num_preemptions for group in self._groups]
             step: Step | None = self.fleet.schedule(member, float(self.num_rounds))
             self._note_preemptions(counts)

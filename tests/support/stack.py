@@ -131,13 +131,13 @@ class Stack:
 
     async def attached(self) -> None:
         """Return once some executor is attached."""
-        await until(lambda: self.engine.fleet.cores)
+        await until(lambda: self.engine.fleet.planners)
         if self.fronts is not None:
             await self.link.wait_until_ready(len(self.fronts.fronts))
 
     def num_groups_on(self, executor: ExecutorProcess) -> int:
         """Return how many groups an executor has now."""
-        core = self.driver_of(executor).core
+        core = self.driver_of(executor).planner
         return 0 if core is None else len(core.groups)
 
 
@@ -221,7 +221,7 @@ async def running_scheduler(
         if ready:
             await running.attached()
         if ready and membership is None:
-            await until(lambda: len(running.engine.fleet.cores) >= len(executors))
+            await until(lambda: len(running.engine.fleet.planners) >= len(executors))
         yield running
 
 

@@ -5,12 +5,12 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
 
 
-def decision_lines(core: ExecutorCore, sent: StepInFlight, preempted: Collection[str]) -> list[str]:
+def decision_lines(core: ExecutorPlanner, sent: StepInFlight, preempted: Collection[str]) -> list[str]:
     """Say what a step changes, moves and runs, right after it was decided; `preempted`: the names of groups."""
     step, delta = sent.step, sent.step.delta
     names = {sequence.slot: name_of(sequence) for sequence in _running_sequences(core)}
@@ -67,7 +67,7 @@ def token_lines(updates: StepUpdates) -> list[str]:
     return lines
 
 
-def state_lines(core: ExecutorCore, queue: Iterable[SequenceGroup]) -> list[str]:
+def state_lines(core: ExecutorPlanner, queue: Iterable[SequenceGroup]) -> list[str]:
     """Say where every sequence is, and how full the pools are; `queue`: the groups that no core has, in their order."""
     allocator, lines = core.blocks.allocator, []
     for sequence in _running_sequences(core):
@@ -96,7 +96,7 @@ def name_of(sequence: Sequence) -> str:
     return f"{owner.request_id}.{owner.sequences.index(sequence)}"
 
 
-def _running_sequences(core: ExecutorCore) -> list[Sequence]:
+def _running_sequences(core: ExecutorPlanner) -> list[Sequence]:
     return [
         sequence
         for running in core.batch.running

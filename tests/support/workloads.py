@@ -15,7 +15,7 @@ from octavo_shared.step_wire.step import SamplingRow, StepResult
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.life import EventKind
@@ -166,7 +166,7 @@ class Driver:
 
     def start_executor(self, epoch: int) -> None:
         """Attach to an empty executor."""
-        self.core = ExecutorCore(self.limits, self.queue, self.workload.policy, epoch, prefix_key=b"key")
+        self.planner = ExecutorPlanner(self.limits, self.queue, self.workload.policy, epoch, prefix_key=b"key")
         self.executor = ToyExecutor(self.limits, hashed_next_token(VOCAB_SIZE))
         self.results: list[StepResult] = []
 
@@ -184,7 +184,7 @@ class Driver:
                 self.process()
                 progressed = True
             if not progressed and now >= last_arrival and not self.results:
-                assert not self.core.groups, "the core has nothing to do, and work is left"
+                assert not self.planner.groups, "the core has nothing to do, and work is left"
                 assert not len(self.queue), "somebody waits for ever"
                 self.count()
                 return
@@ -194,7 +194,7 @@ class Driver:
         for arrival, request in enumerate(self.workload.requests):
             if request.arrival_round == now:
                 group = self.groups[arrival] = request.to_group(arrival)
-                if self.core.admissions.can_ever_admit(group):
+                if self.planner.admissions.can_ever_admit(group):
                     self.queue.add(group)
                 else:
                     assert group.num_slots > 1, "a lone sequence always fits"
@@ -208,15 +208,15 @@ class Driver:
             request = self.workload.requests[arrival]
             if request.abort_round == now and self.is_live(group):
                 self.cut_short |= {(arrival, sequence.index) for sequence in group.live_sequences}
-                self.core.abort(group)
-                check_integrity(self.core)
+                self.planner.abort(group)
+                check_integrity(self.planner)
 
     def lose_the_executor(self) -> None:
-        groups = self.core.evacuate()
+        groups = self.planner.evacuate()
         self.count()
         live = [group for group in self.groups.values() if self.is_live(group)]
         assert {g.arrival for g in [*groups, *self.queue]} == {g.arrival for g in live}
-        self.start_executor(self.core.epoch + 1)
+        self.start_executor(self.planner.epoch + 1)
         for group in groups:
             for sequence in group.live_sequences:
                 assert sequence.status is SequenceStatus.WAITING
@@ -226,16 +226,16 @@ class Driver:
             self.queue.add(group)
 
     def count(self) -> None:
-        for mode, count in self.core.preemption.num_preemptions.items():
+        for mode, count in self.planner.preemption.num_preemptions.items():
             self.num_preemptions[mode] += count
 
     def schedule(self, now: int) -> bool:
-        decision = self.core.schedule(float(now))
+        decision = self.planner.schedule(float(now))
         for failure in decision.failures:
             assert len(failure.group.sequences) > 1, f"a lone sequence failed: {failure.message}"
             assert failure.group.arrival not in self.failed, "a group failed twice"
             self.failed.append(failure.group.arrival)
-        check_integrity(self.core)
+        check_integrity(self.planner)
         happened = {event.kind for event in decision.events}
         if decision.in_flight is None:
             return False
@@ -243,14 +243,14 @@ class Driver:
         if self.limits.prefill_mode is PrefillMode.FIRST and len(step.delta.prefill_chunks):
             swapped_in = EventKind.SWAPPED_IN in happened
             assert swapped_in or not layout.num_decodes, "prefill and decode are mixed"
-        digest = self.core.table.digest()
+        digest = self.planner.table.digest()
         self.results.append(self.executor.execute(step))
         assert self.executor.table.digest() == digest
         return True
 
     def process(self) -> None:
-        updates = self.core.process(self.results.pop(0))
-        check_integrity(self.core)
+        updates = self.planner.process(self.results.pop(0))
+        check_integrity(self.planner)
         for row, (sequence, token_id) in enumerate(zip(updates.sequences, updates.token_ids, strict=True)):
             name = self.name_of(sequence)
             assert name not in self.cut_short, "a token came after the client left"
@@ -261,8 +261,8 @@ class Driver:
                 self.reasons[name] = updates.finished[row]
             elif len(self.outputs[name]) == self.stop_length_of(sequence):
                 self.cut_short.add(name)
-                self.core.finish(sequence)
-                check_integrity(self.core)
+                self.planner.finish(sequence)
+                check_integrity(self.planner)
         for group in updates.finished_searches:
             assert group.arrival not in self.searches_over
             assert not group.live_sequences
@@ -299,7 +299,7 @@ def play(workload: Workload, num_steps_in_flight: int) -> Driver:
             else:
                 assert output == alone
                 assert driver.reasons[arrival, index] is reason
-    for allocator in (driver.core.blocks.allocator, driver.core.swapped.host):
+    for allocator in (driver.planner.blocks.allocator, driver.planner.swapped.host):
         assert allocator.num_free_blocks == allocator.num_blocks
     assert not driver.executor.table.live.any()
     return driver

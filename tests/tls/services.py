@@ -39,7 +39,7 @@ class Scheduler:
 
     async def attached(self) -> None:
         """Return once an executor is attached."""
-        await until(lambda: self.service.engine.fleet.cores)
+        await until(lambda: self.service.engine.fleet.planners)
 
     async def trouble(self) -> None:
         """Return once it is known why an executor cannot be attached."""

@@ -45,7 +45,14 @@ class Files:
     def of_front(self, shown: PairFiles | None = None) -> list[str]:
         """The flags of a front, which shows its own certificate or another one."""
         shown = shown or self.front
-        return ["--core-tls-ca", f"{self.ca}", "--core-tls-cert", f"{shown.cert}", "--core-tls-key", f"{shown.key}"]
+        return [
+            "--engine-tls-ca",
+            f"{self.ca}",
+            "--engine-tls-cert",
+            f"{shown.cert}",
+            "--engine-tls-key",
+            f"{shown.key}",
+        ]
 
     def shown(self, pair: PairFiles) -> grpc.ChannelCredentials:
         """The credentials of a channel that shows a certificate."""
@@ -63,7 +70,7 @@ async def running_core(*flags: str) -> AsyncIterator[Service]:
     async with (
         running_service("executor_svc.fake", "--step-ms", "5", "--log-level", "warning") as executor,
         running_service(
-            "scheduler_svc", "--executor", executor.address, "--core-listen", "127.0.0.1:0", *flags
+            "scheduler_svc", "--executor", executor.address, "--engine-listen", "127.0.0.1:0", *flags
         ) as core,
     ):
         yield core
@@ -72,7 +79,7 @@ async def running_core(*flags: str) -> AsyncIterator[Service]:
 @asynccontextmanager
 async def running_front(core: str, *flags: str) -> AsyncIterator[Service]:
     """Run a standalone front; it need not find its core."""
-    async with running_service("scheduler_svc.processes.front_process", "--core", core, *flags) as front:
+    async with running_service("scheduler_svc.processes.front_process", "--engine", core, *flags) as front:
         yield front
 
 
@@ -145,10 +152,10 @@ async def test_who_is_no_front_does_not_join_and_reads_why(
             f"{foreign.cert}, which must be valid and signed by an authority in its --front-tls-ca",
         ),
         "no certificate": (
-            ["--core-tls-ca", f"{files.ca}"],
-            "if it requires a client certificate, name one with --core-tls-cert and --core-tls-key",
+            ["--engine-tls-ca", f"{files.ca}"],
+            "if it requires a client certificate, name one with --engine-tls-cert and --engine-tls-key",
         ),
-        "no TLS": ([], "if it uses TLS, name its certificate authority with --core-tls-ca"),
+        "no TLS": ([], "if it uses TLS, name its certificate authority with --engine-tls-ca"),
     }
     async with AsyncExitStack() as stack:
         core = await stack.enter_async_context(running_core(*files.of_core()))
@@ -157,7 +164,7 @@ async def test_who_is_no_front_does_not_join_and_reads_why(
         for front, (_, sentence) in zip(fronts, sentences.values(), strict=True):
             line = await words(front)
             assert line.startswith(
-                f"octavo front not serving yet: the scheduler at {joined}: the core does not answer: "
+                f"octavo front not serving yet: the scheduler at {joined}: the engine does not answer: "
             )
             assert sentence in line
             assert not await is_ready(front.address)
@@ -234,22 +241,22 @@ async def test_a_front_waits_for_its_core_outlives_it_and_finds_the_next_one() -
     async with AsyncExitStack() as stack:
         executor = await stack.enter_async_context(running_service("executor_svc.fake", "--step-ms", "5"))
         flags = ["--executor", executor.address, "--scheduler-id", "one"]
-        first = await start_service("scheduler_svc", *flags, "--core-listen", "127.0.0.1:0")
+        first = await start_service("scheduler_svc", *flags, "--engine-listen", "127.0.0.1:0")
         joined = first.other_addresses["fronts"]
         await first.kill()  # the address is free, and nobody is there
 
         lonely = await stack.enter_async_context(running_front(joined))
         ports = ["--health-listen", "127.0.0.1:0", "--openai-listen", "127.0.0.1:0"]
         front = await stack.enter_async_context(running_front(joined, *ports))
-        assert "the core does not answer" in await words(front)
+        assert "the engine does not answer" in await words(front)
         assert await openai_health(front) == 503
         assert await lonely.terminate() == 0
         assert not await is_ready(front.other_addresses["health"])
         async with Client(front.address) as client:
-            with pytest.raises(UnavailableError, match="the core does not answer"):
+            with pytest.raises(UnavailableError, match="the engine does not answer"):
                 await client.generate([40], max_tokens=3)
 
-            second = await start_service("scheduler_svc", *flags, "--core-listen", joined)
+            second = await start_service("scheduler_svc", *flags, "--engine-listen", joined)
             await client.wait_until_ready(timeout_s=PATIENCE_S)
             assert await is_ready(front.other_addresses["health"])
             assert await openai_health(front) == 200
@@ -257,7 +264,7 @@ async def test_a_front_waits_for_its_core_outlives_it_and_finds_the_next_one() -
             while not isinstance(await anext(events), Delta):
                 pass
             await second.kill()
-            third = await start_service("scheduler_svc", *flags, "--core-listen", joined)
+            third = await start_service("scheduler_svc", *flags, "--engine-listen", joined)
             *_, last = [event async for event in events]
             assert isinstance(last, Finished)
             assert len(last.outputs[0].token_ids) == 400
@@ -302,36 +309,36 @@ async def test_a_core_that_is_told_to_end_lets_streams_of_fronts_of_their_own_fi
 
 
 WRONG_FLAGS = {
-    "scheduler_svc --core-listen 0.0.0.0:0": (
-        "octavo scheduler: --core-listen 0.0.0.0:0 can be reached from other machines, and a front that joins there "
-        "may run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, or "
-        "--core-insecure on an isolated network"
+    "scheduler_svc --engine-listen 0.0.0.0:0": (
+        "octavo scheduler: --engine-listen 0.0.0.0:0 can be reached from other machines, and a front that joins "
+        "there may run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, or "
+        "--engine-insecure on an isolated network"
     ),
     "scheduler_svc --trusted-fronts a": (
-        "octavo scheduler: --front-tls-ca, --trusted-fronts and --core-insecure require --core-listen: without it no "
-        "standalone front can join"
+        "octavo scheduler: --front-tls-ca, --trusted-fronts and --engine-insecure require --engine-listen: without it "
+        "no standalone front can join"
     ),
-    "scheduler_svc --core-listen 127.0.0.1:0 --front-tls-ca a": (
+    "scheduler_svc --engine-listen 127.0.0.1:0 --front-tls-ca a": (
         "octavo scheduler: --front-tls-ca and --trusted-fronts must be set together: the authority of the fronts' "
         "certificates and the accepted names; an authority may have signed other certificates too"
     ),
-    "scheduler_svc --core-listen 127.0.0.1:0 --front-tls-ca a --trusted-fronts a": (
+    "scheduler_svc --engine-listen 127.0.0.1:0 --front-tls-ca a --trusted-fronts a": (
         "octavo scheduler: --front-tls-ca requires --tls-cert and --tls-key: without TLS fronts present no certificate"
     ),
     "scheduler_svc.processes.front_process": (
-        "octavo front: --core is required (or OCTAVO_FRONT_CORE, or core in the file)"
+        "octavo front: --engine is required (or OCTAVO_FRONT_ENGINE, or core in the file)"
     ),
-    "scheduler_svc.processes.front_process --core here": (
-        "octavo front: --core is here; it must be host:port, with a port from 0 to 65535"
+    "scheduler_svc.processes.front_process --engine here": (
+        "octavo front: --engine is here; it must be host:port, with a port from 0 to 65535"
     ),
-    "scheduler_svc.processes.front_process --core a:1 --core-tls-cert a": (
-        "octavo front: --core-tls-cert and --core-tls-key must be set together: a certificate and its private key"
+    "scheduler_svc.processes.front_process --engine a:1 --engine-tls-cert a": (
+        "octavo front: --engine-tls-cert and --engine-tls-key must be set together: a certificate and its private key"
     ),
-    "scheduler_svc.processes.front_process --core a:1 --core-tls-server-name a": (
-        "octavo front: --core-tls-cert and --core-tls-server-name require --core-tls-ca: without it the front uses "
-        "plaintext to the scheduler"
+    "scheduler_svc.processes.front_process --engine a:1 --engine-tls-server-name a": (
+        "octavo front: --engine-tls-cert and --engine-tls-server-name require --engine-tls-ca: without it the front "
+        "uses plaintext to the scheduler"
     ),
-    "scheduler_svc.processes.front_process --core a:1 --executor a:1": (
+    "scheduler_svc.processes.front_process --engine a:1 --executor a:1": (
         "octavo front: --executor is not a flag; --help lists all"
     ),
 }
@@ -348,17 +355,17 @@ def test_wrong_flags_are_refused_in_a_sentence(
 
 
 async def test_a_front_ends_at_once_where_its_flags_are_wrong() -> None:
-    command = "scheduler_svc.processes.front_process --core here"
+    command = "scheduler_svc.processes.front_process --engine here"
     assert await run(*command.split()) == (2, "", WRONG_FLAGS[command] + "\n")
 
 
 async def test_a_file_that_a_front_cannot_use_ends_its_start(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     assert await run(
-        "scheduler_svc.processes.front_process", "--core", "127.0.0.1:1", "--core-tls-ca", str(missing)
+        "scheduler_svc.processes.front_process", "--engine", "127.0.0.1:1", "--engine-tls-ca", str(missing)
     ) == (
         1,
         "",
-        f"octavo front: --core-tls-ca {missing} cannot be read (No such file or directory); give a PEM file that this "
-        "process may read\n",
+        f"octavo front: --engine-tls-ca {missing} cannot be read (No such file or directory); give a PEM file that "
+        "this process may read\n",
     )

@@ -33,13 +33,13 @@ from octavo_shared.errors import QueueFullError
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.suspects import Suspects
 from scheduler_svc.engine.waiting_limits import WaitingLimits
 from scheduler_svc.executors.driver_interface import DriverSettings
-from scheduler_svc.executors.serving_limits import CoreSettings
+from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from tests.support.driving import Bench, group, small_limits
 from tests.support.step_words import decision_lines, state_lines, token_lines
@@ -57,8 +57,8 @@ class Stage:
         self.groups: dict[str, SequenceGroup] = {}
 
     @property
-    def core(self) -> ExecutorCore:
-        return self.bench.core
+    def planner(self) -> ExecutorPlanner:
+        return self.bench.planner
 
     def play(self, command: str) -> str:
         """Run a command; return its output."""
@@ -81,14 +81,14 @@ class Stage:
             case "run":
                 self.bench.run()
             case "finish":
-                self.core.finish(self.groups[names[0]].live_sequences[-1])
+                self.planner.finish(self.groups[names[0]].live_sequences[-1])
             case "abort":
-                self.core.abort(self.groups[names[0]])
+                self.planner.abort(self.groups[names[0]])
             case "evacuate":
                 self.evacuate()
             case _:
                 raise ValueError(f"unknown command {command!r}")
-        check_integrity(self.core)
+        check_integrity(self.planner)
         return "\n".join([*lines, *self.state()])
 
     def add(self, name: str, options: dict[str, str]) -> list[str]:
@@ -104,25 +104,25 @@ class Stage:
             beam_search=BeamSearchParams(int(options["beams"])) if "beams" in options else None,
             tenant=options.get("tenant", ""),
         )
-        if not self.core.admissions.can_ever_admit(added):
-            return [f"refused  {self.core.admissions.why_never(added)}"]
+        if not self.planner.admissions.can_ever_admit(added):
+            return [f"refused  {self.planner.admissions.why_never(added)}"]
         try:
             displaced = self.waiting_limits().require_room(added.tenant, added.num_prompt_tokens)
         except QueueFullError as error:
             return [f"refused  {error}"]
         for other, _ in displaced:
-            self.core.abort(other)
+            self.planner.abort(other)
         self.bench.queue.add(added)
         return [f"ended    {other.request_id}: {error}" for other, error in displaced]
 
     def waiting_limits(self) -> WaitingLimits:
         settings = EngineSettings(
-            CoreSettings(), DriverSettings(), FcfsPolicy(), self.max_waiting_requests, self.max_waiting_requests
+            PlannerSettings(), DriverSettings(), FcfsPolicy(), self.max_waiting_requests, self.max_waiting_requests
         )
         return WaitingLimits(self.bench.queue, Suspects(), settings, lambda: 1.0)
 
     def evacuate(self) -> None:
-        groups = self.core.evacuate()
+        groups = self.planner.evacuate()
         lost = self.bench
         self.bench = Bench(lost.limits, lost.next_token, epoch=lost.epoch + 1)
         for moved in [*groups, *lost.queue]:
@@ -139,7 +139,7 @@ class Stage:
         return [
             *failed,
             f"step {step.step_id} of epoch {step.epoch}",
-            *decision_lines(self.core, self.core.in_flight[-1], preempted),
+            *decision_lines(self.planner, self.planner.in_flight[-1], preempted),
         ]
 
     def process(self) -> list[str]:
@@ -150,7 +150,7 @@ class Stage:
 
     def state(self) -> list[str]:
         """Say where every sequence is, and how full the pools are."""
-        return state_lines(self.core, self.bench.queue.in_order())
+        return state_lines(self.planner, self.bench.queue.in_order())
 
 
 def prompt_from(option: str, first: int) -> list[int]:

@@ -142,11 +142,11 @@ async def test_fronts_send_their_traces_before_they_end(monkeypatch: pytest.Monk
         async with (
             running_service("executor_svc.fake") as executor,
             running_service(
-                *("scheduler_svc", "--executor", executor.address, "--fronts", "1", "--core-listen", "127.0.0.1:0"),
+                *("scheduler_svc", "--executor", executor.address, "--fronts", "1", "--engine-listen", "127.0.0.1:0"),
                 *traced,
             ) as scheduler,
             running_service(
-                "scheduler_svc.processes.front_process", "--core", scheduler.other_addresses["fronts"], *traced
+                "scheduler_svc.processes.front_process", "--engine", scheduler.other_addresses["fronts"], *traced
             ) as front,
         ):
             for name, address in (("started", scheduler.address), ("own", front.address)):

@@ -40,7 +40,7 @@ class BareLoop:
         self._worker = worker
         queue = WaitingQueue(settings.policy)
         self._fleet = Fleet(queue, settings.policy, prefix_key=secrets.token_bytes(16))
-        self._core = self._fleet.join(serving_limits(worker.info, settings.core), epoch=1)
+        self._core = self._fleet.join(serving_limits(worker.info, settings.planner), epoch=1)
         self._arrivals = count(1)
 
     def generate(self, requests: list[Request]) -> Generation:

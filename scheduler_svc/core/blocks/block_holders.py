@@ -1,7 +1,7 @@
-"""Which cores of a fleet hold which registered block, by the name of the block.
+"""Which planners of a fleet hold which registered block, by the name of the block.
 
-One index for the fleet, kept by the prefix caches of its cores, so that placing a group looks each of its blocks up
-once, however many cores there are. Names are equal where contents are, because the prefix key is the fleet's.
+One index for the fleet, kept by the prefix caches of its planners, so that placing a group looks each of its blocks up
+once, however many planners there are. Names are equal where contents are, because the prefix key is the fleet's.
 
 Pure. Read next: `prefix_cache.py`, which names blocks; `dispatcher.py`, which asks.
 """
@@ -9,19 +9,19 @@ Pure. Read next: `prefix_cache.py`, which names blocks; `dispatcher.py`, which a
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Every core, for `depths`.
+# Every planner, for `depths`.
 ALL_CORES = -1
 
 
 class Depth(NamedTuple):
-    """The cores of `members`, a set of bits, hold at least the first `num_blocks` blocks that were asked for."""
+    """The planners of `members`, a set of bits, hold at least the first `num_blocks` blocks that were asked for."""
 
     members: int
     num_blocks: int
 
 
 class BlockHolders:
-    """Sets of cores by block name; a core is a bit, and a set the sum of its bits.
+    """Sets of planners by block name; a planner is a bit, and a set the sum of its bits.
 
     Attributes:
         holders_of: The set of a name; one that nobody holds is not there.
@@ -32,13 +32,13 @@ class BlockHolders:
         self._bits = 0
 
     def join(self) -> int:
-        """Return the bit of a core that joins."""
+        """Return the bit of a planner that joins."""
         bit = ~self._bits & (self._bits + 1)  # the lowest that is free
         self._bits |= bit
         return bit
 
     def leave(self, bit: int, names: Sequence[bytes]) -> None:
-        """A core is gone, and with it the blocks that it has registered under these names."""
+        """A planner is gone, and with it the blocks that it has registered under these names."""
         for name in names:
             if others := self.holders_of[name] & ~bit:
                 self.holders_of[name] = others
@@ -51,7 +51,7 @@ class BlockHolders:
 
         Args:
             names: Of the blocks of a sequence, from its first one.
-            members: The cores that are of interest.
+            members: The planners that are of interest.
 
         Returns:
             Deepest first, each set a part of the next one; those that hold nothing are left out.

@@ -77,7 +77,7 @@ class BlockManager:
         holders: The fleet's index of registered blocks; None: there is no fleet.
 
     Attributes:
-        hasher: Names blocks. The step log gives a core another one before its first name.
+        hasher: Names blocks. The step log gives a planner another one before its first name.
     """
 
     def __init__(self, limits: CoreLimits, prefix_key: bytes = b"", holders: BlockHolders | None = None) -> None:

@@ -1,7 +1,7 @@
-"""What the next step of a core can still admit, in plain numbers: the dispatcher's view of a core.
+"""What the next step of a planner can still admit, in plain numbers: the dispatcher's view of a planner.
 
 Numbers only, so that dispatching a group costs microseconds. They leave out what is too dear to know, such as the size
-of the message. The core has the last word (`Admissions.judge`); what it does not admit goes back into the line.
+of the message. The planner has the last word (`Admissions.judge`); what it does not admit goes back into the line.
 
 Pure. Read next: `dispatcher.py`.
 """
@@ -12,18 +12,18 @@ from typing import NamedTuple
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Wait
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.waiting_queue import Turn
 
 # What an output is expected to get, unless its request ends it before; a power of two.
 EXPECTED_OUTPUT_TOKENS = 128
 
-# Of a length; and tokens of a step that is being decided: its core asks because it has some of its budget left.
+# Of a length; and tokens of a step that is being decided: its planner asks because it has some of its budget left.
 _NO_LIMIT = 2**62
 
 
 class Demand(NamedTuple):
-    """What a group takes of a core, as if nothing of it were cached; of one that has forked, as things are there.
+    """What a group takes of a planner, as if nothing of it were cached; of one that has forked, as things are there.
 
     Attributes:
         block_size: Tokens in a block.
@@ -42,9 +42,9 @@ class Demand(NamedTuple):
     block_names: list[bytes]
 
     @classmethod
-    def of(cls, group: SequenceGroup, core: ExecutorCore) -> "Demand":
-        """Return what a group takes of a core."""
-        blocks = core.blocks
+    def of(cls, group: SequenceGroup, planner: ExecutorPlanner) -> "Demand":
+        """Return what a group takes of a planner."""
+        blocks = planner.blocks
         sequences = group.sequences if group.is_lone else group.sequences_to_compute
         lead = sequences[0]
         if len(sequences) > 1:  # it has forked: what its sequences share, and what is cached of each, takes a plan
@@ -62,20 +62,20 @@ class Demand(NamedTuple):
         return cls(blocks.block_size, num_tokens, num_tokens, num_blocks, group.num_slots, names)
 
     def assignment(self, turn: Turn, capacity: "Capacity", num_cached_blocks: int) -> Assignment:
-        """Return what the group takes of a core that has its first blocks in the prefix cache."""
+        """Return what the group takes of a planner that has its first blocks in the prefix cache."""
         num_cached_tokens = num_cached_blocks * self.block_size
-        is_long = capacity.core.prefills.is_long(self.num_lead_tokens - num_cached_tokens)
+        is_long = capacity.planner.prefills.is_long(self.num_lead_tokens - num_cached_tokens)
         num_blocks, num_tokens = self.num_blocks - num_cached_blocks, self.num_tokens - num_cached_tokens
         return Assignment(turn, self.num_slots, num_blocks, num_tokens, is_long)
 
 
 @dataclass(slots=True, eq=False)
 class Capacity:
-    """What the next step of a core can still admit.
+    """What the next step of a planner can still admit.
 
     Attributes:
-        inbox: Of the core; what is in it is taken already.
-        bit: Stands for the core among the holders of blocks.
+        inbox: Of the planner; what is in it is taken already.
+        bit: Stands for the planner among the holders of blocks.
         load: Tokens that are computed before those of a newcomer.
         num_rows: Sequences that decode here, or will, beside a newcomer.
         num_free_slots: Of the batch.
@@ -87,7 +87,7 @@ class Capacity:
     """
 
     inbox: Inbox
-    core: ExecutorCore
+    planner: ExecutorPlanner
     bit: int
     load: int
     num_rows: int
@@ -101,30 +101,31 @@ class Capacity:
 
     @classmethod
     def of(cls, inbox: Inbox, *, is_serving: bool, number: int) -> "Capacity":
-        """Return the room of a core.
+        """Return the room of a planner.
 
         Args:
-            inbox: Of the core.
-            is_serving: Whether the core is deciding a step, and asks: then it has budget left, whatever was dispatched.
+            inbox: Of the planner.
+            is_serving: Whether the planner is deciding a step, and asks: then it has budget left, whatever was
+            dispatched.
             number: Tells it from the others.
         """
-        core = inbox.core
-        blocks, limits = core.blocks, core.limits
+        planner = inbox.planner
+        blocks, limits = planner.blocks, planner.limits
         num_free_blocks = blocks.allocator.num_free_blocks - inbox.num_blocks
         is_pool_used = num_free_blocks < blocks.allocator.num_blocks
         if is_pool_used:
             num_free_blocks -= blocks.num_watermark_blocks
         return cls(
             inbox,
-            core,
+            planner,
             0 if blocks.prefix_cache is None else blocks.prefix_cache.bit,
-            core.load + inbox.num_tokens + inbox.num_slots,
-            core.num_rows + inbox.num_slots,
-            core.batch.num_free_slots - inbox.num_slots,
+            planner.load + inbox.num_tokens + inbox.num_slots,
+            planner.num_rows + inbox.num_slots,
+            planner.batch.num_free_slots - inbox.num_slots,
             num_free_blocks,
-            _NO_LIMIT if is_serving else limits.max_num_batched_tokens - core.num_claimed_tokens - inbox.num_tokens,
-            limits.max_long_prefills - core.prefills.num_long - inbox.num_long,
-            core.groups.first_return,
+            _NO_LIMIT if is_serving else limits.max_num_batched_tokens - planner.num_claimed_tokens - inbox.num_tokens,
+            limits.max_long_prefills - planner.prefills.num_long - inbox.num_long,
+            planner.groups.first_return,
             is_pool_used,
             number,
         )
@@ -143,20 +144,22 @@ class Capacity:
 
     def with_budget(self) -> "Capacity":
         """Return the capacity of a step that nobody has a part of yet."""
-        return replace(self, num_tokens=self.core.limits.max_num_batched_tokens)
+        return replace(self, num_tokens=self.planner.limits.max_num_batched_tokens)
 
     def obstacle(self, turn: Turn, demand: Demand, num_cached_blocks: int) -> Wait | None:
-        """Return how a group has to wait that stands first in line; None: the core can take it."""
-        core, group, blocks = self.core, turn.group, self.core.blocks
-        if not is_open_to(core, group):
+        """Return how a group has to wait that stands first in line; None: the planner can take it."""
+        planner, group, blocks = self.planner, turn.group, self.planner.blocks
+        if not is_open_to(planner, group):
             return Wait.NEVER
-        if core.is_probing and (core.groups or self.inbox.assignments):
+        if planner.is_probing and (planner.groups or self.inbox.assignments):
             return Wait.IN_LINE
         if self.first_return is not None and self.first_return <= turn[:2]:
             return Wait.IN_LINE
         if demand.num_slots > self.num_free_slots:
             return Wait.IN_LINE
-        if self.num_long <= 0 and core.prefills.is_long(demand.num_lead_tokens - num_cached_blocks * blocks.block_size):
+        if self.num_long <= 0 and planner.prefills.is_long(
+            demand.num_lead_tokens - num_cached_blocks * blocks.block_size
+        ):
             return Wait.SKIPPED
         if blocks.is_being_computed(demand.block_names, num_cached_blocks):
             return Wait.SKIPPED
@@ -169,10 +172,10 @@ class Capacity:
         if demand.num_blocks - num_cached_blocks > self.num_free_blocks:
             return False
         # It depends on how many of the cached blocks nobody uses: these count as free.
-        return self.core.blocks.plan_admission(group).num_needed <= self.num_free_blocks
+        return self.planner.blocks.plan_admission(group).num_needed <= self.num_free_blocks
 
     def give(self, assignment: Assignment) -> None:
-        """Put an assignment into the inbox of the core."""
+        """Put an assignment into the inbox of the planner."""
         self.inbox.put(assignment)
         self.count(assignment)
 
@@ -180,7 +183,7 @@ class Capacity:
         """Count what an assignment takes."""
         if not self._is_pool_used:
             self._is_pool_used = True
-            self.num_free_blocks -= self.core.blocks.num_watermark_blocks
+            self.num_free_blocks -= self.planner.blocks.num_watermark_blocks
         self.load += assignment.num_tokens + assignment.num_slots
         self.num_rows += assignment.num_slots
         self.num_free_slots -= assignment.num_slots
@@ -196,6 +199,6 @@ def num_expected_tokens(group: SequenceGroup) -> int:
     return 1 << (max(1, min(limit, EXPECTED_OUTPUT_TOKENS)) - 1).bit_length()
 
 
-def is_open_to(core: ExecutorCore, group: SequenceGroup) -> bool:
-    """Return whether a core could take the group if it were empty; a leaving one only what has run."""
-    return (core.takes_groups or group.has_run) and core.admissions.can_ever_admit(group)
+def is_open_to(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
+    """Return whether a planner could take the group if it were empty; a leaving one only what has run."""
+    return (planner.takes_groups or group.has_run) and planner.admissions.can_ever_admit(group)

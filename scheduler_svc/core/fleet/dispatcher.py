@@ -1,23 +1,23 @@
-"""The dispatcher: gives the first groups in line to the cores that are to compute them.
+"""The dispatcher: gives the first groups in line to the planners that are to compute them.
 
-Groups stand in one line. The first one is dispatched to the best of the cores whose next step can admit it: where
+Groups stand in one line. The first one is dispatched to the best of the planners whose next step can admit it: where
 least is computed until it has its last token (`placement.py`), then where most blocks are free. The first one may be
 passed only if it waits for something that is sure to come (`Wait.SKIPPED`).
 
-A dispatched group waits in the inbox of its core until the core decides its next step, which is soon. Until then
+A dispatched group waits in the inbox of its planner until the planner decides its next step, which is soon. Until then
 
-- it goes back into the line if somebody comes whose turn is before it and who finds no room elsewhere, if the core
+- it goes back into the line if somebody comes whose turn is before it and who finds no room elsewhere, if the planner
   is lost, leaves, or has been at a step for too long;
-- another core takes it that has capacity, and where it costs less.
+- another planner takes it that has capacity, and where it costs less.
 
-A core that is emptied (`ExecutorCore.is_draining`) gives up its groups one by one, in order, when others have room for
-them. They run on meanwhile, and yet stand in line before newcomers: room is kept for them.
+A planner that is emptied (`ExecutorPlanner.is_draining`) gives up its groups one by one, in order, when others have
+room for them. They run on meanwhile, and yet stand in line before newcomers: room is kept for them.
 
-So order and shares hold for whoever comes later. A core that decides a step is served: the line is dispatched until
+So order and shares hold for whoever comes later. A planner that decides a step is served: the line is dispatched until
 it has what it can take. Each call dispatches a bounded number of groups.
 
-Pure. Read next: `placement.py`, the choice; `capacity.py`, what a core can take; `waiting_queue.py`, the order of the
-line.
+Pure. Read next: `placement.py`, the choice; `capacity.py`, what a planner can take; `waiting_queue.py`, the order of
+the line.
 """
 
 import math
@@ -30,7 +30,7 @@ from scheduler_svc.core.fleet.placement import Offer, Placement
 from scheduler_svc.core.fleet.tenant_cap import TenantCap
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Obstacle, Wait
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.waiting_queue import Turn, WaitingQueue
 
 # Groups that one call dispatches: some 15 microseconds each (docs/benchmarks.md).
@@ -42,12 +42,12 @@ class Dispatcher:
 
     Args:
         queue: The line.
-        is_complete: Says whether no other core is expected back.
+        is_complete: Says whether no other planner is expected back.
 
     Attributes:
-        holders: Which core holds which registered block.
-        inboxes: One for each core, in the order in which they joined.
-        unplaceable: Groups that none of these cores can ever take: they wait for another one, out of the line.
+        holders: Which planner holds which registered block.
+        inboxes: One for each planner, in the order in which they joined.
+        unplaceable: Groups that none of these planners can ever take: they wait for another one, out of the line.
     """
 
     def __init__(self, queue: WaitingQueue, is_complete: Callable[[], bool] = lambda: True) -> None:
@@ -57,34 +57,34 @@ class Dispatcher:
         self.inboxes: list[Inbox] = []
         self.unplaceable: set[SequenceGroup] = set()
         self._takers: list[Inbox] | None = None  # at the last look; None: look anew
-        self._dispatched_to: set[ExecutorCore] = set()
+        self._dispatched_to: set[ExecutorPlanner] = set()
 
-    # Cores come and go ---------------------------------------------------------------------------
+    # Planners come and go ---------------------------------------------------------------------------
 
     def add(self, inbox: Inbox) -> None:
-        """A core joins."""
+        """A planner joins."""
         inbox.kind = next((other.kind for other in self.inboxes if other.kind == inbox.kind), inbox.kind)
         self.inboxes.append(inbox)
 
-    def remove(self, core: ExecutorCore) -> None:
-        """A core is gone: what was dispatched to it stands in line again."""
-        inbox = next(inbox for inbox in self.inboxes if inbox.core is core)
+    def remove(self, planner: ExecutorPlanner) -> None:
+        """A planner is gone: what was dispatched to it stands in line again."""
+        inbox = next(inbox for inbox in self.inboxes if inbox.planner is planner)
         self.inboxes.remove(inbox)
-        self._dispatched_to.discard(core)
+        self._dispatched_to.discard(planner)
         self._recall(inbox)
-        if core.blocks.prefix_cache is not None:
-            core.blocks.prefix_cache.leave()
+        if planner.blocks.prefix_cache is not None:
+            planner.blocks.prefix_cache.leave()
         self._takers = None
-        del inbox.core  # else they are a cycle, and megabytes wait for the garbage collector
+        del inbox.planner  # else they are a cycle, and megabytes wait for the garbage collector
 
     def takers(self) -> list[Inbox]:
-        """Return the inboxes of the cores that groups may be dispatched to; all of them if every core is leaving.
+        """Return the inboxes of the planners that groups may be dispatched to; all of them if every planner is leaving.
 
-        To one that is emptied, those that have run and that no other core can ever take.
+        To one that is emptied, those that have run and that no other planner can ever take.
         """
-        if not any(inbox.core.takes_groups for inbox in self.inboxes):
+        if not any(inbox.planner.takes_groups for inbox in self.inboxes):
             return self.inboxes
-        return [inbox for inbox in self.inboxes if inbox.core.takes_groups or inbox.core.is_draining]
+        return [inbox for inbox in self.inboxes if inbox.planner.takes_groups or inbox.planner.is_draining]
 
     def withdraw(self, group: SequenceGroup) -> None:
         """Take out a group that waits, wherever it does: nobody wants it any more."""
@@ -95,26 +95,29 @@ class Dispatcher:
 
     # Dispatching -------------------------------------------------------------------------------------
 
-    def dispatch(self, now_s: float) -> set[ExecutorCore]:
-        """Give the first groups in line to cores that have room; return those that got new ones, which are to look."""
+    def dispatch(self, now_s: float) -> set[ExecutorPlanner]:
+        """Give the first groups in line to planners that have room.
+
+        Return those that got new ones, which are to look.
+        """
         if self.queue.num_in_line and self.inboxes:
-            former = {inbox.core: {given.group for given in inbox.assignments} for inbox in self.inboxes}
+            former = {inbox.planner: {given.group for given in inbox.assignments} for inbox in self.inboxes}
             for _ in self._groups_for(None, now_s):
                 raise AssertionError("a group was dispatched to nobody")
             for inbox in self.inboxes:  # one that made way, and then got its place again, is nothing new
-                if former[inbox.core].issuperset(given.group for given in inbox.assignments):
-                    self._dispatched_to.discard(inbox.core)
+                if former[inbox.planner].issuperset(given.group for given in inbox.assignments):
+                    self._dispatched_to.discard(inbox.planner)
         return self.take_dispatched()
 
     def serve(self, inbox: Inbox) -> Generator[SequenceGroup]:
-        """Yield the groups that a core is to admit in the step that it decides, and dispatch others on the way.
+        """Yield the groups that a planner is to admit in the step that it decides, and dispatch others on the way.
 
         Those that it has not removed from the queue when the walk ends, or is closed, stand in line again.
         """
         inbox.refused.clear()
         offered: list[SequenceGroup] = []
         try:
-            for group in self._groups_for(inbox, inbox.core.now_s):
+            for group in self._groups_for(inbox, inbox.planner.now_s):
                 offered.append(group)
                 yield group
         finally:
@@ -125,7 +128,7 @@ class Dispatcher:
             self._recall(inbox, keeps_solo=True)
 
     def serve_solo(self, inbox: Inbox) -> Generator[SequenceGroup]:
-        """Yield the group in the inbox of a core that is to have the next step for itself; none, if it just left."""
+        """Yield the group in the inbox of a planner that is to have the next step for itself; none, if it just left."""
         self._follow_takers()
         index = next((i for i, given in enumerate(inbox.assignments) if given.group.runs_alone), None)
         if index is None:
@@ -138,19 +141,22 @@ class Dispatcher:
                 self.queue.release(assignment.group)
                 inbox.refused.add(assignment.group)
 
-    def take_dispatched(self) -> set[ExecutorCore]:
-        """Return the cores that found something in their inbox since the last call, while others were served."""
+    def take_dispatched(self) -> set[ExecutorPlanner]:
+        """Return the planners that found something in their inbox since the last call, while others were served."""
         dispatched_to, self._dispatched_to = self._dispatched_to, set()
         return dispatched_to
 
-    def place(self, group: SequenceGroup, level: int, now_s: float) -> ExecutorCore | None:
-        """Return the core that a group would be dispatched to if it stood first in line; None: no core has capacity."""
-        offer = self._placement(now_s).choose(self._turn_of(group, level))
-        return offer.capacity.core if isinstance(offer, Offer) else None
+    def place(self, group: SequenceGroup, level: int, now_s: float) -> ExecutorPlanner | None:
+        """Return the planner that a group would be dispatched to if it stood first in line.
 
-    def preferred(self, group: SequenceGroup, level: int, now_s: float) -> list[ExecutorCore]:
-        """Return the cores that a group is kept for if it stands first in line; see `Placement.preferred`."""
-        return [capacity.core for capacity in self._placement(now_s).preferred(self._turn_of(group, level))]
+        None: no planner has capacity.
+        """
+        offer = self._placement(now_s).choose(self._turn_of(group, level))
+        return offer.capacity.planner if isinstance(offer, Offer) else None
+
+    def preferred(self, group: SequenceGroup, level: int, now_s: float) -> list[ExecutorPlanner]:
+        """Return the planners that a group is kept for if it stands first in line; see `Placement.preferred`."""
+        return [capacity.planner for capacity in self._placement(now_s).preferred(self._turn_of(group, level))]
 
     def why_capped(self, group: SequenceGroup) -> Obstacle | None:
         """Return why a group waits until others of its tenant have ended; None: it does not."""
@@ -169,11 +175,11 @@ class Dispatcher:
         return Placement(self.takers(), self.holders, None, self.judged_at_s(now_s))
 
     def judged_at_s(self, now_s: float) -> float:
-        """Return the time by which steps are overdue: never for a core that is alone, which takes all."""
+        """Return the time by which steps are overdue: never for a planner that is alone, which takes all."""
         return now_s if len(self.inboxes) > 1 else -math.inf
 
     def _groups_for(self, server: Inbox | None, now_s: float) -> Iterator[SequenceGroup]:
-        """Dispatch groups; yield, held, those that the core which asks is to have."""
+        """Dispatch groups; yield, held, those that the planner which asks is to have."""
         self._follow_takers()
         takers = self.takers()
         if server is not None and server not in takers:
@@ -198,7 +204,7 @@ class Dispatcher:
         self, placement: Placement, skipped: list[SequenceGroup], closed: list[Turn], now_s: float
     ) -> Iterator[SequenceGroup]:
         queue, server, cap = self.queue, placement.server, self._tenant_cap()
-        kept = {inbox.core: -math.inf for inbox in self.inboxes if inbox.core.is_draining}
+        kept = {inbox.planner: -math.inf for inbox in self.inboxes if inbox.planner.is_draining}
         for _ in range(MAX_DISPATCHED_GROUPS):
             turn = self._first_turn(cap, closed)
             index = None if server is None else server.first_in_company
@@ -229,13 +235,13 @@ class Dispatcher:
                     yield turn.group
                     placement.look_at_server()
                 else:
-                    self._dispatched_to.add(offer.capacity.core)
+                    self._dispatched_to.add(offer.capacity.planner)
             elif offer is Wait.NEVER and self._has_no_hope(turn.group):
                 if server is not None:
-                    yield turn.group  # for the core to end it
+                    yield turn.group  # for the planner to end it
                 else:
                     placement.takers[0].put(Assignment(turn, 0, 0, 0, is_long=False))
-                    self._dispatched_to.add(placement.takers[0].core)
+                    self._dispatched_to.add(placement.takers[0].planner)
             elif offer is Wait.NEVER:
                 self.unplaceable.add(turn.group)
             else:
@@ -269,27 +275,27 @@ class Dispatcher:
             others = [inbox for inbox in self.inboxes if inbox.assignments and inbox is not server]
             if not others:
                 return
-            busiest = max(others, key=lambda inbox: (inbox.core.num_rows, inbox.core.load))
+            busiest = max(others, key=lambda inbox: (inbox.planner.num_rows, inbox.planner.load))
             group, level = busiest.assignments[0].group, busiest.assignments[0].turn.level
             if group.runs_alone or not placement.claim(busiest, self._turn_of(group, level)):
                 return
             yield busiest.take(0).group
             placement.look_at_server()
 
-    # Cores that are emptied ----------------------------------------------------------------------
+    # Planners that are emptied ----------------------------------------------------------------------
 
     def wanted_elsewhere(
-        self, core: ExecutorCore, groups: Iterable[SequenceGroup], now_s: float
+        self, planner: ExecutorPlanner, groups: Iterable[SequenceGroup], now_s: float
     ) -> Iterator[SequenceGroup]:
-        """Yield, in order, those groups of a core that is emptied for which others have room now.
+        """Yield, in order, those groups of a planner that is emptied for which others have room now.
 
         First come those that stand in line before them, and those that left before and still wait for late tokens.
         """
         for _ in self._groups_for(None, now_s):
             raise AssertionError("a group was dispatched to nobody")
-        staying = [inbox for inbox in self.inboxes if inbox.core.takes_groups]
+        staying = [inbox for inbox in self.inboxes if inbox.planner.takes_groups]
         placement = Placement(staying, self.holders, None, self.judged_at_s(now_s))
-        for emptied in (inbox.core for inbox in self.inboxes if inbox.core.is_draining):
+        for emptied in (inbox.planner for inbox in self.inboxes if inbox.planner.is_draining):
             for group in emptied.preempted.groups:
                 self._keep_room(placement, emptied, group)
         closed: list[Turn] = []
@@ -300,45 +306,45 @@ class Dispatcher:
         for group in groups:
             if ahead is not None and ahead < (group.order[0], False, group.arrival):
                 return
-            wait = self._keep_room(placement, core, group)
+            wait = self._keep_room(placement, planner, group)
             if wait is None:
                 yield group
             elif wait is Wait.IN_LINE:
                 return
 
     def _must_wait_for_moves(
-        self, placement: Placement, newcomer: Turn, now_s: float, kept: dict[ExecutorCore, float]
+        self, placement: Placement, newcomer: Turn, now_s: float, kept: dict[ExecutorPlanner, float]
     ) -> bool:
-        """Keep room for the groups of cores that are emptied, which ran before a newcomer.
+        """Keep room for the groups of planners that are emptied, which ran before a newcomer.
 
         Args:
-            placement: The cores with room.
+            placement: The planners with room.
             newcomer: Whose turn it is.
-            now_s: Monotonic time, in seconds; -inf: no core is stalled.
-            kept: The first level of each core that is emptied for whose groups no room was kept yet; it moves on.
+            now_s: Monotonic time, in seconds; -inf: no planner is stalled.
+            kept: The first level of each planner that is emptied for whose groups no room was kept yet; it moves on.
 
         Returns: Whether one of these groups found no room: then the newcomer waits behind it.
         """
-        for core, first_level in kept.items():
-            if newcomer.level < first_level or core.stalled_s(now_s) is not None:
+        for planner, first_level in kept.items():
+            if newcomer.level < first_level or planner.stalled_s(now_s) is not None:
                 continue
-            kept[core] = newcomer.level + 1
+            kept[planner] = newcomer.level + 1
             num_passed = 0
-            for group in core.movable:
+            for group in planner.movable:
                 if group.order[0] < first_level:
                     continue
                 if group.order[0] > newcomer.level or num_passed == MAX_PASSED_GROUPS:
                     break
-                wait = self._keep_room(placement, core, group)
+                wait = self._keep_room(placement, planner, group)
                 if wait is Wait.IN_LINE:
                     return True
                 num_passed += wait is not None
         return False
 
-    def _keep_room(self, placement: Placement, core: ExecutorCore, group: SequenceGroup) -> Wait | None:
-        """Keep room elsewhere for a group of a core that is emptied; return how it waits for that; None: not."""
-        waiting = core.batch.as_waiting(group)
-        if not any(is_open_to(inbox.core, waiting) for inbox in placement.takers if not inbox.core.is_draining):
+    def _keep_room(self, placement: Placement, planner: ExecutorPlanner, group: SequenceGroup) -> Wait | None:
+        """Keep room elsewhere for a group of a planner that is emptied; return how it waits for that; None: not."""
+        waiting = planner.batch.as_waiting(group)
+        if not any(is_open_to(inbox.planner, waiting) for inbox in placement.takers if not inbox.planner.is_draining):
             return Wait.NEVER
         offer = placement.choose(self._turn_of(waiting, group.order[0]))
         if isinstance(offer, Wait):
@@ -349,8 +355,8 @@ class Dispatcher:
     # Back into the line --------------------------------------------------------------------------
 
     def _follow_takers(self) -> None:
-        """If other cores take groups than before, those that fitted none may fit, and no other has any."""
-        takers = [inbox for inbox in self.inboxes if inbox.core.takes_groups]
+        """If other planners take groups than before, those that fitted none may fit, and no other has any."""
+        takers = [inbox for inbox in self.inboxes if inbox.planner.takes_groups]
         if takers == self._takers:
             if self.unplaceable and self._is_complete():
                 self._release([group for group in self.unplaceable if group.has_outgrown])
@@ -358,23 +364,26 @@ class Dispatcher:
         self._takers = takers
         self._release(list(self.unplaceable))
         for inbox in self.inboxes:
-            if not inbox.core.takes_groups:
+            if not inbox.planner.takes_groups:
                 self._recall(inbox)
 
     def _release(self, groups: list[SequenceGroup]) -> None:
-        """Groups that fitted no core are to be looked at again."""
+        """Groups that fitted no planner are to be looked at again."""
         for group in groups:
             self.unplaceable.remove(group)
             self.queue.release(group)
 
     def _has_no_hope(self, group: SequenceGroup) -> bool:
-        """Return whether a group that fits no core fits none that may come: it grew too large for all there will be."""
+        """Return whether a group that fits no planner fits none that may come.
+
+        It grew too large for all there will be.
+        """
         return group.has_outgrown and self._is_complete()
 
     def _recall_stalled(self, server: Inbox | None, now_s: float) -> None:
-        """Recall what was dispatched to cores that have been at a step for too long, if there is another one."""
+        """Recall what was dispatched to planners that have been at a step for too long, if there is another one."""
         for inbox in self.inboxes:
-            if inbox.assignments and inbox is not server and inbox.core.stalled_s(now_s) is not None:
+            if inbox.assignments and inbox is not server and inbox.planner.stalled_s(now_s) is not None:
                 self._recall(inbox)
 
     def _recall(self, inbox: Inbox, *, keeps_solo: bool = False) -> None:
@@ -384,11 +393,11 @@ class Dispatcher:
 
 
 class InboxQueue:
-    """The queue as one core sees it (`AdmissionQueue`): what is dispatched to it stands first.
+    """The queue as one planner sees it (`AdmissionQueue`): what is dispatched to it stands first.
 
     Args:
         dispatcher: Of the fleet.
-        inbox: Of the core.
+        inbox: Of the planner.
     """
 
     def __init__(self, dispatcher: Dispatcher, inbox: Inbox) -> None:
@@ -397,23 +406,26 @@ class InboxQueue:
 
     @property
     def has_solo(self) -> bool:
-        """Whether a group that runs alone was dispatched to the core."""
+        """Whether a group that runs alone was dispatched to the planner."""
         return any(given.group.runs_alone for given in self._inbox.assignments)
 
     def solo(self) -> Generator[SequenceGroup]:
-        """Yield it, for the core to admit."""
+        """Yield it, for the planner to admit."""
         return self._dispatcher.serve_solo(self._inbox)
 
     def in_order(self) -> Generator[SequenceGroup]:
-        """Yield what the core is to admit in the step that it decides now; what it leaves goes back into the line."""
+        """Yield what the planner is to admit in the step that it decides now.
+
+        What it leaves goes back into the line.
+        """
         return self._dispatcher.serve(self._inbox)
 
     def wanted_elsewhere(self, groups: Iterable[SequenceGroup], now_s: float) -> Iterator[SequenceGroup]:
-        """Yield those of the core's groups, in order, for which others have room now."""
-        return self._dispatcher.wanted_elsewhere(self._inbox.core, groups, now_s)
+        """Yield those of the planner's groups, in order, for which others have room now."""
+        return self._dispatcher.wanted_elsewhere(self._inbox.planner, groups, now_s)
 
     def add(self, group: SequenceGroup) -> None:
-        """Queue a group that was preempted: any core may take it."""
+        """Queue a group that was preempted: any planner may take it."""
         self._dispatcher.queue.add(group)
 
     def remove(self, group: SequenceGroup) -> None:

@@ -1,7 +1,7 @@
-"""The inbox of a core: groups that the dispatcher has given it and that its next step is to admit.
+"""The inbox of a planner: groups that the dispatcher has given it and that its next step is to admit.
 
 They wait still, held by the queue of the fleet: whoever counts or aborts waiting groups finds them there. An inbox
-lasts until its core decides its next step; what that step does not admit goes back into the line, where it stood.
+lasts until its planner decides its next step; what that step does not admit goes back into the line, where it stood.
 
 Pure. Read next: `dispatcher.py`.
 """
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.waiting_queue import Turn
 
 _BY_TURN = attrgetter("turn")
 
 
 class Assignment(NamedTuple):
-    """A group that was dispatched to a core, and what it is expected to take there.
+    """A group that was dispatched to a planner, and what it is expected to take there.
 
     Attributes:
         turn: With which it was dispatched.
@@ -42,21 +42,21 @@ class Assignment(NamedTuple):
 
 
 class Inbox:
-    """What was dispatched to one core, and the sums of it.
+    """What was dispatched to one planner, and the sums of it.
 
     Args:
-        limits: Of the core.
+        limits: Of the planner.
 
     Attributes:
-        core: Whose inbox it is; set as soon as the core is there.
-        kind: Equal for cores on which a group needs the same: their blocks are of one size, and live as long. Those of
-            one dispatcher are then the same object.
+        planner: Whose inbox it is; set as soon as the planner is there.
+        kind: Equal for planners on which a group needs the same: their blocks are of one size, and live as long. Those
+            of one dispatcher are then the same object.
         assignments: In the order of their turns.
-        refused: Groups that the core did not admit when it was to; they are not dispatched to it again before its next
-            decision.
+        refused: Groups that the planner did not admit when it was to; they are not dispatched to it again before its
+            next decision.
     """
 
-    core: ExecutorCore
+    planner: ExecutorPlanner
 
     def __init__(self, limits: CoreLimits) -> None:
         num_chunk_tokens = limits.max_num_batched_tokens if limits.sliding_window else 0

@@ -1,11 +1,11 @@
-"""One go through the line: which core with capacity is the best place for the group that stands first.
+"""One go through the line: which planner with capacity is the best place for the group that stands first.
 
 The cost of a place is what is computed there until the group has its last token, in tokens of a prompt:
 
     tokens before it + its tokens that are not cached + rows beside it * its expected tokens * what a row costs
 
 So a group goes where its prefix is cached, unless so many more decode there that to compute the prefix again is
-cheaper. What a row costs is learned by the cores (`StepCost.row_tokens`); all count with the median, so that equal
+cheaper. What a row costs is learned by the planners (`StepCost.row_tokens`); all count with the median, so that equal
 ones stay equal.
 
 Pure. Used by `dispatcher.py`; read next: `capacity.py`.
@@ -20,7 +20,7 @@ from scheduler_svc.core.fleet.capacity import Capacity, Demand, is_open_to, num_
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox
 from scheduler_svc.core.sequence import Placed, SequenceGroup
 from scheduler_svc.core.step.admission import Wait
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.waiting_queue import Turn
 
 _WORST_COST = 2**62
@@ -38,13 +38,13 @@ class Offer(NamedTuple):
 
 
 class Placement:
-    """What each core with room can still take.
+    """What each planner with room can still take.
 
     Args:
-        takers: The inboxes of the cores that groups may be dispatched to.
-        holders: Which core holds which registered block.
-        server: The inbox of the core that asks; None: none does.
-        now_s: Monotonic time, in seconds; -inf: no core is stalled.
+        takers: The inboxes of the planners that groups may be dispatched to.
+        holders: Which planner holds which registered block.
+        server: The inbox of the planner that asks; None: none does.
+        now_s: Monotonic time, in seconds; -inf: no planner is stalled.
     """
 
     def __init__(self, takers: list[Inbox], holders: BlockHolders, server: Inbox | None, now_s: float) -> None:
@@ -52,13 +52,13 @@ class Placement:
         self.takers = takers
         self._holders = holders
         self._kept: list[tuple[Inbox, Assignment]] = []
-        learned = sorted(inbox.core.step_cost.row_tokens for inbox in takers) or [1.0]
+        learned = sorted(inbox.planner.step_cost.row_tokens for inbox in takers) or [1.0]
         self._row_tokens = learned[(len(learned) - 1) // 2]
         self._capacities: dict[Inbox, Capacity] = {}
         for inbox in takers:
-            core = inbox.core
+            planner = inbox.planner
             is_serving = inbox is server
-            if is_serving or (core.batch.num_free_slots > inbox.num_slots and core.stalled_s(now_s) is None):
+            if is_serving or (planner.batch.num_free_slots > inbox.num_slots and planner.stalled_s(now_s) is None):
                 self._capacities[inbox] = self._capacity(inbox, len(self._capacities))
         self._ranked: dict[int, list[Ranked]] = {}  # by what a row costs
         self._members = sum(capacity.bit for capacity in self._capacities.values())
@@ -78,30 +78,30 @@ class Placement:
         return self._choose(turn, row_cost, self._ranked[row_cost])
 
     def preferred(self, turn: Turn) -> list[Capacity]:
-        """Return the cores that a group goes on at, or waits for; empty: all cores are of one kind to it."""
+        """Return the planners that a group goes on at, or waits for; empty: all planners are of one kind to it."""
         alike = self._alike(turn.group) if turn.group.provenance.spans else []
         return [capacity for capacity in alike if self._will_take(capacity, turn)]
 
     def _alike(self, group: SequenceGroup) -> list[Capacity]:
-        """Return the cores that a group prefers if others are of another kind; empty: all are equal to it."""
+        """Return the planners that a group prefers if others are of another kind; empty: all are equal to it."""
         capacities = self._capacities.values()
-        numerics = {capacity.core.numerics for capacity in capacities}
+        numerics = {capacity.planner.numerics for capacity in capacities}
         if len(numerics) < 2 or (preferred := group.provenance.preferred(group.progress)) not in numerics:
             return []
-        return [capacity for capacity in capacities if capacity.core.numerics == preferred]
+        return [capacity for capacity in capacities if capacity.planner.numerics == preferred]
 
     def _will_take(self, capacity: Capacity, turn: Turn) -> bool:
-        """Return whether a core lacks nothing but the budget of the step that it is at, or waits for what is sure."""
+        """Return whether a planner lacks only the budget of the step that it is at, or waits for what is sure."""
         group = turn.group
-        if self._leaves_to_others(capacity.core, group) or avoids(capacity.core, group, self._staying):
+        if self._leaves_to_others(capacity.planner, group) or avoids(capacity.planner, group, self._staying):
             return False
-        demand = Demand.of(group, capacity.core)
+        demand = Demand.of(group, capacity.planner)
         depths = self._holders.depths(demand.block_names, capacity.bit)
         num_cached_blocks = depths[0].num_blocks if depths else 0
         return capacity.with_budget().obstacle(turn, demand, num_cached_blocks) in (None, Wait.SKIPPED)
 
     def _choose(self, turn: Turn, row_cost: int, ranked: Sequence[Ranked]) -> Offer | Wait:
-        """Return where a group is to be computed, of some cores, or how it waits."""
+        """Return where a group is to be computed, of some planners, or how it waits."""
         group, kind = turn.group, None
         best: tuple[Capacity, Assignment, Demand] | None = None
         other: tuple[int, str] = 0, ""
@@ -110,7 +110,7 @@ class Placement:
         for rank_cost, *_, capacity in ranked:
             if is_forked or capacity.inbox.kind is not kind:
                 kind = capacity.inbox.kind
-                demand = Demand.of(group, capacity.core)
+                demand = Demand.of(group, capacity.planner)
                 depths = self._holders.depths(demand.block_names, self._members)
             num_cached_tokens = depths[0].num_blocks * demand.block_size if depths else 0
             if rank_cost + demand.num_tokens - num_cached_tokens >= best_cost[0]:
@@ -124,31 +124,31 @@ class Placement:
             cost = rank_cost + assignment.num_tokens, -capacity.num_free_blocks
             if cost < best_cost:
                 if best is not None:
-                    other = best_cost[0], best[0].core.name
+                    other = best_cost[0], best[0].planner.name
                 best, best_cost = (capacity, assignment, demand), cost
             elif not other[1] or cost[0] < other[0]:
-                other = cost[0], capacity.core.name
+                other = cost[0], capacity.planner.name
         if best is not None:
             capacity, assignment, demand = best
             return Offer(capacity, assignment, _placed(best_cost[0], capacity, demand, assignment, other))
         if Wait.SKIPPED in waits:
             return Wait.SKIPPED
-        return Wait.IN_LINE if any(is_open_to(inbox.core, group) for inbox in self.takers) else Wait.NEVER
+        return Wait.IN_LINE if any(is_open_to(inbox.planner, group) for inbox in self.takers) else Wait.NEVER
 
     def give(self, offer: Offer) -> None:
-        """Put a group into the inbox of the core that it was offered to."""
+        """Put a group into the inbox of the planner that it was offered to."""
         offer.assignment.group.placed = offer.placed
         offer.capacity.give(offer.assignment)
         self._rank_anew(offer.capacity, offer.capacity)
 
     def keep(self, offer: Offer) -> None:
-        """Keep the room that was offered to a group, which is to come from another core."""
+        """Keep the room that was offered to a group, which is to come from another planner."""
         self._kept.append((offer.capacity.inbox, offer.assignment))
         offer.capacity.count(offer.assignment)
         self._rank_anew(offer.capacity, offer.capacity)
 
     def look_at_server(self) -> None:
-        """The core that asks has admitted a group, or not: see what room it has now.
+        """The planner that asks has admitted a group, or not: see what room it has now.
 
         What the step computes that it decides goes before newcomers, so its load stays.
         """
@@ -174,16 +174,16 @@ class Placement:
         return assignment
 
     def claim(self, other: Inbox, turn: Turn) -> bool:
-        """Let the core that asks have the first assignment of another inbox, if it has capacity, and it costs less.
+        """Let the planner that asks have the first assignment of another inbox, if it has capacity, and it costs less.
 
         `turn` is that of its group at this moment.
         """
         assert self.server is not None
-        assignment, there = other.assignments[0], other.core
+        assignment, there = other.assignments[0], other.planner
         capacity = self._capacities[self.server]
-        if self._is_of_another_kind(assignment.group, capacity.core):
+        if self._is_of_another_kind(assignment.group, capacity.planner):
             return False
-        demand = Demand.of(assignment.group, capacity.core)
+        demand = Demand.of(assignment.group, capacity.planner)
         depths = self._holders.depths(demand.block_names, capacity.bit)
         num_cached_blocks = depths[0].num_blocks if depths else 0
         own = demand.assignment(turn, capacity, num_cached_blocks)
@@ -208,28 +208,28 @@ class Placement:
         """Return what a row costs a group beside it until that has its last token, in tokens."""
         return max(1, round(self._row_tokens * num_expected_tokens(group)))
 
-    def _is_of_another_kind(self, group: SequenceGroup, core: ExecutorCore) -> bool:
-        """Return whether a group has output that another kind of executor made than that of a core."""
+    def _is_of_another_kind(self, group: SequenceGroup, planner: ExecutorPlanner) -> bool:
+        """Return whether a group has output that another kind of executor made than that of a planner."""
         preferred = group.provenance.preferred(group.progress) if group.provenance.spans else None
-        return preferred is not None and preferred != core.numerics
+        return preferred is not None and preferred != planner.numerics
 
     def _obstacle(self, capacity: Capacity, turn: Turn, demand: Demand, num_cached_blocks: int) -> Wait | None:
         """Return how a group waits for a room; None: it can go there."""
         group = turn.group
         if group in capacity.inbox.refused:
             return Wait.IN_LINE
-        if group.lost_on and avoids(capacity.core, group, self._staying):
+        if group.lost_on and avoids(capacity.planner, group, self._staying):
             return Wait.SKIPPED
-        if self._leaves_to_others(capacity.core, group):
+        if self._leaves_to_others(capacity.planner, group):
             return Wait.IN_LINE
         return capacity.obstacle(turn, demand, num_cached_blocks)
 
     @property
-    def _staying(self) -> list[ExecutorCore]:
-        return [inbox.core for inbox in self.takers if not inbox.core.is_draining]
+    def _staying(self) -> list[ExecutorPlanner]:
+        return [inbox.planner for inbox in self.takers if not inbox.planner.is_draining]
 
-    def _leaves_to_others(self, core: ExecutorCore, group: SequenceGroup) -> bool:
-        return core.is_draining and any(is_open_to(other, group) for other in self._staying)
+    def _leaves_to_others(self, planner: ExecutorPlanner, group: SequenceGroup) -> bool:
+        return planner.is_draining and any(is_open_to(other, group) for other in self._staying)
 
     def _rank_anew(self, former: Capacity, capacity: Capacity) -> None:
         """A room has become better or worse, or stands for a former one."""
@@ -244,20 +244,20 @@ class Placement:
 def _placed(cost: int, capacity: Capacity, demand: Demand, assignment: Assignment, other: tuple[int, str]) -> Placed:
     num_tokens, (other_cost, name) = assignment.num_tokens, other
     num_cached_tokens = demand.num_tokens - num_tokens
-    return Placed(capacity.core.name, cost, num_tokens, num_cached_tokens, capacity.num_rows, name, other_cost)
+    return Placed(capacity.planner.name, cost, num_tokens, num_cached_tokens, capacity.num_rows, name, other_cost)
 
 
-def avoids(core: ExecutorCore, group: SequenceGroup, takers: Iterable[ExecutorCore]) -> bool:
-    """Return whether a group is not to run on a core after a loss, although it might.
+def avoids(planner: ExecutorPlanner, group: SequenceGroup, takers: Iterable[ExecutorPlanner]) -> bool:
+    """Return whether a group is not to run on a planner after a loss, although it might.
 
     Who was lost somewhere goes elsewhere next, and to no executor in doubt, as long as there is a choice.
 
     Args:
-        core: That it might run on.
+        planner: That it might run on.
         group: Waits.
-        takers: The cores that groups may be dispatched to.
+        takers: The planners that groups may be dispatched to.
     """
-    if not group.lost_on or not (core.is_probing or core.name == group.lost_on):
+    if not group.lost_on or not (planner.is_probing or planner.name == group.lost_on):
         return False
     others = (other for other in takers if not other.is_probing and other.name != group.lost_on)
     return any(is_open_to(other, group) for other in others)

@@ -1,4 +1,4 @@
-"""How many sequences of one tenant run at a time, over all cores, and how many may.
+"""How many sequences of one tenant run at a time, over all planners, and how many may.
 
 Pure. Used by `dispatcher.py`, for one go through the line.
 """
@@ -12,18 +12,18 @@ from scheduler_svc.core.step.admission import Obstacle, Wait
 
 
 class TenantCap:
-    """Counts the sequences that run, are to come back to their core, or were dispatched to one. O(their groups).
+    """Counts the sequences that run, are to come back to their planner, or were dispatched to one. O(their groups).
 
     Args:
         max_num_seqs: Of one tenant. A group of more sequences may run where its tenant has nothing else.
-        inboxes: Of all cores.
+        inboxes: Of all planners.
     """
 
     def __init__(self, max_num_seqs: int, inboxes: Iterable[Inbox]) -> None:
         self._max_num_seqs = max_num_seqs
         self._num_seqs_of: Counter[str] = Counter()
         for inbox in inboxes:
-            for group in (*inbox.core.batch.running, *inbox.core.groups.returning):
+            for group in (*inbox.planner.batch.running, *inbox.planner.groups.returning):
                 self.count(group)
             for assignment in inbox.assignments:
                 self.count(assignment.group)

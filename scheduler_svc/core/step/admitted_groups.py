@@ -1,4 +1,4 @@
-"""The groups that a core has admitted, and how they end, are given up, or move to another executor.
+"""The groups that a planner has admitted, and how they end, are given up, or move to another executor.
 
 An admitted group is in exactly one place, each of which has its own things to give back: it runs, it is swapped
 out, or it was preempted and waits for its last tokens in flight. From there it ends, or goes back to the queue.
@@ -17,7 +17,7 @@ from scheduler_svc.request.life import EventKind
 
 
 class AdmissionQueue(Protocol):
-    """What a core asks of the queue that it takes groups from, and gives them back to; `WaitingQueue` is one."""
+    """What a planner asks of the queue that it takes groups from, and gives them back to; `WaitingQueue` is one."""
 
     @property
     def has_solo(self) -> bool:
@@ -30,7 +30,7 @@ class AdmissionQueue(Protocol):
         """Yield the waiting groups in the order of admission; the yielded one may be removed. Closed at the end."""
 
     def wanted_elsewhere(self, groups: Iterable[SequenceGroup], now_s: float) -> Iterator[SequenceGroup]:
-        """Yield, in order, those of a core's groups for which other cores have room now."""
+        """Yield, in order, those of a planner's groups for which other planners have room now."""
 
     def add(self, group: SequenceGroup) -> None:
         """Queue a group that has to be computed again."""
@@ -143,7 +143,7 @@ class AdmittedGroups:
     def evacuate(self) -> list[SequenceGroup]:
         """Take out all groups, in order, with all tokens that are known.
 
-        Their blocks are not given back: the executor is lost, and the core goes with it.
+        Their blocks are not given back: the executor is lost, and the planner goes with it.
         """
         groups = sorted([*self._batch.running, *self.returning], key=BY_ORDER)
         for group in list(self._batch.running):

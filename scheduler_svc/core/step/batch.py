@@ -1,7 +1,7 @@
 """The batch: which groups run, and which slot of the batch table each of their sequences has.
 
 The batch table holds what the executor must know as well; the columns beside it here are the
-core's own.
+planner's own.
 
 Words, here and in the modules around:
     vacated       a slot whose sequence ended, was preempted or was a beam that died; the next step releases it

@@ -47,7 +47,10 @@ class PreemptedGroups:
 
     def forget(self, sequence: Sequence) -> None:
         """The last token in flight is there, or nobody waits for it any more."""
-        place = sequence.slot, sequence.generation  # of a sequence that ran on another core: maybe somebody else's here
+        place = (
+            sequence.slot,
+            sequence.generation,
+        )  # of a sequence that ran on another planner: maybe somebody else's here
         if self._waiting_sequences.get(place) is sequence:
             del self._waiting_sequences[place]
         sequence.num_inflight_tokens = 0

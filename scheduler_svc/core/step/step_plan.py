@@ -23,7 +23,7 @@ from scheduler_svc.request.life import EventKind
 
 @dataclass(slots=True)
 class StepPlan:
-    """What `ExecutorCore.schedule` has decided so far. `token_budget` is what is left of it.
+    """What `ExecutorPlanner.schedule` has decided so far. `token_budget` is what is left of it.
 
     `now_s` is the time of the decision. `num_admissible_bytes` is what is left of
     `CoreLimits.max_admitted_bytes`. `has_steps_in_flight`: results are still to come. `preempted` groups
@@ -123,9 +123,9 @@ class StepInFlight:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a call of `ExecutorCore.schedule` decided. The caller ends the requests of `failures`, then sends the step.
+    """What a call of `ExecutorPlanner.schedule` decided.
 
-    Groups that are to be computed again are in the queue already.
+    The caller ends the requests of `failures`, then sends the step. Groups that are to be computed again are in the queue already.
 
     Attributes:
         in_flight: The step, which is in flight from now on; None: there is nothing to do.

@@ -71,7 +71,7 @@ class _Place:
 
 
 class WaitingQueue:
-    """The waiting groups of a fleet, or of one core.
+    """The waiting groups of a fleet, or of one planner.
 
     Args:
         policy: Puts groups on levels.
@@ -273,7 +273,7 @@ class WaitingQueue:
 
     @property
     def has_solo(self) -> bool:
-        """Whether a group waits for a step of its own: only the cores of a fleet give it one."""
+        """Whether a group waits for a step of its own: only the planners of a fleet give it one."""
         return False
 
     def solo(self) -> Generator[SequenceGroup]:
@@ -281,7 +281,7 @@ class WaitingQueue:
         yield from ()
 
     def wanted_elsewhere(self, groups: Iterable[SequenceGroup], now_s: float) -> Iterator[SequenceGroup]:
-        """Yield groups for which other cores have room: here there are no others."""
+        """Yield groups for which other planners have room: here there are no others."""
         yield from ()
 
     def num_ahead_of(self, group: SequenceGroup) -> int:

@@ -46,7 +46,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 
     @property
     def settings(self) -> FrontSettings:
-        """The front's part of the configuration; a core elsewhere says some of it."""
+        """The front's part of the configuration; an engine elsewhere says some of it."""
         return self._generation.settings
 
     @settings.setter

@@ -23,7 +23,7 @@ needs one more exactly when n - 1 is a multiple of block_size.
 Sliding windows. Blocks that fell out of every window may be given away: the leading entries of a
 block table are then stale, on both sides alike, and nobody may read them.
 
-Pure. Read next: `scheduler_svc/core/step/executor_core.py`, which makes the deltas, and
+Pure. Read next: `scheduler_svc/core/step/executor_planner.py`, which makes the deltas, and
 `executor_svc/worker/model_runner.py`, which runs the layouts.
 """
 

@@ -20,9 +20,9 @@ def test_a_burst_is_dispatched_as_far_as_the_steps_of_the_cores_can_admit_it() -
 def test_a_full_fleet_has_no_slot_left_and_the_rest_waits() -> None:
     bench = full_fleet(2, 10, num_tenants=5)
     bench.fill()
-    assert [core.batch.num_free_slots for core in bench.cores] == [0, 0]
+    assert [core.batch.num_free_slots for core in bench.planners] == [0, 0]
     assert len(bench.queue) == 10
-    assert [int(core.batch.is_decoding.sum()) for core in bench.cores] == [NUM_SLOTS, NUM_SLOTS]
+    assert [int(core.batch.is_decoding.sum()) for core in bench.planners] == [NUM_SLOTS, NUM_SLOTS]
 
 
 def test_the_command_prints_tables_and_writes_the_figures(

@@ -10,7 +10,7 @@ USED, SHARED = admin_pb2.BLOCK_STATE_USED, admin_pb2.BLOCK_STATE_SHARED
 
 
 def states(bench: Bench) -> list[int]:
-    return [int(state) for state in block_states(bench.core.blocks.allocator)]
+    return [int(state) for state in block_states(bench.planner.blocks.allocator)]
 
 
 def test_an_empty_pool_is_free() -> None:
@@ -23,11 +23,11 @@ def test_used_blocks_name_who_has_them() -> None:
     bench.step()
     blocks = bench.blocks_of(a.sequences[0])
     assert [index for index, state in enumerate(states(bench)) if state == USED] == sorted(blocks)
-    described = describe_block(bench.core, blocks[1])
+    described = describe_block(bench.planner, blocks[1])
     assert (described.state, described.num_references, described.is_registered) == (USED, 1, False)
     (holder,) = described.holders
     assert (holder.request_id, holder.output_index, holder.logical_block) == ("a", 0, 1)
-    assert not describe_block(bench.core, states(bench).index(FREE)).holders
+    assert not describe_block(bench.planner, states(bench).index(FREE)).holders
 
 
 def test_outputs_of_one_prompt_share_its_blocks_and_each_copies_the_last_one() -> None:
@@ -38,7 +38,7 @@ def test_outputs_of_one_prompt_share_its_blocks_and_each_copies_the_last_one() -
     tables = [bench.blocks_of(sequence) for sequence in a.sequences]
     shared = {table[0] for table in tables}
     assert len(shared) == 1
-    described = describe_block(bench.core, shared.pop())
+    described = describe_block(bench.planner, shared.pop())
     assert (described.state, described.num_references) == (SHARED, 3)
     assert [holder.output_index for holder in described.holders] == [0, 1, 2]
     last = {table[1] for table in tables}
@@ -53,13 +53,13 @@ def test_a_prefix_that_nobody_uses_is_cached_and_one_that_two_requests_use_is_sh
     bench.run()
     assert states(bench).count(CACHED) == 2
     cached = states(bench).index(CACHED)
-    assert describe_block(bench.core, cached).is_registered
+    assert describe_block(bench.planner, cached).is_registered
     for arrival in (1, 2):
         bench.add(arrival, prompt, max_tokens(9))
         bench.step()
     assert states(bench)[cached] == SHARED
-    assert [holder.request_id for holder in describe_block(bench.core, cached).holders] == ["b", "c"]
-    check_integrity(bench.core)
+    assert [holder.request_id for holder in describe_block(bench.planner, cached).holders] == ["b", "c"]
+    check_integrity(bench.planner)
 
 
 def test_the_counts_of_the_pool_agree_with_the_map() -> None:
@@ -68,7 +68,7 @@ def test_the_counts_of_the_pool_agree_with_the_map() -> None:
     bench.run()
     bench.add(1, 9, max_tokens(5), num_sequences=2)
     bench.step()
-    pool, counted = bench.core.blocks.allocator, states(bench)
+    pool, counted = bench.planner.blocks.allocator, states(bench)
     assert counted.count(FREE) + counted.count(CACHED) == pool.num_free_blocks
     assert counted.count(CACHED) == pool.num_cached_blocks > 0
     assert counted.count(USED) + counted.count(SHARED) == pool.num_used_blocks
@@ -78,11 +78,11 @@ def test_the_counts_of_the_pool_agree_with_the_map() -> None:
 def test_under_a_sliding_window_the_place_in_the_sequence_counts_what_fell_out() -> None:
     bench = Bench(small_limits(sliding_window=4, blocks=8))
     a = bench.add(0, 14, max_tokens(4))
-    while not int(bench.core.batch.first_blocks[a.sequences[0].slot]):
+    while not int(bench.planner.batch.first_blocks[a.sequences[0].slot]):
         bench.step()
-    first = int(bench.core.batch.first_blocks[a.sequences[0].slot])
-    block = int(bench.core.batch.held_blocks(a.sequences[0].slot)[0])
-    (holder,) = describe_block(bench.core, block).holders
+    first = int(bench.planner.batch.first_blocks[a.sequences[0].slot])
+    block = int(bench.planner.batch.held_blocks(a.sequences[0].slot)[0])
+    (holder,) = describe_block(bench.planner, block).holders
     assert holder.logical_block == first > 0
 
 
@@ -92,5 +92,5 @@ def test_a_block_that_very_many_use_names_the_first_ones() -> None:
     a = bench.add(0, 6, max_tokens(3), num_sequences=num)
     bench.step()
     bench.step()
-    described = describe_block(bench.core, bench.blocks_of(a.sequences[0])[0])
+    described = describe_block(bench.planner, bench.blocks_of(a.sequences[0])[0])
     assert (described.num_references, len(described.holders)) == (num, MAX_HOLDERS)

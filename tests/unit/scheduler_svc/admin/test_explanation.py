@@ -50,7 +50,7 @@ def test_who_fits_and_stands_first_waits_for_a_step() -> None:
 def test_blocks_are_counted_as_the_admission_counts_them() -> None:
     idle = IdleEngine([A], small_limits(blocks=6, watermark=0.2))
     idle.add(group(0, 12))
-    idle.cores[0].schedule(0.0)
+    idle.planners[0].schedule(0.0)
     request = idle.add(group(1, 7))
     explained = explain(idle.engine, request, 1.0)
     # 3 of the 6 blocks are used, and 0.2 * 6 rounded up are kept for them.
@@ -63,7 +63,7 @@ def test_blocks_are_counted_as_the_admission_counts_them() -> None:
 def test_who_does_not_stand_first_is_told_how_many_do() -> None:
     idle = IdleEngine([A], small_limits(blocks=6))
     idle.add(group(0, 12))
-    idle.cores[0].schedule(0.0)
+    idle.planners[0].schedule(0.0)
     idle.add(group(1, 20))
     request = idle.add(group(2, 5))
     assert why(idle, request) == f"waits: 1 request ahead; on {A}, will fit once the requests ahead of it are admitted"
@@ -72,7 +72,7 @@ def test_who_does_not_stand_first_is_told_how_many_do() -> None:
 def test_slots_that_lack_are_named() -> None:
     idle = IdleEngine([A], small_limits(max_num_seqs=2))
     idle.add(group(0, 2))
-    idle.cores[0].schedule(0.0)
+    idle.planners[0].schedule(0.0)
     request = idle.add(group(1, 2, num_sequences=2))
     assert why(idle, request) == f"waits: next in the queue; on {A}, needs 2 slots of the batch, 1 free"
 
@@ -80,8 +80,8 @@ def test_slots_that_lack_are_named() -> None:
 def test_every_executor_has_its_own_reason() -> None:
     idle = IdleEngine([A, B], small_limits(blocks=6))
     idle.add(group(0, 12))
-    idle.cores[0].schedule(0.0)
-    idle.cores[1].takes_groups = False
+    idle.planners[0].schedule(0.0)
+    idle.planners[1].takes_groups = False
     request = idle.add(group(1, 20))
     explained = explain(idle.engine, request, 1.0)
     assert explained.explanation == (
@@ -95,7 +95,7 @@ def test_an_overdue_step_is_a_reason_only_beside_other_executors() -> None:
     texts = []
     for idle in (alone, fleet):
         idle.add(group(0, 12))
-        idle.cores[0].schedule(0.0)
+        idle.planners[0].schedule(0.0)
         texts.append(why(idle, idle.add(group(1, 20)), now_s=100.0))
     assert texts[0] == f"waits: next in the queue; on {A}, needs 5 blocks, 3 free"
     assert f"on {A}, a step has been running for 100.0 s" in texts[1]
@@ -113,8 +113,8 @@ def test_without_an_executor_the_trouble_is_named() -> None:
 def test_a_suspect_behind_another_one_is_parked() -> None:
     idle = IdleEngine([A], small_limits())
     first, second = idle.add(group(0, 5)), idle.add(group(1, 5))
-    idle.cores[0].schedule(0.0)
-    idle.engine.take_back(idle.cores[0], A, "connection refused")
+    idle.planners[0].schedule(0.0)
+    idle.engine.take_back(idle.planners[0], A, "connection refused")
     first.num_losses = second.num_losses = 1
     idle.engine.on_probed(A, works=True)
     explained = explain(idle.engine, second, 1.0)
@@ -130,7 +130,7 @@ def test_a_request_that_was_given_up_is_explained_until_it_has_ended() -> None:
     request = idle.add(group(0, 30))
     request.group.has_run = True
     assert "exceed max_model_len" in why(idle, request)
-    idle.cores[0].schedule(0.0)
+    idle.planners[0].schedule(0.0)
     assert why(idle, request) == "is about to finish"
 
 
@@ -151,7 +151,7 @@ def test_a_request_that_is_too_large_for_those_that_are_there_is_told_how_long_i
 def test_behind_the_first_in_line_its_reason_holds_for_all() -> None:
     idle = IdleEngine([A], small_limits(blocks=6))
     idle.add(group(0, 12))
-    idle.cores[0].schedule(0.0)
+    idle.planners[0].schedule(0.0)
     for arrival in (1, 2, 3):
         idle.add(group(arrival, 20, tenant="red", priority=arrival))
     queued = list(queued_requests(idle.engine, 2.5))
@@ -164,7 +164,7 @@ def test_who_is_skipped_holds_up_nobody() -> None:
     idle = IdleEngine([A], small_limits(blocks=6, prefix_caching=True))
     prompt = list(range(100, 112))
     idle.add(group(0, prompt))
-    idle.cores[0].schedule(0.0)
+    idle.planners[0].schedule(0.0)
     idle.add(group(1, prompt))
     idle.add(group(2, 20))
     idle.add(group(3, 1))
@@ -181,10 +181,10 @@ def test_the_explained_order_is_the_order_of_admission() -> None:
     prompts: list[list[int] | int] = [prompt, prompt, 3, 3]
     for arrival, tokens in enumerate(prompts):
         idle.add(group(arrival, tokens))
-    idle.cores[0].schedule(0.0)
+    idle.planners[0].schedule(0.0)
     passed_over = [name for name, reason in reasons(idle) if "prefix" in reason]
     assert passed_over == ["b"]
-    assert [running.request_id for running in idle.cores[0].batch.running] == ["a", "c", "d"]
+    assert [running.request_id for running in idle.planners[0].batch.running] == ["a", "c", "d"]
 
 
 # Preempted ---------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def preempted(limits_mode: PreemptionMode, *, beams: bool = False) -> tuple[Idle
     idle.add(group(0, 8, max_tokens(16)))
     request = idle.add(group(1, 8, max_tokens(16)))
     for _ in range(20):
-        idle.cores[0].schedule(0.0)
+        idle.planners[0].schedule(0.0)
         if request.group.num_preemptions:
             return idle, request
     raise AssertionError("nobody was preempted")
@@ -235,16 +235,16 @@ def test_a_swapped_request_waits_for_its_tokens_in_flight_then_for_blocks() -> N
 def test_a_prefill_tells_how_far_it_is() -> None:
     idle = IdleEngine([A], small_limits(budget=4))
     request = idle.add(group(0, 10))
-    idle.cores[0].schedule(0.0)
+    idle.planners[0].schedule(0.0)
     assert why(idle, request) == f"runs on {A}: 0 of 10 tokens computed"
 
 
 def test_a_running_request_says_why_it_is_on_its_executor() -> None:
     idle = IdleEngine([A, B], small_limits(prefix_caching=True, max_num_seqs=8, budget=64, blocks=60))
-    first, second = idle.cores
-    for arrival, core in enumerate((first, second)):
+    first, second = idle.planners
+    for arrival, planner in enumerate((first, second)):
         idle.add(group(arrival, 6))
-        core.schedule(0.0)
+        planner.schedule(0.0)
     request = idle.add(group(2, 5, max_tokens(3)))
     first.schedule(0.0)
     cost = "placed there at the lowest cost, 15 tokens: 5 tokens to compute, 0 tokens cached, 1 sequence already there"
@@ -264,7 +264,7 @@ def test_a_running_request_says_what_it_makes(
 ) -> None:
     idle = IdleEngine([A], small_limits())
     request = idle.add(group(0, 5, num_sequences=num_sequences, beam_search=beam_search))
-    idle.cores[0].schedule(0.0)
+    idle.planners[0].schedule(0.0)
     explained = explain(idle.engine, request, 1.0)
     assert explained.explanation == f"runs on {A}: {text}"
     assert explained.executor == A
@@ -281,7 +281,7 @@ def test_a_running_request_says_what_it_makes(
 def test_who_came_later_and_goes_first_is_explained(num_later: int, text: str) -> None:
     idle = IdleEngine([A], small_limits(max_num_seqs=1))
     idle.add(group(0, 5))
-    idle.cores[0].schedule(0.0)
+    idle.planners[0].schedule(0.0)
     waits = idle.add(group(1, 5, tenant="small"))
     for number in range(num_later):
         idle.add(group(2 + number, 5, tenant="other"))
@@ -292,7 +292,7 @@ def test_who_came_later_and_goes_first_is_explained(num_later: int, text: str) -
 def test_a_step_that_takes_long_is_told_to_those_that_wait_for_it_and_to_those_in_it() -> None:
     idle = IdleEngine([A], small_limits(max_num_seqs=2))
     runs = idle.add(group(0, 5))
-    idle.cores[0].schedule(0.0)
+    idle.planners[0].schedule(0.0)
     session = SimpleNamespace(trouble=lambda now_s: "no heartbeat is answered", is_resuming=False)
     idle.engine.drivers[A].session = cast("Any", session)
     waits = idle.add(group(1, 5))

@@ -15,7 +15,7 @@ FINISHED = admin_pb2.SEQUENCE_STATUS_FINISHED
 
 
 def running(bench: Bench) -> RequestLocation:
-    return RequestLocation(admin_pb2.REQUEST_STATUS_RUNNING, "here", bench.core)
+    return RequestLocation(admin_pb2.REQUEST_STATUS_RUNNING, "here", bench.planner)
 
 
 def shown(bench: Bench, shown_group: SequenceGroup) -> list[admin_pb2.SequenceState]:
@@ -53,7 +53,7 @@ def test_a_finished_output_has_nothing_any_more() -> None:
     bench = Bench(small_limits())
     added = bench.add(0, 6, max_tokens(4), num_sequences=2)
     bench.step()
-    bench.core.finish(added.sequences[0])
+    bench.planner.finish(added.sequences[0])
     ended, live = shown(bench, added)
     assert ended == admin_pb2.SequenceState(output_index=0, status=FINISHED)
     assert (live.output_index, live.status) == (1, RUNNING)
@@ -75,9 +75,9 @@ def test_a_swapped_sequence_shows_its_host_blocks() -> None:
     bench = Bench(small_limits(blocks=6, host_blocks=8, preemption_mode=PreemptionMode.SWAP))
     bench.add(0, 8, max_tokens(9))
     victim = bench.add(1, 8, max_tokens(9))
-    while victim not in bench.core.swapped.groups:
+    while victim not in bench.planner.swapped.groups:
         bench.step()
-    (state,) = sequence_states(victim, RequestLocation(admin_pb2.REQUEST_STATUS_SWAPPED, "here", bench.core))
+    (state,) = sequence_states(victim, RequestLocation(admin_pb2.REQUEST_STATUS_SWAPPED, "here", bench.planner))
     assert state.status == SWAPPED
     assert (state.num_tokens, state.num_computed_tokens) == (13, 12)
     assert list(state.block_table) == [-1, -1, -1]
@@ -103,13 +103,13 @@ def test_beams_are_shown_by_rank_with_the_blocks_of_their_parent_until_they_have
 def test_a_request_is_shown_by_its_first_live_sequence() -> None:
     idle = IdleEngine(["e"], small_limits())
     request = idle.add(group(0, 6, num_sequences=2, tenant="red", priority=-3))
-    core = idle.cores[0]
-    core.schedule(0.0)
+    planner = idle.planners[0]
+    planner.schedule(0.0)
     state = request_state(request, RequestLocations(idle.engine).of(request), now_s=2.0)
     assert (state.status, state.executor, state.slot) == (admin_pb2.REQUEST_STATUS_RUNNING, "e", 0)
     assert (state.tenant, state.priority, state.age_ms, state.num_prompt_tokens) == ("red", -3, 2000, 6)
-    assert list(state.block_table) == core.table.blocks_of(0).tolist()
-    core.finish(request.group.sequences[0])
+    assert list(state.block_table) == planner.table.blocks_of(0).tolist()
+    planner.finish(request.group.sequences[0])
     state = request_state(request, RequestLocations(idle.engine).of(request), now_s=2.0)
     assert state.slot == request.group.sequences[1].slot != 0
     assert not state.HasField("beam_search")

@@ -15,7 +15,7 @@ def log_steps(bench: Bench, num_steps: int) -> list[LoggedStep]:
     logged = []
     for _ in range(num_steps):
         step = bench.schedule()
-        logged.append(LoggedStep(step, bench.core.in_flight[-1].layout, result=bench.results[0]))
+        logged.append(LoggedStep(step, bench.planner.in_flight[-1].layout, result=bench.results[0]))
         bench.process()
     return logged
 
@@ -92,7 +92,7 @@ def test_a_step_in_flight_has_no_durations(show: Callable[[LoggedStep], object])
     bench = Bench(small_limits())
     bench.add(0, 3)
     step = bench.schedule()
-    logged = LoggedStep(step, bench.core.in_flight[-1].layout)
+    logged = LoggedStep(step, bench.planner.in_flight[-1].layout)
     assert step_text(logged).endswith("; no result yet")
     shown = str(show(logged))
     assert "duration" not in shown

@@ -155,7 +155,7 @@ def test_a_search_waits_for_its_candidates_while_others_go_on() -> None:
     ahead = bench.schedule()
 
     assert ahead.delta.beam_forks == ()
-    assert bench.core.in_flight[-1].layout.slots.tolist() == [1]
+    assert bench.planner.in_flight[-1].layout.slots.tolist() == [1]
     bench.process()
     assert len(bench.schedule().delta.beam_forks) == 1
 
@@ -167,7 +167,7 @@ def test_searches_and_sampled_requests_mix_in_one_step() -> None:
     bench.step()
 
     bench.schedule()
-    layout = bench.core.in_flight[-1].layout
+    layout = bench.planner.in_flight[-1].layout
     bench.process()
 
     assert layout.num_candidates is not None
@@ -218,7 +218,7 @@ def test_a_preempted_search_finds_the_same(depth: int, mode: PreemptionMode) -> 
 
     bench.run(depth)
 
-    assert bench.core.preemption.num_preemptions[mode] > 0
+    assert bench.planner.preemption.num_preemptions[mode] > 0
     for group in groups:
         assert hypotheses(group) == expected(bench, group)
 
@@ -234,7 +234,7 @@ def test_a_search_that_waits_for_candidates_is_not_preempted() -> None:
     held = bench.schedule()  # a and b want a block each, one is free, and c is in flight
 
     assert held.delta.appended_blocks[:, 0].tolist() == [0]
-    assert bench.core.in_flight[-1].layout.slots.tolist() == [0]
+    assert bench.planner.in_flight[-1].layout.slots.tolist() == [0]
     assert c.num_preemptions == 0
     bench.run(2)
     assert hypotheses(c) == expected(bench, c)
@@ -262,7 +262,7 @@ def test_abort_of_a_search_in_flight_drops_its_candidates() -> None:
     bench.step()
     bench.schedule()
 
-    bench.core.abort(a)
+    bench.planner.abort(a)
 
     assert bench.process().finished_searches == []
     assert bench.num_free_blocks == 24
@@ -273,7 +273,7 @@ def test_abort_of_a_search_that_is_ready_frees_the_blocks_of_its_forks() -> None
     a = bench.add(0, [1, 2, 3, 4, 5], beam_search=WIDTH_3)
     bench.step()
 
-    bench.core.abort(a)
+    bench.planner.abort(a)
 
     assert bench.num_free_blocks == 24
     bench.run()
@@ -286,7 +286,7 @@ def test_an_evacuated_search_goes_on_elsewhere_where_it_was() -> None:
         bench.step()
     bench.schedule()
 
-    for moved in bench.core.evacuate():
+    for moved in bench.planner.evacuate():
         elsewhere.queue.add(moved)
     elsewhere.run()
 

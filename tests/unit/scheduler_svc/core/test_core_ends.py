@@ -20,7 +20,7 @@ def test_a_sequence_ends_by_its_token_and_its_blocks_are_free_at_once() -> None:
     assert updates.sequences == a.sequences
     assert a.sequences[0].status is SequenceStatus.FINISHED
     assert bench.num_free_blocks == 8
-    assert len(bench.core.groups) == 0
+    assert len(bench.planner.groups) == 0
 
 
 def test_blocks_are_free_as_soon_as_a_sequence_is_finished() -> None:
@@ -28,7 +28,7 @@ def test_blocks_are_free_as_soon_as_a_sequence_is_finished() -> None:
     a = bench.add(0, 9)
     bench.step()
 
-    bench.core.finish(a.sequences[0])
+    bench.planner.finish(a.sequences[0])
 
     assert bench.num_free_blocks == 8
     assert a.sequences[0].status is SequenceStatus.FINISHED
@@ -39,7 +39,7 @@ def test_tokens_after_finish_are_dropped_even_before_the_next_step() -> None:
     a = bench.add(0, 3)
     bench.schedule()
 
-    bench.core.finish(a.sequences[0])
+    bench.planner.finish(a.sequences[0])
 
     assert delivered(bench.process()) == {}
 
@@ -111,7 +111,7 @@ def test_abort_of_a_waiting_group_takes_it_out_of_the_queue() -> None:
     bench = Bench(small_limits())
     a = bench.add(0, 3)
 
-    bench.core.abort(a)
+    bench.planner.abort(a)
 
     assert a.live_sequences == []
     assert bench.waiting == ""
@@ -123,7 +123,7 @@ def test_abort_of_a_prefill_frees_all_of_it() -> None:
     a = bench.add(0, 12)
     bench.schedule()
 
-    bench.core.abort(a)
+    bench.planner.abort(a)
 
     assert bench.num_free_blocks == 8
     assert delivered(bench.process()) == {}
@@ -135,7 +135,7 @@ def test_one_output_of_a_group_ends_and_the_others_go_on() -> None:
     a = bench.add(0, 3, max_tokens(4), num_sequences=2)
     bench.step()
 
-    bench.core.finish(a.sequences[0])
+    bench.planner.finish(a.sequences[0])
     bench.run()
 
     assert bench.outputs == {"a0": [103], "a1": [104, 106, 108, 110]}
@@ -144,9 +144,9 @@ def test_one_output_of_a_group_ends_and_the_others_go_on() -> None:
 def test_finish_of_a_finished_sequence_changes_nothing() -> None:
     bench = Bench(small_limits())
     a = bench.add(0, 3)
-    bench.core.finish(a.sequences[0])
+    bench.planner.finish(a.sequences[0])
 
-    bench.core.finish(a.sequences[0])
+    bench.planner.finish(a.sequences[0])
 
     assert bench.try_schedule() is None
 
@@ -155,9 +155,9 @@ def test_finish_of_a_finished_output_leaves_the_last_other_one_alone() -> None:
     bench = Bench(small_limits())
     a = bench.add(0, 3, max_tokens(3), num_sequences=2)
     bench.step()
-    bench.core.finish(a.sequences[1])
+    bench.planner.finish(a.sequences[1])
 
-    bench.core.finish(a.sequences[1])
+    bench.planner.finish(a.sequences[1])
     bench.run()
 
     assert bench.outputs["a0"] == [103, 104, 105]
@@ -169,7 +169,7 @@ def test_evacuate_returns_groups_in_order_with_all_known_tokens() -> None:
     bench.step()
     bench.schedule()  # its tokens are never seen
 
-    assert bench.core.evacuate() == groups
+    assert bench.planner.evacuate() == groups
     assert [group.sequences[0].token_ids.tolist() for group in groups] == [[100, 101, 102, 103], [200, 201, 202, 203]]
     assert all(group.sequences[0].status is SequenceStatus.WAITING for group in groups)
 
@@ -179,7 +179,7 @@ def test_evacuate_leaves_what_was_never_admitted_in_the_queue() -> None:
     a, b = bench.add(0, 3), bench.add(1, 3)
     bench.step()
 
-    assert bench.core.evacuate() == [a]
+    assert bench.planner.evacuate() == [a]
     assert list(bench.queue) == [b]
 
 
@@ -188,9 +188,9 @@ def test_evacuate_forgets_the_steps_in_flight() -> None:
     bench.add(0, 9)
     bench.schedule()
 
-    bench.core.evacuate()
+    bench.planner.evacuate()
 
-    assert not bench.core.in_flight
+    assert not bench.planner.in_flight
     assert bench.running == ""
 
 
@@ -200,7 +200,7 @@ def test_an_evacuated_group_goes_on_elsewhere_where_it_was() -> None:
     bench.step()
     bench.schedule()
 
-    for moved in bench.core.evacuate():
+    for moved in bench.planner.evacuate():
         elsewhere.queue.add(moved)
     elsewhere.run()
 
@@ -214,7 +214,7 @@ def test_evacuated_outputs_that_share_no_full_block_are_computed_as_the_budget_g
     bench.step()
     bench.step()
 
-    for moved in bench.core.evacuate():
+    for moved in bench.planner.evacuate():
         elsewhere.queue.add(moved)
     sent = [chunks(step) for step in elsewhere.run()[:3]]
 
@@ -229,6 +229,6 @@ def test_nothing_is_kept_of_a_preempted_group_that_ends_with_its_last_inflight_t
         bench.add(first + 1, [51 + first] * 6, max_tokens(5))
         bench.run(2)
         assert not any(
-            bench.core.preempted.sequence_of(slot, generation) for slot in range(4) for generation in range(200)
+            bench.planner.preempted.sequence_of(slot, generation) for slot in range(4) for generation in range(200)
         )
-    assert any(bench.core.preemption.num_preemptions.values())
+    assert any(bench.planner.preemption.num_preemptions.values())

@@ -48,9 +48,9 @@ def test_wrong_result_is_refused_and_the_right_one_still_counts(fault: str) -> N
     bench.schedule()
 
     with pytest.raises(ExecutorFaultError, match=message):
-        bench.core.process(result)
+        bench.planner.process(result)
 
-    assert bench.core.last_processed_step_id == 0
+    assert bench.planner.last_processed_step_id == 0
     assert delivered(bench.process()) == {"a": 103}
 
 
@@ -58,17 +58,17 @@ def test_result_without_a_step_in_flight_is_refused() -> None:
     bench = Bench(small_limits())
 
     with pytest.raises(ExecutorFaultError, match="no step is in flight"):
-        bench.core.process(StepResult(1, 1, np.array([7], np.int32)))
+        bench.planner.process(StepResult(1, 1, np.array([7], np.int32)))
 
 
 def test_result_after_evacuation_is_refused() -> None:
     bench = Bench(small_limits())
     bench.add(0, 3)
     bench.schedule()
-    bench.core.evacuate()
+    bench.planner.evacuate()
 
     with pytest.raises(ExecutorFaultError, match="no step is in flight"):
-        bench.core.process(bench.results[0])
+        bench.planner.process(bench.results[0])
 
 
 # Beams -------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_wrong_candidates_are_refused_and_the_right_ones_still_count(fault: str)
     wrong = replace(bench.results[0], candidate_token_ids=token_ids, candidate_logprobs=logprobs)
 
     with pytest.raises(ExecutorFaultError, match=message):
-        bench.core.process(wrong)
+        bench.planner.process(wrong)
 
     bench.process()
     assert a.beams is not None
@@ -119,7 +119,7 @@ def test_a_sampled_token_beside_beams_is_still_checked() -> None:
     wrong = replace(bench.results[0], sampled_token_ids=np.array([-1, 1000], np.int32))
 
     with pytest.raises(ExecutorFaultError, match="token ids outside 0 to 999"):
-        bench.core.process(wrong)
+        bench.planner.process(wrong)
 
 
 # Alternatives and prompts ------------------------------------------------------------------------
@@ -155,12 +155,12 @@ def test_wrong_logprobs_are_refused_and_the_right_ones_still_count(fault: str) -
     asking = group(0, [1, 2, 3])
     asking.sampling, asking.num_prompt_logprobs = SamplingRow(num_logprobs=2), 1
     bench.queue.add(asking)
-    assert bench.core.schedule(0.0).step is not None
+    assert bench.planner.schedule(0.0).step is not None
 
     with pytest.raises(ExecutorFaultError, match=message):
-        bench.core.process(replace(RIGHT, **changes))  # type: ignore[arg-type]
+        bench.planner.process(replace(RIGHT, **changes))  # type: ignore[arg-type]
 
-    updates = bench.core.process(RIGHT)
+    updates = bench.planner.process(RIGHT)
     assert updates.alternatives[0].token_ids == [3, 1]
     assert [prompt.logprobs for prompt in updates.prompt_logprobs] == [[-0.5, -1.0]]
     assert not asking.lacks_prompt_logprobs

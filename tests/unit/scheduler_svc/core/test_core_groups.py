@@ -12,7 +12,7 @@ from tests.support.each_row import each_row
 
 def shared_blocks(bench: Bench, members: int) -> int:
     """Return how many leading blocks the first `members` slots have in common."""
-    tables = [bench.core.table.blocks_of(slot).tolist() for slot in range(members)]
+    tables = [bench.planner.table.blocks_of(slot).tolist() for slot in range(members)]
     return sum(len(set(blocks)) == 1 for blocks in zip(*tables, strict=False))
 
 
@@ -56,7 +56,7 @@ def test_forks_share_all_blocks_of_the_prompt() -> None:
 
     assert bench.num_free_blocks == 6
     assert shared_blocks(bench, members=3) == 2
-    assert bench.core.blocks.allocator.ref_counts[:2].tolist() == [3, 3]
+    assert bench.planner.blocks.allocator.ref_counts[:2].tolist() == [3, 3]
 
 
 def test_a_group_is_admitted_only_when_it_has_slots_for_all_its_sequences() -> None:
@@ -84,9 +84,9 @@ def test_slots_of_unborn_children_are_not_given_to_others() -> None:
 @each_row((8, 3, False), (7, 3, True), (8, 2, True))
 def test_admission_counts_the_blocks_of_the_first_fork(num_prompt_tokens: int, num_sequences: int, fits: bool) -> None:
     """2 blocks for the prompt; then a block for each fork, or for each but one that writes in place."""
-    core = Bench(small_limits(blocks=4, max_model_len=16)).core
+    planner = Bench(small_limits(blocks=4, max_model_len=16)).planner
 
-    assert core.admissions.can_ever_admit(group(0, num_prompt_tokens, num_sequences=num_sequences)) is fits
+    assert planner.admissions.can_ever_admit(group(0, num_prompt_tokens, num_sequences=num_sequences)) is fits
 
 
 # Copy-on-write -----------------------------------------------------------------------------------
@@ -143,12 +143,12 @@ def test_a_fork_that_ended_before_the_next_append_needs_no_copy() -> None:
     bench = Bench(small_limits())
     a = bench.add(0, 6, num_sequences=2)
     bench.step()
-    bench.core.finish(a.sequences[1])
+    bench.planner.finish(a.sequences[1])
 
     step = bench.schedule()
 
     assert len(step.blocks_to_copy) == 0
-    assert len(bench.core.batch.shares_last_block) == 0
+    assert len(bench.planner.batch.shares_last_block) == 0
 
 
 def test_a_writer_at_its_limit_leaves_the_shared_block_to_the_others() -> None:
@@ -224,7 +224,7 @@ def test_forks_have_the_token_rules_and_the_salt_of_their_group(beam_width: int)
     bench.step()
     bench.step()
 
-    for table in (bench.core.table, bench.executor.table):
+    for table in (bench.planner.table, bench.executor.table):
         assert [rules.banned_token_ids.tolist() for rules in table.token_rules[table.live]] == [[7]] * 3
         assert table.cache_salt[table.live].tolist() == [5, 5, 5]
 

@@ -53,8 +53,8 @@ def test_a_sequence_with_inflight_tokens_is_not_admitted_before_the_last_of_them
     bench = two_that_outgrow_the_pool()
     bench.schedule()
     bench.schedule()
-    (a,) = bench.core.batch.running
-    bench.core.finish(a.sequences[0])  # now the pool is empty
+    (a,) = bench.planner.batch.running
+    bench.planner.finish(a.sequences[0])  # now the pool is empty
 
     released_only = bench.schedule()
     bench.process()
@@ -93,10 +93,10 @@ def test_inflight_token_of_a_sequence_that_was_finished_is_dropped() -> None:
     bench.schedule()
     bench.schedule()
 
-    bench.core.finish(b.sequences[0])
+    bench.planner.finish(b.sequences[0])
 
     assert delivered(bench.process()) == {"a": 112}
-    assert len(bench.core.groups) == 1
+    assert len(bench.planner.groups) == 1
 
 
 def test_finishing_a_moved_sequence_loses_no_inflight_token_of_another() -> None:
@@ -104,13 +104,13 @@ def test_finishing_a_moved_sequence_loses_no_inflight_token_of_another() -> None
     old.add(2, 1)
     moved = old.add(3, 1)  # had slot 1, generation 1 there, as `b` has here
     old.step()
-    old.core.evacuate()
+    old.planner.evacuate()
     bench = two_that_outgrow_the_pool()
     bench.schedule()
     bench.queue.add(moved)
     bench.schedule()  # preempts b, whose first token is on its way
 
-    bench.core.finish(moved.sequences[0])
+    bench.planner.finish(moved.sequences[0])
 
     assert delivered(bench.process()) == {"a": 112, "b": 212}
 
@@ -121,8 +121,8 @@ def test_the_end_of_a_moved_group_loses_no_inflight_token_of_another() -> None:
     old.add(2, 1)
     moved = old.add(3, 1, num_sequences=2)  # the second output had slot 2, generation 1 there
     old.step()
-    old.core.finish(moved.sequences[1])
-    old.core.evacuate()
+    old.planner.finish(moved.sequences[1])
+    old.planner.evacuate()
     bench = Bench(small_limits(blocks=7, budget=32))
     bench.add(0, 1)
     bench.add(1, 12)
@@ -132,7 +132,7 @@ def test_the_end_of_a_moved_group_loses_no_inflight_token_of_another() -> None:
     bench.schedule()  # preempts c, whose first token is on its way
     assert c.sequences[0].num_inflight_tokens == 1
 
-    bench.core.abort(moved)
+    bench.planner.abort(moved)
 
     assert delivered(bench.process())["c"] == 312
 
@@ -142,7 +142,7 @@ def test_evacuate_forgets_inflight_tokens_which_are_made_again_elsewhere() -> No
     bench.schedule()
     bench.schedule()
 
-    groups = bench.core.evacuate()
+    groups = bench.planner.evacuate()
     for moved in groups:
         elsewhere.queue.add(moved)
     elsewhere.step()
@@ -167,7 +167,7 @@ def two_of_which_one_is_swapped_out(conditions_of_b: StopConditions | None = Non
 
 def test_inflight_token_of_a_swapped_sequence_is_delivered_and_computed_when_it_is_back() -> None:
     bench = two_of_which_one_is_swapped_out(max_tokens(3))
-    (b,) = bench.core.swapped
+    (b,) = bench.planner.swapped
 
     assert (b.sequences[0].status, b.sequences[0].num_inflight_tokens) == (SequenceStatus.SWAPPED, 1)
     steps = bench.run(2)
@@ -180,8 +180,8 @@ def test_inflight_token_of_a_swapped_sequence_is_delivered_and_computed_when_it_
 
 def test_a_swapped_sequence_is_not_swapped_in_before_its_inflight_token() -> None:
     bench = two_of_which_one_is_swapped_out()
-    (a,) = bench.core.batch.running
-    bench.core.finish(a.sequences[0])
+    (a,) = bench.planner.batch.running
+    bench.planner.finish(a.sequences[0])
 
     released_only = bench.schedule()
     bench.process()
@@ -197,8 +197,8 @@ def test_inflight_token_that_stops_a_swapped_sequence_frees_its_host_blocks() ->
     updates = bench.process()
 
     assert updates.finished == {1: FinishReason.STOP}
-    assert bench.core.swapped.host.num_free_blocks == 8
-    assert len(bench.core.swapped) == 0
+    assert bench.planner.swapped.host.num_free_blocks == 8
+    assert len(bench.planner.swapped) == 0
 
 
 def test_inflight_token_that_stops_one_of_a_swapped_group_frees_its_host_blocks_only() -> None:
@@ -206,24 +206,24 @@ def test_inflight_token_that_stops_one_of_a_swapped_group_frees_its_host_blocks_
     bench.add(0, 8, max_tokens(6))
     # b0 counts by 1, b1 by 2: the stop token is the sixth of b0 and the third of b1. Five are late.
     b = bench.add(1, 8, StopConditions(stop_token_ids=frozenset({213})), num_sequences=2)
-    while not len(bench.core.swapped):
+    while not len(bench.planner.swapped):
         bench.schedule()
-    num_used = bench.core.swapped.host.num_used_blocks
+    num_used = bench.planner.swapped.host.num_used_blocks
 
     for _ in range(3):
         bench.process()
 
     assert [sequence.status for sequence in b.sequences] == [SequenceStatus.SWAPPED, SequenceStatus.FINISHED]
-    assert (num_used, bench.core.swapped.host.num_used_blocks) == (4, 3)
+    assert (num_used, bench.planner.swapped.host.num_used_blocks) == (4, 3)
     bench.run(2)
     assert (bench.outputs["b0"], bench.outputs["b1"]) == ([208, 209, 210, 211, 212, 213], [209, 211, 213])
 
 
 def test_abort_forgets_the_inflight_tokens_of_a_swapped_group() -> None:
     bench = two_of_which_one_is_swapped_out()
-    (b,) = bench.core.swapped
+    (b,) = bench.planner.swapped
 
-    bench.core.abort(b)
+    bench.planner.abort(b)
 
     assert delivered(bench.process()) == {"a": 112}
-    assert bench.core.swapped.host.num_free_blocks == 8
+    assert bench.planner.swapped.host.num_free_blocks == 8

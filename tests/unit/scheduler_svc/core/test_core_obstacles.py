@@ -8,13 +8,13 @@ from tests.support.each_row import each_row
 
 
 def obstacle(bench: Bench, candidate: SequenceGroup, now_s: float = 0.0) -> Obstacle:
-    found = bench.core.obstacle(candidate, now_s)
+    found = bench.planner.obstacle(candidate, now_s)
     assert found is not None
     return found
 
 
 def test_nothing_is_in_the_way_of_what_fits() -> None:
-    assert Bench(small_limits()).core.obstacle(group(0, 4), now_s=0.0) is None
+    assert Bench(small_limits()).planner.obstacle(group(0, 4), now_s=0.0) is None
 
 
 def test_lacking_blocks_are_counted() -> None:
@@ -41,7 +41,7 @@ def test_a_long_prompt_is_skipped_while_another_one_runs() -> None:
     bench.step()
 
     assert obstacle(bench, group(1, 5)).wait is Wait.SKIPPED
-    assert bench.core.obstacle(group(1, 4), now_s=0.0) is None
+    assert bench.planner.obstacle(group(1, 4), now_s=0.0) is None
 
 
 def test_a_group_whose_prefix_is_on_its_way_is_skipped() -> None:
@@ -84,7 +84,7 @@ def test_a_core_whose_oldest_step_is_overdue_takes_nothing() -> None:
     bench.add(0, 2)
     bench.schedule()
 
-    assert bench.core.obstacle(group(1, 2), now_s=1.0) is None
+    assert bench.planner.obstacle(group(1, 2), now_s=1.0) is None
     assert obstacle(bench, group(1, 2), now_s=1.1) == Obstacle(Wait.IN_LINE, "a step has been running for 1.1 s")
     bench.process()
-    assert bench.core.obstacle(group(1, 2), now_s=1.1) is None
+    assert bench.planner.obstacle(group(1, 2), now_s=1.1) is None

@@ -163,5 +163,5 @@ def test_running_groups_may_use_the_watermark() -> None:
 
     bench.run()
 
-    assert bench.core.preemption.num_preemptions[PreemptionMode.RECOMPUTE] == 0
+    assert bench.planner.preemption.num_preemptions[PreemptionMode.RECOMPUTE] == 0
     assert len(bench.outputs["a"]) == 12

@@ -118,7 +118,7 @@ def test_prefill_first_computes_prompts_in_steps_without_decodes() -> None:
     first, second, third = (bench.schedule() for _ in range(3))
 
     assert [chunks(step) for step in (first, second, third)] == [{1: 8}, {1: 4}, {}]
-    assert [sent.layout.num_decodes for sent in bench.core.in_flight] == [0, 0, 2]
+    assert [sent.layout.num_decodes for sent in bench.planner.in_flight] == [0, 0, 2]
 
 
 def test_prefill_first_lets_decodes_run_after_so_many_steps_of_prefills() -> None:
@@ -131,7 +131,7 @@ def test_prefill_first_lets_decodes_run_after_so_many_steps_of_prefills() -> Non
 
     steps = [bench.schedule() for _ in range(10)]
 
-    per_step = [sent.layout.num_decodes for sent in bench.core.in_flight]
+    per_step = [sent.layout.num_decodes for sent in bench.planner.in_flight]
     assert MAX_PREFILL_STEPS == 4
     assert [num_decodes > 0 for num_decodes in per_step] == [False, False, False, False, True] * 2
     assert [len(chunks(step)) for step in steps] == [1, 1, 1, 1, 0] * 2
@@ -145,7 +145,7 @@ def test_prefill_first_goes_on_with_prefills_when_nobody_is_left_who_decodes() -
     for _ in range(MAX_PREFILL_STEPS):
         bench.step()
 
-    bench.core.abort(a)
+    bench.planner.abort(a)
 
     assert chunks(bench.schedule()) == {1: 4}
 
@@ -157,7 +157,7 @@ def test_chunked_computes_prompts_beside_decodes() -> None:
     bench.add(1, 12)
 
     assert chunks(bench.schedule()) == {1: 7}
-    assert bench.core.in_flight[-1].layout.num_decodes == 1
+    assert bench.planner.in_flight[-1].layout.num_decodes == 1
 
 
 def test_prefill_first_admits_before_it_decodes() -> None:
@@ -167,7 +167,7 @@ def test_prefill_first_admits_before_it_decodes() -> None:
     step = bench.schedule()
 
     assert admitted(step) == [200, 300]
-    assert bench.core.in_flight[-1].layout.num_decodes == 0
+    assert bench.planner.in_flight[-1].layout.num_decodes == 0
 
 
 @each_row(*product([1, 2], PrefillMode))

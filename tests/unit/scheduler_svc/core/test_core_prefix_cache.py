@@ -80,8 +80,8 @@ def test_cached_tokens_are_those_of_the_first_admission() -> None:
     b = bench.add(1, 12)
     bench.step()
     bench.step()
-    (a,) = bench.core.batch.running
-    bench.core.finish(a.sequences[0])
+    (a,) = bench.planner.batch.running
+    bench.planner.finish(a.sequences[0])
 
     step = bench.schedule()
 
@@ -95,7 +95,7 @@ def test_nothing_is_found_with_the_cache_off() -> None:
     bench.run()
 
     assert num_found(bench, 1, [*COMMON, 1]) == 0
-    assert bench.core.blocks.prefix_cache is None
+    assert bench.planner.blocks.prefix_cache is None
 
 
 # When a block is registered ----------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_nothing_is_found_with_the_cache_off() -> None:
 def test_a_block_is_registered_when_its_step_is_acknowledged() -> None:
     bench = Bench(small_limits(prefix_caching=True))
     bench.add(0, COMMON)
-    cache = bench.core.blocks.prefix_cache
+    cache = bench.planner.blocks.prefix_cache
     assert cache is not None
 
     bench.schedule()
@@ -125,7 +125,7 @@ def test_a_running_prompt_is_shared_as_far_as_it_is_acknowledged() -> None:
     for _ in range(4):
         bench.step()
 
-    b = bench.core.batch.running[1]
+    b = bench.planner.batch.running[1]
     assert b.num_cached_tokens == 8
     assert bench.blocks_of(a.sequences[0])[:2] == bench.blocks_of(b.sequences[0])[:2]
 
@@ -160,7 +160,7 @@ def test_who_waits_for_a_prefix_that_was_aborted_computes_it() -> None:
     a = bench.add(0, [*COMMON, 1])
     bench.schedule()
     bench.add(1, [*COMMON, 2])
-    bench.core.abort(a)
+    bench.planner.abort(a)
 
     assert only_admission(bench.schedule()).num_computed_tokens == 0
 
@@ -183,7 +183,7 @@ def test_of_two_that_computed_the_same_block_one_is_registered() -> None:
     bench.process()
     bench.process()
 
-    cache = bench.core.blocks.prefix_cache
+    cache = bench.planner.blocks.prefix_cache
     assert cache is not None
     assert len(cache) == 1
 
@@ -195,7 +195,7 @@ def test_cached_blocks_count_as_free() -> None:
     bench = bench_with_cache(blocks=8)
 
     assert bench.num_free_blocks == 8
-    assert bench.core.blocks.allocator.num_cached_blocks == 2
+    assert bench.planner.blocks.allocator.num_cached_blocks == 2
 
 
 def test_unused_blocks_are_taken_before_cached_ones() -> None:
@@ -211,7 +211,7 @@ def test_the_tail_of_a_prefix_is_evicted_first() -> None:
     bench.add(1, 23, max_tokens(1))  # 6 blocks: one of the two cached ones
     bench.run()
 
-    assert bench.core.blocks.allocator.num_cached_blocks == 6
+    assert bench.planner.blocks.allocator.num_cached_blocks == 6
     assert num_found(bench, 2, [*COMMON, 1]) == 4
 
 
@@ -225,7 +225,7 @@ def test_the_prefix_that_was_unused_for_longest_is_evicted_first() -> None:
     bench.add(3, 23, max_tokens(1))  # 6 blocks: 4 that hold nothing, 2 of the second prefix
     bench.run()
 
-    cache = bench.core.blocks.prefix_cache
+    cache = bench.planner.blocks.prefix_cache
     assert cache is not None
     assert num_found(bench, 4, [*first, 1]) == 8
 
@@ -248,7 +248,7 @@ def test_a_cached_block_that_is_found_again_is_not_free_any_more() -> None:
     bench.schedule()
 
     assert bench.num_free_blocks == 5
-    assert bench.core.blocks.allocator.num_cached_blocks == 0
+    assert bench.planner.blocks.allocator.num_cached_blocks == 0
 
 
 # Groups ------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def test_last_arrival_is_preempted_first() -> None:
     assert (bench.running, bench.waiting) == ("a", "b")
     assert step.delta.released_slots.tolist() == [1]
     assert step.delta.appended_blocks[:, 0].tolist() == [0]
-    assert bench.core.preemption.num_preemptions[PreemptionMode.RECOMPUTE] == 1
+    assert bench.planner.preemption.num_preemptions[PreemptionMode.RECOMPUTE] == 1
 
 
 def test_as_many_are_preempted_as_the_first_ones_need() -> None:
@@ -96,9 +96,9 @@ def test_preempted_sequence_is_recomputed_with_its_output_as_prompt() -> None:
     bench = two_that_outgrow_the_pool()
     bench.step()
     bench.step()
-    (a,) = bench.core.batch.running
+    (a,) = bench.planner.batch.running
 
-    bench.core.finish(a.sequences[0])
+    bench.planner.finish(a.sequences[0])
     admission = only_admission(bench.schedule())
 
     assert admission.token_ids.tolist() == [*range(200, 212), 212]
@@ -120,9 +120,9 @@ def test_recomputing_finds_its_own_blocks_where_nobody_took_them() -> None:
     bench = two_that_outgrow_the_pool(prefix_caching=True)
     bench.step()
     bench.step()  # a takes one of the blocks of b: its last one
-    (a,) = bench.core.batch.running
+    (a,) = bench.planner.batch.running
 
-    bench.core.finish(a.sequences[0])
+    bench.planner.finish(a.sequences[0])
     step = bench.schedule()
 
     assert only_admission(step).num_computed_tokens == 8

@@ -55,10 +55,10 @@ def test_a_block_is_freed_when_the_next_token_sees_none_of_it(position: int, num
     """With a window of 8 the token at position 11 sees 4 to 11: block 0, positions 0 to 3, is out."""
     bench = Bench(window_limits(window=8, budget=16))
     bench.add(0, 1)
-    while int(bench.core.table.num_scheduled_tokens[0]) <= position:
+    while int(bench.planner.table.num_scheduled_tokens[0]) <= position:
         bench.step()
 
-    assert int(bench.core.batch.first_blocks[0]) == num_freed
+    assert int(bench.planner.batch.first_blocks[0]) == num_freed
 
 
 @each_row((8, [0, 2, 0, 0]), (0, [0, 0, 0, 0]))
@@ -106,7 +106,7 @@ def test_a_sequence_longer_than_its_share_of_the_pool_goes_on() -> None:
 
     bench.run()
 
-    assert sum(bench.core.preemption.num_preemptions.values()) == 0
+    assert sum(bench.planner.preemption.num_preemptions.values()) == 0
     assert len(bench.outputs["a"]) == len(bench.outputs["b"]) == 23
 
 
@@ -117,7 +117,7 @@ def test_two_prompts_longer_than_the_pool_run_at_once() -> None:
 
     bench.run()
 
-    assert sum(bench.core.preemption.num_preemptions.values()) == 0
+    assert sum(bench.planner.preemption.num_preemptions.values()) == 0
     assert bench.outputs == {"a": [120, 121, 122], "b": [220, 221, 222]}
 
 
@@ -129,7 +129,7 @@ def test_the_window_slides_while_a_preempted_sequence_is_recomputed(depth: int) 
 
     bench.run(depth)
 
-    assert bench.core.preemption.num_preemptions[PreemptionMode.RECOMPUTE] > 0
+    assert bench.planner.preemption.num_preemptions[PreemptionMode.RECOMPUTE] > 0
     assert bench.outputs["a"] == list(range(104, 116))
     assert bench.outputs["b"] == list(range(205, 217))
     assert bench.outputs["c"] == list(range(306, 318))
@@ -163,14 +163,14 @@ def test_forks_share_the_blocks_of_the_window() -> None:
 
 
 def test_prefixes_are_not_cached_under_a_window() -> None:
-    assert Bench(window_limits()).core.blocks.prefix_cache is None
+    assert Bench(window_limits()).planner.blocks.prefix_cache is None
 
 
 def test_a_group_whose_windows_fit_nowhere_is_never_taken() -> None:
-    core = Bench(window_limits(max_num_seqs=4)).core
+    planner = Bench(window_limits(max_num_seqs=4)).planner
 
-    assert core.admissions.can_ever_admit(group(0, 9, num_sequences=4))  # 3 blocks, and 3 copies
-    assert not core.admissions.can_ever_admit(group(0, 12, num_sequences=4))  # 3 blocks, and 4 new ones
+    assert planner.admissions.can_ever_admit(group(0, 9, num_sequences=4))  # 3 blocks, and 3 copies
+    assert not planner.admissions.can_ever_admit(group(0, 12, num_sequences=4))  # 3 blocks, and 4 new ones
 
 
 def test_a_prefill_without_room_preempts_the_last_group() -> None:
@@ -200,7 +200,7 @@ def test_a_decode_has_places_for_drafted_tokens_behind_its_next_one() -> None:
     step = bench.schedule()
 
     assert step.delta.appended_blocks[:, 0].tolist() == [0, 0]  # positions 4 to 9
-    assert int(bench.core.table.num_blocks[0]) == 3
+    assert int(bench.planner.table.num_blocks[0]) == 3
 
 
 def test_lookahead_takes_no_places_beyond_the_longest_sequence() -> None:
@@ -210,7 +210,7 @@ def test_lookahead_takes_no_places_beyond_the_longest_sequence() -> None:
     bench.run()
 
     assert len(bench.outputs["a"]) == 6
-    assert len(bench.blocks_of(bench.core.batch.sequence_in_slot[0])) == 3
+    assert len(bench.blocks_of(bench.planner.batch.sequence_in_slot[0])) == 3
 
 
 def test_the_next_block_is_taken_when_the_lookahead_reaches_it() -> None:
@@ -233,7 +233,7 @@ def test_drafted_places_count_when_blocks_lack() -> None:
 
     bench.run()
 
-    assert sum(bench.core.preemption.num_preemptions.values()) > 0
+    assert sum(bench.planner.preemption.num_preemptions.values()) > 0
     assert bench.outputs["c"] == list(range(307, 313))
 
 
@@ -245,7 +245,7 @@ def test_beams_give_back_what_fell_out_of_the_window() -> None:
     num_steps = 0
     while bench.try_schedule() is not None:
         bench.process()
-        check_integrity(bench.core)
+        check_integrity(bench.planner)
         num_steps += 1
     assert num_steps > 180
     assert bench.failures == []

@@ -38,19 +38,19 @@ def test_one_sequence_is_recomputed_and_several_are_swapped_unless_a_mode_is_for
 
     step = bench.schedule()
 
-    counts = bench.core.preemption.num_preemptions
+    counts = bench.planner.preemption.num_preemptions
     assert (counts[expected], sum(counts.values())) == (1, 1)
     assert (len(step.blocks_to_swap_out) > 0) is (expected is SWAP)
 
 
 def test_only_live_sequences_count_for_the_mode() -> None:
     bench = bench_with_victim(num_sequences=2, num_tokens=6)
-    _, b = bench.core.batch.running
-    bench.core.finish(b.sequences[1])
+    _, b = bench.planner.batch.running
+    bench.planner.finish(b.sequences[1])
 
     bench.run()
 
-    assert bench.core.preemption.num_preemptions == {RECOMPUTE: 1, SWAP: 0}
+    assert bench.planner.preemption.num_preemptions == {RECOMPUTE: 1, SWAP: 0}
 
 
 @each_row((0, RECOMPUTE), (2, RECOMPUTE), (3, SWAP))
@@ -59,7 +59,7 @@ def test_a_host_pool_that_is_too_full_falls_back_to_recompute(host_blocks: int, 
 
     bench.schedule()
 
-    assert bench.core.preemption.num_preemptions[expected] == 1
+    assert bench.planner.preemption.num_preemptions[expected] == 1
     bench.run()
     assert bench.outputs["b"] == [212, 213, 214, 215]
 
@@ -82,7 +82,7 @@ def test_a_group_that_has_not_caught_up_is_recomputed_even_if_swap_is_forced() -
 
 def test_the_blocks_go_to_the_host_and_the_slot_is_left() -> None:
     bench = bench_with_victim(SWAP)
-    (_, b) = bench.core.batch.running
+    (_, b) = bench.planner.batch.running
     blocks = bench.blocks_of(b.sequences[0])
 
     step = bench.schedule()
@@ -107,7 +107,7 @@ def test_shared_blocks_of_a_group_move_once_and_come_back_once() -> None:
     bench = bench_with_victim(num_sequences=2)
 
     steps = [bench.schedule()]
-    host = bench.core.swapped.host
+    host = bench.planner.swapped.host
     assert (len(steps[0].blocks_to_swap_out), host.num_used_blocks) == (3, 3)
     assert host.ref_counts[:3].tolist() == [2, 2, 2]
     bench.process()
@@ -160,7 +160,7 @@ def test_nothing_comes_back_in_a_step_that_preempts() -> None:
 
     assert len(out.blocks_to_swap_out) == 3
     assert len(out.delta.admissions) == 0
-    needs = bench.core.admissions.needs_to_swap_in(b)
+    needs = bench.planner.admissions.needs_to_swap_in(b)
     assert (needs.has_blocks, needs.has_slots) == (True, True)
     bench.process()
     bench.run()
@@ -182,7 +182,7 @@ def test_swapped_groups_come_back_in_order() -> None:
     bench = Bench(small_limits(blocks=9, budget=36, host_blocks=9, preemption_mode=SWAP))
     for arrival in range(3):
         bench.add(arrival, 12, max_tokens(6 if arrival else 8))
-    while len(bench.core.swapped) < 2:
+    while len(bench.planner.swapped) < 2:
         bench.step()
 
     order = [name for step in bench.run() for name in admitted(step)]
@@ -195,12 +195,12 @@ def test_swap_in_leaves_the_watermark_to_what_runs() -> None:
     a = bench.add(0, 3)
     bench.add(1, 2, max_tokens(9))
     c = bench.add(2, 12, max_tokens(8))
-    while not len(bench.core.swapped):
+    while not len(bench.planner.swapped):
         bench.step()
 
-    bench.core.abort(a)
+    bench.planner.abort(a)
     waiting = bench.schedule()
-    assert (bench.core.swapped.num_blocks_to_swap_in(c), bench.num_free_blocks) == (5, 6)
+    assert (bench.planner.swapped.num_blocks_to_swap_in(c), bench.num_free_blocks) == (5, 6)
     bench.process()
 
     assert len(waiting.blocks_to_swap_in) == 0
@@ -221,9 +221,9 @@ def test_a_swapped_group_that_the_empty_pool_cannot_hold_fails_with_numbers() ->
     (failure,) = bench.failures
     assert failure.group is b
     assert "the request needs 10 blocks, but the whole KV cache has only 8 blocks of 4 tokens" in failure.message
-    assert bench.core.preemption.num_preemptions[SWAP] == 1
+    assert bench.planner.preemption.num_preemptions[SWAP] == 1
     assert len(bench.outputs["a"]) == 10
-    assert (bench.num_free_blocks, bench.core.swapped.host.num_free_blocks) == (8, 12)
+    assert (bench.num_free_blocks, bench.planner.swapped.host.num_free_blocks) == (8, 12)
 
 
 # Ends while swapped ------------------------------------------------------------------------------
@@ -232,11 +232,11 @@ def test_a_swapped_group_that_the_empty_pool_cannot_hold_fails_with_numbers() ->
 def test_abort_of_a_swapped_group_frees_both_pools() -> None:
     bench = bench_with_victim(SWAP)
     bench.step()
-    (b,) = bench.core.swapped
+    (b,) = bench.planner.swapped
 
-    bench.core.abort(b)
+    bench.planner.abort(b)
 
-    assert bench.core.swapped.host.num_free_blocks == 8
+    assert bench.planner.swapped.host.num_free_blocks == 8
     bench.run()
     assert bench.num_free_blocks == 6
     assert bench.outputs["b"] == [212]
@@ -245,19 +245,19 @@ def test_abort_of_a_swapped_group_frees_both_pools() -> None:
 def test_finish_of_the_only_sequence_of_a_swapped_group_ends_it() -> None:
     bench = bench_with_victim(SWAP)
     bench.step()
-    (b,) = bench.core.swapped
+    (b,) = bench.planner.swapped
 
-    bench.core.finish(b.sequences[0])
+    bench.planner.finish(b.sequences[0])
 
-    assert len(bench.core.groups) == 1
-    assert bench.core.swapped.host.num_free_blocks == 8
+    assert len(bench.planner.groups) == 1
+    assert bench.planner.swapped.host.num_free_blocks == 8
 
 
 def test_evacuate_takes_swapped_groups_along() -> None:
     bench = bench_with_victim(SWAP)
     bench.step()
 
-    a, b = bench.core.evacuate()
+    a, b = bench.planner.evacuate()
 
     assert b.sequences[0].status is SequenceStatus.WAITING
     assert b.sequences[0].token_ids.tolist() == [*range(200, 212), 212]
@@ -272,9 +272,9 @@ def test_the_swapped_group_of_a_tenant_that_had_less_does_not_wait_for_a_larger_
     bench.add(2, 4, max_tokens(3), tenant="blue")
     bench.step()
     bench.step()
-    assert (bench.running, names(bench.core.swapped)) == ("a", "bc")
+    assert (bench.running, names(bench.planner.swapped)) == ("a", "bc")
 
     bench.step()
 
-    assert (bench.running, names(bench.core.swapped)) == ("ac", "b")
+    assert (bench.running, names(bench.planner.swapped)) == ("ac", "b")
     bench.run()

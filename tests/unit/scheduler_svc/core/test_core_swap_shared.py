@@ -20,7 +20,7 @@ def test_blocks_that_others_use_too_stay_on_the_device() -> None:
     bench.step()
     bench.add(1, [*common, 5, 6, 7, 8], max_tokens(6))
     bench.step()
-    _, b = bench.core.batch.running
+    _, b = bench.planner.batch.running
     shared, own = bench.blocks_of(b.sequences[0])[:2], bench.blocks_of(b.sequences[0])[2:]
     while bench.running == "ab":
         step = bench.schedule()
@@ -28,7 +28,7 @@ def test_blocks_that_others_use_too_stay_on_the_device() -> None:
 
     assert set(step.blocks_to_swap_out[:, 0].tolist()) >= set(own)
     assert not set(step.blocks_to_swap_out[:, 0].tolist()) & set(shared)
-    assert bench.core.blocks.allocator.ref_counts[shared].tolist() == [2, 2]
+    assert bench.planner.blocks.allocator.ref_counts[shared].tolist() == [2, 2]
     bench.run()
     assert bench.outputs["b"] == [9, 10, 11, 12, 13, 14]
 
@@ -43,9 +43,9 @@ def test_blocks_that_swapped_groups_share_on_the_device_are_given_up_for_one_tha
     bench.add(1, [*common, 1, 2], max_tokens(8))
     bench.step()
     bench.add(2, [*common, 3, 4], max_tokens(8))
-    while bench.running != "a" or len(bench.core.swapped) < 2:
+    while bench.running != "a" or len(bench.planner.swapped) < 2:
         bench.step()
-    assert bench.core.blocks.allocator.num_used_blocks > len(bench.core.table.blocks_of(0))
+    assert bench.planner.blocks.allocator.num_used_blocks > len(bench.planner.table.blocks_of(0))
 
     bench.run(depth)
 
@@ -62,7 +62,7 @@ def test_outputs_are_the_same_whatever_was_swapped(depth: int) -> None:
 
     bench.run(depth)
 
-    assert bench.core.preemption.num_preemptions[SWAP] > 1
+    assert bench.planner.preemption.num_preemptions[SWAP] > 1
     assert bench.outputs["a"] == list(range(105, 114))
     assert bench.outputs["b1"] == list(range(207, 225, 2))
     assert bench.outputs["d0"] == list(range(408, 417))
@@ -77,18 +77,18 @@ def test_a_swapped_group_waits_for_the_slots_that_more_urgent_ones_took() -> Non
     bench = Bench(limits, policy=PriorityPolicy())
     bench.add(0, 12, max_tokens(3))
     b = bench.add(1, 12, max_tokens(3), num_sequences=2, priority=1)
-    while not len(bench.core.swapped):
+    while not len(bench.planner.swapped):
         bench.step()
     for arrival in range(2, 5):
         bench.add(arrival, 1, max_tokens(4))
     while bench.running != "cde":
         bench.step()
 
-    needs = bench.core.admissions.needs_to_swap_in(b)
+    needs = bench.planner.admissions.needs_to_swap_in(b)
     assert (needs.has_blocks, needs.num_needed_slots, needs.num_free_slots) == (True, 2, 1)
     bench.step()
 
-    assert (bench.running, list(bench.core.swapped)) == ("cde", [b])
+    assert (bench.running, list(bench.planner.swapped)) == ("cde", [b])
     bench.run()
     assert (bench.outputs["b0"], bench.outputs["b1"]) == ([212, 213, 214], [213, 215, 217])
 
@@ -104,8 +104,8 @@ def test_a_swapped_group_does_not_take_the_room_that_a_preemption_made() -> None
         step = bench.schedule()
         bench.process()
 
-    assert (bench.waiting, list(bench.core.swapped)) == ("a", [b])
-    assert bench.core.admissions.needs_to_swap_in(b).has_blocks
+    assert (bench.waiting, list(bench.planner.swapped)) == ("a", [b])
+    assert bench.planner.admissions.needs_to_swap_in(b).has_blocks
     assert len(step.delta.admissions) == 0
 
 
@@ -123,11 +123,11 @@ def swapping_bench(next_token: NextToken = count_up, num_tokens_of_a: int = 8) -
 
 def run_until_swapped(bench: Bench, num_steps_in_flight: int = 1) -> SequenceGroup:
     """Go on until a group is swapped out; return it. All but the last results are in if one step is in flight."""
-    while not len(bench.core.swapped):
+    while not len(bench.planner.swapped):
         while len(bench.results) >= num_steps_in_flight:
             bench.process()
         bench.schedule()
-    (swapped,) = bench.core.swapped
+    (swapped,) = bench.planner.swapped
     return swapped
 
 
@@ -137,7 +137,7 @@ def run_until_back(bench: Bench) -> Step:
         while bench.results:
             bench.process()
         step = bench.schedule()
-        if not len(bench.core.swapped):
+        if not len(bench.planner.swapped):
             return step
 
 
@@ -150,7 +150,7 @@ def test_the_prompt_of_a_group_that_was_swapped_is_found_again(depth: int, beam_
     search = BeamSearchParams(beam_width) if beam_width else None
     bench.add(1, 12, max_tokens(8), num_sequences=1 if search else 2, beam_search=search)
     bench.run(depth)
-    assert bench.core.preemption.num_preemptions[SWAP]
+    assert bench.planner.preemption.num_preemptions[SWAP]
 
     again = bench.add(2, [*range(200, 212), 1, 2, 3], max_tokens(1))
     bench.run(depth)
@@ -165,7 +165,7 @@ def test_blocks_that_are_still_cached_are_kept_for_the_group_and_not_moved(
     """They are the next ones to be evicted when the group comes back, and no other blocks are free."""
     bench = swapping_bench(num_tokens_of_a=num_tokens_of_a)
     run_until_swapped(bench)
-    assert sorted(bench.core.blocks.allocator.cached_block_ids.tolist()) == [3, 4, 6, 7]
+    assert sorted(bench.planner.blocks.allocator.cached_block_ids.tolist()) == [3, 4, 6, 7]
 
     back = run_until_back(bench)
 
@@ -191,7 +191,7 @@ def test_a_block_whose_last_token_is_late_is_registered_on_the_way_back() -> Non
     bench = swapping_bench()
     b = run_until_swapped(bench, num_steps_in_flight=2)  # the one before the last fills the third block
     assert [sequence.num_inflight_tokens for sequence in b.sequences] == [1, 1]
-    assert sorted(bench.core.blocks.allocator.cached_block_ids.tolist()) == [3, 4]
+    assert sorted(bench.planner.blocks.allocator.cached_block_ids.tolist()) == [3, 4]
 
     back = run_until_back(bench)
 
@@ -205,12 +205,12 @@ def test_a_block_whose_last_token_is_late_is_registered_on_the_way_back() -> Non
 def test_the_way_back_takes_no_room_for_blocks_that_another_request_uses() -> None:
     bench = swapping_bench()
     b = run_until_swapped(bench)
-    assert bench.core.swapped.num_blocks_to_swap_in(b) == 6  # two of the prompt, one each, and the next ones
+    assert bench.planner.swapped.num_blocks_to_swap_in(b) == 6  # two of the prompt, one each, and the next ones
 
     bench.add(2, [*range(200, 208), 1], max_tokens(9))
     bench.step()
 
-    assert bench.core.swapped.num_blocks_to_swap_in(b) == 4
+    assert bench.planner.swapped.num_blocks_to_swap_in(b) == 4
 
 
 def test_a_beam_that_forks_after_it_came_back_has_the_hashes_of_its_parent() -> None:
@@ -224,4 +224,4 @@ def test_a_beam_that_forks_after_it_came_back_has_the_hashes_of_its_parent() -> 
 
     bench.run()
 
-    assert bench.core.preemption.num_preemptions[SWAP] == 1
+    assert bench.planner.preemption.num_preemptions[SWAP] == 1

@@ -72,7 +72,7 @@ def test_outputs_that_share_a_prompt_are_one_admission() -> None:
 def test_what_is_noted_agrees_with_what_is_counted() -> None:
     bench = crowded(PreemptionMode.SWAP)
     bench.run()
-    counts = bench.core.preemption.num_preemptions
+    counts = bench.planner.preemption.num_preemptions
     kinds = [kind for _, kind, _, _ in taken(bench)]
     assert kinds.count(EventKind.SWAPPED_OUT) == counts[PreemptionMode.SWAP] == 1
     assert kinds.count(EventKind.PREEMPTED) == counts[PreemptionMode.RECOMPUTE] == 0

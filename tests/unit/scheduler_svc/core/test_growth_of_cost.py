@@ -57,11 +57,11 @@ def cost_of_step(bench: Bench) -> int:
     """Run a step; return the lines of `schedule` and `process`."""
     counter = LineCounter()
     with no_collection(), counter:
-        step = bench.core.schedule(now_s=0.0).step
+        step = bench.planner.schedule(now_s=0.0).step
     assert step is not None
     result = bench.executor.execute(step)
     with no_collection(), counter:
-        bench.core.process(result)
+        bench.planner.process(result)
     return counter.num_lines
 
 
@@ -103,7 +103,7 @@ def outputs_of_a_swapped_request(number: int) -> Bench:
     bench.add(0, 21)
     bench.add(1, 7, num_sequences=number, priority=1)
     after_steps(bench, 4)
-    assert len(bench.core.swapped) == 1
+    assert len(bench.planner.swapped) == 1
     return bench
 
 

@@ -9,12 +9,12 @@ from octavo_shared.step_wire.step import no_slots
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.prefills import Prefill
 from tests.support.driving import Bench, small_limits
 from tests.support.each_row import each_row
 
-Fault = Callable[[ExecutorCore], None]
+Fault = Callable[[ExecutorPlanner], None]
 
 
 def bench_in_full_swing() -> Bench:
@@ -26,7 +26,7 @@ def bench_in_full_swing() -> Bench:
     bench.add(0, 9, num_sequences=2)
     for arrival in range(1, 4):
         bench.add(arrival, 7 - arrival)
-    while len(bench.core.swapped) < 2:
+    while len(bench.planner.swapped) < 2:
         bench.step()
     bench.schedule()
     return bench
@@ -35,85 +35,85 @@ def bench_in_full_swing() -> Bench:
 # 1: blocks -----------------------------------------------------------------------------------------
 
 
-def take_a_block(core: ExecutorCore) -> None:
-    core.blocks.allocator.allocate(1)
+def take_a_block(planner: ExecutorPlanner) -> None:
+    planner.blocks.allocator.allocate(1)
 
 
-def name_a_block_twice(core: ExecutorCore) -> None:
-    core.table.block_tables[2, 0] = core.table.block_tables[0, 0]
+def name_a_block_twice(planner: ExecutorPlanner) -> None:
+    planner.table.block_tables[2, 0] = planner.table.block_tables[0, 0]
 
 
-def free_a_block_that_is_used(core: ExecutorCore) -> None:
-    core.blocks.allocator._push(core.table.block_tables[0, :1].astype(np.intp))
+def free_a_block_that_is_used(planner: ExecutorPlanner) -> None:
+    planner.blocks.allocator._push(planner.table.block_tables[0, :1].astype(np.intp))
 
 
-def take_a_host_block(core: ExecutorCore) -> None:
-    core.swapped.host.allocate(1)
+def take_a_host_block(planner: ExecutorPlanner) -> None:
+    planner.swapped.host.allocate(1)
 
 
-def free_a_host_block_twice(core: ExecutorCore) -> None:
-    host = core.swapped.host
+def free_a_host_block_twice(planner: ExecutorPlanner) -> None:
+    host = planner.swapped.host
     host._push(host._free_blocks[:1])
 
 
 # 2: slots ------------------------------------------------------------------------------------------
 
 
-def lose_a_slot(core: ExecutorCore) -> None:
-    core.batch.free_slots.pop()
+def lose_a_slot(planner: ExecutorPlanner) -> None:
+    planner.batch.free_slots.pop()
 
 
-def share_a_slot(core: ExecutorCore) -> None:
-    first, second = core.batch.running[0].sequences
+def share_a_slot(planner: ExecutorPlanner) -> None:
+    first, second = planner.batch.running[0].sequences
     second.slot = first.slot
 
 
-def forget_the_owner_of_a_slot(core: ExecutorCore) -> None:
-    core.batch.sequence_in_slot[2] = None
+def forget_the_owner_of_a_slot(planner: ExecutorPlanner) -> None:
+    planner.batch.sequence_in_slot[2] = None
 
 
-def age_a_slot(core: ExecutorCore) -> None:
-    core.table.generation[2] += 1
+def age_a_slot(planner: ExecutorPlanner) -> None:
+    planner.table.generation[2] += 1
 
 
-def release_a_slot(core: ExecutorCore) -> None:
-    core.table.live[2] = False
+def release_a_slot(planner: ExecutorPlanner) -> None:
+    planner.table.live[2] = False
 
 
-def vacate_a_slot_by_half(core: ExecutorCore) -> None:
-    core.batch.is_vacated[2] = True
+def vacate_a_slot_by_half(planner: ExecutorPlanner) -> None:
+    planner.batch.is_vacated[2] = True
 
 
-def miscount_the_claims(core: ExecutorCore) -> None:
-    core.batch.num_claimed_slots += 1
+def miscount_the_claims(planner: ExecutorPlanner) -> None:
+    planner.batch.num_claimed_slots += 1
 
 
-def promise_too_many_slots(core: ExecutorCore) -> None:
-    group = core.batch.running[0]
+def promise_too_many_slots(planner: ExecutorPlanner) -> None:
+    group = planner.batch.running[0]
     group.sequences += [Sequence(group, index, group.prompt_token_ids) for index in range(2, 9)]
-    core.batch.num_claimed_slots += 7
+    planner.batch.num_claimed_slots += 7
 
 
 # 3, 4 and 5: lengths ---------------------------------------------------------------------------------
 
 
-def compute_beyond_the_blocks(core: ExecutorCore) -> None:
-    core.table.num_scheduled_tokens[2] = core.table.num_blocks[2] * 4 + 1
+def compute_beyond_the_blocks(planner: ExecutorPlanner) -> None:
+    planner.table.num_scheduled_tokens[2] = planner.table.num_blocks[2] * 4 + 1
 
 
-def compute_beyond_the_budget(core: ExecutorCore) -> None:
-    core.in_flight[0].layout.lengths[0] = core.limits.max_num_batched_tokens
+def compute_beyond_the_budget(planner: ExecutorPlanner) -> None:
+    planner.in_flight[0].layout.lengths[0] = planner.limits.max_num_batched_tokens
 
 
-def grow_beyond_the_limit(core: ExecutorCore) -> None:
-    core.table.num_tokens[2] = core.limits.max_model_len + 1
+def grow_beyond_the_limit(planner: ExecutorPlanner) -> None:
+    planner.table.num_tokens[2] = planner.limits.max_model_len + 1
 
 
 # 7 and 8: contents -----------------------------------------------------------------------------------
 
 
-def share_the_block_that_is_written_next(core: ExecutorCore) -> None:
-    table, allocator = core.table, core.blocks.allocator
+def share_the_block_that_is_written_next(planner: ExecutorPlanner) -> None:
+    table, allocator = planner.table, planner.blocks.allocator
     index = int(table.num_scheduled_tokens[0]) // 4
     shared, own = table.block_tables[0, index], table.block_tables[1, index]
     allocator.acquire(np.array([shared], np.int32))
@@ -121,55 +121,55 @@ def share_the_block_that_is_written_next(core: ExecutorCore) -> None:
     table.block_tables[1, index] = shared
 
 
-def register_under_a_wrong_hash(core: ExecutorCore) -> None:
-    core.table.token_ids[0, 1] += 1
+def register_under_a_wrong_hash(planner: ExecutorPlanner) -> None:
+    planner.table.token_ids[0, 1] += 1
 
 
-def register_a_block_that_fills(core: ExecutorCore) -> None:
-    table, cache = core.table, core.blocks.prefix_cache
+def register_a_block_that_fills(planner: ExecutorPlanner) -> None:
+    table, cache = planner.table, planner.blocks.prefix_cache
     assert cache is not None
     cache.register([b"block"], [int(table.block_tables[0, table.num_scheduled_tokens[0] // 4])])
 
 
-def carry_the_hashes_of_another(core: ExecutorCore) -> None:
-    core.batch.running[1].sequences[0].block_hashes = core.batch.running[0].sequences[0].block_hashes
+def carry_the_hashes_of_another(planner: ExecutorPlanner) -> None:
+    planner.batch.running[1].sequences[0].block_hashes = planner.batch.running[0].sequences[0].block_hashes
 
 
-def write_a_block_for_ever(core: ExecutorCore) -> None:
-    assert core.blocks.prefix_cache is not None
-    core.blocks.prefix_cache._being_written.add(b"block")
+def write_a_block_for_ever(planner: ExecutorPlanner) -> None:
+    assert planner.blocks.prefix_cache is not None
+    planner.blocks.prefix_cache._being_written.add(b"block")
 
 
 # Order -----------------------------------------------------------------------------------------------
 
 
-def run_out_of_order(core: ExecutorCore) -> None:
-    core.batch.running.reverse()
+def run_out_of_order(planner: ExecutorPlanner) -> None:
+    planner.batch.running.reverse()
 
 
-def swap_out_of_order(core: ExecutorCore) -> None:
-    core.swapped.groups.reverse()
+def swap_out_of_order(planner: ExecutorPlanner) -> None:
+    planner.swapped.groups.reverse()
 
 
-def change_the_order_of_a_group(core: ExecutorCore) -> None:
-    core.batch.running[0].order = (-1, 0)
+def change_the_order_of_a_group(planner: ExecutorPlanner) -> None:
+    planner.batch.running[0].order = (-1, 0)
 
 
-def keep_a_prefill_that_is_over(core: ExecutorCore) -> None:
-    sequence = core.batch.running[0].sequences[0]
-    core.prefills.running.append(Prefill(sequence, 9, 9, no_slots(), is_long=False))
+def keep_a_prefill_that_is_over(planner: ExecutorPlanner) -> None:
+    sequence = planner.batch.running[0].sequences[0]
+    planner.prefills.running.append(Prefill(sequence, 9, 9, no_slots(), is_long=False))
 
 
-def wake_a_swapped_sequence(core: ExecutorCore) -> None:
-    core.swapped.groups[0].sequences[0].status = SequenceStatus.WAITING
+def wake_a_swapped_sequence(planner: ExecutorPlanner) -> None:
+    planner.swapped.groups[0].sequences[0].status = SequenceStatus.WAITING
 
 
-def forget_a_swapped_sequence(core: ExecutorCore) -> None:
-    core.swapped.drop_sequence(core.swapped.groups[0].sequences[0])
+def forget_a_swapped_sequence(planner: ExecutorPlanner) -> None:
+    planner.swapped.drop_sequence(planner.swapped.groups[0].sequences[0])
 
 
-def go_on_with_a_search_that_is_swapped_out(core: ExecutorCore) -> None:
-    core.beam_batch.ready[core.swapped.groups[0]] = []
+def go_on_with_a_search_that_is_swapped_out(planner: ExecutorPlanner) -> None:
+    planner.beam_batch.ready[planner.swapped.groups[0]] = []
 
 
 FAULTS: dict[Fault, str] = {
@@ -207,9 +207,9 @@ FAULTS: dict[Fault, str] = {
 @each_row(*FAULTS)
 def test_a_fault_is_noticed(fault: Fault) -> None:
     bench = bench_in_full_swing()
-    check_integrity(bench.core)
+    check_integrity(bench.planner)
 
-    fault(bench.core)
+    fault(bench.planner)
 
     with pytest.raises(AssertionError, match=FAULTS[fault]):
-        check_integrity(bench.core)
+        check_integrity(bench.planner)

@@ -50,7 +50,7 @@ def test_a_flagged_row_ends_its_group_and_the_next_step_goes_on_without_it() -> 
     flag(bench, 1)  # that of the step behind it means nothing any more
     later = bench.process()
     assert (delivered(later), failures(later)) == ({"a": 105}, {})
-    bench.core.abort(bench.core.batch.running[0])
+    bench.planner.abort(bench.planner.batch.running[0])
     assert bench.num_free_blocks == bench.limits.num_blocks
 
 
@@ -94,7 +94,7 @@ def test_a_beam_ends_its_search_and_the_sequence_beside_it_goes_on() -> None:
     assert before.candidate_logprobs is not None
     half = len(before.candidate_logprobs) // 2
     bench.results[0] = replace(before, candidate_logprobs=np.append(before.candidate_logprobs[:half], [NAN] * half))
-    layout = bench.core.in_flight[0].layout
+    layout = bench.planner.in_flight[0].layout
     assert layout.num_candidates is not None
     flag(bench, int(layout.num_candidates.nonzero()[0][1]))
 
@@ -111,7 +111,7 @@ def test_a_prompt_ends_its_group_and_says_where() -> None:
     asking = group(0, [1, 2, 3, 4])
     asking.num_prompt_logprobs = 1
     bench.queue.add(asking)
-    bench.core.schedule(0.0)
+    bench.planner.schedule(0.0)
     result = StepResult(
         1,
         1,
@@ -121,7 +121,7 @@ def test_a_prompt_ends_its_group_and_says_where() -> None:
         prompt_alternative_logprobs=np.array([-1, NAN, NAN], np.float32),
     )
 
-    updates = bench.core.process(result)
+    updates = bench.planner.process(result)
 
     assert failures(updates) == {"a": "the prompt are not finite at token 2"}
     assert not updates.prompt_logprobs
@@ -152,13 +152,13 @@ def test_flags_are_checked_strictly(fault: str) -> None:
     asking = group(0, [1, 2, 3])
     asking.sampling = SamplingRow(num_logprobs=0)
     bench.queue.add(asking)
-    bench.core.schedule(0.0)
+    bench.planner.schedule(0.0)
     right = StepResult(1, 1, np.array([7], np.int32), logprobs=np.array([-1], np.float32))
 
     with pytest.raises(ExecutorFaultError, match=message):
-        bench.core.process(change(right))
+        bench.planner.process(change(right))
 
-    assert delivered(bench.core.process(right)) == {"a": 7}
+    assert delivered(bench.planner.process(right)) == {"a": 7}
 
 
 def test_of_an_executor_that_did_not_agree_flags_and_nan_are_faults() -> None:

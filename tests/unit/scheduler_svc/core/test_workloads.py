@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.request.parameters import StopConditions
 from tests.support.driving import small_limits
@@ -22,12 +22,12 @@ def test_a_failure_that_is_told_once_is_fine() -> None:
 
 
 def test_a_failure_that_is_told_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = ExecutorCore.schedule
+    schedule = ExecutorPlanner.schedule
 
-    def tell_twice(core: ExecutorCore, now_s: float) -> Decision:
-        decision = schedule(core, now_s)
+    def tell_twice(planner: ExecutorPlanner, now_s: float) -> Decision:
+        decision = schedule(planner, now_s)
         return replace(decision, failures=2 * decision.failures)
 
-    monkeypatch.setattr(ExecutorCore, "schedule", tell_twice)
+    monkeypatch.setattr(ExecutorPlanner, "schedule", tell_twice)
     with pytest.raises(AssertionError, match="a group failed twice"):
         play(GROWS_TOO_LARGE, 1)

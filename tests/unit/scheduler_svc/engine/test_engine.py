@@ -10,7 +10,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo_shared.errors import CacheTooSmallError, InvalidFieldError, OctavoServiceError, QueueFullError
 from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine import engine as engine_module
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.served_model import ServedModel
@@ -94,7 +94,7 @@ async def test_a_scheduler_without_executors_is_not_ready_and_says_why() -> None
 
 def test_a_bug_ends_the_requests_of_its_core_and_those_that_wait_and_no_others() -> None:
     idle = IdleEngine(["a", "b"], small_limits(max_num_seqs=1))
-    broken, sound = idle.cores
+    broken, sound = idle.planners
     failed, kept = idle.add(group(0, 4)), idle.add(group(1, 4))
     broken.schedule(0.0)
     sound.schedule(0.0)
@@ -109,7 +109,7 @@ def test_a_bug_ends_the_requests_of_its_core_and_those_that_wait_and_no_others()
     assert list(idle.engine.requests.values()) == [kept]
     assert not idle.engine.queue
     assert (suspects.current, suspects.parked) == (None, [])
-    assert idle.engine.fleet.cores == [sound]
+    assert idle.engine.fleet.planners == [sound]
     assert [type(request.error) for request in (failed, waiting, suspect, parked)] == [OctavoServiceError] * 4
     assert kept.error is None
 
@@ -117,21 +117,21 @@ def test_a_bug_ends_the_requests_of_its_core_and_those_that_wait_and_no_others()
 @each_row("take_back", "fail_all")
 def test_preemptions_of_a_core_that_is_gone_still_count(end: str) -> None:
     idle = IdleEngine(["a", "b"], small_limits())
-    for count, core in enumerate(idle.cores, start=1):
-        core.preemption.num_preemptions[PreemptionMode.SWAP] = count
+    for count, planner in enumerate(idle.planners, start=1):
+        planner.preemption.num_preemptions[PreemptionMode.SWAP] = count
     if end == "take_back":
-        idle.engine.take_back(idle.cores[0], "a", "it is gone")
+        idle.engine.take_back(idle.planners[0], "a", "it is gone")
     else:
-        idle.engine.fail_all(idle.cores[0])
+        idle.engine.fail_all(idle.planners[0])
     assert idle.engine.fleet.num_preemptions == {PreemptionMode.RECOMPUTE: 0, PreemptionMode.SWAP: 3}
 
 
 # Whom a loss counts against ---------------------------------------------------------------------------
 
 
-def decide(idle: IdleEngine, core: ExecutorCore) -> Step:
+def decide(idle: IdleEngine, planner: ExecutorPlanner) -> Step:
     """Let the engine have a core decide a step."""
-    scheduled = idle.engine.schedule(core, "a", 0.0)
+    scheduled = idle.engine.schedule(planner, "a", 0.0)
     assert scheduled is not None
     return scheduled.step
 
@@ -143,7 +143,7 @@ def test_a_request_that_can_never_go_on_has_ended_when_the_step_is_there() -> No
     too_long.group.has_run = True
     kept = idle.add(group(1, 4))
 
-    decide(idle, idle.cores[0])
+    decide(idle, idle.planners[0])
 
     assert isinstance(too_long.error, CacheTooSmallError)
     assert list(idle.engine.requests.values()) == [kept]
@@ -152,15 +152,15 @@ def test_a_request_that_can_never_go_on_has_ended_when_the_step_is_there() -> No
 def lost(*, has_result: bool) -> tuple[IdleEngine, LiveRequest, LiveRequest]:
     """Return two requests that ran on a lost executor: one from its first step on, and one that came later."""
     idle = IdleEngine(["a"], small_limits())
-    [core] = idle.cores
-    executor = ToyExecutor(core.limits, count_up)
+    [planner] = idle.planners
+    executor = ToyExecutor(planner.limits, count_up)
     first = idle.add(group(0, 4))
-    result = executor.execute(decide(idle, core))
+    result = executor.execute(decide(idle, planner))
     if has_result:
-        idle.engine.deliver(core, core.process(result))
+        idle.engine.deliver(planner, planner.process(result))
     later = idle.add(group(1, 4))
-    decide(idle, core)
-    idle.engine.take_back(core, "a", "it is gone")
+    decide(idle, planner)
+    idle.engine.take_back(planner, "a", "it is gone")
     return idle, first, later
 
 
@@ -193,13 +193,13 @@ def test_who_had_a_token_since_is_not_counted() -> None:
 
 def lose_again(idle: IdleEngine, request: LiveRequest) -> None:
     """Let another executor, which works, be lost as soon as it computes a request."""
-    core = idle.join("b", small_limits())
-    executor = ToyExecutor(core.limits, count_up)
-    while request.group not in core.groups_in_flight:
-        sent = idle.engine.schedule(core, "b", 0.0)
-        if sent is not None and request.group not in core.groups_in_flight:
-            idle.engine.deliver(core, core.process(executor.execute(sent.step)))
-    idle.engine.take_back(core, "b", "it is gone")
+    planner = idle.join("b", small_limits())
+    executor = ToyExecutor(planner.limits, count_up)
+    while request.group not in planner.groups_in_flight:
+        sent = idle.engine.schedule(planner, "b", 0.0)
+        if sent is not None and request.group not in planner.groups_in_flight:
+            idle.engine.deliver(planner, planner.process(executor.execute(sent.step)))
+    idle.engine.take_back(planner, "b", "it is gone")
     idle.engine.on_probed("b", works=True)
 
 
@@ -222,10 +222,10 @@ def test_who_shared_two_losses_is_computed_alone_and_ends_after_the_fourth_loss_
 def test_a_loss_between_two_steps_is_nobodys_fault() -> None:
     idle = IdleEngine(["a"], small_limits())
     request = idle.add(group(0, 4))
-    [core] = idle.cores
-    updates = core.process(ToyExecutor(core.limits, count_up).execute(decide(idle, core)))
-    idle.engine.take_back(core, "a", "it is gone")
-    idle.engine.deliver(core, updates)
+    [planner] = idle.planners
+    updates = planner.process(ToyExecutor(planner.limits, count_up).execute(decide(idle, planner)))
+    idle.engine.take_back(planner, "a", "it is gone")
+    idle.engine.deliver(planner, updates)
     assert (request.num_losses, request.unclear_losses, request.num_lost_executors) == (0, {}, 1)
 
 

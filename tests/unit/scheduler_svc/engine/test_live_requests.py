@@ -25,7 +25,7 @@ class Stage:
         self.bench = Bench(small_limits())
         self.meter = Meter()
         fleet = Fleet(self.bench.queue, self.bench.policy)
-        fleet.cores.append(self.bench.core)
+        fleet.planners.append(self.bench.planner)
         self.live = LiveRequests(
             fleet,
             lambda: None,
@@ -47,11 +47,11 @@ class Stage:
 
     def step(self, scheduled_at_s: float, delivered_at_s: float) -> None:
         """Decide a step at a time, and deliver its result at another."""
-        step = self.bench.core.schedule(scheduled_at_s).step
+        step = self.bench.planner.schedule(scheduled_at_s).step
         assert step is not None
-        updates = self.bench.core.process(self.bench.executor.execute(step))
+        updates = self.bench.planner.process(self.bench.executor.execute(step))
         self.now_s = delivered_at_s
-        self.live.deliver(self.bench.core, updates)
+        self.live.deliver(self.bench.planner, updates)
 
     def _check_end(self, ended: EndedRequest) -> None:
         assert ended.times.ended_at_s == self.now_s
@@ -116,42 +116,42 @@ def test_every_request_is_told_of_once(stage: Stage) -> None:
 def test_who_ended_between_the_result_and_its_delivery_gets_nothing_and_harms_nobody(stage: Stage) -> None:
     """The next step may be decided in between, and a client may leave."""
     gone, stays = (stage.add(group(arrival, prompt(4), max_tokens(3))) for arrival in (0, 1))
-    core = stage.bench.core
-    step = core.schedule(0.0).step
+    planner = stage.bench.planner
+    step = planner.schedule(0.0).step
     assert step is not None
-    updates = core.process(stage.bench.executor.execute(step))
+    updates = planner.process(stage.bench.executor.execute(step))
     stage.live.fail(gone, RequestAbortedError("aborted"))
-    core.abort(gone.group)
+    planner.abort(gone.group)
     namesake = group(0, prompt(5), max_tokens(3))
     namesake.request_id = gone.request_id
     comes = stage.add(namesake)
 
-    stage.live.deliver(core, updates)
+    stage.live.deliver(planner, updates)
 
     assert (gone.num_output_tokens, stays.num_output_tokens, comes.num_output_tokens) == (0, 1, 0)
     assert stage.ended_ids == [gone.request_id]
-    check_integrity(core)
+    check_integrity(planner)
 
 
 def test_a_stop_string_found_after_the_next_decision_ends_the_sequence_and_drops_the_surplus_token(
     stage: Stage,
 ) -> None:
-    core, executor = stage.bench.core, stage.bench.executor
+    planner, executor = stage.bench.planner, stage.bench.executor
     request = stage.add(group(0, prompt(4), max_tokens(9)), stop_after=1)
-    step = core.schedule(0.0).step
+    step = planner.schedule(0.0).step
     assert step is not None
-    updates = core.process(executor.execute(step))
-    surplus = core.schedule(1.0).step
+    updates = planner.process(executor.execute(step))
+    surplus = planner.schedule(1.0).step
     assert surplus is not None
 
-    stage.live.deliver(core, updates)
+    stage.live.deliver(planner, updates)
     assert request.has_ended
-    assert core.process(executor.execute(surplus)).sequences == []
+    assert planner.process(executor.execute(surplus)).sequences == []
 
     assert request.num_output_tokens == 1
     assert stage.ended[0].finish_reason is FinishReason.STOP
-    assert len(core.groups) == 0
-    check_integrity(core)
+    assert len(planner.groups) == 0
+    check_integrity(planner)
 
 
 # The front finds stop strings, at once or later --------------------------------------------------------
@@ -164,7 +164,7 @@ def test_a_stop_string_that_is_found_late_takes_the_tokens_behind_it_back(stage:
     assert request.num_output_tokens == 3
     sink_of(request).handle.finish_output(0, 2, FinishReason.STOP)
     assert [(ended.num_output_tokens, ended.finish_reason) for ended in stage.ended] == [(2, FinishReason.STOP)]
-    assert not stage.bench.core.batch.running, "its blocks are free"
+    assert not stage.bench.planner.batch.running, "its blocks are free"
     sink_of(request).handle.finish_output(0, 1, FinishReason.STOP)  # it has ended
     sink_of(request).handle.abort(RequestAbortedError("late"))
     assert len(stage.ended) == 1
@@ -185,11 +185,11 @@ def test_a_request_with_stop_strings_ends_when_its_front_has_said_how_many_token
 
 
 def test_an_output_that_ends_while_its_request_waits_for_a_core_costs_a_token_and_ends(stage: Stage) -> None:
-    core = stage.bench.core
+    planner = stage.bench.planner
     request = stage.add(group(0, prompt(4), max_tokens(9), num_sequences=2), stop_after=100)
     for step in range(2):
         stage.step(scheduled_at_s=step, delivered_at_s=step + 0.5)
-    [evacuated] = core.evacuate()
+    [evacuated] = planner.evacuate()
     sink_of(request).handle.finish_output(0, 2, FinishReason.STOP)
     assert not request.has_ended
     stage.bench.queue.add(evacuated)
@@ -199,7 +199,7 @@ def test_an_output_that_ends_while_its_request_waits_for_a_core_costs_a_token_an
     assert len(evacuated.live_sequences) == 1
     sink_of(request).handle.finish_output(1, request.num_tokens_of[1], FinishReason.STOP)
     assert [ended.finish_reason for ended in stage.ended] == [FinishReason.STOP]
-    assert not core.batch.running
+    assert not planner.batch.running
 
 
 def test_suspects_are_queued_again_when_their_executor_is_found_to_be_broken(stage: Stage) -> None:

@@ -30,10 +30,10 @@ def limits(*, max_num_seqs: int = 2, prefix_caching: bool = False) -> CoreLimits
 def measured(*addresses: str, limits: CoreLimits) -> IdleEngine:
     """An engine whose executors take STEP_S for a step; they have 16 tokens in one, and those take LARGE_STEP_S."""
     idle = IdleEngine(addresses, limits)
-    for core in idle.cores:
+    for planner in idle.planners:
         for _ in range(2):
-            core.pace.learn(step(1), STEP_S)
-            core.pace.learn(step(0, 16), LARGE_STEP_S)
+            planner.pace.learn(step(1), STEP_S)
+            planner.pace.learn(step(0, 16), LARGE_STEP_S)
     return idle
 
 
@@ -106,9 +106,9 @@ def test_a_prompt_takes_as_many_steps_as_are_not_in_a_prefix_cache() -> None:
     idle = measured("a", limits=limits(prefix_caching=True))
     long = grouped(asked(160))
     assert idle.engine.estimate.begin_s(long) == 9 * LARGE_STEP_S
-    core = idle.cores[0]
-    cached = core.blocks.hash_tokens(long.prompt_token_ids, 0)[:32]
-    core.blocks.adopt(np.arange(32, dtype=np.int32), b"".join(cached))
+    planner = idle.planners[0]
+    cached = planner.blocks.hash_tokens(long.prompt_token_ids, 0)[:32]
+    planner.blocks.adopt(np.arange(32, dtype=np.int32), b"".join(cached))
     assert idle.engine.estimate.begin_s(grouped(asked(160))) == LARGE_STEP_S
 
 

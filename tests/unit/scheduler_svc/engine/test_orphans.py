@@ -48,10 +48,10 @@ def test_an_executor_that_can_take_it_sets_the_clock_back_and_another_one_does_n
 
 def test_an_executor_that_came_and_went_between_two_looks_leaves_orphans() -> None:
     idle = IdleEngine(["a"], None)
-    core = idle.engine.fleet.join(small_limits(), 1, "a")
+    planner = idle.engine.fleet.join(small_limits(), 1, "a")
     request = idle.add(group(0, 5))
-    core.schedule(0.0)
-    idle.engine.take_back(core, "a", "it is gone")
+    planner.schedule(0.0)
+    idle.engine.take_back(planner, "a", "it is gone")
     look(idle, 1.0)
     look(idle, 1.0 + TIMEOUT_S)
     assert str(request.error) == ("no executor was attached within 300 s (--orphan-timeout-s); retry later")
@@ -63,7 +63,7 @@ def test_what_outgrows_those_that_are_there_waits_no_longer_for_one_that_is_expe
     look(idle, 0.0, has_changed=True)
     grown = idle.add(group(0, 4, num_sequences=3))
     grown.group.has_run = True
-    idle.engine.schedule(idle.cores[0], "a", 1.0)
+    idle.engine.schedule(idle.planners[0], "a", 1.0)
     look(idle, 1.0)
     assert idle.engine.orphans.left_s(grown, 1.0) == TIMEOUT_S
     look(idle, 1.0 + TIMEOUT_S)

@@ -16,7 +16,7 @@ from octavo_shared.errors import OctavoServiceError
 from octavo_shared.step_wire.step import SamplingRow, Step, StepResult
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.core.waiting.policy import FcfsPolicy
@@ -27,7 +27,7 @@ from scheduler_svc.executors.circuit_breaker import Backoff, CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.driver_interface import DriverSettings
-from scheduler_svc.executors.serving_limits import CoreSettings, serving_limits
+from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.telemetry.meter import Meter
@@ -115,31 +115,31 @@ class Owner:
     def holder_of(self, instance_id: str) -> ExecutorDriver | None:
         return self.holder
 
-    async def admit(self, session: ExecutorSession, address: str) -> ExecutorCore:
+    async def admit(self, session: ExecutorSession, address: str) -> ExecutorPlanner:
         self.when_admitted()
-        return self.fleet.join(serving_limits(session.info, CoreSettings()), session.epoch, address)
+        return self.fleet.join(serving_limits(session.info, PlannerSettings()), session.epoch, address)
 
     async def on_attached(self, driver: ExecutorDriver) -> None:
-        assert driver.core is not None
-        assert driver.core.takes_groups is not driver.is_retired
+        assert driver.planner is not None
+        assert driver.planner.takes_groups is not driver.is_retired
         self.events.append("attached")
 
     async def on_detached(self, driver: ExecutorDriver) -> None:
-        assert driver.core is None
+        assert driver.planner is None
         assert driver.session is None
         self.events.append("detached")
 
-    def deliver(self, core: ExecutorCore, updates: StepUpdates) -> None:
-        assert core in self.fleet.cores
+    def deliver(self, planner: ExecutorPlanner, updates: StepUpdates) -> None:
+        assert planner in self.fleet.planners
         self.token_ids += updates.token_ids
 
-    def schedule(self, core: ExecutorCore, address: str, now_s: float) -> StepInFlight | None:
-        decision, _ = self.fleet.schedule(core, now_s)
+    def schedule(self, planner: ExecutorPlanner, address: str, now_s: float) -> StepInFlight | None:
+        decision, _ = self.fleet.schedule(planner, now_s)
         self.events += [failure.message for failure in decision.failures]
         return decision.in_flight
 
-    def take_back(self, core: ExecutorCore, address: str, cause: str) -> None:
-        groups = self.fleet.leave(core)
+    def take_back(self, planner: ExecutorPlanner, address: str, cause: str) -> None:
+        groups = self.fleet.leave(planner)
         self.events.append(f"took {len(groups)} back")
         for group in groups:
             self.fleet.queue.add(group)
@@ -147,9 +147,9 @@ class Owner:
     def on_probed(self, address: str, *, works: bool) -> None:
         self.events.append("probe succeeded" if works else "probe failed")
 
-    def fail_all(self, core: ExecutorCore | None) -> None:
-        assert core is not None
-        self.fleet.cores.remove(core)
+    def fail_all(self, planner: ExecutorPlanner | None) -> None:
+        assert planner is not None
+        self.fleet.planners.remove(planner)
         self.events.append("failed all")
 
     def dispatch(self) -> None:
@@ -236,8 +236,8 @@ async def test_steps_in_flight_follow_the_link_and_rows_computed_in_vain_are_cou
         assert stage.driver.in_flight.limit == 4
         assert len(stage.session.sent) - stage.session.num_answered == 4
 
-        assert stage.driver.core is not None
-        stage.driver.core.abort(group)
+        assert stage.driver.planner is not None
+        stage.driver.planner.abort(group)
         await stage.answer(4)
         assert stage.driver.num_void_rows == 4
 
@@ -269,7 +269,7 @@ async def test_the_next_step_is_sent_before_what_the_last_one_brought_is_deliver
     stage = Stage(1)
     num_sent_at_delivery = []
 
-    def deliver(core: ExecutorCore, updates: StepUpdates) -> None:
+    def deliver(planner: ExecutorPlanner, updates: StepUpdates) -> None:
         num_sent_at_delivery.append(len(stage.session.sent))
 
     stage.owner.deliver = deliver  # type: ignore[method-assign]
@@ -299,9 +299,9 @@ async def test_between_a_result_and_the_next_step_nothing_else_has_its_turn(
         await asyncio.sleep(0)
         return await send(session, step)
 
-    def deliver_noted(core: ExecutorCore, updates: StepUpdates) -> None:
+    def deliver_noted(planner: ExecutorPlanner, updates: StepUpdates) -> None:
         order.append("tokens are delivered")
-        deliver(core, updates)
+        deliver(planner, updates)
 
     monkeypatch.setattr(VirtualSession, "receive", receive_noted)
     monkeypatch.setattr(VirtualSession, "send", send_noted)
@@ -342,15 +342,15 @@ async def test_what_was_processed_is_delivered_whatever_the_sender_does_meanwhil
         if how == "retires":
             stage.driver.is_retired = True  # the sender has nothing left to do when the token is processed
         elif how == "fails":
-            monkeypatch.setattr(ExecutorCore, "schedule", lambda *_: 1 / 0)
+            monkeypatch.setattr(ExecutorPlanner, "schedule", lambda *_: 1 / 0)
         else:
-            process = ExecutorCore.process
+            process = ExecutorPlanner.process
 
-            def cancel_in_between(core: ExecutorCore, result: StepResult) -> StepUpdates:
+            def cancel_in_between(planner: ExecutorPlanner, result: StepResult) -> StepUpdates:
                 running.cancel()
-                return process(core, result)
+                return process(planner, result)
 
-            monkeypatch.setattr(ExecutorCore, "process", cancel_in_between)
+            monkeypatch.setattr(ExecutorPlanner, "process", cancel_in_between)
         await stage.answer()
     assert len(stage.owner.token_ids) == 1
 
@@ -475,7 +475,7 @@ async def test_a_bug_of_ours_asks_the_core_nothing_any_more_and_begins_with_an_e
     async with stage.running():
         await stage.submit()
         for method in ("process", "evacuate"):
-            monkeypatch.setattr(stage.driver.core, method, broken)
+            monkeypatch.setattr(stage.driver.planner, method, broken)
         await stage.answer()
         assert stage.owner.events == ["attached", "failed all", "detached", "attached"]
         assert stage.driver.num_losses == 0
@@ -494,7 +494,7 @@ async def test_a_retired_executor_without_work_is_let_go_and_not_counted_as_lost
         await settle()
         assert running.done()
     assert stage.owner.events == ["attached", "took 0 back", "detached"]
-    assert not stage.owner.fleet.cores
+    assert not stage.owner.fleet.planners
     assert stage.driver.num_losses == 0
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
@@ -591,9 +591,9 @@ async def test_before_a_driver_waits_it_has_the_line_dealt() -> None:
 async def test_groups_that_can_never_go_on_are_reported_even_if_there_is_no_step() -> None:
     stage = Stage()
     async with stage.running():
-        assert stage.driver.core is not None
+        assert stage.driver.planner is not None
         group = stage.add()
-        group.sequences = [replace(group.sequences[0]) for _ in range(stage.driver.core.limits.max_num_seqs + 1)]
+        group.sequences = [replace(group.sequences[0]) for _ in range(stage.driver.planner.limits.max_num_seqs + 1)]
         group.has_run = True
         stage.driver.work.set()
         await settle()
@@ -633,14 +633,14 @@ async def test_an_executor_lost_without_a_result_runs_a_probe_and_then_one_group
     stage = Stage()
     async with stage.running():
         await lose_without_a_result(stage)
-        assert (stage.driver.core, len(stage.client.sessions)) == (None, 2)
+        assert (stage.driver.planner, len(stage.client.sessions)) == (None, 2)
         await answer_probe(stage)
         assert stage.owner.events[-2:] == ["probe succeeded", "attached"]
-        assert stage.driver.core is not None
+        assert stage.driver.planner is not None
         await stage.submit(arrival=2)
-        assert (stage.driver.core.is_probing, len(stage.driver.core.groups)) == (True, 1)
+        assert (stage.driver.planner.is_probing, len(stage.driver.planner.groups)) == (True, 1)
         await stage.answer()
-        assert (stage.driver.core.is_probing, len(stage.driver.core.groups)) == (False, 2)
+        assert (stage.driver.planner.is_probing, len(stage.driver.planner.groups)) == (False, 2)
         assert stage.driver.num_losses == 1
 
 
@@ -661,8 +661,8 @@ async def test_an_executor_lost_before_it_was_asked_for_anything_is_attached_aga
     async with stage.running():
         stage.session.lose()
         await settle()
-        assert stage.driver.core is not None
-        assert not stage.driver.core.is_probing
+        assert stage.driver.planner is not None
+        assert not stage.driver.planner.is_probing
 
 
 async def test_an_executor_that_failed_is_left_alone_for_a_while_and_says_so() -> None:
@@ -700,18 +700,18 @@ async def test_a_step_that_takes_much_longer_than_it_should_is_given_up_and_the_
         await stage.submit()
         await asyncio.sleep(0.1)
         assert stage.driver.num_losses == 0, "nothing is known of the first step"
-        assert stage.driver.core is not None
-        cost = stage.driver.core.step_cost
+        assert stage.driver.planner is not None
+        cost = stage.driver.planner.step_cost
         await stage.answer(3)
         await until_lost(stage, 1)
         assert stage.owner.events == ["attached", "took 1 back", "detached", "attached"]
-        assert stage.driver.core.step_cost is cost
+        assert stage.driver.planner.step_cost is cost
         assert cost.slack > 2.0
         stage.client.worker = FakeWorker()
         stage.session.lose()
         await settle()
         await answer_probe(stage)
-        assert stage.driver.core.step_cost is not cost, "another process may be slower"
+        assert stage.driver.planner.step_cost is not cost, "another process may be slower"
     assert "event=no_executor address=virtual:1 cause='step 4 hangs: it has been running for" in caplog.text
 
 

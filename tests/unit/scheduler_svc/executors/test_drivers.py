@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn, cast
 
-from scheduler_svc.core.step.executor_core import ExecutorCore
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings
@@ -173,7 +173,7 @@ async def test_the_last_trouble_is_that_of_executors_which_are_not_attached_and_
     stage = Stage()
     attached, first, second, untried = (stage.drivers.add(address) for address in ("a:1", "b:1", "c:1", "d:1"))
     assert stage.drivers.last_trouble == ""
-    attached.core = cast("ExecutorCore", object())
+    attached.planner = cast("ExecutorPlanner", object())
     for driver in (attached, first, second):
         driver.last_trouble = "it is gone"
     assert stage.drivers.last_trouble == "b:1: it is gone; c:1: it is gone"
@@ -185,16 +185,16 @@ async def test_the_last_trouble_is_that_of_executors_which_are_not_attached_and_
 def test_an_executor_that_is_attached_through_another_address_is_not_expected() -> None:
     stage = Stage()
     first, alias, other = (stage.drivers.add(address) for address in ("a:1", "alias:1", "b:1"))
-    core = cast("ExecutorCore", object())
+    planner = cast("ExecutorPlanner", object())
     was_complete: list[bool] = []
-    for first.core, first.instance_id, alias.instance_id in (
+    for first.planner, first.instance_id, alias.instance_id in (
         (None, "", ""),
-        (core, "", ""),
-        (core, "one", "one"),
-        (core, "one", "another one"),
+        (planner, "", ""),
+        (planner, "one", "one"),
+        (planner, "one", "another one"),
         (None, "one", "one"),
     ):
-        other.core = first.core
+        other.planner = first.planner
         was_complete.append(stage.drivers.is_complete)
     assert was_complete == [False, False, True, False, False]
 

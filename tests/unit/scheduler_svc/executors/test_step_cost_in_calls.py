@@ -49,7 +49,7 @@ class Stage:
     def __init__(self, num_sequences: int, sampling: SamplingRow, num_outputs: int = 1) -> None:
         self.fleet = Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy(), b"key")
         limits = limits_for(num_sequences, 8 * num_sequences, 8, budget=2**31 - 1)
-        self.core = self.fleet.join(limits, epoch=1)
+        self.planner = self.fleet.join(limits, epoch=1)
         self.meter = Meter()
         self.requests = LiveRequests(self.fleet, lambda: None, self.meter)
         self.step_log = StepLog(observe=self.meter.step_processed)
@@ -73,7 +73,7 @@ class Stage:
 
     def step(self) -> None:
         """Decide and send a step, and take its result, as the driver does."""
-        decision, _ = self.fleet.schedule(self.core, 0.0)
+        decision, _ = self.fleet.schedule(self.planner, 0.0)
         sent = decision.in_flight
         assert sent is not None
         logged = LoggedStep(sent.step, sent.layout, decided_at_s=0.0)
@@ -85,13 +85,13 @@ class Stage:
         logprobs = np.full(num_samples, -1.0, np.float32) if self.sampling.num_logprobs >= 0 else None
         answer = encode_result(StepResult(1, sent.step.step_id, np.full(num_samples, 66, np.int32), logprobs))
         result = decode_result(answer)
-        self.updates = self.fleet.process(self.core, result)
+        self.updates = self.fleet.process(self.planner, result)
         self.in_flight.note_answered(0.0, 0.01, num_samples, len(self.updates.finished), self.updates.num_void_rows)
         self.step_log.set_result(result, 0.0)
 
     def deliver(self) -> None:
         """Give the tokens of the last step to their requests."""
-        self.requests.deliver(self.core, self.updates)
+        self.requests.deliver(self.planner, self.updates)
 
 
 def counts(count: Callable[[Callable[[], object]], int], sampling: SamplingRow) -> list[int]:
@@ -99,7 +99,7 @@ def counts(count: Callable[[Callable[[], object]], int], sampling: SamplingRow) 
     found = []
     for num_sequences in SIZES:
         stage = Stage(num_sequences, sampling)
-        assert np.count_nonzero(stage.core.batch.is_decoding) == num_sequences
+        assert np.count_nonzero(stage.planner.batch.is_decoding) == num_sequences
         found.append(max(count(stage.step) for _ in range(BLOCK_SIZE)))
     return found
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.link.core_batch import CoreBatch
-from scheduler_svc.link.remote_core import RemoteCore
+from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.link.remote_request import RemoteRequest, TokenGapError
 from scheduler_svc.request.continuation import Continuation, ContinuedOutput
 from scheduler_svc.request.engine_request import EngineRequest
@@ -61,7 +61,7 @@ class Answer:
 
 def front_of(
     answer: Answer, conditions: StopConditions = NO_CONDITIONS
-) -> tuple[RemoteCore, RemoteRequest, ServedModel]:
+) -> tuple[RemoteEngine, RemoteRequest, ServedModel]:
     """Return a front that has one request, number 1."""
     model = ServedModel(
         Mock(model_hash="m", eos_token_ids=(2,)),
@@ -70,14 +70,14 @@ def front_of(
         None,
         Reproducibility((), "", ""),  # of the model nothing else is looked at
     )
-    core = RemoteCore(Mock(), "0", Mock(), Mock())
+    core = RemoteEngine(Mock(), "0", Mock(), Mock())
     request = EngineRequest("r", np.zeros(1, np.int32), SamplingRow(), conditions, num_sequences=NUM_OUTPUTS)
     remote = core._requests[1] = RemoteRequest(core, 1, request, answer, model)  # type: ignore[arg-type]
     return core, remote, model
 
 
 def message(tokens: list[tuple[int, int, Token]]) -> pb.JoinResponse:
-    """Return what a core sends: (output, position, token)."""
+    """Return what an engine sends: (output, position, token)."""
     batch = CoreBatch()
     for index, position, (token_id, logprob, alternatives) in tokens:
         likeliest = Alternatives(list(alternatives), [-1.0] * len(alternatives)) if alternatives else None
@@ -85,7 +85,7 @@ def message(tokens: list[tuple[int, int, Token]]) -> pb.JoinResponse:
     return batch.message()
 
 
-async def _take(core: RemoteCore, *messages: pb.JoinResponse) -> None:
+async def _take(core: RemoteEngine, *messages: pb.JoinResponse) -> None:
     for each in messages:
         await core._take(each, Mock())
 

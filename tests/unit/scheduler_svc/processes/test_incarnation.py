@@ -35,7 +35,7 @@ def test_a_core_that_was_granted_its_number_ends_when_it_is_told_of_a_larger_one
     own.grant(is_known=True)
     own.follow(NOW_MS, "executor a:1")  # its own
     own.require_current()
-    with pytest.raises(SupersededError, match="executor a:1 knows a core of scheduler 'one' with the incarnation"):
+    with pytest.raises(SupersededError, match="executor a:1 knows an engine of scheduler 'one' with the incarnation"):
         own.follow(NOW_MS + 1, "executor a:1")
     assert (own.number, own.largest_told) == (NOW_MS, NOW_MS + 1)
     with pytest.raises(SupersededError):

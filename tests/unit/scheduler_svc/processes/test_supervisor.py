@@ -109,7 +109,7 @@ async def test_whatever_ends_is_started_again_until_the_scheduler_stops(
     for number in range(3):
         processes[number].end()
         await until_started(processes, 4 + number)
-    cores = [process for process in processes if process.module.endswith("core_process")]
+    cores = [process for process in processes if process.module.endswith("engine_process")]
     ports = (cores[1].settings.admin_listen, cores[1].settings.page_listen)
     assert ports == ("127.0.0.1:7", "127.0.0.1:6"), "the next core has those of the one before"
     cores[1].say("scheduler serving on 127.0.0.1:8")
@@ -165,6 +165,6 @@ def test_a_front_has_the_settings_of_what_clients_meet_and_leaves_probes_and_met
     }
     config = SchedulerConfig.model_validate(given)
     front = FrontConfig.model_validate_json(front_config(config, "unix:/core:0", 3).model_dump_json())
-    assert (front.core, front.front_id, front.exit_on_stdin_close) == ("unix:/core:0", "3", True)
+    assert (front.engine, front.front_id, front.exit_on_stdin_close) == ("unix:/core:0", "3", True)
     differ = {name for name in ClientSideConfig.model_fields if getattr(front, name) != getattr(config, name)}
     assert differ == {"health_listen", "metrics_listen", "exit_on_stdin_close"}

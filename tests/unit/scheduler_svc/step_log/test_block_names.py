@@ -176,7 +176,7 @@ def test_blocks_that_an_executor_has_kept_are_found(first_file: int, masks_token
     member = before.join(limits, former)
     prompt = before.add(group(0, 9, max_tokens(2))).prompt_token_ids.tolist()
     before.run()
-    cache = member.core.blocks.prefix_cache
+    cache = member.planner.blocks.prefix_cache
     assert cache is not None
     kept = cache.is_registered.nonzero()[0].astype(np.int32)
     names = b"".join(cache.hash_of(block) or b"" for block in kept.tolist())
@@ -185,7 +185,7 @@ def test_blocks_that_an_executor_has_kept_are_found(first_file: int, masks_token
     with recording(tmp_path, masks_tokens=masks_tokens) as make:
         bench = FleetBench(make_fleet=make)
         member = bench.join(limits, executor)
-        bench.fleet.adopt_blocks(member.core, kept, names)
+        bench.fleet.adopt_blocks(member.planner, kept, names)
         begin_file(bench)
         again = bench.add(group(1, prompt, max_tokens(2)))
         bench.run()
@@ -205,7 +205,7 @@ def test_a_log_has_neither_the_key_nor_a_name_of_the_fleet(masks_tokens: bool, t
         bench = FleetBench(
             limits, limits, make_fleet=lambda queue, policy, _, is_complete: make(queue, policy, key, is_complete)
         )
-        bench.fleet.adopt_blocks(bench.members[1].core, tokens(7), b"kept by executor")
+        bench.fleet.adopt_blocks(bench.members[1].planner, tokens(7), b"kept by executor")
         names.add(b"kept by executor")
         for arrival in range(8):
             bench.add(group(arrival, 6 + arrival % 4, max_tokens(6)))

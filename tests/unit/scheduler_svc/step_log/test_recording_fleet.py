@@ -18,7 +18,7 @@ from scheduler_svc.step_log.log_files import files_in, read_records
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.snapshot import Snapshot, dump
 from tests.support.driving import group, max_tokens, small_limits
-from tests.support.fleet_driving import FleetBench, two_cores
+from tests.support.fleet_driving import FleetBench, two_planners
 from tests.support.step_logs import check_replay, recording
 
 REPOSITORY = Path(__file__).parents[4]
@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).parents[4]
 LOOKS: dict[str, Callable[[Fleet, SequenceGroup], object]] = {
     "can_ever_take": lambda fleet, waiting: fleet.can_ever_take(waiting),
     "can_take": lambda fleet, waiting: fleet.can_take(waiting),
-    "core_of": lambda fleet, waiting: fleet.core_of(waiting),
+    "planner_of": lambda fleet, waiting: fleet.planner_of(waiting),
     "expects_nobody": lambda fleet, waiting: fleet.expects_nobody(),
     "lacks_its_kind": lambda fleet, waiting: fleet.lacks_its_kind(waiting),
     "num_cached_tokens": lambda fleet, waiting: fleet.num_cached_tokens(waiting),
@@ -53,11 +53,13 @@ def test_every_public_method_is_recorded_or_only_looks() -> None:
 
 
 def test_a_look_changes_nothing() -> None:
-    bench, first, second = two_cores(prefix_caching=True)
+    bench, first, second = two_planners(prefix_caching=True)
     for arrival in range(4):
         bench.add(group(arrival, 9, max_tokens(6)))
     bench.step(first)
-    bench.fleet.set_takes_groups(second.core, False)  # what waits for it is looked at again by the next decision only
+    bench.fleet.set_takes_groups(
+        second.planner, False
+    )  # what waits for it is looked at again by the next decision only
     [waiting] = [bench.add(group(5, 22, max_tokens(2)))]
     bench.add(too_long())
     for name, look in LOOKS.items():
@@ -95,10 +97,10 @@ def test_a_decision_is_recorded_with_its_time_and_whether_executors_are_expected
     with recording(tmp_path) as make:
         policy = FcfsPolicy()
         fleet = make(WaitingQueue(policy), policy, b"key", lambda: next(answers))
-        core = fleet.join(small_limits(), 1)
-        fleet.schedule(core, 1.5)
+        planner = fleet.join(small_limits(), 1)
+        fleet.schedule(planner, 1.5)
         fleet.dispatch(2.5)
-        fleet.schedule(core, 3.5)
+        fleet.schedule(planner, 3.5)
         fleet.dispatch(4.5)
     [path] = files_in(tmp_path)
     records = [pb.LogRecord.FromString(framed.content) for framed in list(read_records(path))[2:]]
@@ -124,7 +126,7 @@ def test_a_snapshot_has_the_groups_that_left_a_core_and_do_not_wait_yet(tmp_path
         bench = FleetBench(small_limits(), make_fleet=make)
         bench.add(group(0, 6, max_tokens(4)))
         bench.step(bench.members[0])
-        [lost] = bench.fleet.leave(bench.members.pop().core)
+        [lost] = bench.fleet.leave(bench.members.pop().planner)
         begin_file(bench)
         bench.fleet.add(lost)
         bench.attach(small_limits())

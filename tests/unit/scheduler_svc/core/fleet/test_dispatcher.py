@@ -44,7 +44,7 @@ def test_a_more_urgent_group_takes_the_place_of_one_that_was_dispatched() -> Non
     assert dispatch(bench) == [["c", "a"]]
     assert [waiting.request_id for waiting in bench.queue.in_order()] == ["a", "c", "b"], "the dispatched ones first"
     bench.step(bench.members[0])
-    assert [running.request_id for running in bench.members[0].core.batch.running] == ["c", "a"]
+    assert [running.request_id for running in bench.members[0].planner.batch.running] == ["c", "a"]
 
 
 def test_a_group_that_ran_before_takes_the_place_of_a_newcomer() -> None:
@@ -85,7 +85,7 @@ def test_who_makes_way_in_vain_has_its_place_again_and_wakes_nobody() -> None:
     )
     bench.add(group(0, 12, priority=0))
     bench.add(group(1, 2, priority=5))
-    assert bench.fleet.dispatch(0.0) == {bench.members[0].core}
+    assert bench.fleet.dispatch(0.0) == {bench.members[0].planner}
     assert inboxes_of(bench) == [["a", "b"]]
 
     bench.add(group(2, 12, priority=1))  # its turn is before that of "b", but one long prefill is enough
@@ -104,7 +104,7 @@ def test_what_a_step_does_not_admit_stands_in_line_again_where_it_stood() -> Non
 
     bench.step(member)
 
-    assert [running.request_id for running in member.core.batch.running] == ["a", "b"]
+    assert [running.request_id for running in member.planner.batch.running] == ["a", "b"]
     assert inboxes_of(bench) == [[]]
     assert bench.queue.num_in_line == 1
 
@@ -129,7 +129,7 @@ def test_an_idle_core_takes_what_another_one_is_too_busy_for() -> None:
     bench = busy_bench()
     bench.step(bench.members[1])
 
-    assert {bench.fleet.core_of(bench.groups[arrival]) for arrival in (1, 2)} == {bench.members[1].core}
+    assert {bench.fleet.planner_of(bench.groups[arrival]) for arrival in (1, 2)} == {bench.members[1].planner}
 
 
 def test_a_core_leaves_to_another_one_what_has_its_first_token_no_later_there() -> None:
@@ -137,7 +137,7 @@ def test_a_core_leaves_to_another_one_what_has_its_first_token_no_later_there() 
     bench.add(group(3, 12))
     bench.step(bench.members[1])
 
-    assert {bench.fleet.core_of(bench.groups[arrival]) for arrival in (1, 3)} == {bench.members[1].core}
+    assert {bench.fleet.planner_of(bench.groups[arrival]) for arrival in (1, 3)} == {bench.members[1].planner}
     assert inboxes_of(bench) == [["c"], []]
 
 
@@ -158,7 +158,7 @@ def test_a_stalled_core_gives_back_what_was_dispatched_to_it() -> None:
 
 def test_a_leaving_core_gives_back_what_was_dispatched_to_it() -> None:
     bench = busy_bench()
-    bench.members[0].core.takes_groups = False
+    bench.members[0].planner.takes_groups = False
     bench.add(group(3, 2))
 
     assert dispatch(bench) == [[], ["b", "c", "d"]]
@@ -176,7 +176,7 @@ def test_an_aborted_group_leaves_its_inbox() -> None:
 def test_cores_are_told_once_that_they_have_something_to_admit() -> None:
     bench = FleetBench(ROOMY, ROOMY)
     bench.add(group(0, 2))
-    assert bench.fleet.dispatcher.dispatch(0.0) == {bench.members[0].core}
+    assert bench.fleet.dispatcher.dispatch(0.0) == {bench.members[0].planner}
     assert bench.fleet.dispatcher.dispatch(0.0) == set()
 
 
@@ -184,7 +184,7 @@ def test_a_core_that_decides_tells_the_others_what_it_dispatched_to_them() -> No
     bench = FleetBench(ROOMY, ROOMY)
     for arrival in range(4):
         bench.add(group(arrival, 2))
-    first, second = bench.fleet.cores
+    first, second = bench.fleet.planners
     _, dispatched_to = bench.fleet.schedule(first, 0.0)
 
     assert inboxes_of(bench) == [[], ["b", "d"]]
@@ -211,8 +211,8 @@ def num_calls(function: Callable[[], object]) -> int:
     return calls
 
 
-def fleet_of(num_cores: int, num_waiting: int, limits: CoreLimits = ROOMY, num_tenants: int = 1) -> FleetBench:
-    bench = FleetBench(*[limits] * num_cores)
+def fleet_of(num_planners: int, num_waiting: int, limits: CoreLimits = ROOMY, num_tenants: int = 1) -> FleetBench:
+    bench = FleetBench(*[limits] * num_planners)
     bench.checks_integrity = False
     for arrival in range(num_waiting):
         bench.add(group(arrival, 2, tenant=str(arrival % num_tenants)))
@@ -226,26 +226,26 @@ def test_one_call_dispatches_a_bounded_number_of_groups() -> None:
 
 def test_dispatching_a_group_costs_the_same_however_many_cores_there_are() -> None:
     costs = {}
-    for num_cores in (1, 4, 16, 64):
-        bench = fleet_of(num_cores, 64)
-        costs[num_cores] = num_calls(lambda: dispatch(bench))  # noqa: B023 (called at once)
+    for num_planners in (1, 4, 16, 64):
+        bench = fleet_of(num_planners, 64)
+        costs[num_planners] = num_calls(lambda: dispatch(bench))  # noqa: B023 (called at once)
     # Each call to dispatch looks once at each core; a group costs some 60 calls.
-    assert all(cost <= costs[1] + 40 * num_cores for num_cores, cost in costs.items()), costs
+    assert all(cost <= costs[1] + 40 * num_planners for num_planners, cost in costs.items()), costs
 
 
 @pytest.mark.parametrize("num_waiting", [10, 1000])
 def test_a_step_of_a_full_fleet_costs_the_same_however_many_cores_there_are(num_waiting: int) -> None:
     limits = small_limits(max_num_seqs=8, budget=64, blocks=64)
     costs = {}
-    for num_cores in (1, 16):
-        bench = fleet_of(num_cores, num_waiting + 8 * num_cores, limits)
+    for num_planners in (1, 16):
+        bench = fleet_of(num_planners, num_waiting + 8 * num_planners, limits)
         for _ in range(3):
             for member in bench.members:
                 bench.step(member)
         assert bench.queue.num_in_line == num_waiting
         [first, *_] = bench.members
         bench.process(first)
-        costs[num_cores] = num_calls(lambda core=first.core: core.schedule(0.0))  # type: ignore[misc]
+        costs[num_planners] = num_calls(lambda planner=first.planner: planner.schedule(0.0))  # type: ignore[misc]
     assert costs[16] <= 1.3 * costs[1], costs
 
 

@@ -13,8 +13,8 @@ from tests.support.fleet_driving import FleetBench
 
 
 def drain(bench: FleetBench, member: Member, *, is_draining: bool = True) -> None:
-    bench.fleet.set_takes_groups(member.core, not is_draining)
-    bench.fleet.set_draining(member.core, is_draining)
+    bench.fleet.set_takes_groups(member.planner, not is_draining)
+    bench.fleet.set_draining(member.planner, is_draining)
 
 
 def turn(bench: FleetBench, *members: Member) -> None:
@@ -26,7 +26,7 @@ def turn(bench: FleetBench, *members: Member) -> None:
 
 
 def running(member: Member) -> str:
-    return "".join(group.request_id for group in member.core.batch.running)
+    return "".join(group.request_id for group in member.planner.batch.running)
 
 
 def two(first_slots: int = 4, second_slots: int = 4, **limits: int) -> tuple[FleetBench, Member, Member]:
@@ -40,12 +40,12 @@ def fill(bench: FleetBench, member: Member, *groups: SequenceGroup) -> None:
     """Let groups run on one member."""
     others = [other for other in bench.members if other is not member]
     for other in others:
-        bench.fleet.set_takes_groups(other.core, False)
+        bench.fleet.set_takes_groups(other.planner, False)
     for each in groups:
         bench.add(each)
     turn(bench, member)
     for other in others:
-        bench.fleet.set_takes_groups(other.core, True)
+        bench.fleet.set_takes_groups(other.planner, True)
 
 
 def test_as_many_go_as_others_have_room_for_and_the_rest_runs_on() -> None:
@@ -56,7 +56,7 @@ def test_as_many_go_as_others_have_room_for_and_the_rest_runs_on() -> None:
     assert (running(first), running(second)) == ("cd", "ab")
     bench.run()
     assert [len(tokens) for _, tokens in sorted(bench.tokens.items())] == [5, 6, 7, 8]
-    assert not first.core.groups
+    assert not first.planner.groups
 
 
 def test_newcomers_wait_until_those_have_moved_who_ran_before_them() -> None:
@@ -100,7 +100,7 @@ def test_a_group_goes_whole_after_the_results_of_its_steps(kind: str) -> None:
     while first.results:
         bench.process(first)
     turn(bench, first, second)
-    assert (moving in first.core.groups, moving in second.core.groups) == (False, True)
+    assert (moving in first.planner.groups, moving in second.planner.groups) == (False, True)
     bench.run()
     bench.check_all_is_free()
 
@@ -110,14 +110,14 @@ def test_the_blocks_of_a_swapped_group_are_given_back() -> None:
     bench = FleetBench(limits, small_limits())
     first, second = bench.members
     fill(bench, first, group(0, 11, max_tokens(9)), group(1, 4, max_tokens(9)))
-    bench.fleet.set_takes_groups(second.core, False)
-    while not first.core.swapped.groups:
+    bench.fleet.set_takes_groups(second.planner, False)
+    while not first.planner.swapped.groups:
         turn(bench, first)
-    bench.fleet.set_takes_groups(second.core, True)
+    bench.fleet.set_takes_groups(second.planner, True)
     drain(bench, first)
     turn(bench, first, second, first, second)
-    assert (len(first.core.groups), running(second)) == (0, "ab")
-    assert first.core.swapped.host.num_used_blocks == 0
+    assert (len(first.planner.groups), running(second)) == (0, "ab")
+    assert first.planner.swapped.host.num_used_blocks == 0
 
 
 def test_what_no_other_core_may_take_comes_back_to_the_core_that_is_emptied() -> None:
@@ -132,9 +132,9 @@ def test_what_no_other_core_may_take_comes_back_to_the_core_that_is_emptied() ->
     drain(bench, first)
     bench.add(group(2, 3, max_tokens(2)))
     bench.run()
-    assert sum(first.core.preemption.num_preemptions.values()) == 1, "one had to make room"
+    assert sum(first.planner.preemption.num_preemptions.values()) == 1, "one had to make room"
     assert {len(tokens) for tokens in bench.tokens.values()} == {9, 2}
-    assert other.core.last_processed_step_id
+    assert other.planner.last_processed_step_id
 
 
 @pytest.mark.parametrize("runs_alone", [False, True])
@@ -145,7 +145,7 @@ def test_what_was_dispatched_to_a_core_before_the_other_was_lost_and_it_is_empti
     fill(bench, first, group(0, 3, max_tokens(9)))
     newcomer = bench.add(group(1, 3, max_tokens(2)))
     bench.fleet.set_runs_alone(newcomer, runs_alone)
-    assert bench.dispatch(0.0) == {second.core}
+    assert bench.dispatch(0.0) == {second.planner}
     bench.lose(first)
     drain(bench, second)
     turn(bench, second)
@@ -159,7 +159,7 @@ def test_with_one_core_nothing_moves_and_newcomers_wait_until_it_takes_groups_ag
     drain(bench, only)
     newcomer = bench.add(group(1, 3, max_tokens(2)))
     bench.run()
-    assert (only.core.batch.running, newcomer in bench.queue) == ([], True)
+    assert (only.planner.batch.running, newcomer in bench.queue) == ([], True)
     assert len(bench.tokens["a"]) == 4
     drain(bench, only, is_draining=False)
     bench.run()

@@ -11,13 +11,13 @@ from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.each_row import each_row
-from tests.support.fleet_driving import FleetBench, two_cores
+from tests.support.fleet_driving import FleetBench, two_planners
 
 # Placement ---------------------------------------------------------------------------------------
 
 
 def test_a_group_goes_where_its_prefix_is_cached() -> None:
-    bench, first, second = two_cores(prefix_caching=True)
+    bench, first, second = two_planners(prefix_caching=True)
     common = list(range(500, 508))
     bench.add(group(0, 3, max_tokens(2)))
     bench.step(first)
@@ -25,55 +25,55 @@ def test_a_group_goes_where_its_prefix_is_cached() -> None:
     bench.step(second)
     bench.run()  # now the first core is the better place for everything else
 
-    assert bench.fleet.place(group(2, [*common, 2]), now_s=0.0) is second.core
-    assert bench.fleet.place(group(3, [7, *common, 2]), now_s=0.0) is first.core
+    assert bench.fleet.place(group(2, [*common, 2]), now_s=0.0) is second.planner
+    assert bench.fleet.place(group(3, [7, *common, 2]), now_s=0.0) is first.planner
 
 
 def test_a_group_goes_where_less_is_to_be_computed_before_it() -> None:
-    bench, first, second = two_cores()
+    bench, first, second = two_planners()
     bench.add(group(0, 20))
     bench.step(first)  # 16 of its 20 tokens
 
-    assert bench.fleet.place(group(1, 2), now_s=0.0) is second.core
+    assert bench.fleet.place(group(1, 2), now_s=0.0) is second.planner
 
 
 def test_a_chunk_in_flight_counts_though_its_request_has_ended() -> None:
-    bench, first, second = two_cores()
+    bench, first, second = two_planners()
     bench.add(group(0, 20))
     bench.step(first)  # 16 of its 20 tokens
     bench.abort(bench.groups[0])
 
-    assert bench.fleet.place(group(1, 2), now_s=0.0) is second.core
+    assert bench.fleet.place(group(1, 2), now_s=0.0) is second.planner
 
     bench.process(first)
-    assert (first.core.load, second.core.load) == (0, 0)
+    assert (first.planner.load, second.planner.load) == (0, 0)
 
 
 def test_each_decode_of_a_core_counts() -> None:
-    bench, first, second = two_cores()
+    bench, first, second = two_planners()
     bench.add(group(0, 2, num_sequences=2))
     bench.step(first)
 
-    assert bench.fleet.place(group(1, 2), now_s=0.0) is second.core
+    assert bench.fleet.place(group(1, 2), now_s=0.0) is second.planner
 
 
 def test_of_two_cores_of_equal_load_the_one_with_more_free_blocks_takes_it() -> None:
     bench = FleetBench(small_limits(blocks=8), small_limits(blocks=12))
 
-    assert bench.fleet.place(group(0, 2), now_s=0.0) is bench.members[1].core
+    assert bench.fleet.place(group(0, 2), now_s=0.0) is bench.members[1].planner
 
 
 @each_row(1, 2, 3, 4)
-def test_a_burst_is_dispatched_in_a_few_steps_of_each_core(num_cores: int) -> None:
-    bench = FleetBench(*[small_limits(max_num_seqs=64, budget=512, blocks=256)] * num_cores)
+def test_a_burst_is_dispatched_in_a_few_steps_of_each_core(num_planners: int) -> None:
+    bench = FleetBench(*[small_limits(max_num_seqs=64, budget=512, blocks=256)] * num_planners)
     for arrival in range(48):
         bench.add(group(arrival, 3))
     bench.step(bench.members[0])
-    assert len(bench.members[0].core.batch.running) == 48 // num_cores
+    assert len(bench.members[0].planner.batch.running) == 48 // num_planners
     for member in [*bench.members[1:], *bench.members]:
         bench.step(member)
 
-    nums_taken = [len(member.core.batch.running) for member in bench.members]
+    nums_taken = [len(member.planner.batch.running) for member in bench.members]
     assert sum(nums_taken) >= 40
     assert max(nums_taken) <= 2 * min(nums_taken)
 
@@ -86,7 +86,7 @@ def test_what_exceeds_the_slots_of_another_core_is_not_left_to_it() -> None:
         bench.add(group(arrival, 3))
     bench.step(bench.members[0])
 
-    assert len(bench.members[0].core.batch.running) == 36
+    assert len(bench.members[0].planner.batch.running) == 36
 
 
 def test_a_core_that_cannot_take_it_now_is_passed_over() -> None:
@@ -97,13 +97,13 @@ def test_a_core_that_cannot_take_it_now_is_passed_over() -> None:
         bench.step(member)
         bench.process(member)
 
-    assert small.core.load < large.core.load
-    assert bench.fleet.place(group(3, 16), now_s=0.0) is large.core
-    assert bench.fleet.place(group(3, 8), now_s=0.0) is small.core
+    assert small.planner.load < large.planner.load
+    assert bench.fleet.place(group(3, 16), now_s=0.0) is large.planner
+    assert bench.fleet.place(group(3, 8), now_s=0.0) is small.planner
 
 
 def test_a_group_that_no_core_can_take_now_waits_in_line() -> None:
-    bench, first, second = two_cores()
+    bench, first, second = two_planners()
     for arrival, member in enumerate([first, second]):
         bench.add(group(arrival, 16))
         bench.step(member)
@@ -113,47 +113,47 @@ def test_a_group_that_no_core_can_take_now_waits_in_line() -> None:
 
 
 def test_a_core_leaves_to_the_other_what_is_better_placed_there() -> None:
-    bench, first, second = two_cores()
+    bench, first, second = two_planners()
     bench.add(group(0, 12))
     bench.step(first)
     waiting = bench.add(group(1, 2))
 
     bench.step(first)
-    assert bench.fleet.core_of(waiting) is None
+    assert bench.fleet.planner_of(waiting) is None
 
     bench.step(second)
-    assert bench.fleet.core_of(waiting) is second.core
+    assert bench.fleet.planner_of(waiting) is second.planner
 
 
 def test_a_burst_is_spread_over_the_cores() -> None:
-    bench, first, second = two_cores()
+    bench, first, second = two_planners()
     for arrival in range(4):
         bench.add(group(arrival, 4, max_tokens(3)))
 
     bench.run()
 
-    assert first.core.last_scheduled_step_id > 1
-    assert second.core.last_scheduled_step_id > 1
+    assert first.planner.last_scheduled_step_id > 1
+    assert second.planner.last_scheduled_step_id > 1
     assert bench.tokens["d"] == [404, 405, 406]
 
 
 def test_a_stalled_core_gets_nothing_while_another_one_can_take_it() -> None:
-    bench, first, second = two_cores()
+    bench, first, second = two_planners()
     bench.add(group(0, 2))
     bench.step(first, now_s=0.0)
     bench.add(group(1, 20))
     bench.step(second, now_s=5.0)  # the first one has not answered for 5 s
 
-    assert bench.fleet.place(group(2, 2), now_s=0.5) is first.core
-    assert bench.fleet.place(group(2, 2), now_s=5.0) is second.core
+    assert bench.fleet.place(group(2, 2), now_s=0.5) is first.planner
+    assert bench.fleet.place(group(2, 2), now_s=5.0) is second.planner
 
     waiting = bench.add(group(2, 2))
     bench.step(second, now_s=5.0)
-    assert bench.fleet.core_of(waiting) is second.core
+    assert bench.fleet.planner_of(waiting) is second.planner
 
 
 def test_the_head_waits_and_nobody_passes_it_on_any_core() -> None:
-    bench, first, second = two_cores()
+    bench, first, second = two_planners()
     for member, arrival in ((first, 0), (second, 1)):
         bench.add(group(arrival, 16))
         bench.step(member)
@@ -165,14 +165,14 @@ def test_the_head_waits_and_nobody_passes_it_on_any_core() -> None:
     bench.step(second)
 
     assert list(bench.fleet.queue) == [head, small]
-    assert bench.fleet.place(small, now_s=0.0) is first.core
+    assert bench.fleet.place(small, now_s=0.0) is first.planner
 
 
 def test_one_whose_prefix_is_on_its_way_goes_to_another_core() -> None:
-    bench, first, second = two_cores(prefix_caching=True)
+    bench, first, second = two_planners(prefix_caching=True)
     bench.add(group(0, [1, 2, 3, 4, 5]))
     bench.step(first)
-    assert bench.fleet.place(group(1, [1, 2, 3, 4, 6]), now_s=0.0) is second.core
+    assert bench.fleet.place(group(1, [1, 2, 3, 4, 6]), now_s=0.0) is second.planner
 
 
 def test_one_that_waits_for_its_prefix_lets_others_pass() -> None:
@@ -186,12 +186,12 @@ def test_one_that_waits_for_its_prefix_lets_others_pass() -> None:
 
     bench.step(first)
 
-    assert bench.fleet.core_of(waiting) is None
-    assert bench.fleet.core_of(passing) is first.core
+    assert bench.fleet.planner_of(waiting) is None
+    assert bench.fleet.planner_of(passing) is first.planner
 
 
 def test_what_fits_nowhere_waits_for_another_core_and_keeps_nobody_waiting() -> None:
-    bench, _, _ = two_cores()
+    bench, _, _ = two_planners()
     too_long = [bench.add(group(arrival, 24)) for arrival in range(MAX_PASSED_GROUPS + 1)]
     after = bench.add(group(100, 2, max_tokens(1)))
 
@@ -210,16 +210,16 @@ def test_what_fits_nowhere_waits_for_another_core_and_keeps_nobody_waiting() -> 
 
 
 def test_what_has_outgrown_the_fleet_fails_once() -> None:
-    bench, _, _ = two_cores()
+    bench, _, _ = two_planners()
     too_long = group(0, 24)
     too_long.has_run = True
     bench.add(too_long)
     after = bench.add(group(1, 2))
 
-    failures = [failure for core in bench.fleet.cores for failure in core.schedule(now_s=0.0).failures]
+    failures = [failure for planner in bench.fleet.planners for failure in planner.schedule(now_s=0.0).failures]
 
     assert [failure.group for failure in failures] == [too_long]
-    assert bench.fleet.core_of(after) is not None
+    assert bench.fleet.planner_of(after) is not None
 
 
 def test_a_group_that_fits_one_core_only_waits_for_it() -> None:
@@ -232,11 +232,11 @@ def test_a_group_that_fits_one_core_only_waits_for_it() -> None:
     assert not bench.failures
     assert bench.fleet.can_ever_take(wanted)
     bench.step(large)
-    assert bench.fleet.core_of(wanted) is large.core
+    assert bench.fleet.planner_of(wanted) is large.planner
 
 
 def test_what_no_core_can_ever_take_is_known_beforehand() -> None:
-    bench, _, _ = two_cores()
+    bench, _, _ = two_planners()
 
     assert not bench.fleet.can_ever_take(group(0, 24))
     assert "24 tokens" in bench.fleet.why_never(group(0, 24))
@@ -245,11 +245,11 @@ def test_what_no_core_can_ever_take_is_known_beforehand() -> None:
 def test_a_core_that_is_leaving_counts_only_while_all_are() -> None:
     bench = FleetBench(small_limits(max_model_len=8), small_limits(max_model_len=24))
     small, large = bench.members
-    large.core.takes_groups = False
+    large.planner.takes_groups = False
 
     assert not bench.fleet.can_ever_take(group(0, 12))
 
-    small.core.takes_groups = False
+    small.planner.takes_groups = False
     assert bench.fleet.can_ever_take(group(0, 12))
 
 
@@ -260,7 +260,7 @@ def test_a_lone_core_takes_the_groups_in_order() -> None:
 
     bench.step(member)
 
-    assert bench.fleet.core_of(earlier) is member.core
+    assert bench.fleet.planner_of(earlier) is member.planner
     assert list(bench.fleet.queue) == [later]
 
 
@@ -279,7 +279,7 @@ def test_a_lone_core_that_takes_no_groups_takes_none() -> None:
     bench = FleetBench(small_limits())
     (member,) = bench.members
     waiting = bench.add(group(0, 2))
-    member.core.takes_groups = False
+    member.planner.takes_groups = False
 
     bench.step(member)
 
@@ -287,27 +287,27 @@ def test_a_lone_core_that_takes_no_groups_takes_none() -> None:
 
 
 def test_a_core_that_takes_no_groups_finishes_what_it_has() -> None:
-    bench, first, second = two_cores()
+    bench, first, second = two_planners()
     bench.add(group(0, 2, max_tokens(3)))
     bench.step(first)
-    first.core.takes_groups = False
+    first.planner.takes_groups = False
 
     bench.add(group(1, 2, max_tokens(1)))
     bench.step(second)
     bench.run()
 
     assert bench.tokens == {"a": [102, 103, 104], "b": [202]}
-    assert bench.fleet.cores == [first.core, second.core]
+    assert bench.fleet.planners == [first.planner, second.planner]
 
 
 def test_each_core_says_what_keeps_a_group_from_it() -> None:
-    bench, first, second = two_cores()
+    bench, first, second = two_planners()
     bench.add(group(0, 16))
     bench.step(first)
 
     obstacles = dict(bench.fleet.obstacles(group(1, 20), now_s=0.0))
 
-    assert obstacles == {first.core: Obstacle(Wait.IN_LINE, "needs 5 blocks, 4 free"), second.core: None}
+    assert obstacles == {first.planner: Obstacle(Wait.IN_LINE, "needs 5 blocks, 4 free"), second.planner: None}
 
 
 def test_an_overdue_step_is_no_obstacle_where_there_is_no_other_core() -> None:
@@ -316,7 +316,7 @@ def test_an_overdue_step_is_no_obstacle_where_there_is_no_other_core() -> None:
     bench.add(group(0, 2))
     bench.step(member)
 
-    assert bench.fleet.obstacles(group(1, 2), now_s=100.0) == [(member.core, None)]
+    assert bench.fleet.obstacles(group(1, 2), now_s=100.0) == [(member.planner, None)]
 
 
 # Tenants -----------------------------------------------------------------------------------------
@@ -328,13 +328,13 @@ def test_a_core_that_is_lost_is_free_at_once_without_the_garbage_collector() -> 
     kept, lost = fleet.join(limits, epoch=1), fleet.join(limits, epoch=1)
     fleet.add(group(0, 20))
     fleet.add(group(1, 20))
-    for core in (kept, lost):
-        assert fleet.schedule(core, 0.0)[0].step is not None
+    for planner in (kept, lost):
+        assert fleet.schedule(planner, 0.0)[0].step is not None
     table = weakref.ref(lost.table)
     gc.disable()
     try:
         groups = fleet.leave(lost)
-        del core, lost
+        del planner, lost
         assert (len(groups), table()) == (1, None)
     finally:
         gc.enable()
@@ -351,7 +351,7 @@ def test_shares_of_tenants_are_kept_over_all_cores() -> None:
     bench.step(first)
     bench.step(second)
 
-    assert bench.fleet.core_of(y) is not None
+    assert bench.fleet.planner_of(y) is not None
     assert [waiting.tenant for waiting in bench.fleet.queue] == ["x"]
 
 
@@ -364,26 +364,26 @@ def test_a_stop_string_ends_a_sequence_that_has_gone_to_another_core_since(
 ) -> None:
     bench = FleetBench(small_limits(blocks=6), small_limits(blocks=6))
     first, second = bench.members
-    bench.fleet.set_takes_groups(second.core, False)
+    bench.fleet.set_takes_groups(second.planner, False)
     bench.add(group(0, 12, max_tokens(8)))
     stopped = bench.add(group(1, 3, max_tokens(8), num_sequences=num_sequences))
     step, updates = bench.schedule(first, 0.0), None
     while updates is None or stopped not in bench.queue:
         assert step is not None
         bench.execute(first, step)
-        updates = bench.fleet.process(first.core, first.results.popleft())
+        updates = bench.fleet.process(first.planner, first.results.popleft())
         step = bench.schedule(first, 0.0)  # decided before what was processed is delivered
     assert stopped.sequences[0] in updates.sequences
-    bench.fleet.set_takes_groups(second.core, True)
-    bench.fleet.set_takes_groups(first.core, False)
+    bench.fleet.set_takes_groups(second.planner, True)
+    bench.fleet.set_takes_groups(first.planner, False)
     bench.fleet.dispatch(0.0)
     if is_admitted:
         bench.step(second)
-    assert (stopped in second.core.groups) is is_admitted
+    assert (stopped in second.planner.groups) is is_admitted
 
-    bench.fleet.finish(first.core, stopped.sequences[0])
+    bench.fleet.finish(first.planner, stopped.sequences[0])
 
     bench.step(second)
     assert len(stopped.live_sequences) == num_sequences - 1
-    assert (stopped in bench.queue) + (stopped in second.core.groups) == num_sequences - 1
-    check_integrity(second.core)
+    assert (stopped in bench.queue) + (stopped in second.planner.groups) == num_sequences - 1
+    check_integrity(second.planner)

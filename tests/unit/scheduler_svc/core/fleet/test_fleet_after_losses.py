@@ -11,7 +11,7 @@ def fleet(*names: str, max_num_seqs: int = 4) -> FleetBench:
     """Return a fleet of members with these names, which are equal."""
     bench = FleetBench(*[small_limits(prefix_caching=False, max_num_seqs=max_num_seqs)] * len(names))
     for member, name in zip(bench.members, names, strict=True):
-        member.core.name = name
+        member.planner.name = name
     return bench
 
 
@@ -19,7 +19,7 @@ def runs_on(bench: FleetBench) -> dict[str, list[int]]:
     """Let every member decide once; return the arrivals that each one runs then."""
     for member in bench.members:
         bench.step(member)
-    return {member.core.name: [each.arrival for each in member.core.batch.running] for member in bench.members}
+    return {member.planner.name: [each.arrival for each in member.planner.batch.running] for member in bench.members}
 
 
 def lost(arrival: int, name: str) -> SequenceGroup:
@@ -58,7 +58,7 @@ def test_a_group_goes_back_where_it_was_lost_if_nobody_else_could_take_it() -> N
 
 def test_a_core_in_doubt_has_one_group_until_it_is_not_in_doubt_any_more() -> None:
     for bench in (fleet("a"), fleet("a", "b")):
-        doubtful = bench.members[0].core
+        doubtful = bench.members[0].planner
         doubtful.is_probing = True
         for arrival in range(8):
             bench.add(group(arrival, 4))
@@ -70,7 +70,7 @@ def test_a_core_in_doubt_has_one_group_until_it_is_not_in_doubt_any_more() -> No
 
 def test_what_a_core_in_doubt_cannot_have_goes_to_the_others_at_once() -> None:
     bench = fleet("a", "b")
-    bench.members[1].core.is_probing = True
+    bench.members[1].planner.is_probing = True
     for arrival in range(5):
         bench.add(group(arrival, 4))
     assert {name: len(arrivals) for name, arrivals in runs_on(bench).items()} == {"a": 4, "b": 1}
@@ -79,7 +79,7 @@ def test_what_a_core_in_doubt_cannot_have_goes_to_the_others_at_once() -> None:
 def test_a_group_that_was_lost_goes_to_no_core_in_doubt_while_a_sound_one_could_take_it() -> None:
     bench = fleet("a", "b", "c")
     for doubtful in bench.members[:2]:
-        doubtful.core.is_probing = True
+        doubtful.planner.is_probing = True
     for arrival in range(3):
         bench.add(lost(arrival, "a"))
     assert runs_on(bench) == {"a": [], "b": [], "c": [0, 1, 2]}
@@ -98,10 +98,10 @@ def test_a_suspect_is_computed_alone_until_its_token_and_those_beside_it_wait(mo
     bench.add(group(2, 3, max_tokens(9)))
     seen: list[set[int]] = []
     while "b" not in bench.tokens and len(seen) < 30:
-        last_step_id = member.core.last_scheduled_step_id
+        last_step_id = member.planner.last_scheduled_step_id
         bench.step(member)
-        seen.append({-1 if each is None else each.arrival for each in member.core.groups_in_flight})
-        if len(member.results) == 2 or (member.results and member.core.last_scheduled_step_id == last_step_id):
+        seen.append({-1 if each is None else each.arrival for each in member.planner.groups_in_flight})
+        if len(member.results) == 2 or (member.results and member.planner.last_scheduled_step_id == last_step_id):
             bench.process(member)
     alone = [arrivals for arrivals in seen if 1 in arrivals]
     assert alone == [{1}] * len(alone) != []

@@ -7,13 +7,13 @@ import pytest
 from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Obstacle, Wait
 from scheduler_svc.request.parameters import StopConditions
 from tests.support.driving import group, max_tokens, small_limits
-from tests.support.fleet_driving import FleetBench, two_cores
+from tests.support.fleet_driving import FleetBench, two_planners
 
 STALL_AFTER_S = small_limits().stall_after_s
 
 
 def test_a_step_is_overdue_only_from_the_moment_it_is_the_oldest() -> None:
-    bench, first, second = two_cores()
+    bench, first, second = two_planners()
     bench.add(group(0, 4, max_tokens(8)))
     bench.step(first, now_s=0.0)
     bench.step(first, now_s=0.1)
@@ -21,12 +21,12 @@ def test_a_step_is_overdue_only_from_the_moment_it_is_the_oldest() -> None:
     bench.process(first)
 
     bench.step(first, now_s=begin_s)
-    assert first.core.obstacle(group(1, 2), begin_s) is None
-    assert first.core.obstacle(group(1, 2), begin_s + 0.9 * STALL_AFTER_S) is None
-    obstacle = first.core.obstacle(group(1, 2), begin_s + 1.1 * STALL_AFTER_S)
+    assert first.planner.obstacle(group(1, 2), begin_s) is None
+    assert first.planner.obstacle(group(1, 2), begin_s + 0.9 * STALL_AFTER_S) is None
+    obstacle = first.planner.obstacle(group(1, 2), begin_s + 1.1 * STALL_AFTER_S)
     assert obstacle is not None
     assert "has been running for " in obstacle.reason
-    assert bench.fleet.place(group(1, 2), begin_s + 1.1 * STALL_AFTER_S) is second.core
+    assert bench.fleet.place(group(1, 2), begin_s + 1.1 * STALL_AFTER_S) is second.planner
 
 
 def test_slow_steps_do_not_keep_a_fleet_from_batching() -> None:
@@ -37,9 +37,9 @@ def test_slow_steps_do_not_keep_a_fleet_from_batching() -> None:
     now_s, most_running = 0.0, 0
     for _ in range(8):
         for member in bench.members:
-            while len(member.core.in_flight) < 2:
+            while len(member.planner.in_flight) < 2:
                 bench.step(member, now_s)
-        most_running = max(most_running, sum(len(member.core.batch.running) for member in bench.members))
+        most_running = max(most_running, sum(len(member.planner.batch.running) for member in bench.members))
         now_s += 1.5 * STALL_AFTER_S
         for member in bench.members:
             bench.process(member)
@@ -106,10 +106,10 @@ def test_cores_that_all_leave_still_end_what_they_preempted_and_take_nothing_new
     for arrival in range(2):
         bench.add(group(arrival, 8, max_tokens(12)))
     bench.step(member)
-    member.core.takes_groups = False
+    member.planner.takes_groups = False
     newcomer = bench.add(group(2, 4))
     bench.run()
-    assert bench.num_preemptions + sum(member.core.preemption.num_preemptions.values()) > 0
+    assert bench.num_preemptions + sum(member.planner.preemption.num_preemptions.values()) > 0
     assert [len(bench.tokens[name]) for name in "ab"] == [12, 12]
     assert newcomer in bench.queue
 

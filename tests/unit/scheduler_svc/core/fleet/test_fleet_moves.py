@@ -4,7 +4,7 @@ from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.each_row import each_row
-from tests.support.fleet_driving import FleetBench, two_cores
+from tests.support.fleet_driving import FleetBench, two_planners
 
 
 def test_a_preempted_group_may_go_on_elsewhere() -> None:
@@ -20,16 +20,16 @@ def test_a_preempted_group_may_go_on_elsewhere() -> None:
     preempted = next(bench.fleet.queue.in_order())
     bench.step(roomy)
 
-    assert bench.fleet.core_of(preempted) is roomy.core
+    assert bench.fleet.planner_of(preempted) is roomy.planner
     bench.run()
     assert bench.tokens["b"] == [212, 213, 214, 215]
 
 
 def test_the_groups_of_a_lost_core_go_first_and_elsewhere_without_a_token_lost() -> None:
-    bench, first, second = two_cores()
+    bench, first, second = two_planners()
     moved = bench.add(group(0, 4, max_tokens(4)))
     place = bench.fleet.place(moved, now_s=0.0)
-    lost, kept = (first, second) if place is first.core else (second, first)
+    lost, kept = (first, second) if place is first.planner else (second, first)
     bench.step(lost)
     bench.process(lost)
     bench.step(lost)  # its answer never comes
@@ -39,7 +39,7 @@ def test_the_groups_of_a_lost_core_go_first_and_elsewhere_without_a_token_lost()
 
     assert groups == [moved]
     assert [waiting.request_id for waiting in bench.fleet.queue.in_order()] == ["a", "b"]
-    assert bench.fleet.cores == [kept.core]
+    assert bench.fleet.planners == [kept.planner]
     bench.run()
     assert bench.tokens == {"a": [104, 105, 106, 107], "b": [204]}
 
@@ -97,7 +97,7 @@ def test_a_search_that_is_too_long_for_the_only_core_ends_with_the_numbers() -> 
 
 
 def test_abort_finds_a_group_wherever_it_is() -> None:
-    bench, first, _ = two_cores()
+    bench, first, _ = two_planners()
     running = bench.add(group(0, 4))
     for member in bench.members:
         bench.step(member)
@@ -109,4 +109,4 @@ def test_abort_finds_a_group_wherever_it_is() -> None:
 
     assert running.live_sequences == waiting.live_sequences == []
     assert len(bench.fleet.queue) == 0
-    assert len(first.core.groups) == 0
+    assert len(first.planner.groups) == 0

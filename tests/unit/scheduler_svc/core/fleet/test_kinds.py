@@ -36,12 +36,12 @@ def test_a_moved_group_prefers_its_kind_to_a_core_with_less_to_do() -> None:
     bench.step(busy)
 
     bench.lose(first)
-    assert bench.fleet.place(moved, 0.0) is busy.core
+    assert bench.fleet.place(moved, 0.0) is busy.planner
     bench.run()
 
     assert spans(moved) == [(0, ONE)]
     assert bench.tokens["a"] == [104, 105, 106, 107, 108]
-    assert not idle.core.last_scheduled_step_id
+    assert not idle.planner.last_scheduled_step_id
 
 
 def test_it_waits_for_the_budget_of_its_kind_and_others_pass_it() -> None:
@@ -59,7 +59,7 @@ def test_it_waits_for_the_budget_of_its_kind_and_others_pass_it() -> None:
 
     bench.step(idle)
 
-    assert bench.fleet.core_of(newcomer) is idle.core
+    assert bench.fleet.planner_of(newcomer) is idle.planner
     bench.run()
     assert spans(moved) == [(0, ONE)]
 
@@ -75,7 +75,7 @@ def test_it_goes_on_elsewhere_where_its_kind_has_no_room() -> None:
     bench.lose(first)
     bench.step(other)
 
-    assert bench.fleet.core_of(moved) is other.core
+    assert bench.fleet.planner_of(moved) is other.planner
     bench.run()
     assert spans(moved) == [(0, ONE), (2, OTHER)]
 
@@ -88,12 +88,12 @@ def test_a_core_takes_over_nothing_from_another_kind() -> None:
     bench.add(group(1, 24, max_tokens(1)))
     bench.step(alike)
     bench.lose(first)
-    assert bench.fleet.dispatcher.dispatch(0.0) == {alike.core}
+    assert bench.fleet.dispatcher.dispatch(0.0) == {alike.planner}
     other = bench.attach(small_limits(), OTHER)
 
     bench.step(other)
 
-    assert moved not in other.core.groups
+    assert moved not in other.planner.groups
     bench.run()
     assert spans(moved) == [(0, ONE)]
 
@@ -110,7 +110,7 @@ def test_a_group_without_output_goes_anywhere() -> None:
 
     bench.lose(first)
 
-    assert bench.fleet.place(fresh, 0.0) is idle.core
+    assert bench.fleet.place(fresh, 0.0) is idle.planner
     bench.run()
     assert spans(fresh) == [(0, OTHER)]
 
@@ -119,13 +119,13 @@ def test_the_lost_executor_itself_is_no_better_for_being_of_its_kind() -> None:
     """Whoever was lost somewhere goes elsewhere first: the request may be why."""
     moved = group(0, 4, max_tokens(5))
     bench, first = bench_with(moved)
-    first.core.name = "here"
+    first.planner.name = "here"
     bench.lose(first)
     moved.lost_on = "here"
     back, other = bench.attach(small_limits(), ONE), bench.attach(small_limits(), OTHER)
-    back.core.name = "here"
+    back.planner.name = "here"
 
-    assert bench.fleet.place(moved, 0.0) is other.core
+    assert bench.fleet.place(moved, 0.0) is other.planner
 
 
 def test_several_outputs_and_beams_have_their_spans() -> None:

@@ -62,19 +62,19 @@ def test_decodes_and_prefills_of_others_are_added() -> None:
     assert cost_of(bench, group(2, 3, max_tokens(1))) == 3 + 10 + 3 + 5 + 3 * 1
     assert cost_of(bench, group(2, 3, max_tokens(16))) == 3 + 10 + 3 + 5 + 3 * 16, "each of the three, with each token"
     assert cost_of(bench, group(2, 3)) == 3 + 10 + 3 + 5 + 3 * EXPECTED_OUTPUT_TOKENS
-    member.core.step_cost.row_tokens = 0.5
+    member.planner.step_cost.row_tokens = 0.5
     assert cost_of(bench, group(2, 3, max_tokens(16))) == 3 + 10 + 3 + 5 + 3 * 8
 
 
 def test_what_was_dispatched_counts_for_the_next_one() -> None:
     bench = FleetBench(small_limits(blocks=24), small_limits())
-    large, small = (member.core for member in bench.members)
+    large, small = (member.planner for member in bench.members)
     placement = placement_of(bench)
     places = []
     for arrival, num_prompt_tokens in enumerate([5, 2, 2, 2]):
         offer = offered(placement, group(arrival, num_prompt_tokens))
         placement.give(offer)
-        places.append(offer.capacity.core)
+        places.append(offer.capacity.planner)
 
     assert places == [large, small, small, large], "of equal loads the one with more free blocks"
 
@@ -140,10 +140,10 @@ def test_a_deeper_prefix_beats_a_smaller_load_only_if_less_is_to_be_computed() -
     bench.process(warm)  # one decodes there
 
     once = max_tokens(1)
-    assert offered(placement_of(bench), group(2, [*range(12), 1], once)).capacity.core is warm.core
-    assert offered(placement_of(bench), group(3, [*range(4), 1], once)).capacity.core is warm.core
-    assert offered(placement_of(bench), group(4, [5, *range(4)], once)).capacity.core is not warm.core
-    assert idle.core.load == 0
+    assert offered(placement_of(bench), group(2, [*range(12), 1], once)).capacity.planner is warm.planner
+    assert offered(placement_of(bench), group(3, [*range(4), 1], once)).capacity.planner is warm.planner
+    assert offered(placement_of(bench), group(4, [5, *range(4)], once)).capacity.planner is not warm.planner
+    assert idle.planner.load == 0
 
 
 @each_row(True, False)
@@ -179,7 +179,7 @@ def test_what_a_lost_core_had_cached_is_not_looked_for_on_the_next_one() -> None
 def test_a_probing_core_gets_one_group() -> None:
     bench = FleetBench(small_limits())
     [member] = bench.members
-    member.core.is_probing = True
+    member.planner.is_probing = True
     placement = placement_of(bench)
     placement.give(offered(placement, group(0, 2)))
     assert placement.choose(turn_of(group(1, 2))) is Wait.IN_LINE
@@ -193,11 +193,11 @@ def test_a_group_is_not_dispatched_to_the_core_it_was_lost_on_while_another_one_
     lost.lost_on = "a"
     placement = placement_of(bench)
     offer = offered(placement, lost)
-    assert offer.capacity.core.name == "b"
+    assert offer.capacity.planner.name == "b"
     placement.give(offer)
     another = group(1, 2)
     another.lost_on = "a"
     assert placement.choose(turn_of(another)) is Wait.SKIPPED, "it waits for the other core"
     wide = group(2, 2, num_sequences=2)
     wide.lost_on = "a"
-    assert offered(placement, wide).capacity.core.name == "a", "the other one could never take it"
+    assert offered(placement, wide).capacity.planner.name == "a", "the other one could never take it"

@@ -9,7 +9,7 @@ def test_an_urgent_group_does_not_wait_for_the_inflight_tokens_of_others() -> No
     bench = Bench(small_limits(blocks=6, budget=24), policy=PriorityPolicy())
     for arrival in range(2):
         bench.add(arrival, 8, max_tokens(12), priority=1)
-    while not bench.core.preempted.groups:
+    while not bench.planner.preempted.groups:
         bench.schedule()
         if len(bench.results) > 2:
             bench.process()

@@ -1,6 +1,6 @@
-"""The process that decides steps: a whole scheduler, or the core of fronts.
+"""The process that decides steps: a whole scheduler, or the engine of fronts.
 
-`supervisor.py` starts the latter: `python -m scheduler_svc.processes.core_process`. It reads the scheduler's settings
+`supervisor.py` starts the latter: `python -m scheduler_svc.processes.engine_process`. It reads the scheduler's settings
 as one line of JSON from stdin, and ends when stdin does: its supervisor is gone then.
 """
 
@@ -55,7 +55,7 @@ async def serve(
 
 
 def main(at_fault_point: AtFaultPoint = no_fault) -> int:
-    """Be the core of fronts until SIGTERM, or until the supervisor ends; return the exit code.
+    """Be the engine of fronts until SIGTERM, or until the supervisor ends; return the exit code.
 
     Args:
         at_fault_point: See `SchedulerService`.

@@ -1,10 +1,10 @@
 """The step: who computes what, with which blocks, and what came out of it.
 
-A caller drives the core in a loop, with up to a few steps in flight:
+A caller drives the planner in a loop, with up to a few steps in flight:
 
-    decision = core.schedule(now_s)     decide: a step, or none; which groups failed, what became of others
+    decision = planner.schedule(now_s)     decide: a step, or none; which groups failed, what became of others
     ... send the step, run it, receive its result ...
-    updates = core.process(result)      results come back in step order
+    updates = planner.process(result)      results come back in step order
 
 and between those calls it may `finish` sequences whose text holds a stop string and `abort` groups
 whose client left. New groups come from the queue, which belongs to the caller. One mechanism serves
@@ -14,7 +14,7 @@ sequence with some tokens computed and the rest not.
 
 The order of a decision:
 
-    0. a core that is emptied gives away the groups that others have room for
+    0. a planner that is emptied gives away the groups that others have room for
     1. decodes, and beams whose candidates are in; if blocks lack, the last groups are preempted
     2. running prefills, chunk by chunk
     3. swapped groups come back, unless somebody was preempted in this step
@@ -73,11 +73,11 @@ from scheduler_svc.core.step.swapping import SwappedGroups
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 
-# Why a group leaves a core, for people.
+# Why a group leaves a planner, for people.
 DRAINING = "its executor is draining"
 
 
-class ExecutorCore:
+class ExecutorPlanner:
     """Decides the steps of one executor, from one Attach to its loss.
 
     Args:
@@ -121,7 +121,7 @@ class ExecutorCore:
         self.limits = limits
         self.epoch = epoch
         self.queue = queue
-        # Nothing below refers to the core: one that is lost is free at once, and its tables with it.
+        # Nothing below refers to the planner: one that is lost is free at once, and its tables with it.
         self.blocks = BlockManager(limits, prefix_key, holders)
         self.batch = Batch(limits, self.blocks, policy or FcfsPolicy())
         self.table = self.batch.table
@@ -259,13 +259,13 @@ class ExecutorCore:
             self.groups.finish_sequence(sequence)
 
     def abort(self, group: SequenceGroup) -> None:
-        """End a group that this core has or that waits in its queue: its client left."""
+        """End a group that this planner has or that waits in its queue: its client left."""
         self.groups.finish_group(group)
 
     def evacuate(self) -> list[SequenceGroup]:
         """Return the groups that were admitted, in order, to be computed again; the executor is lost.
 
-        Their sequences carry all tokens that are known. Nothing may be asked of this core afterwards.
+        Their sequences carry all tokens that are known. Nothing may be asked of this planner afterwards.
         """
         self.in_flight.clear()
         return self.groups.evacuate()
@@ -306,7 +306,7 @@ class ExecutorCore:
     def obstacle(self, group: SequenceGroup, now_s: float) -> Obstacle | None:
         """Return why the next step would not admit the group if it stood first in the queue; None: it would.
 
-        A core whose oldest step is overdue takes nothing: it may hang.
+        A planner whose oldest step is overdue takes nothing: it may hang.
         """
         stalled_s = self.stalled_s(now_s)
         if stalled_s is not None:

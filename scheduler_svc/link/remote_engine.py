@@ -1,7 +1,7 @@
-"""The core as a front in a process of its own has it: `EngineClient` over the wire.
+"""The engine as a front in a process of its own has it: `EngineClient` over the wire.
 
 One stream carries all requests of the front. When it breaks, the front joins again, as a new session, at whichever
-core answers, and has it go on with the requests that are live: their clients notice nothing. New ones wait meanwhile.
+engine answers, and has it go on with the requests that are live: their clients notice nothing. New ones wait meanwhile.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 MIN_VERSION = MAX_VERSION = 1
 
-# Messages of the core that may be on their way: a step each, so that the core never waits for a word of ours.
+# Messages of the engine that may be on their way: a step each, so that the engine never waits for a word of ours.
 MAX_MESSAGES_ON_THEIR_WAY = 32
 
 # Prompts in one message, in bytes, but for the last of them: a message has a limit.
@@ -66,36 +66,36 @@ LONGEST_PAUSE_S = 0.5
 # From one word about metrics to the next one, in seconds: Prometheus asks every 15 s by default.
 METRICS_INTERVAL_S = 2.0
 
-# What reading a message raises that no core sends.
+# What reading a message raises that no engine sends.
 _UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 LoadTokenizer = Callable[[ExecutorInfo, Callable[[], Awaitable[tuple[TokenizerFile, ...]]]], Awaitable[None]]
 
 
 class StaleCoreError(OctavoServiceError):
-    """The core that answers is an older one, or says nonsense of its place."""
+    """The engine that answers is an older one, or says nonsense of its place."""
 
 
 class CoreFaultError(OctavoServiceError):
-    """The core sent what no core sends: the session ends, and its requests go on behind what there is."""
+    """The engine sent what no engine sends: the session ends, and its requests go on behind what there is."""
 
 
-class RemoteCore:
+class RemoteEngine:
     """See `EngineClient`.
 
     Args:
-        open_channel: Opens a channel to the core.
+        open_channel: Opens a channel to the engine.
         front_id: Our name.
         load_tokenizer: Called before a model is served whose tokenizer is another one.
         set_ready: Called with whether new requests find an executor, when that changes.
         collect: Returns what this front has counted, for the metrics of the scheduler.
         unix_s: Returns the seconds since 1970: sessions are numbered by their beginning.
         loop_lag_s: Returns how late a timer of this front was at most in the last minute, in seconds.
-        on_welcome: Called with the core's first word, at each of them.
+        on_welcome: Called with the engine's first word, at each of them.
         explain: Says why a stream broke or did not begin.
 
     Attributes:
-        core_trouble: Why the core did not answer, when it last did not.
+        core_trouble: Why the engine did not answer, when it last did not.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class RemoteCore:
         self._is_ready: bool | None = None  # None: this session has not said it
         self._is_told = asyncio.Event()
         self._state = UNREACHABLE
-        self._model: ServedModel | None = None  # the last one, also while the core is away
+        self._model: ServedModel | None = None  # the last one, also while the engine is away
         self._tokenizer_of = ""
         self._tokenizer_trouble = ""
         self._loading: asyncio.Task[None] | None = None
@@ -140,7 +140,7 @@ class RemoteCore:
         self._num_checked_of: Counter[str] = Counter()  # by tenant
         self._abort_calls: dict[int, tuple[pb.AbortCall, asyncio.Future[bool]]] = {}
         self._absence = Absence(self._give_up)
-        self._scheduler_id = ""  # of the core that we joined last
+        self._scheduler_id = ""  # of the engine that we joined last
         self._incarnations: dict[str, int] = {}  # the largest one of each scheduler
         self._trouble = ""  # that broke the last stream
         self._num_taken = 0
@@ -187,7 +187,7 @@ class RemoteCore:
 
     @contextmanager
     def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
-        """See `EngineClient`: from what the core has told; the share of a tenant is for the core to say.
+        """See `EngineClient`: from what the engine has told; the share of a tenant is for the engine to say.
 
         So others than those it names are refused only when their prompts that are being checked here fill the queue.
         """
@@ -225,7 +225,7 @@ class RemoteCore:
             raise
 
     async def abort_request(self, request_id: str, tenant: str | None) -> bool:
-        """See `EngineClient`. Raises UnavailableError: the core does not answer, or goes away before it does."""
+        """See `EngineClient`. Raises UnavailableError: the engine does not answer, or goes away before it does."""
         if self._absence.is_on and (own := self._held(request_id, tenant)) is not None:
             self.abort(own, RequestAbortedError(f"request {request_id!r} was aborted"))
             return True
@@ -267,7 +267,7 @@ class RemoteCore:
             await self._has_news.wait()
 
     async def wait_until_told(self) -> None:
-        """Return once the core has said how it is."""
+        """Return once the engine has said how it is."""
         await self._is_told.wait()
 
     async def take_calls(self) -> None:
@@ -293,7 +293,7 @@ class RemoteCore:
         self._has_outgoing.set()
 
     def _end_here(self, number: int, error: OctavoServiceError) -> None:
-        """End a request that no core has."""
+        """End a request that no engine has."""
         if (request := self._requests.pop(number, None)) is not None:
             request.fail(error)
             self._has_news.set()
@@ -301,7 +301,7 @@ class RemoteCore:
     # The stream ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Be joined to the core, and join again whenever the stream breaks; until cancelled."""
+        """Be joined to the engine, and join again whenever the stream breaks; until cancelled."""
         while True:
             trouble = "it closed the stream"
             try:
@@ -381,18 +381,18 @@ class RemoteCore:
         self._has_outgoing.set()
 
     async def _lose(self, trouble: str) -> None:
-        """The core is gone: what was asked of it waits for the next one."""
+        """The engine is gone: what was asked of it waits for the next one."""
         if self._state is not UNREACHABLE:
             self._trouble = trouble
             self._absence.begin()
         self._state = UNREACHABLE
         for number, request in list(self._requests.items()):
-            if request.aborted_with is not None:  # whether that core heard of it or not: the next one must not go on
+            if request.aborted_with is not None:  # whether that engine heard of it or not: the next one must not go on
                 self._end_here(number, request.aborted_with)
         await self._tell_readiness()
 
     def _give_up(self, after_s: float) -> None:
-        """No core came: what waits for one ends."""
+        """No engine came: what waits for one ends."""
         if self._state is UNREACHABLE:
             error = UnavailableError(
                 f"the scheduler's core stopped ({self._trouble}), and no new one has started for {after_s:g} s; retry "
@@ -411,7 +411,7 @@ class RemoteCore:
         self._has_news.set()
 
     def _go_on(self) -> None:
-        """Have the core that we joined go on with what the one before it had, once it can."""
+        """Have the engine that we joined go on with what the one before it had, once it can."""
         model = self._state.model
         has_model = model is not None and model.info.instance_id == self._tokenizer_of
         if not self._absence.is_on or self._state is UNREACHABLE:
@@ -431,19 +431,19 @@ class RemoteCore:
         self._has_news.set()
         log.info(Event("requests_go_on", front=self.front_id, requests=len(self._requests)))
 
-    # What the core says ----------------------------------------------------------------------------------------
+    # What the engine says ----------------------------------------------------------------------------------------
 
     async def _take_checked(
         self, message: pb.JoinResponse | MalformedMessageError, stub: "pb_grpc.CoreServiceAsyncStub"
     ) -> None:
-        """Take a message. Raises CoreFaultError: no core sends it. TokenGapError, StaleCoreError: see there."""
+        """Take a message. Raises CoreFaultError: no engine sends it. TokenGapError, StaleCoreError: see there."""
         if isinstance(message, MalformedMessageError):
-            raise CoreFaultError("the core sent a message that cannot be decoded") from message
+            raise CoreFaultError("the engine sent a message that cannot be decoded") from message
         try:
             await self._take(message, stub)
         except _UNREADABLE as error:
             words = " ".join(f"{type(error).__name__} {error}".split())
-            raise CoreFaultError(f"the core sent an invalid message: {words[:200]}") from error
+            raise CoreFaultError(f"the engine sent an invalid message: {words[:200]}") from error
         self._grant()
 
     async def _take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
@@ -485,7 +485,7 @@ class RemoteCore:
         self._has_news.set()
 
     def _keep_order(self, welcome: pb.CoreWelcome) -> None:
-        """Join no core that is older than one of its scheduler that we have joined. Raises StaleCoreError: it is."""
+        """Join no engine that is older than one of its scheduler that we have joined. Raises StaleCoreError: it is."""
         self._scheduler_id = welcome.scheduler_id
         if not welcome.incarnation:  # it is new, and waits for its executors
             return
@@ -494,12 +494,12 @@ class RemoteCore:
             require_believable(welcome.incarnation, self._unix_s())
         except InvalidFieldError as error:
             raise StaleCoreError(
-                f"the core of scheduler {welcome.scheduler_id!r} sent an invalid incarnation: {error}"
+                f"the engine of scheduler {welcome.scheduler_id!r} sent an invalid incarnation: {error}"
             ) from error
         if welcome.incarnation < former:
             raise StaleCoreError(
-                f"the core of scheduler {welcome.scheduler_id!r} has the incarnation {welcome.incarnation}; this front "
-                f"has joined a later one, {former}"
+                f"the engine of scheduler {welcome.scheduler_id!r} has the incarnation {welcome.incarnation}; this "
+                f"front has joined a later one, {former}"
             )
         self._incarnations[welcome.scheduler_id] = welcome.incarnation
 
@@ -536,7 +536,7 @@ class RemoteCore:
                 request.push(output_index, position, token_id, known, alternatives)
 
     async def _take_state(self, state: CoreState, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
-        """Take how the core is; a model with another tokenizer is served once we have that one."""
+        """Take how the engine is; a model with another tokenizer is served once we have that one."""
         self._state = state
         if state.model is not None:
             if self._tokenizer_of == state.model.info.instance_id:

@@ -13,7 +13,7 @@ def test_decodes_come_before_prefill_chunks() -> None:
 
     bench.schedule()
 
-    layout = bench.core.in_flight[-1].layout
+    layout = bench.planner.in_flight[-1].layout
     assert list(zip(layout.slots.tolist(), layout.lengths.tolist(), strict=True)) == [(0, 1), (1, 3)]
 
 
@@ -89,14 +89,14 @@ def test_no_more_than_max_num_seqs_run() -> None:
     bench.schedule()
 
     assert (bench.running, bench.waiting) == ("ab", "c")
-    assert len(bench.core.groups) == 2
+    assert len(bench.planner.groups) == 2
 
 
 def test_nothing_is_scheduled_without_work() -> None:
     bench = Bench(small_limits())
 
     assert bench.try_schedule() is None
-    assert bench.core.last_scheduled_step_id == 0
+    assert bench.planner.last_scheduled_step_id == 0
 
 
 def test_step_ids_count_from_one_without_gaps_and_carry_the_epoch() -> None:
@@ -110,16 +110,16 @@ def test_step_ids_count_from_one_without_gaps_and_carry_the_epoch() -> None:
 
 @each_row((23, True), (24, False))
 def test_a_prompt_needs_room_for_one_token_more(num_tokens: int, fits: bool) -> None:
-    core = Bench(small_limits(max_model_len=24)).core
+    planner = Bench(small_limits(max_model_len=24)).planner
 
-    assert core.admissions.can_ever_admit(group(0, num_tokens)) is fits
+    assert planner.admissions.can_ever_admit(group(0, num_tokens)) is fits
 
 
 def test_a_group_needs_as_many_slots_as_it_has_sequences() -> None:
-    core = Bench(small_limits(max_num_seqs=3)).core
+    planner = Bench(small_limits(max_num_seqs=3)).planner
 
-    assert core.admissions.can_ever_admit(group(0, 2, num_sequences=3))
-    assert not core.admissions.can_ever_admit(group(0, 2, num_sequences=4))
+    assert planner.admissions.can_ever_admit(group(0, 2, num_sequences=3))
+    assert not planner.admissions.can_ever_admit(group(0, 2, num_sequences=4))
 
 
 def test_what_has_outgrown_the_executor_fails_with_numbers_when_it_is_its_turn() -> None:
@@ -144,10 +144,10 @@ def test_tokens_count_as_computed_when_they_are_acknowledged() -> None:
     bench.add(0, 6)
     bench.schedule()
     bench.schedule()
-    seen = [int(bench.core.batch.num_computed_tokens[0])]
+    seen = [int(bench.planner.batch.num_computed_tokens[0])]
     for _ in range(2):
         bench.process()
-        seen.append(int(bench.core.batch.num_computed_tokens[0]))
+        seen.append(int(bench.planner.batch.num_computed_tokens[0]))
 
     assert seen == [0, 4, 6]
 
@@ -175,7 +175,7 @@ def test_tokens_are_sampled_before_their_predecessors_are_known(depth: int) -> N
     for _ in range(depth):
         bench.schedule()
 
-    assert len(bench.core.in_flight) == depth
+    assert len(bench.planner.in_flight) == depth
     bench.run(depth)
     assert bench.outputs == {"a": [103, 104, 105, 106, 107, 108]}
 
@@ -231,7 +231,7 @@ def test_the_time_of_its_first_step_is_noted_once() -> None:
     assert added.first_scheduled_at_s is None
 
     for now_s in (5.0, 6.0):
-        bench.core.schedule(now_s)
+        bench.planner.schedule(now_s)
 
     assert added.first_scheduled_at_s == 5.0
 
@@ -242,7 +242,7 @@ def test_the_time_of_its_first_step_is_noted_once() -> None:
 def worn_bench() -> Bench:
     """A core and an executor whose only slot has one use left before its generation begins again."""
     bench = Bench(small_limits(max_num_seqs=1))
-    for table in (bench.core.table, bench.executor.table):
+    for table in (bench.planner.table, bench.executor.table):
         table.generation[:] = INT32_MAX - 1
     return bench
 
@@ -262,7 +262,7 @@ def test_a_token_of_the_largest_generation_does_not_go_to_its_successor() -> Non
     bench = worn_bench()
     left = bench.add(0, 4)
     bench.schedule()
-    bench.core.abort(left)
+    bench.planner.abort(left)
     bench.add(1, 4, max_tokens(2))
     bench.schedule()
 
