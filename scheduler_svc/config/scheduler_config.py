@@ -345,8 +345,8 @@ class SchedulerConfig(ClientSideConfig):
         if self.front_tls_ca is None and not self.engine_insecure and not is_loopback(self.engine_listen):
             raise ValueError(
                 f"--engine-listen {self.engine_listen} can be reached from other machines, and a front that joins "
-                "there may run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, "
-                "or --engine-insecure on an isolated network"
+                "there may run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and "
+                "--trusted-fronts, or --engine-insecure on an isolated network"
             )
         return self
 

@@ -326,7 +326,7 @@ WRONG_FLAGS = {
         "octavo scheduler: --front-tls-ca requires --tls-cert and --tls-key: without TLS fronts present no certificate"
     ),
     "scheduler_svc.processes.front_process": (
-        "octavo front: --engine is required (or OCTAVO_FRONT_ENGINE, or core in the file)"
+        "octavo front: --engine is required (or OCTAVO_FRONT_ENGINE, or engine in the file)"
     ),
     "scheduler_svc.processes.front_process --engine here": (
         "octavo front: --engine is here; it must be host:port, with a port from 0 to 65535"

@@ -125,7 +125,8 @@ class StepInFlight:
 class Decision:
     """What a call of `ExecutorPlanner.schedule` decided.
 
-    The caller ends the requests of `failures`, then sends the step. Groups that are to be computed again are in the queue already.
+    The caller ends the requests of `failures`, then sends the step. Groups that are to be computed again are in the
+    queue already.
 
     Attributes:
         in_flight: The step, which is in flight from now on; None: there is nothing to do.

@@ -211,7 +211,7 @@ def test_a_lone_group_that_cannot_grow_fails_with_numbers() -> None:
     (failure,) = bench.failures
     assert failure.group is a
     assert failure.message == (
-        "2 sequences need more than the 4 blocks of 4 tokens of the KV cache; 4 are in use, all by this request"
+        "2 sequences need more than the 4 blocks of 4 tokens in the KV cache; 4 are in use, all by this request"
     )
     assert a.live_sequences == []
     assert bench.num_free_blocks == 4

@@ -34,7 +34,7 @@ def test_a_renewal_that_cannot_be_used_changes_nothing(
     assert first.verify_mode is ssl.CERT_REQUIRED
     replace(files.key, authority.issue("localhost").key)
     assert tls.context() is first
-    assert "does not belong to the first certificate" in caplog.text
+    assert "does not match the first certificate" in caplog.text
 
 
 def test_files_that_are_wrong_at_the_start_are_an_error(authority: Authority, tmp_path: Path) -> None:

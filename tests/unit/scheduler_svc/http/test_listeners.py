@@ -10,7 +10,7 @@ from octavo_shared.errors import AddressError
 from scheduler_svc.http.listeners import open_listeners, reserve
 from tests.support.each_row import each_row
 
-TAKEN = "it is taken, or not an address of this machine; set --page-listen to another one"
+TAKEN = "it is in use, or not an address of this machine; set --page-listen to another one"
 
 
 @pytest.fixture

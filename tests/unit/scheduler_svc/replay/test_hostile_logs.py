@@ -114,7 +114,7 @@ def limits_of(**values: Any) -> Callable[[pb.LogHeader], None]:
             lambda header: setattr(header, "snapshot", zlib.compress(bytes(2**28 + 1), 1)),
             "more than the 268435456 bytes",
         ),
-        (lambda header: setattr(header, "snapshot", header.snapshot[:-9]), "the snapshot was cut"),
+        (lambda header: setattr(header, "snapshot", header.snapshot[:-9]), "the snapshot was truncated"),
         (
             lambda header: setattr(header, "policy", "__init__"),
             "a policy or a weight of a tenant that no scheduler has",

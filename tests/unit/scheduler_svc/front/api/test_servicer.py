@@ -294,7 +294,7 @@ async def test_a_client_that_leaves_before_the_last_output_aborts_the_request(
         ("sampling_params.n", "from 1 to 8 .max_num_seqs"),
         ("sampling_params.beam_width", "from 2 to 4 .max_beam_width"),
         ("tenant", "one of the 2 tenants"),
-        ("priority", "order of arrival"),
+        ("priority", "--policy fcfs"),
     ],
 )
 async def test_the_servers_limits_bound_the_request(field: str, message: str, engine: PlayedEngine) -> None:

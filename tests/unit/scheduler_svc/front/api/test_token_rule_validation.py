@@ -85,7 +85,7 @@ def test_what_is_wrong_is_refused_with_field_and_value(name: str) -> None:
 
 
 def test_a_word_may_not_take_the_last_allowed_token() -> None:
-    with pytest.raises(InvalidFieldError, match="a token is left"):
+    with pytest.raises(InvalidFieldError, match="at least one allowed token"):
         rules_of([[3, 1]], allowed_token_ids=[1])
 
 

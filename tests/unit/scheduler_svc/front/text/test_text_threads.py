@@ -23,7 +23,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 async def test_a_call_that_hangs_ends_and_half_of_them_refuse_all(hold: threading.Event) -> None:
     threads = TextThreads(NUM_THREADS)
-    with pytest.raises(TokenizerFailedError, match="did not come back"):
+    with pytest.raises(TokenizerFailedError, match="did not finish"):
         await threads.run(hold.wait)
     assert threads.num_lost == 1
     assert await threads.run(int, "7") == 7
