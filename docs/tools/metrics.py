@@ -6,7 +6,7 @@ from pathlib import Path
 from executor_svc.service.metrics import METRICS as EXECUTOR_METRICS
 from octavo_shared.grpc.grpc_metrics import METRICS as SERVICE_METRICS
 from octavo_shared.process.metric import docs_table
-from scheduler_svc.front.openai.routes import METRICS as HTTP_METRICS
+from scheduler_svc.front.openai.routing import METRICS as HTTP_METRICS
 from scheduler_svc.front.text.text_threads import METRICS as TEXT_METRICS
 from scheduler_svc.telemetry.metrics import ALIASES
 from scheduler_svc.telemetry.metrics import METRICS as SCHEDULER_METRICS

@@ -1,1 +1,1 @@
-"""The commands of `octavo`, one a module; octavo/cli.py finds them."""
+"""The commands of `octavo`, one a module; `command_line.py` finds them."""

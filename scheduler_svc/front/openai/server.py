@@ -1,4 +1,4 @@
-"""The port of OpenAI's API: `routes.py` answers the requests."""
+"""The port of OpenAI's API: `routing.py` answers the requests."""
 
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -7,7 +7,7 @@ from aiohttp import web
 
 from octavo_shared.process.metric import Family
 from scheduler_svc.front.openai.errors import ApiError
-from scheduler_svc.front.openai.routes import Routes, refuse
+from scheduler_svc.front.openai.routing import Routes, refuse
 from scheduler_svc.http.connections import ConnectionTimes
 from scheduler_svc.http.http_port import HttpPort
 from scheduler_svc.http.http_tls import HttpTls

@@ -25,7 +25,7 @@ from scheduler_svc.front.openai.fields import DetokenizeFields, TokenizeFields
 from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
 from scheduler_svc.front.openai.models import check_model
 from scheduler_svc.front.openai.requests import extend_ids
-from scheduler_svc.front.openai.routes import Access, Route
+from scheduler_svc.front.openai.routing import Access, Route
 from scheduler_svc.front.text.text_model import TextModel
 
 

@@ -11,7 +11,7 @@ from scheduler_svc.front.openai.answering import Answering
 from scheduler_svc.front.openai.chat import Chat
 from scheduler_svc.front.openai.completions import Completions
 from scheduler_svc.front.openai.field_reader import Reader, UnknownFields
-from scheduler_svc.front.openai.routes import Route, Routes, RouteSettings
+from scheduler_svc.front.openai.routing import Route, Routes, RouteSettings
 from scheduler_svc.front.openai.server import OpenAIServer
 from scheduler_svc.front.openai.service_routes import ServiceRoutes
 from scheduler_svc.http.http_tls import http_tls
