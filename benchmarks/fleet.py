@@ -69,7 +69,7 @@ class BenchmarkFleet:
     """A fleet with its queue, and made-up results for its steps.
 
     Args:
-        num_cores: Equal ones.
+        num_planners: Equal ones.
         num_slots: Of each; None: `NUM_SLOTS`.
     """
 
@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help="of the burst (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
-    console, nums_cores = Console(), [int(number) for number in arguments.planners.split(",")]
+    console, nums_cores = Console(), [int(number) for number in arguments.cores.split(",")]
     bursts = [measure_burst(num_planners, arguments.prompts) for num_planners in nums_cores]
     full = [measure_full("cores", n, lambda n=n: full_fleet(n, arguments.prompts)) for n in nums_cores]  # type: ignore[misc]
     full += [

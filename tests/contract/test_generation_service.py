@@ -394,7 +394,7 @@ BAD_REQUESTS = {
         "it has 10004 characters",
         "256 tokens",
     ),
-    "prompt beyond the model": (token_request(256, 4), "it has 256 tokens", "is 256 tokens, and one is left"),
+    "prompt beyond the model": (token_request(256, 4), "it has 256 tokens", "is 256 tokens, and one is reserved"),
     "token beyond the vocabulary": (
         pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 99999])),
         "token id 99999",
@@ -438,7 +438,7 @@ BAD_REQUESTS = {
     "allowed_token_ids": (
         token_request(4, 4, allowed_token_ids=[7], banned_token_ids=[7]),
         "allowed_token_ids is 1 ids long",
-        "a token is left",
+        "at least one allowed token",
     ),
     "grammar": (token_request(4, 4, grammar=generation_pb2.Grammar(regex="a")), "grammar", "does not support"),
     "logprobs of alternatives": (token_request(4, 4, logprobs=21), "logprobs is 21", "from 0 to 20"),

@@ -143,8 +143,8 @@ async def test_another_executor_answers_the_same_bits(log_of_a_loss: Path, capsy
     status = await replay_on(log_of_a_loss)
     printed = capsys.readouterr().out
     assert status == 0, printed
-    found = re.findall(r"attachment \d, 127.0.0.1:\d+: (\d+) steps rerun, \d+ numbers, all bit", printed)
-    assert len(found) == 2
+    found = re.findall(r"attachment \d, 127.0.0.1:\d+: (\d+) steps? rerun, [\d,]+ numbers, all bit", printed)
+    assert len(found) == 2, printed
     unanswered = re.findall(r"; (\d+) steps? had no recorded result \((?:lost with|the log ends)", printed)
     num_steps = check_replay(log_of_a_loss).counts.num_steps
     assert sum(map(int, found + unanswered)) == num_steps, printed

@@ -93,11 +93,11 @@ async def test_a_broken_renewal_keeps_the_old_one_and_warns_once(
 ) -> None:
     old, new = server_files.cert.read_bytes(), authority.issue("localhost")
     async with running_scheduler(**tls_settings(server_files)) as scheduler:
-        replace(server_files.cert, new.cert)  # the key does not belong to it yet
+        replace(server_files.cert, new.cert)  # the key does not match it yet
         assert [await shown_certificate(scheduler.address) for _ in range(3)] == [old] * 3
         (warning,) = [record for record in caplog.records if "files_not_reloaded" in record.getMessage()]
         assert warning.levelno == logging.WARNING
-        assert f"--tls-key {server_files.key} does not belong to" in warning.getMessage()
+        assert f"--tls-key {server_files.key} does not match" in warning.getMessage()
 
         replace(server_files.key, new.key)
         assert await shown_certificate(scheduler.address) == new.cert

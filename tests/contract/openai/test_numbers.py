@@ -106,7 +106,7 @@ async def test_not_a_number_is_no_json(api: Api) -> None:
     for value in ("NaN", "Infinity", "-Infinity"):
         body = f'{{"model": "fake", "prompt": "a", "temperature": {value}}}'
         answer = await api.send("POST", "/v1/completions", data=body, headers={"Content-Type": "application/json"})
-        assert (answer.status, "not JSON" in answer.error["message"]) == (400, True), answer.text
+        assert (answer.status, "not valid JSON" in answer.error["message"]) == (400, True), answer.text
 
 
 async def test_ids_beyond_the_vocabulary_are_told_as_they_were_sent(api: Api) -> None:

@@ -35,6 +35,6 @@ def test_the_command_prints_tables_and_writes_the_figures(
     fleet.main()
 
     figures = json.loads(path.read_text())
-    assert [cost["num_cores"] for cost in figures["burst"]] == [1, 2]
+    assert [cost["num_planners"] for cost in figures["burst"]] == [1, 2]
     assert [cost["number"] for cost in figures["full"]] == [1, 2, 3, 2, 1, 4]
     assert "to dispatch and to admit" in capsys.readouterr().out

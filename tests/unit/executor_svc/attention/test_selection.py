@@ -262,7 +262,7 @@ def test_a_library_that_was_built_for_another_torch_is_refused() -> None:
     assert str(caught.value) == (
         f"attention_backend is xformers, but xformers does not load into torch {torch.__version__} "
         "(libcudart.so.12: cannot open shared object file: No such file or directory); "
-        "--attention-backend triton would work"
+        "use --attention-backend triton"
     )
 
 
@@ -282,7 +282,7 @@ def test_a_flash_attn_that_does_not_load_is_not_chosen(module: str) -> None:
 
     assert type(automatic.rules) is TritonRules
     problem = f"{module} does not load into torch {torch.__version__} ({undefined})"
-    assert str(caught.value) == f"attention_backend is flash_attn, but {problem}; --attention-backend triton would work"
+    assert str(caught.value) == f"attention_backend is flash_attn, but {problem}; use --attention-backend triton"
     if module == "flash_attn_interface":
         assert automatic.reason == f"not flash_attn: {problem}"
 

@@ -48,7 +48,7 @@ def test_a_device_that_never_answers_is_lost(monkeypatch: pytest.MonkeyPatch) ->
     error = step_error(7, RuntimeError("no launch"), probe)
     answers.set()
     assert type(error) is DeviceLostError
-    assert str(error).endswith("the device is lost: it does not answer within 0.01 s")
+    assert str(error).endswith("the device is lost: it does not respond within 0.01 s")
 
 
 def test_the_probe_of_a_gpu_computes_and_then_waits(monkeypatch: pytest.MonkeyPatch) -> None:

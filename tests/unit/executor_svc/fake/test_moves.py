@@ -191,7 +191,7 @@ def test_a_block_that_the_window_still_reaches_is_missed() -> None:
     run.prefill(admission("wxyz", (1,), slot=1))
     run.release(1)
 
-    with pytest.raises(StepFailedError, match=r"slot 0 reads position 7 from block 1, .* another history"):
+    with pytest.raises(StepFailedError, match=r"slot 0 reads position 7 from block 1, .* a different history"):
         run.step(TableDelta(activated_slots=released(0), appended_blocks=pairs((0, 3))))
 
 

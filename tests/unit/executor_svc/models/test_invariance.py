@@ -16,10 +16,10 @@ def test_our_kernels_in_triton_are_invariant() -> None:
 
 @each_row(
     ("torch", "triton", "torch computes the dense work on the GPU"),
-    ("torchao", "invariant", "torchao does the dense work on the GPU"),
-    ("Triton", "flashattention3", "flashattention3 does the attention on the GPU"),
-    ("Triton", "xformers", "xformers does the attention on the GPU"),
-    ("Triton", "triton", "triton does the attention on the GPU"),
+    ("torchao", "invariant", "torchao computes the dense work on the GPU"),
+    ("Triton", "flashattention3", "flashattention3 computes the attention on the GPU"),
+    ("Triton", "xformers", "xformers computes the attention on the GPU"),
+    ("Triton", "triton", "triton computes the attention on the GPU"),
     ("transformers", "invariant", "transformers runs the model"),
 )
 def test_all_else_on_a_gpu_is_not(dense: Kernels, attention: str, reason: str) -> None:

@@ -83,7 +83,10 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(
     ("features", "machine", "reason"),
-    [({"avx2", "fma"}, "x86_64", "lacks AVX2, FMA or F16C"), ({"avx2", "fma", "f16c"}, "aarch64", "this is aarch64")],
+    [
+        ({"avx2", "fma"}, "x86_64", "lacks AVX2, FMA or F16C"),
+        ({"avx2", "fma", "f16c"}, "aarch64", "this machine is aarch64"),
+    ],
 )
 def test_another_processor(
     features: set[str], machine: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -75,7 +75,7 @@ def test_a_lease_that_ran_out_can_be_renewed_while_nobody_else_came() -> None:
 def test_an_older_epoch_is_fenced_and_renews_nothing() -> None:
     attachment = attached(lease_s=10.0, now=100.0)
     attachment.acquire("b", 10.0, now=110.0)
-    with pytest.raises(FencedError, match="epoch 1 is not the current one, 2"):
+    with pytest.raises(FencedError, match="epoch 1 is not the current epoch, 2"):
         attachment.renew(1, now=111.0)
     assert attachment.holder(now=120.0) == ""
 

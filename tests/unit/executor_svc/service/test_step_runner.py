@@ -170,7 +170,7 @@ async def test_a_lost_device_is_told_and_no_epoch_begins_any_more(steps: Runner)
 
     assert isinstance(await steps.answers.get(), DeviceLostError)
     assert str(await told) == "step 1 failed: no launch; the device is lost: no answer"
-    with pytest.raises(UnavailableError, match="the device is lost: no answer; the process ends"):
+    with pytest.raises(UnavailableError, match="the device is lost: no answer; the process exits"):
         await steps.runner.reset(WireAgreement())
 
 

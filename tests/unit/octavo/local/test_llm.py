@@ -227,7 +227,7 @@ WRONG_CALLS: list[tuple[Callable[[Any], object], str]] = [
     (lambda llm: llm.generate("x", priority="high"), "priority is 'high'; it must be a whole number from -2^31 to"),
     (
         lambda llm: llm.generate(["a", "b"], [SamplingParams()]),
-        "the list sampling_params has 1 for 2 prompts; give one, or",
+        "the list sampling_params has 1 for 2 prompts; give one for all, or",
     ),
     (lambda llm: llm.generate(b"x"), "prompts is bytes; it must be a text, a list of texts, or lists of token ids; de"),
     (lambda llm: llm.generate(["a", b"x"]), "prompts[1] is bytes; it must be text, a list of token ids, or a conversa"),
