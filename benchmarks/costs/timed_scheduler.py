@@ -19,11 +19,16 @@ from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.step_log import writer
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.telemetry.meter import Meter
-from scheduler_svc.telemetry.step_log import StepLog
+from scheduler_svc.telemetry.recent_steps import RecentSteps
 
 FUNCTIONS = {
     "metrics": (
-        *((StepLog, "add"), (StepLog, "set_result"), (LiveRequests, "_note_progress"), (Meter, "tokens_delivered")),
+        *(
+            (RecentSteps, "add"),
+            (RecentSteps, "set_result"),
+            (LiveRequests, "_note_progress"),
+            (Meter, "tokens_delivered"),
+        ),
         *((LiveRequest, "summary"), (Meter, "request_ended"), (engine, "log_end")),
     ),
     "step-log": ((RecordingFleet, "_note"), (writer.StepLogWriter, "_write_pending"), (RecordingFleet, "_begin_file")),

@@ -17,8 +17,8 @@ import grpc
 import numpy as np
 
 from executor_svc.service.attachment import Attachment
+from executor_svc.service.kept_responses import KeptResponses
 from executor_svc.service.metrics import executor_families
-from executor_svc.service.step_log import StepLog
 from executor_svc.service.step_runner import StepRunner
 from executor_svc.service.step_stream import StepStream, first_message
 from executor_svc.service.step_thread import StepThread
@@ -227,7 +227,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         """Show the batch table."""
         slot = request.slot if request.HasField("slot") else None
 
-        def look(worker: Worker, log: StepLog) -> pb.GetBatchTableResponse:
+        def look(worker: Worker, log: KeptResponses) -> pb.GetBatchTableResponse:
             rows = _batch_table_rows(worker.table, slot, request.include_token_ids)
             return pb.GetBatchTableResponse(last_executed_step_id=log.last_step_id, rows=rows)
 

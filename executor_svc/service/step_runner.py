@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from executor_svc.service.attachment import Attachment
 from executor_svc.service.block_names import BlockNames
-from executor_svc.service.step_log import StepLog
+from executor_svc.service.kept_responses import KeptResponses
 from executor_svc.service.step_meter import StepMeter, StepTokens
 from executor_svc.service.step_thread import StepThread, wake
 from executor_svc.worker.interface import RunningStep, Worker
@@ -79,7 +79,7 @@ class StepRunner:
         self._thread = thread
         self._running: deque[_Running] = deque()  # in the order of their launch
         self._worker: Worker | None = None
-        self._log = StepLog()
+        self._log = KeptResponses()
         self._next_step_id = 1
         self._agreement = WireAgreement()
         self._names = BlockNames(0)
@@ -150,7 +150,7 @@ class StepRunner:
             if not keeps_names or self._failure is not None:  # a step that failed may have written anything
                 self._names.clear()
             worker.reset()
-            self._log = StepLog()
+            self._log = KeptResponses()
             self._next_step_id = 1
             self._agreement = agreement
             self._failure = None
@@ -191,7 +191,7 @@ class StepRunner:
         arrived = _Arrived(message, self._decode(message), lambda answer: wake(loop, deliver, answer))
         self._thread.submit(lambda: self._launch(worker, arrived))
 
-    async def between_steps(self, look: Callable[[Worker, StepLog], T]) -> T:
+    async def between_steps(self, look: Callable[[Worker, KeptResponses], T]) -> T:
         """Call `look` on the thread, behind the steps that are queued now, and return its answer."""
         worker = self.worker
 

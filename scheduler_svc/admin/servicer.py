@@ -26,7 +26,7 @@ from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.request.life import EndedRequest
-from scheduler_svc.telemetry.step_log import NUM_KEPT_STEPS
+from scheduler_svc.telemetry.recent_steps import NUM_KEPT_STEPS
 
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
@@ -211,10 +211,10 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         self, request: pb.GetStepRequest, context: grpc.aio.ServicerContext[pb.GetStepRequest, pb.GetStepResponse]
     ) -> pb.GetStepResponse:
         """Give one of the last steps."""
-        step_log = self._driver(request.executor).step_log
-        logged = step_log.get(request.step_id)
+        recent_steps = self._driver(request.executor).recent_steps
+        logged = recent_steps.get(request.step_id)
         if logged is None:
-            first, last = step_log.kept_ids
+            first, last = recent_steps.kept_ids
             if not last:
                 raise UnknownNameError("no steps are kept: the executor has run none since it was attached")
             raise UnknownNameError(f"step {request.step_id} is not kept; steps {first} to {last} are")
@@ -229,7 +229,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         if request.num_steps > NUM_KEPT_STEPS:
             raise InvalidFieldError("num_steps", request.num_steps, f"from 0 to {NUM_KEPT_STEPS}")
         driver = self._driver(request.executor)
-        steps = driver.step_log.last(request.num_steps or DEFAULT_NUM_STEPS)
+        steps = driver.recent_steps.last(request.num_steps or DEFAULT_NUM_STEPS)
         return pb.ListStepsResponse(
             executor=driver.address,
             epoch=steps[-1].step.epoch if steps else 0,

@@ -3,10 +3,10 @@
 from octavo.admin.v1 import admin_pb2
 from octavo.values.wording import counted
 from octavo_shared.step_wire.step import Fork, Int32Array
-from scheduler_svc.telemetry.step_log import LoggedStep
+from scheduler_svc.telemetry.recent_steps import RecentStep
 
 
-def step_state(logged: LoggedStep) -> admin_pb2.StepState:
+def step_state(logged: RecentStep) -> admin_pb2.StepState:
     """Return a step field by field."""
     step, delta, layout, result = logged.step, logged.step.delta, logged.layout, logged.result
     first_chunk = layout.num_decodes
@@ -51,7 +51,7 @@ def step_state(logged: LoggedStep) -> admin_pb2.StepState:
     return state
 
 
-def step_summary(logged: LoggedStep) -> admin_pb2.StepSummary:
+def step_summary(logged: RecentStep) -> admin_pb2.StepSummary:
     """Return a step in a line."""
     step, layout = logged.step, logged.layout
     summary = admin_pb2.StepSummary(
@@ -69,7 +69,7 @@ def step_summary(logged: LoggedStep) -> admin_pb2.StepSummary:
     return summary
 
 
-def step_text(logged: LoggedStep) -> str:
+def step_text(logged: RecentStep) -> str:
     """Say in one sentence what a step did; what it did not do is left out."""
     step, delta, layout = logged.step, logged.step.delta, logged.layout
     num_chunks = len(layout.slots) - layout.num_decodes
@@ -92,7 +92,7 @@ def step_text(logged: LoggedStep) -> str:
     return f"{done}; {_answer_text(logged)}"
 
 
-def _answer_text(logged: LoggedStep) -> str:
+def _answer_text(logged: RecentStep) -> str:
     if logged.result is None:
         return "no result yet"
     sampled = f"{counted(_num_sampled_tokens(logged), 'token')} sampled"
@@ -100,14 +100,14 @@ def _answer_text(logged: LoggedStep) -> str:
     return f"{sampled}, {counted(num_candidates, 'candidate')} for beams" if num_candidates else sampled
 
 
-def _num_sampled_tokens(logged: LoggedStep) -> int:
+def _num_sampled_tokens(logged: RecentStep) -> int:
     """Return the tokens that the executor chose itself: rows of beams only bring candidates."""
     num_candidates = logged.layout.num_candidates
     num_rows = len(logged.layout.sample_slots)
     return num_rows if num_candidates is None else num_rows - int((num_candidates > 0).sum())
 
 
-def _num_candidates(logged: LoggedStep) -> int:
+def _num_candidates(logged: RecentStep) -> int:
     num_candidates = logged.layout.num_candidates
     return 0 if num_candidates is None else int(num_candidates.sum())
 

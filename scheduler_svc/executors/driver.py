@@ -32,7 +32,7 @@ from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
 from scheduler_svc.executors.step_watch import StepWatch
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
-from scheduler_svc.telemetry.step_log import LoggedStep, StepLog
+from scheduler_svc.telemetry.recent_steps import RecentStep, RecentSteps
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class ExecutorDriver:
         self.client = client
         self.planner: ExecutorPlanner | None = None
         self.session: ExecutorSession | None = None
-        self.step_log = StepLog(observe=meter.step_processed)
+        self.recent_steps = RecentSteps(observe=meter.step_processed)
         self.in_flight = InFlightLimit(settings.steps_in_flight)
         self.num_losses = 0
         self.num_output_tokens = 0
@@ -201,7 +201,7 @@ class ExecutorDriver:
                 if self._cost_of != session.info.instance_id:
                     self._step_cost, self._cost_of = StepCost(), session.info.instance_id
                 fleet.set_step_cost(self.planner, self._step_cost)
-                self.step_log.clear()
+                self.recent_steps.clear()
                 self._watch = StepWatch()
                 self.in_flight = InFlightLimit(self._settings.steps_in_flight)
                 session.on_heartbeat = self.in_flight.note_round_trip
@@ -322,8 +322,8 @@ class ExecutorDriver:
                 step = scheduled.step
                 if self._settings.checks_batch_table:
                     step = replace(step, table_digest=planner.table.digest())
-                logged = LoggedStep(step, scheduled.layout, decided_at_s=decided_at_s)
-                self.step_log.add(logged)
+                logged = RecentStep(step, scheduled.layout, decided_at_s=decided_at_s)
+                self.recent_steps.add(logged)
                 self.in_flight.note_sent(logged.logged_at_s, is_alone=num_in_flight == 0)
                 self._settings.at_fault_point(FaultPoint.BEFORE_SEND, self.address)
                 arrived_at_s, self._arrived_at_s = self._arrived_at_s, None
@@ -369,7 +369,7 @@ class ExecutorDriver:
         while self._undelivered:
             processed = self._undelivered.popleft()
             self._owner.deliver(planner, processed.updates)
-            self.step_log.set_result(processed.result, processed.arrived_at_s)
+            self.recent_steps.set_result(processed.result, processed.arrived_at_s)
 
     def _note_answered(self, now_s: float, result: StepResult, updates: StepUpdates) -> None:
         """Count what a step brought."""

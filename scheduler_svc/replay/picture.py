@@ -17,7 +17,7 @@ from scheduler_svc.replay.core_replay import StepName
 from scheduler_svc.replay.log_reader import read_logs
 from scheduler_svc.replay.requests import ReplayedRequests
 from scheduler_svc.replay.run import Moment, ReplayRun
-from scheduler_svc.telemetry.step_log import LoggedStep
+from scheduler_svc.telemetry.recent_steps import RecentStep
 
 
 class UnknownStepError(OctavoServiceError):
@@ -145,7 +145,7 @@ def _picture(moment: Moment, requests: ReplayedRequests) -> StepPicture:
     return StepPicture(
         name=applied.step,
         since_begin_s=now_s - moment.file.header.started_at_s,
-        text=step_text(LoggedStep(sent.step, sent.layout)).removesuffix("; no result yet"),
+        text=step_text(RecentStep(sent.step, sent.layout)).removesuffix("; no result yet"),
         events=[_event_text(event) for event in applied.decision.events],
         state=_state(executors, len(fleet.queue), fleet, moment),
         live=[

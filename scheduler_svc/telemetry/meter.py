@@ -13,7 +13,7 @@ from octavo_shared.step_wire.step import NO_LOGPROBS
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest
-from scheduler_svc.telemetry.step_log import LoggedStep
+from scheduler_svc.telemetry.recent_steps import RecentStep
 
 # Doubling from 10 ms to 82 s, as OpenTelemetry's conventions for generative AI have it for the duration of a
 # request; from 1.25 ms on, since a prompt in the prefix cache of a small model has its first token so soon.
@@ -62,7 +62,7 @@ class Meter:
         self.num_void_rows = 0
         self.num_recovered = 0
 
-    def step_processed(self, logged: LoggedStep) -> None:
+    def step_processed(self, logged: RecentStep) -> None:
         """A step's result was given to the requests: its times are complete."""
         assert logged.result is not None
         execute_s = logged.result.execute_duration_us * 1e-6

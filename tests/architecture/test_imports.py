@@ -111,7 +111,7 @@ PLANTS = [
     (FAKE_WITHOUT_TORCH, "executor_svc/fake/planted.py", "import torch"),
     (FAKE_WITHOUT_TORCH, "executor_svc/fake/worker.py", LAZY.format("import torch")),
     (FAKE_WITHOUT_TORCH, "executor_svc/fake/planted.py", "import executor_svc.cache.cache_engine"),
-    (EXECUTOR_ROOMS, "executor_svc/worker/planted.py", LAZY.format("import executor_svc.service.step_log")),
+    (EXECUTOR_ROOMS, "executor_svc/worker/planted.py", LAZY.format("import executor_svc.service.kept_responses")),
     (EXECUTOR_ROOMS, "executor_svc/native/matrix.py", "from executor_svc.models.config import ModelConfig"),
     (EXECUTOR_ROOMS, "executor_svc/models/planted.py", "import executor_svc.sampler.sample_rows"),
     (EXECUTOR_ROOMS, "executor_svc/planted.py", "# a module outside of all rooms"),

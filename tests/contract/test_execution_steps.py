@@ -6,7 +6,7 @@ import grpc
 import numpy as np
 import pytest
 
-from executor_svc.service.step_log import NUM_KEPT_RESPONSES
+from executor_svc.service.kept_responses import NUM_KEPT_RESPONSES
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import step_pb2
 from octavo_shared.step_wire.batch_table import BatchTable

@@ -124,13 +124,13 @@ async def test_a_prompt_goes_where_its_prefix_is_cached() -> None:
     async with running_stack(FakeWorker(), FakeWorker()) as stack:
         prompt = token_request(200, 1)
         await collect(stack, prompt)
-        [owner] = [e for e in stack.executors if stack.driver_of(e).step_log.kept_ids != (0, 0)]
+        [owner] = [e for e in stack.executors if stack.driver_of(e).recent_steps.kept_ids != (0, 0)]
         for _ in range(3):
             again = await collect(stack, prompt)
             assert again.finished is not None
             assert again.finished.usage.num_cached_tokens == 192
         [other] = [e for e in stack.executors if e is not owner]
-        assert stack.driver_of(other).step_log.kept_ids == (0, 0)
+        assert stack.driver_of(other).recent_steps.kept_ids == (0, 0)
 
 
 class Gated(FakeWorker):
@@ -159,7 +159,7 @@ async def test_what_one_executor_preempts_runs_on_another_that_has_nothing_to_do
         await until(lambda: second.address in stack.engine.drivers and stack.driver_of(second).planner is not None)
         gated.gate.set()
         assert [len(answer.token_ids) for answer in await answers] == [28, 28]
-        assert stack.driver_of(second).step_log.kept_ids != (0, 0)
+        assert stack.driver_of(second).recent_steps.kept_ids != (0, 0)
 
 
 # Losses ----------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ async def test_the_streams_of_a_lost_executor_go_on_on_the_other(
     async with running_stack(slow_worker(), slow_worker(), loses_soon=True) as stack:
         answers = asyncio.create_task(all_answers(stack))
         lost = stack.executors[victim]
-        await until(lambda: stack.driver_of(lost).step_log.kept_ids[1] >= num_steps)
+        await until(lambda: stack.driver_of(lost).recent_steps.kept_ids[1] >= num_steps)
         assert stack.num_groups_on(lost) > 0
         await lost.kill()
         assert_same(await answers, expected)
@@ -357,7 +357,7 @@ async def test_what_is_served_does_not_depend_on_who_attaches_first(first: int) 
             len(answer.token_ids) for answer in answers if answer.finished is not None
         ]
         assert len((await endless_one).token_ids) == 400, "longer than the small one can hold"
-        kept = [stack.driver_of(executor).step_log.kept_ids != (0, 0) for executor in stack.executors]
+        kept = [stack.driver_of(executor).recent_steps.kept_ids != (0, 0) for executor in stack.executors]
         assert kept == [True, True], "both are used"
 
 
@@ -397,7 +397,7 @@ async def test_a_refused_executor_does_not_take_over_while_the_right_one_restart
         directory.addresses = {right.address, stranger.address}
         await until(lambda: "its weights" in stack.engine.last_trouble)
         answer = asyncio.create_task(collect(stack, token_request(20, 60)))
-        await until(lambda: stack.driver_of(right).step_log.kept_ids[1] >= 9)
+        await until(lambda: stack.driver_of(right).recent_steps.kept_ids[1] >= 9)
         await right.kill()
         await until(lambda: f"the fleet serves fake from {right.address}" in stack.driver_of(stranger).last_trouble)
         right.worker = slow_worker()

@@ -16,7 +16,7 @@ from octavo.errors import OctavoError
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.values.outputs import Accepted, Delta, FailedRequest, Finished, Prompt
 from octavo.values.sampling_params import SamplingParams
-from scheduler_svc.front.api import request_stream
+from scheduler_svc.front.api import stream_requests
 from tests.support.stack import Stack, running_stack, token_request, until
 
 # Prompts of different beginnings: the fake executor cannot tell equal histories apart.
@@ -238,7 +238,7 @@ async def test_what_is_no_message_ends_the_stream() -> None:
 
 
 async def test_a_caller_that_takes_nothing_is_cut_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_stream, "SLOW_CALLER_S", 0.2)
+    monkeypatch.setattr(stream_requests, "SLOW_CALLER_S", 0.2)
     async with running_stack() as stack:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             async for _ in messages(stack, submission(1, 100_000, credits=1)):
@@ -251,7 +251,7 @@ async def test_a_caller_that_takes_nothing_is_cut_and_told(monkeypatch: pytest.M
 
 
 async def test_more_than_may_wait_for_their_check_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_stream, "MAX_UNCHECKED_REQUESTS", 4)
+    monkeypatch.setattr(stream_requests, "MAX_UNCHECKED_REQUESTS", 4)
     async with running_stack() as stack:
         failed: list[pb.RequestFailed] = []
         finished: list[pb.RequestEnd] = []

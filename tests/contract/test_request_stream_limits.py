@@ -12,20 +12,20 @@ from octavo.client import Client
 from octavo.errors import UnavailableError
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.values.outputs import FailedRequest, Finished
-from scheduler_svc.front.api import request_stream
+from scheduler_svc.front.api import stream_requests
 from tests.contract.test_request_stream import assert_nothing_is_left, ends, error_of, submission
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import Stack, collect, running_stack, token_request, until
 
 
-async def all_open(stack: Stack, num_streams: int) -> list[request_stream.RequestStream]:
+async def all_open(stack: Stack, num_streams: int) -> list[stream_requests.StreamRequestsCall]:
     """Return the scheduler's side of all streams, once there are so many."""
     await until(lambda: len(stack.front.generation._streams) == num_streams)
     return list(stack.front.generation._streams)
 
 
 async def test_a_caller_that_takes_nothing_is_cut_whatever_else_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_stream, "SLOW_CALLER_S", 0.5)
+    monkeypatch.setattr(stream_requests, "SLOW_CALLER_S", 0.5)
     async with running_stack() as stack:
         call = stack.generation.StreamRequests()
         await call.write(submission(1, 1, credits=0))
@@ -39,7 +39,7 @@ async def test_a_caller_that_takes_nothing_is_cut_whatever_else_it_sends(monkeyp
 
 
 async def test_what_a_caller_does_not_take_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_stream, "MAX_UNTAKEN_REQUESTS", 8)
+    monkeypatch.setattr(stream_requests, "MAX_UNTAKEN_REQUESTS", 8)
     async with running_stack() as stack:
         call = stack.generation.StreamRequests()
         for number in range(1, 9):
@@ -58,7 +58,7 @@ async def test_what_a_caller_does_not_take_is_bounded(monkeypatch: pytest.Monkey
 
 
 async def test_bodies_that_wait_for_their_check_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_stream, "MAX_UNCHECKED_BYTES", 1_000)
+    monkeypatch.setattr(stream_requests, "MAX_UNCHECKED_BYTES", 1_000)
     async with running_stack() as stack, Client(stack.address) as client, client.request_stream() as stream:
         for number in range(64):
             await stream.submit([40 + number] * 400, max_tokens=1)  # one alone has 800 bytes
@@ -177,7 +177,7 @@ async def test_requests_that_outlast_the_grace_period_fail_before_the_stream_doe
 
 
 async def test_a_message_is_bounded_also_by_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_stream, "MAX_VALUES_PER_MESSAGE", 100)
+    monkeypatch.setattr(stream_requests, "MAX_VALUES_PER_MESSAGE", 100)
     num_requests, num_tokens = 16, 10
     async with running_stack() as stack:
         call = stack.generation.StreamRequests()

@@ -246,7 +246,7 @@ BUGS = (
     ),
     Bug(
         "a resumed stream loses a stored response",
-        f"{SERVICE}/step_log.py",
+        f"{SERVICE}/kept_responses.py",
         "        return list(kept[len(kept) - num_wanted :])\n",
         "        return list(kept[len(kept) - num_wanted + 1 :])\n",
     ),

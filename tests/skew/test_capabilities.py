@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.message import Message
 
 from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.kept_responses import KeptResponses
 from executor_svc.service.servicer import Context, ExecutionServicer
-from executor_svc.service.step_log import StepLog
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.execution.v1 import step_pb2
@@ -283,13 +283,13 @@ async def test_feature_bits_that_are_not_known_or_not_agreed_on_are_refused_by_n
 
 def answering(monkeypatch: pytest.MonkeyPatch, change: Callable[[Answer], object]) -> None:
     """Have executors of this process change each answer before they send it."""
-    append = StepLog.append
+    append = KeptResponses.append
 
-    def append_changed(log: StepLog, answer: Answer) -> None:
+    def append_changed(log: KeptResponses, answer: Answer) -> None:
         change(answer)
         append(log, answer)
 
-    monkeypatch.setattr(StepLog, "append", append_changed)
+    monkeypatch.setattr(KeptResponses, "append", append_changed)
 
 
 async def fault_of_an_empty_step() -> str:

@@ -17,7 +17,7 @@ from scheduler_svc.front.api.message_scan import CountLimit
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_counts import generate_request_limits
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
-from scheduler_svc.front.api.request_stream import RequestStream, slow_caller_deadline_s, slow_caller_limit
+from scheduler_svc.front.api.stream_requests import StreamRequestsCall, slow_caller_deadline_s, slow_caller_limit
 from scheduler_svc.request.engine_client import EngineClient
 
 M = TypeVar("M", bound=Message)
@@ -36,7 +36,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self._streams: set[RequestStream] = set()
+        self._streams: set[StreamRequestsCall] = set()
         self._reading = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
 
     @property
@@ -105,7 +105,9 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             return self.read(body, partial(generate_request_limits, content=body.content))
 
         await context.send_initial_metadata(())  # the caller may write: the call is not refused
-        stream = RequestStream(self._generation, read, lambda: context.invocation_metadata(), context.time_remaining)
+        stream = StreamRequestsCall(
+            self._generation, read, lambda: context.invocation_metadata(), context.time_remaining
+        )
         self._streams.add(stream)
         try:
             async with stream.served(requests, lambda: _why_left(context)):

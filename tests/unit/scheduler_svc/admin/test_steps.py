@@ -5,17 +5,17 @@ from collections.abc import Callable
 from scheduler_svc.admin.steps import step_state, step_summary, step_text
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.request.parameters import BeamSearchParams
-from scheduler_svc.telemetry.step_log import LoggedStep
+from scheduler_svc.telemetry.recent_steps import RecentStep
 from tests.support.driving import Bench, max_tokens, small_limits
 from tests.support.each_row import each_row
 
 
-def log_steps(bench: Bench, num_steps: int) -> list[LoggedStep]:
+def log_steps(bench: Bench, num_steps: int) -> list[RecentStep]:
     """Run steps in lock-step; return them as the driver logs them."""
     logged = []
     for _ in range(num_steps):
         step = bench.schedule()
-        logged.append(LoggedStep(step, bench.planner.in_flight[-1].layout, result=bench.results[0]))
+        logged.append(RecentStep(step, bench.planner.in_flight[-1].layout, result=bench.results[0]))
         bench.process()
     return logged
 
@@ -88,11 +88,11 @@ def test_swapped_blocks_are_named_with_both_pools() -> None:
 
 
 @each_row(step_state, step_summary)
-def test_a_step_in_flight_has_no_durations(show: Callable[[LoggedStep], object]) -> None:
+def test_a_step_in_flight_has_no_durations(show: Callable[[RecentStep], object]) -> None:
     bench = Bench(small_limits())
     bench.add(0, 3)
     step = bench.schedule()
-    logged = LoggedStep(step, bench.planner.in_flight[-1].layout)
+    logged = RecentStep(step, bench.planner.in_flight[-1].layout)
     assert step_text(logged).endswith("; no result yet")
     shown = str(show(logged))
     assert "duration" not in shown

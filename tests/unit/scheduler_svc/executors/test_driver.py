@@ -360,13 +360,13 @@ async def test_the_step_log_keeps_steps_with_their_results_and_begins_anew_with_
     async with stage.running():
         await stage.submit()
         await stage.answer(2)
-        logged = stage.driver.step_log.get(2)
+        logged = stage.driver.recent_steps.get(2)
         assert logged is not None
         assert logged.result is not None
         assert logged.request_bytes == 1
         stage.session.lose()
         await settle()
-        assert stage.driver.step_log.kept_ids == (1, 1)
+        assert stage.driver.recent_steps.kept_ids == (1, 1)
 
 
 async def test_a_lost_executor_gives_its_groups_back_and_the_next_one_goes_on() -> None:

@@ -27,7 +27,7 @@ from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.telemetry.meter import Meter
-from scheduler_svc.telemetry.step_log import LoggedStep, StepLog
+from scheduler_svc.telemetry.recent_steps import RecentStep, RecentSteps
 from tests.support.call_counts import num_calls, num_instructions
 from tests.support.tokenizers import byte_level_backend, make_tokenizer
 
@@ -52,7 +52,7 @@ class Stage:
         self.planner = self.fleet.join(limits, epoch=1)
         self.meter = Meter()
         self.requests = LiveRequests(self.fleet, lambda: None, self.meter)
-        self.step_log = StepLog(observe=self.meter.step_processed)
+        self.step_log = RecentSteps(observe=self.meter.step_processed)
         self.in_flight = InFlightLimit(None)
         self.in_flight.note_round_trip(0.001)
         self.sampling = sampling
@@ -76,7 +76,7 @@ class Stage:
         decision, _ = self.fleet.schedule(self.planner, 0.0)
         sent = decision.in_flight
         assert sent is not None
-        logged = LoggedStep(sent.step, sent.layout, decided_at_s=0.0)
+        logged = RecentStep(sent.step, sent.layout, decided_at_s=0.0)
         self.step_log.add(logged)
         self.in_flight.note_sent(0.0, is_alone=False)
         encode_step(sent.step)

@@ -6,16 +6,16 @@ from octavo_shared.errors import RequestAbortedError, UnavailableError
 from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.step import Step, StepResult, TableDelta, no_slots
 from scheduler_svc.telemetry.meter import Meter
-from scheduler_svc.telemetry.step_log import LoggedStep
+from scheduler_svc.telemetry.recent_steps import RecentStep
 from tests.support.each_row import each_row
 from tests.support.live_requests import ended_request
 
 
-def processed_step(execute_us: int) -> LoggedStep:
+def processed_step(execute_us: int) -> RecentStep:
     """A step that was decided at second 10, sent at 11, answered at 15 and done with at 18."""
     layout = BatchTable(1, 4, 4, 1).apply(TableDelta())
     result = StepResult(1, 1, no_slots(), execute_duration_us=execute_us)
-    return LoggedStep(
+    return RecentStep(
         Step(1, 1, TableDelta()),
         layout,
         result=result,

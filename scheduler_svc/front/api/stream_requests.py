@@ -3,7 +3,7 @@
     bodies ──> read ──> submissions ──> Generation.accept, one at a time
                 │ abort, credits              │ Response, which says that something is new
                 v                             v
-            RequestStream ── next_message ──> what is new of all requests, as one message
+            StreamRequestsCall ── next_message ──> what is new of all requests, as one message
 
 The engine gives what a step brought to all requests in one go, so a message has all of it. The writer waits for nobody
 but its own caller: while that one takes nothing, what is new waits in the responses, and the next message is larger.
@@ -64,7 +64,7 @@ ReadRequest: TypeAlias = Callable[[RequestBody[pb.GenerateRequest]], Awaitable[p
 Bodies: TypeAlias = AsyncIterable[RequestBody[pb.StreamRequestsRequest]]
 
 
-class RequestStream:
+class StreamRequestsCall:
     """Runs the requests of one call.
 
     Args:

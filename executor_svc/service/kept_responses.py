@@ -6,7 +6,7 @@ from octavo_shared.errors import StepGapError
 NUM_KEPT_RESPONSES = 16
 
 
-class StepLog:
+class KeptResponses:
     """What was executed in this epoch. Steps are numbered from 1 without gaps.
 
     The thread that answers steps appends; any thread may read: the tuple is replaced in one piece.

@@ -6,22 +6,22 @@ import numpy as np
 
 from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.step import Admission, SamplingRow, Step, StepResult, TableDelta, no_slots
-from scheduler_svc.telemetry.step_log import MIN_KEPT_STEPS, NUM_KEPT_STEPS, LoggedStep, StepLog
+from scheduler_svc.telemetry.recent_steps import MIN_KEPT_STEPS, NUM_KEPT_STEPS, RecentStep, RecentSteps
 
 
-def logged_step(step_id: int, delta: TableDelta | None = None) -> LoggedStep:
+def logged_step(step_id: int, delta: TableDelta | None = None) -> RecentStep:
     layout = BatchTable(1, 4, 4, 1).apply(TableDelta())
-    return LoggedStep(Step(1, step_id, delta or TableDelta()), layout)
+    return RecentStep(Step(1, step_id, delta or TableDelta()), layout)
 
 
-def log_of(num_steps: int, capacity: int = 3) -> StepLog:
-    log = StepLog(capacity)
+def log_of(num_steps: int, capacity: int = 3) -> RecentSteps:
+    log = RecentSteps(capacity)
     for step_id in range(1, num_steps + 1):
         log.add(logged_step(step_id))
     return log
 
 
-def ids(steps: list[LoggedStep]) -> list[int]:
+def ids(steps: list[RecentStep]) -> list[int]:
     return [logged.step.step_id for logged in steps]
 
 
@@ -33,7 +33,7 @@ def test_only_the_last_steps_are_kept() -> None:
 
 
 def test_large_steps_push_out_more_but_never_the_last_ones() -> None:
-    log = StepLog(max_bytes=10 * 2**20)
+    log = RecentSteps(max_bytes=10 * 2**20)
     admission = Admission(0, 1, np.zeros(2**18, np.int32), 2**18, 0, no_slots(), SamplingRow())  # a MiB
     for step_id in range(1, 41):
         log.add(logged_step(step_id, TableDelta(admissions=(admission,))))
@@ -73,7 +73,7 @@ def test_a_new_epoch_begins_empty() -> None:
 
 
 def test_the_round_trip_is_the_time_from_the_decision_to_the_result() -> None:
-    log = StepLog(clock=itertools.count(10.0, 0.25).__next__)
+    log = RecentSteps(clock=itertools.count(10.0, 0.25).__next__)
     first, second = logged_step(1), logged_step(2)
     first.decided_at_s = 9.75
     log.add(first)
@@ -85,8 +85,8 @@ def test_the_round_trip_is_the_time_from_the_decision_to_the_result() -> None:
 
 
 def test_who_observes_is_told_of_a_step_once_all_its_times_are_known() -> None:
-    observed: list[LoggedStep] = []
-    log = StepLog(clock=itertools.count(10.0, 0.25).__next__, observe=observed.append)
+    observed: list[RecentStep] = []
+    log = RecentSteps(clock=itertools.count(10.0, 0.25).__next__, observe=observed.append)
     step = logged_step(1)
     log.add(step)
     assert not observed

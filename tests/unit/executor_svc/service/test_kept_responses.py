@@ -1,13 +1,13 @@
 import pytest
 
-from executor_svc.service.step_log import NUM_KEPT_RESPONSES, StepLog
+from executor_svc.service.kept_responses import NUM_KEPT_RESPONSES, KeptResponses
 from octavo.execution.v1 import step_pb2
 from octavo_shared.errors import StepGapError
 from tests.support.each_row import each_row
 
 
-def log_of(num_steps: int) -> StepLog:
-    log = StepLog()
+def log_of(num_steps: int) -> KeptResponses:
+    log = KeptResponses()
     for step_id in range(1, num_steps + 1):
         log.append(step_pb2.ExecuteModelResponse(step_id=step_id))
     return log

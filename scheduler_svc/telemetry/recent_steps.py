@@ -21,7 +21,7 @@ OBJECT_BYTES = 2000
 
 
 @dataclass(slots=True)
-class LoggedStep:
+class RecentStep:
     """One step: `request_bytes` is 0 until it is sent, `result` None until it is processed.
 
     Monotonic times in seconds: `decided_at_s`, when the engine began to decide it, is the driver's to set; the log
@@ -45,7 +45,7 @@ class LoggedStep:
         return round((self.answered_at_s - self.decided_at_s) * 1e6)
 
 
-class StepLog:
+class RecentSteps:
     """The last steps of the current epoch by id, oldest first.
 
     Args:
@@ -60,21 +60,21 @@ class StepLog:
         capacity: int = NUM_KEPT_STEPS,
         max_bytes: int = MAX_KEPT_BYTES,
         clock: Callable[[], float] = monotonic_s,
-        observe: Callable[[LoggedStep], None] = lambda step: None,
+        observe: Callable[[RecentStep], None] = lambda step: None,
     ) -> None:
         self._capacity = capacity
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._clock = clock
         self._observe = observe
-        self._steps: OrderedDict[int, LoggedStep] = OrderedDict()
+        self._steps: OrderedDict[int, RecentStep] = OrderedDict()
 
     def clear(self) -> None:
         """Forget all steps: a new epoch counts from 1."""
         self._steps.clear()
         self._num_bytes = 0
 
-    def add(self, logged: LoggedStep) -> None:
+    def add(self, logged: RecentStep) -> None:
         """Keep a step that is about to be sent."""
         logged.logged_at_s = self._clock()
         self._steps[logged.step.step_id] = logged
@@ -88,7 +88,7 @@ class StepLog:
             self._hold(logged, result_bytes(result))
             self._observe(logged)
 
-    def _hold(self, logged: LoggedStep, num_bytes: int) -> None:
+    def _hold(self, logged: RecentStep, num_bytes: int) -> None:
         """Count what a step holds more, and drop the oldest ones."""
         logged.num_kept_bytes += num_bytes
         self._num_bytes += num_bytes
@@ -98,13 +98,13 @@ class StepLog:
             _, dropped = self._steps.popitem(last=False)
             self._num_bytes -= dropped.num_kept_bytes
 
-    def get(self, step_id: int) -> LoggedStep | None:
+    def get(self, step_id: int) -> RecentStep | None:
         """Return a step, the last one for 0; None if it is not kept."""
         if step_id == 0:
             return next(reversed(self._steps.values()), None)
         return self._steps.get(step_id)
 
-    def last(self, num_steps: int) -> list[LoggedStep]:
+    def last(self, num_steps: int) -> list[RecentStep]:
         """Return the last steps, oldest first; as many as are kept."""
         return list(self._steps.values())[-num_steps:]
 
@@ -114,7 +114,7 @@ class StepLog:
         return (next(iter(self._steps)), next(reversed(self._steps))) if self._steps else (0, 0)
 
 
-def decided_bytes(logged: LoggedStep) -> int:
+def decided_bytes(logged: RecentStep) -> int:
     """Return about what a step and its layout hold; its arrays take as much as its message."""
     layout = logged.layout
     optional = (layout.num_candidates, layout.num_alternatives, layout.num_prompt_logprobs)
