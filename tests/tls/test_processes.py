@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from octavo.calls.tls import TlsOptions
+from octavo.client import Client
 from octavo.errors import LocalServiceError
 from octavo.local.child_process import ChildProcess
 from tests.support.certificates import Authority, PairFiles
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import running_service
 
 TOKEN = "a-token-of-blue-00"
@@ -42,7 +45,9 @@ async def test_both_hops_speak_tls_and_the_command_line_too(
     async with (
         running_service("executor_svc.fake", *executor_tls, *demanding) as executor,
         running_service("scheduler_svc", "--executor", executor.address, *to_executor, *served) as scheduler,
+        Client(scheduler.address, tls=TlsOptions(ca=ca), token=TOKEN) as client,
     ):
+        await client.wait_until_ready(PATIENCE_S)
         generate = ["octavo.cli", "generate", "hello", "--raw", "--max-tokens", "3", "--temperature", "0"]
         generate += ["--address", scheduler.address]
         trusting = {"OCTAVO_TLS_CA": f"{ca}"}
