@@ -9,7 +9,7 @@ import itertools
 import logging
 import os
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
@@ -39,6 +39,7 @@ from scheduler_svc.link.absence import LIMIT_S, Absence
 from scheduler_svc.link.ends import REASONS, decode_reason, decode_search_end, decode_span
 from scheduler_svc.link.failures import encode_failure
 from scheduler_svc.link.front_metrics import encode_families
+from scheduler_svc.link.outbox import Outbox
 from scheduler_svc.link.remote_request import RemoteRequest
 from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state
 from scheduler_svc.link.tokenizer_fetch import fetch_tokenizer
@@ -53,9 +54,6 @@ MIN_VERSION = MAX_VERSION = 1
 
 # Messages of the engine that may be on their way: a step each, so that the engine never waits for a word of ours.
 MAX_MESSAGES_ON_THEIR_WAY = 32
-
-# Prompts in one message, in bytes, but for the last of them: a message has a limit.
-MAX_PROMPT_BYTES = 4 * 2**20
 
 LEAVING = "this front of the scheduler is shutting down"
 
@@ -130,10 +128,7 @@ class RemoteEngine:
         self._tokenizer_of = ""
         self._tokenizer_trouble = ""
         self._loading: asyncio.Task[None] | None = None
-        self._outgoing = pb.JoinRequest()
-        self._num_prompt_bytes = 0  # in `_outgoing`
-        self._full: deque[pb.JoinRequest] = deque()  # before `_outgoing`
-        self._has_outgoing = asyncio.Event()
+        self._outbox = Outbox()
         self._numbers = itertools.count(1)
         self._calls = itertools.count(1)
         self._requests: dict[int, RemoteRequest] = {}
@@ -217,7 +212,7 @@ class RemoteEngine:
         self._require_core()
         number = next(self._numbers)
         remote = self._requests[number] = RemoteRequest(self, number, request, sink, checked_for)
-        self._send(remote.submission())
+        self._outbox.submit(remote.submission())
         try:
             await remote.queued
         except asyncio.CancelledError:
@@ -234,8 +229,8 @@ class RemoteEngine:
         call = pb.AbortCall(call=next(self._calls), request_id=request_id, tenant=tenant)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._abort_calls[call.call] = call, answer
-        self._outgoing.abort_calls.append(call)
-        self._has_outgoing.set()
+        self._outbox.message.abort_calls.append(call)
+        self._outbox.wake()
         return await answer
 
     async def wait_until_reachable(self) -> None:
@@ -279,18 +274,18 @@ class RemoteEngine:
 
     def finish_output(self, number: int, output_index: int, num_tokens: int, reason: FinishReason) -> None:
         """A request says with how many tokens an output ends."""
-        self._outgoing.output_ends.add(
+        self._outbox.message.output_ends.add(
             number=number, output_index=output_index, num_tokens=num_tokens, reason=REASONS[reason]
         )
-        self._has_outgoing.set()
+        self._outbox.wake()
 
     def abort(self, number: int, error: OctavoServiceError) -> None:
         """A request is to end."""
         if self._absence.is_on:
             self._end_here(number, error)
             return
-        self._outgoing.aborts.add(number=number, failure=encode_failure(error))
-        self._has_outgoing.set()
+        self._outbox.message.aborts.add(number=number, failure=encode_failure(error))
+        self._outbox.wake()
 
     def _end_here(self, number: int, error: OctavoServiceError) -> None:
         """End a request that no engine has."""
@@ -306,7 +301,7 @@ class RemoteEngine:
             trouble = "it closed the stream"
             try:
                 async with self._open_channel() as channel:
-                    checked: Any = CheckedAnswers(channel, "the core", CoreFaultError)
+                    checked: Any = CheckedAnswers(channel, "the engine", CoreFaultError)
                     await self._run_session(pb_grpc.CoreServiceStub(checked))
             except grpc.aio.AioRpcError as error:
                 trouble = self._explain(error)
@@ -326,8 +321,7 @@ class RemoteEngine:
             await asyncio.sleep(pause_s)
 
     async def _run_session(self, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
-        self._take_outgoing()
-        self._full.clear()
+        self._outbox.clear()
         self._num_taken, self._is_ready = 0, None
         call = stub.Join()
         hello = pb.FrontHello(
@@ -344,7 +338,10 @@ class RemoteEngine:
         try:
             async for message in call:
                 if not tasks:  # a write before the welcome could fail first, and hide why we are refused
-                    tasks += [asyncio.create_task(self._write(call)), asyncio.create_task(self._tell_metrics())]
+                    tasks += [
+                        asyncio.create_task(self._outbox.write_to(call)),
+                        asyncio.create_task(self._tell_metrics()),
+                    ]
                 await self._take_checked(message, stub)
         finally:
             if self._loading is not None:
@@ -354,31 +351,12 @@ class RemoteEngine:
             await asyncio.gather(*tasks, return_exceptions=True)
             call.cancel()
 
-    async def _write(self, call: "grpc.aio.StreamStreamCall[pb.JoinRequest, pb.JoinResponse]") -> None:
-        while True:
-            await self._has_outgoing.wait()
-            self._has_outgoing.clear()
-            while self._full:
-                await call.write(self._full.popleft())
-            await call.write(self._take_outgoing())
-
-    def _take_outgoing(self) -> pb.JoinRequest:
-        outgoing, self._outgoing, self._num_prompt_bytes = self._outgoing, pb.JoinRequest(), 0
-        return outgoing
-
     async def _tell_metrics(self) -> None:
         while True:
-            self._outgoing.metrics = encode_families(self._collect())
-            self._outgoing.loop_lag_us = round(1e6 * self._loop_lag_s())
-            self._has_outgoing.set()
+            self._outbox.message.metrics = encode_families(self._collect())
+            self._outbox.message.loop_lag_us = round(1e6 * self._loop_lag_s())
+            self._outbox.wake()
             await asyncio.sleep(METRICS_INTERVAL_S)
-
-    def _send(self, submission: pb.Submission) -> None:
-        self._outgoing.submissions.append(submission)
-        self._num_prompt_bytes += len(submission.prompt_token_ids)
-        if self._num_prompt_bytes >= MAX_PROMPT_BYTES:
-            self._full.append(self._take_outgoing())
-        self._has_outgoing.set()
 
     async def _lose(self, trouble: str) -> None:
         """The engine is gone: what was asked of it waits for the next one."""
@@ -395,8 +373,8 @@ class RemoteEngine:
         """No engine came: what waits for one ends."""
         if self._state is UNREACHABLE:
             error = UnavailableError(
-                f"the scheduler's core stopped ({self._trouble}), and no new one has started for {after_s:g} s; retry "
-                "in a moment"
+                f"the scheduler's engine stopped ({self._trouble}), and no new one has started for {after_s:g} s; "
+                "retry in a moment"
             )
         else:
             why = "the tokenizer did not load" if self._state.has_executor else "no executor was attached"
@@ -421,13 +399,13 @@ class RemoteEngine:
             return
         for number, request in list(self._requests.items()):
             try:
-                self._send(request.resubmission(model))
+                self._outbox.submit(request.resubmission(model))
             except UnavailableError as error:
                 del self._requests[number]
                 request.fail(error)
-        self._outgoing.abort_calls.extend(call for call, _ in self._abort_calls.values())
+        self._outbox.message.abort_calls.extend(call for call, _ in self._abort_calls.values())
         self._absence.end()
-        self._has_outgoing.set()
+        self._outbox.wake()
         self._has_news.set()
         log.info(Event("requests_go_on", front=self.front_id, requests=len(self._requests)))
 
@@ -564,12 +542,12 @@ class RemoteEngine:
         if self._takes_calls and is_ready != self._is_ready:
             self._is_ready = is_ready
             await self._set_ready(is_ready)
-            self._outgoing.is_ready = is_ready
-            self._has_outgoing.set()
+            self._outbox.message.is_ready = is_ready
+            self._outbox.wake()
 
     def _grant(self) -> None:
         self._num_taken += 1
         if self._num_taken >= MAX_MESSAGES_ON_THEIR_WAY // 2:
-            self._outgoing.credits += self._num_taken
+            self._outbox.message.credits += self._num_taken
             self._num_taken = 0
-            self._has_outgoing.set()
+            self._outbox.wake()

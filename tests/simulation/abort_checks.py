@@ -110,14 +110,14 @@ class AbortChecks(Watcher):
 
     def _passes(self, machine: SchedulerMachine, group: SequenceGroup, call: _Call) -> bool:
         """Return whether nothing is in the way of the word now."""
-        network, client, planner = self.world.network, call.client, machine.process
+        network, client, process = self.world.network, call.client, machine.process
         assert machine.scheduler is not None
-        assert planner is not None
+        assert process is not None
         if client is None or not client.is_running:
             return False
         sink = machine.scheduler.engine.requests.of(group).sink
         if not isinstance(sink, _RemoteSink):
-            return network.reaches(client, planner)
+            return network.reaches(client, process)
         [now] = [front.process for front in machine.fronts if front.name == sink._session.name]
         front = self._fronts.setdefault(sink._session, now)
         return (
@@ -125,7 +125,7 @@ class AbortChecks(Watcher):
             and front is not None
             and front.is_running
             and network.reaches(client, front)
-            and network.reaches(front, planner)
+            and network.reaches(front, process)
         )
 
     def _look_at_asked(self, process: str, group: SequenceGroup, call: _Call) -> None:

@@ -42,14 +42,14 @@ class LinkChecks:
             self.accuse(f"sessions have {num_requests} requests, and their core {len(self.engine.requests)}")
 
 
-def left_on_the_link(link: CoreServicer, planners: Sequence[RemoteEngine]) -> str:
+def left_on_the_link(link: CoreServicer, engines: Sequence[RemoteEngine]) -> str:
     """Return what is left of requests and sessions that have ended, in words; `cores`: as its fronts have it."""
     return ", ".join(
-        [*_left_at_the_core(link, len(planners)), *(what for planner in planners for what in _left_at(link, planner))]
+        [*_left_at_the_engine(link, len(engines)), *(what for engine in engines for what in _left_at(link, engine))]
     )
 
 
-def _left_at_the_core(link: CoreServicer, num_fronts: int) -> Iterator[str]:
+def _left_at_the_engine(link: CoreServicer, num_fronts: int) -> Iterator[str]:
     if len(link.sessions) != num_fronts:
         yield f"{len(link.sessions)} sessions of {num_fronts} fronts"
     if len(link.metrics._current) != num_fronts:
@@ -61,25 +61,25 @@ def _left_at_the_core(link: CoreServicer, num_fronts: int) -> Iterator[str]:
             yield f"news for {session.name}"
 
 
-def _left_at(link: CoreServicer, planner: RemoteEngine) -> Iterator[str]:
-    outgoing = planner._outgoing
+def _left_at(link: CoreServicer, engine: RemoteEngine) -> Iterator[str]:
+    outgoing = engine._outbox.message
     left = {
-        "requests": planner.num_requests,
-        "requests that are checked": planner._num_checked_of.total(),
-        "calls of Abort": len(planner._abort_calls),
-        "messages to the core": len(planner._full),
+        "requests": engine.num_requests,
+        "requests that are checked": engine._num_checked_of.total(),
+        "calls of Abort": len(engine._abort_calls),
+        "messages to the engine": len(engine._outbox._full),
         "submissions": len(outgoing.submissions),
         "ends of outputs": len(outgoing.output_ends),
         "aborts": len(outgoing.aborts),
     }
-    yield from (f"{number} {what} at {planner.front_id}" for what, number in left.items() if number)
+    yield from (f"{number} {what} at {engine.front_id}" for what, number in left.items() if number)
     for session in link.sessions:
-        if session.name == planner.front_id:
-            num_credits = credits_of(session, planner)
+        if session.name == engine.front_id:
+            num_credits = credits_of(session, engine)
             if num_credits != MAX_MESSAGES_ON_THEIR_WAY:
-                yield f"{num_credits} credits of {planner.front_id} instead of {MAX_MESSAGES_ON_THEIR_WAY}"
+                yield f"{num_credits} credits of {engine.front_id} instead of {MAX_MESSAGES_ON_THEIR_WAY}"
 
 
-def credits_of(session: FrontSession, planner: RemoteEngine) -> int:
+def credits_of(session: FrontSession, engine: RemoteEngine) -> int:
     """Return the credits of a session, wherever they are; none of its messages is on its way."""
-    return (session._gate._num_credits or 0) + planner._num_taken + planner._outgoing.credits
+    return (session._gate._num_credits or 0) + engine._num_taken + engine._outbox.message.credits

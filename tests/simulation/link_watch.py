@@ -50,13 +50,13 @@ def watch_link(
     engine.requests.finish_output = partial(_finish, engine.requests.finish_output, note)  # type: ignore[method-assign]
 
 
-def watch_front(planner: RemoteEngine, process: str, watchers: Sequence[Watcher]) -> None:
+def watch_front(engine: RemoteEngine, process: str, watchers: Sequence[Watcher]) -> None:
     """Let watchers see what happens at a front's side of the link from now on."""
     note = partial(_note, process, watchers)
-    planner._lose = partial(_lose, planner._lose, planner, note)  # type: ignore[method-assign]
-    planner._go_on = partial(_go_on, planner._go_on, planner, note)  # type: ignore[method-assign]
-    planner._absence._on_limit = partial(_give_up, planner._absence._on_limit, planner, note)
-    planner.abort = partial(_abort, planner.abort, planner, note)  # type: ignore[method-assign]
+    engine._lose = partial(_lose, engine._lose, engine, note)  # type: ignore[method-assign]
+    engine._go_on = partial(_go_on, engine._go_on, engine, note)  # type: ignore[method-assign]
+    engine._absence._on_limit = partial(_give_up, engine._absence._on_limit, engine, note)
+    engine.abort = partial(_abort, engine.abort, engine, note)  # type: ignore[method-assign]
 
 
 def _note(process: str, watchers: Sequence[Watcher], name: str) -> None:
@@ -178,18 +178,18 @@ def _supersede(supersede: Callable[[EngineRequest], None], engine: Engine, note:
 # A front's side ---------------------------------------------------------------------------------------------------
 
 
-async def _lose(lose: Callable[[str], Any], planner: RemoteEngine, note: Note, trouble: str) -> None:
-    if any(request.aborted_with is not None for request in planner._requests.values()):
+async def _lose(lose: Callable[[str], Any], engine: RemoteEngine, note: Note, trouble: str) -> None:
+    if any(request.aborted_with is not None for request in engine._requests.values()):
         note("core lost with an abort")
     await lose(trouble)
 
 
-def _go_on(go_on: Callable[[], None], planner: RemoteEngine, note: Note) -> None:
-    was_away = planner._absence.is_on
+def _go_on(go_on: Callable[[], None], engine: RemoteEngine, note: Note) -> None:
+    was_away = engine._absence.is_on
     go_on()
-    if not was_away or planner._absence.is_on:
+    if not was_away or engine._absence.is_on:
         return
-    for request in planner._requests.values():
+    for request in engine._requests.values():
         if not request.queued.done():
             note("request goes on unqueued")
         outputs = request.sink.so_far().outputs
@@ -199,19 +199,19 @@ def _go_on(go_on: Callable[[], None], planner: RemoteEngine, note: Note) -> None
             note("end not delivered")
 
 
-def _give_up(give_up: Callable[[float], None], planner: RemoteEngine, note: Note, after_s: float) -> None:
-    if planner._requests:
+def _give_up(give_up: Callable[[float], None], engine: RemoteEngine, note: Note, after_s: float) -> None:
+    if engine._requests:
         note("absence too long")
     give_up(after_s)
 
 
 def _abort(
     abort: Callable[[int, OctavoServiceError], None],
-    planner: RemoteEngine,
+    engine: RemoteEngine,
     note: Note,
     number: int,
     error: OctavoServiceError,
 ) -> None:
-    if planner._absence.is_on and number in planner._requests:
+    if engine._absence.is_on and number in engine._requests:
         note("abort without a core")
     abort(number, error)

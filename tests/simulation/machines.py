@@ -295,7 +295,7 @@ class FrontMachine(Machine):
             process,
             scheduler.config,
             self.wall_clock(self.name),
-            lambda planner: watch_front(planner, process.name, world.checks.watchers),
+            lambda engine: watch_front(engine, process.name, world.checks.watchers),
         )
         world.checks.expect_no_end(process.start(self.front.run()), process)
 

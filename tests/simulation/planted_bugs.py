@@ -282,13 +282,13 @@ BUGS = (
     ),
     # Aborts
     Bug(
-        "an abort is lost while the planner is away",
+        "an abort is lost while the engine is away",
         f"{LINK}/remote_engine.py",
         "        if self._absence.is_on:\n            self._end_here(number, error)\n            return\n",
         "",
     ),
     Bug(
-        "what was aborted goes on at the next planner, if the one before may not have heard of it",
+        "what was aborted goes on at the next engine, if the one before may not have heard of it",
         f"{LINK}/remote_engine.py",
         "            if request.aborted_with is not None:",
         "            if request.aborted_with is not None and not self._state:",
@@ -299,7 +299,7 @@ BUGS = (
         '            remote.abort(RequestAbortedError("the client cancelled the call or disconnected"))\n',
         "",
     ),
-    # The link between fronts and planner
+    # The link between fronts and engine
     Bug(
         "the requests of a front that is gone go on",
         f"{LINK}/front_session.py",
@@ -329,17 +329,17 @@ BUGS = (
     Bug(
         "a front grants no further messages",
         f"{LINK}/remote_engine.py",
-        "            self._outgoing.credits += self._num_taken\n",
+        "            self._outbox.message.credits += self._num_taken\n",
         "",
     ),
     Bug(
         "a front grants one message too few each time",
         f"{LINK}/remote_engine.py",
-        "            self._outgoing.credits += self._num_taken\n",
-        "            self._outgoing.credits += self._num_taken - 1\n",
+        "            self._outbox.message.credits += self._num_taken\n",
+        "            self._outbox.message.credits += self._num_taken - 1\n",
     ),
     Bug(
-        "the planner does not hear how a front ends an output",
+        "the engine does not hear how a front ends an output",
         f"{LINK}/front_session.py",
         "                    sink.finish_by_front(end.output_index, end.num_tokens, decode_reason(end.reason))\n",
         "                    pass\n",
@@ -368,13 +368,13 @@ BUGS = (
         '        if message.HasField("tokens"):\n            self._take_tokens(message.tokens)\n',
     ),
     Bug(
-        "nobody goes on with the requests of a planner that is gone",
+        "nobody goes on with the requests of an engine that is gone",
         f"{LINK}/remote_engine.py",
-        "                self._send(request.resubmission(model))\n",
+        "                self._outbox.submit(request.resubmission(model))\n",
         "                request.resubmission(model)\n",
     ),
     Bug(
-        "the next planner begins anew, and not behind what there is",
+        "the next engine begins anew, and not behind what there is",
         f"{LINK}/remote_request.py",
         "        request = replace(self.request, continuation=self.sink.so_far())\n",
         "        request = self.request\n",
@@ -386,13 +386,13 @@ BUGS = (
         "max_model_len, was_queued=False\n",
     ),
     Bug(
-        "an output that had ended goes on at the next planner",
+        "an output that had ended goes on at the next engine",
         f"{FRONT}/response.py",
         "                ContinuedOutput(np.array(output.token_ids, np.int32), output.finish_reason) for output",
         "                ContinuedOutput(np.array(output.token_ids, np.int32)) for output",
     ),
     Bug(
-        "the planner counts the tokens of a continuation from its own first one",
+        "the engine counts the tokens of a continuation from its own first one",
         f"{LINK}/front_session.py",
         "        self._num_tokens_of = request.num_known_tokens\n",
         "        self._num_tokens_of = [0] * request.num_sequences\n",
@@ -404,10 +404,10 @@ BUGS = (
         "        self._num_taken, self._is_ready, self._numbers = 0, None, itertools.count(1)\n",
     ),
     Bug(
-        "what is left to say to a planner that is gone is said to the next one",
+        "what is left to say to an engine that is gone is said to the next one",
         f"{LINK}/remote_engine.py",
-        "        self._take_outgoing()\n        self._full.clear()\n",
-        "        self._full.clear()\n",
+        "        self._outbox.clear()\n",
+        "        self._outbox._full.clear()\n",
     ),
     Bug(
         "a refused request stays in the session of its front",
@@ -422,16 +422,16 @@ BUGS = (
         "        finally:\n            pass\n",
     ),
     Bug(
-        "a planner ignores a larger incarnation",
+        "an engine ignores a larger incarnation",
         "scheduler_svc/processes/incarnation.py",
         "        if told < self.number or (told == self.number and self._is_granted):\n",
         "        if told:\n",
         LIVENESS,
     ),
     Bug(
-        "an Abort that a planner was asked for is never answered if that one goes away",
+        "an Abort that an engine was asked for is never answered if that one goes away",
         f"{LINK}/remote_engine.py",
-        "        self._outgoing.abort_calls.extend(call for call, _ in self._abort_calls.values())\n",
+        "        self._outbox.message.abort_calls.extend(call for call, _ in self._abort_calls.values())\n",
         "",
     ),
     Bug(

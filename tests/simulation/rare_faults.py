@@ -87,8 +87,8 @@ def _queues(strike: Strike) -> bool:
     machine = strike.front
     if machine is None or not machine.is_up or strike.fault.kind not in ("kill_front", "power_off_front"):
         return False
-    planner = getattr(machine.front, "core", None)
-    return planner is not None and any(not request.queued.done() for request in planner._requests.values())
+    engine = None if machine.front is None else machine.front.engine
+    return engine is not None and any(not request.queued.done() for request in engine._requests.values())
 
 
 RARE_STRIKES: tuple[Rare[Strike], ...] = (

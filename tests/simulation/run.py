@@ -218,9 +218,9 @@ async def _check_link(world: World, machine: SchedulerMachine) -> None:
     link = machine.scheduler.link
     if link is None:
         return
-    planners, left = [front.front.planner for front in machine.fronts if front.front is not None], ""
+    engines, left = [front.front.engine for front in machine.fronts if front.front and front.front.engine], ""
     for _ in range(LINK_LOOKS):
-        if not (left := left_on_the_link(link, planners)):
+        if not (left := left_on_the_link(link, engines)):
             return
         await asyncio.sleep(LINK_LOOK_INTERVAL_S)
     world.checks.break_promise(f"all requests have ended, and on the link there is: {left}")

@@ -213,8 +213,8 @@ class SimulatedFront:
     process: SimulatedProcess
     config: SchedulerConfig
     unix_s: Callable[[], float]
-    on_core: Callable[[RemoteEngine], None] = lambda _: None
-    planner: RemoteEngine = field(init=False)
+    on_engine: Callable[[RemoteEngine], None] = lambda _: None
+    engine: RemoteEngine | None = None
     generation: GenerationServicer = field(init=False)
     server: SimulatedServer = field(init=False)
     is_ready: bool = False
@@ -222,7 +222,7 @@ class SimulatedFront:
     async def run(self) -> None:
         """Join the core, and serve once that one has said how it is."""
         tokenizer = ModelTokenizer()
-        self.planner = RemoteEngine(
+        engine = self.engine = RemoteEngine(
             self._dial,
             self.name,
             tokenizer.load,
@@ -230,25 +230,25 @@ class SimulatedFront:
             lambda: [METRIC.single(1.0)],
             unix_s=self.unix_s,
         )
-        self.on_core(self.planner)
-        self.generation = GenerationServicer(Generation(self.planner, tokenizer, front_settings(self.config)))
+        self.on_engine(engine)
+        self.generation = GenerationServicer(Generation(engine, tokenizer, front_settings(self.config)))
         self.server = SimulatedServer(self.process, self.address, [StatusInterceptor(), KeepBodies(PROMPT_METHODS)])
         added_to: Any = self.server
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, added_to)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._serve())
-            group.create_task(self.planner.run())
+            group.create_task(self._serve(engine))
+            group.create_task(engine.run())
 
-    async def _serve(self) -> None:
-        await self.planner.wait_until_told()
+    async def _serve(self, engine: RemoteEngine) -> None:
+        await engine.wait_until_told()
         self.network.listen(self.server, is_shared=True)
-        await self.planner.take_calls()
+        await engine.take_calls()
 
     async def drain(self) -> None:
         """End in order, as after SIGTERM; whoever has not begun ends at once."""
-        if self.server.network is None:
+        if self.engine is None or self.server.network is None:
             return
-        await self.planner.leave()
+        await self.engine.leave()
         self.generation.shut_down()
         await self.server.stop(self.network.delay_s() * 4)
 

@@ -17,8 +17,9 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Int32Array, StepResult
 from scheduler_svc.core.blocks.block_holders import ALL_CORES
 from scheduler_svc.core.fleet.capacity import Demand, is_open_to
-from scheduler_svc.core.fleet.dispatcher import Dispatcher, InboxQueue
+from scheduler_svc.core.fleet.dispatcher import Dispatcher
 from scheduler_svc.core.fleet.inbox import Inbox
+from scheduler_svc.core.fleet.inbox_queue import InboxQueue
 from scheduler_svc.core.fleet.placement import avoids
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus

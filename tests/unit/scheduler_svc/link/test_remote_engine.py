@@ -13,7 +13,7 @@ from octavo.core.v1 import core_service_pb2 as pb
 from octavo_shared.errors import QueueFullError, RequestAbortedError
 from octavo_shared.grpc.certificates import TlsFileError
 from octavo_shared.step_wire.step import SamplingRow
-from scheduler_svc.link import remote_engine
+from scheduler_svc.link import outbox
 from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.link.state import UNREACHABLE
 from scheduler_svc.request.engine_client import EngineLoad
@@ -40,7 +40,7 @@ async def nothing(*_: object) -> None:
 async def test_no_message_is_larger_than_the_link_takes_and_their_order_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_engine, "MAX_PROMPT_BYTES", 1000)
+    monkeypatch.setattr(outbox, "MAX_PROMPT_BYTES", 1000)
     model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
     core = RemoteEngine(Mock(), "0", nothing, nothing)
     core._state = replace(UNREACHABLE, why_not_ready="")
@@ -51,7 +51,7 @@ async def test_no_message_is_larger_than_the_link_takes_and_their_order_is_kept(
     tasks[0].cancel()
     await asyncio.sleep(0)
     call: Any = Call()
-    tasks.append(asyncio.create_task(core._write(call)))
+    tasks.append(asyncio.create_task(core._outbox.write_to(call)))
     while sum(len(message.submissions) for message in call.messages) < 7:
         await asyncio.sleep(0)
     assert [len(message.submissions) for message in call.messages] == [3, 3, 1]
@@ -132,7 +132,7 @@ async def test_what_is_aborted_while_the_core_is_away_ends_at_once() -> None:
     [handle] = sink.begin.call_args.args
     handle.abort(RequestAbortedError("its client left"))
     assert (core.num_requests, str(sink.end.call_args.args[1])) == (0, "its client left")
-    assert not core._outgoing.aborts
+    assert not core._outbox.message.aborts
 
 
 def test_a_full_queue_refuses_here_whom_the_core_names_and_who_fills_it_with_what_is_checked() -> None:
