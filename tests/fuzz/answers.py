@@ -6,6 +6,7 @@ A server answers with the bytes of a case, which begin as those of a real servic
 import asyncio
 import contextlib
 import random
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -153,7 +154,7 @@ class Recorded:
         await self._channel.close()
 
 
-class Answers(LoopTarget):
+class Answers(LoopTarget, ABC):
     """A caller. A case is pairs: a method, and what it is answered."""
 
     complaints = ("engine_failed",)
@@ -170,13 +171,13 @@ class Answers(LoopTarget):
             await self.record(real, lambda address: Recorded(grpc.aio.insecure_channel(address), told), told)
         return [tuple(told)]
 
+    @abstractmethod
     async def record(self, real: AsyncExitStack, dial: Dial, told: list[bytes]) -> None:
         """Let the caller have a real service."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def play(self, address: str, dial: Dial) -> None:
         """Let the caller do all that it does."""
-        raise NotImplementedError
 
     def change(self, case: Case, chance: random.Random) -> Case:
         """Return answers of which one is spoiled."""
