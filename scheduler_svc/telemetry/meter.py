@@ -91,15 +91,15 @@ class Meter:
             if last_s < now_s:  # not another output of the same request in this step
                 self.inter_token_latency.observe(now_s - last_s, num_requests)
 
-    def first_token(self, request: LiveRequest, core: ExecutorPlanner) -> None:
-        """A request got its first token, by a step of an engine: its prompt is computed."""
+    def first_token(self, request: LiveRequest, planner: ExecutorPlanner) -> None:
+        """A request got its first token, by a step of a planner: its prompt is computed."""
         group, times = request.group, request.times
         if times.time_to_first_token_s is not None:
             self.time_to_first_token.observe(times.time_to_first_token_s)
         if times.queue_s is not None:
             self.queue_time.observe(times.queue_s)
         self.num_prompt_tokens += group.num_prompt_tokens
-        if core.blocks.prefix_cache is not None and group.num_prompt_logprobs == NO_LOGPROBS:
+        if planner.blocks.prefix_cache is not None and group.num_prompt_logprobs == NO_LOGPROBS:
             self.num_queried_tokens += group.num_prompt_tokens
             self.num_hit_tokens += group.num_cached_tokens
 

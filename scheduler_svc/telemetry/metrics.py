@@ -196,19 +196,19 @@ _EXECUTOR_STATES = ("attached", "leaving", "connecting", "spare")
 def scheduler_families(engine: Engine) -> Iterator[Family]:
     """Yield the metrics of a scheduler as they are now."""
     drivers = list(engine.drivers.values())
-    cores = {driver.address: driver.planner for driver in drivers if driver.planner is not None}
-    running = {address: len(core.batch.running) for address, core in cores.items()}
+    planners = {driver.address: driver.planner for driver in drivers if driver.planner is not None}
+    running = {address: len(planner.batch.running) for address, planner in planners.items()}
     yield WAITING.single(engine.waiting.num_waiting)
     yield RUNNING.family(by_label(running))
-    yield SWAPPED.single(sum(len(core.swapped) for core in cores.values()))
-    yield from _cache_families(cores)
+    yield SWAPPED.single(sum(len(planner.swapped) for planner in planners.values()))
+    yield from _cache_families(planners)
     yield PREEMPTIONS.family(by_label({mode.value: num for mode, num in engine.fleet.num_preemptions.items()}))
     yield from _in_flight_families(engine)
     states = Counter(dict.fromkeys(_EXECUTOR_STATES, 0))
     states.update(map(_state_of, drivers))
     yield EXECUTORS.family(by_label(states))
     yield from _counted_families(engine)
-    yield from _alias_families(engine, sum(running.values()), list(cores.values()))
+    yield from _alias_families(engine, sum(running.values()), list(planners.values()))
 
 
 def by_label(values: dict[str, int] | dict[str, float]) -> dict[LabelValues, float]:
@@ -216,8 +216,8 @@ def by_label(values: dict[str, int] | dict[str, float]) -> dict[LabelValues, flo
     return {(label,): value for label, value in values.items()}
 
 
-def _cache_families(cores: dict[str, ExecutorPlanner]) -> Iterator[Family]:
-    pools = {address: core.blocks.allocator for address, core in cores.items()}
+def _cache_families(planners: dict[str, ExecutorPlanner]) -> Iterator[Family]:
+    pools = {address: planner.blocks.allocator for address, planner in planners.items()}
     yield KV_USAGE.family({(address,): pool.num_used_blocks / pool.num_blocks for address, pool in pools.items()})
     blocks: dict[LabelValues, float] = {}
     for address, pool in pools.items():
@@ -254,12 +254,12 @@ def _counted_families(engine: Engine) -> Iterator[Family]:
     yield RECOVERED.single(meter.num_recovered)
 
 
-def _alias_families(engine: Engine, num_running: int, cores: list[ExecutorPlanner]) -> Iterator[Family]:
+def _alias_families(engine: Engine, num_running: int, planners: list[ExecutorPlanner]) -> Iterator[Family]:
     """Yield what others look for under vLLM's names, for the fleet as one engine; none before a model is known."""
     if engine.model is None:
         return
     labels = (engine.model.name, "0")
-    pools = [core.blocks.allocator for core in cores]
+    pools = [planner.blocks.allocator for planner in planners]
     num_blocks, num_used = sum(pool.num_blocks for pool in pools), sum(pool.num_used_blocks for pool in pools)
     block_size = engine.model.info.block_size_tokens
     yield VLLM_WAITING.family({labels: engine.waiting.num_waiting})

@@ -24,7 +24,7 @@ OBJECT_BYTES = 2000
 class RecentStep:
     """One step: `request_bytes` is 0 until it is sent, `result` None until it is processed.
 
-    Monotonic times in seconds: `decided_at_s`, when the engine began to decide it, is the driver's to set; the log
+    Monotonic times in seconds: `decided_at_s`, when the planner began to decide it, is the driver's to set; the log
     sets `logged_at_s`, when it is about to be sent, `answered_at_s`, when its result had come, and
     `processed_at_s`, when the requests had what it brought. `num_kept_bytes` is the log's own count.
     """
