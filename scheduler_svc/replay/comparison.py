@@ -97,18 +97,7 @@ def first_mismatch(
 
 def num_values(result: StepResult) -> int:
     """Return how many numbers an answer has."""
-    arrays = (
-        result.sampled_token_ids,
-        result.logprobs,
-        result.candidate_token_ids,
-        result.candidate_logprobs,
-        result.alternative_token_ids,
-        result.alternative_logprobs,
-        result.prompt_logprobs,
-        result.prompt_alternative_token_ids,
-        result.prompt_alternative_logprobs,
-    )
-    return sum(len(array) for array in arrays if array is not None)
+    return sum(map(len, result.arrays))
 
 
 def _flags(result: StepResult) -> Int32Array:

@@ -126,14 +126,4 @@ def decided_bytes(logged: RecentStep) -> int:
 
 def result_bytes(result: StepResult) -> int:
     """Return what a result holds."""
-    optional = (
-        result.logprobs,
-        result.candidate_token_ids,
-        result.candidate_logprobs,
-        result.alternative_token_ids,
-        result.alternative_logprobs,
-        result.prompt_logprobs,
-        result.prompt_alternative_token_ids,
-        result.prompt_alternative_logprobs,
-    )
-    return result.sampled_token_ids.nbytes + sum(array.nbytes for array in optional if array is not None)
+    return sum(array.nbytes for array in result.arrays)

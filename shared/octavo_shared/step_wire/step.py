@@ -201,3 +201,18 @@ class StepResult:
     prompt_alternative_token_ids: Int32Array | None = None  # [sum of num_prompt_logprobs * num_prompt_alternatives]
     prompt_alternative_logprobs: Float32Array | None = None  # the same
     row_flags: RowFlags | None = None  # [num_samples]
+
+    @property
+    def arrays(self) -> list[Int32Array | Float32Array]:
+        """What it has of tokens and log-probabilities: all arrays but the flags."""
+        optional = (
+            self.logprobs,
+            self.candidate_token_ids,
+            self.candidate_logprobs,
+            self.alternative_token_ids,
+            self.alternative_logprobs,
+            self.prompt_logprobs,
+            self.prompt_alternative_token_ids,
+            self.prompt_alternative_logprobs,
+        )
+        return [self.sampled_token_ids, *(array for array in optional if array is not None)]

@@ -17,33 +17,13 @@ from cryptography.x509.oid import NameOID
 
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin.v1 import admin_service_pb2_grpc
-from tests.support.certificates import Authority, Pair, PairFiles
+from tests.support.certificates import Authority, PairFiles
 from tests.support.patience import PATIENCE_S
 from tests.tls.services import Scheduler, running_scheduler, tls_settings
 
 PATH = "/octavo.admin.v1.AdminService"
 BLUE, OPERATOR = "blue-token-0123456", "operator-token-012"
 REFUSED = (ssl.SSLError, ConnectionError)
-
-
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority()
-
-
-@pytest.fixture(scope="module")
-def server_pair(authority: Authority) -> Pair:
-    return authority.issue("localhost", "127.0.0.1")
-
-
-@pytest.fixture
-def server_files(server_pair: Pair, tmp_path: Path) -> PairFiles:
-    return server_pair.write(tmp_path / "server")
-
-
-@pytest.fixture
-def ca(authority: Authority, tmp_path: Path) -> Path:
-    return authority.write(tmp_path / "ca.crt")
 
 
 @pytest.fixture
