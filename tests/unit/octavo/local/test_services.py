@@ -190,7 +190,7 @@ async def test_a_start_that_is_given_up_leaves_no_logs(temporary_folder: Path) -
 
 async def test_a_service_that_dies_later_leaves_its_log(temporary_folder: Path) -> None:
     async with LocalServices(program(EXECUTOR), program(SCHEDULER)) as services:
-        [executor, _] = sorted(child_pids())
+        [executor] = services.executor_pids.values()
         os.kill(executor, signal.SIGKILL)
         failure = await services.wait_for_failure()
     [log_folder] = os.listdir(temporary_folder)
@@ -198,7 +198,7 @@ async def test_a_service_that_dies_later_leaves_its_log(temporary_folder: Path) 
 
 
 async def test_work_beside_a_service_that_dies_ends_with_its_cause(services: LocalServices) -> None:
-    [executor, _] = sorted(child_pids())
+    [executor] = services.executor_pids.values()
     work = asyncio.create_task(services.run_beside(asyncio.Event().wait()))
     os.kill(executor, signal.SIGKILL)
     with pytest.raises(LocalServiceError, match=r"the executor stopped \(signal SIGKILL, possibly out of memory\)"):
