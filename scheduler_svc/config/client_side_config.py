@@ -167,9 +167,15 @@ class FrontConfig(ClientSideConfig):
         }
     )
 
-    engine: str = Field(
-        pattern=ADDRESS_PATTERN,
-        description="Address of the scheduler's --engine-listen, host:port.",
+    engine: tuple[Annotated[str, Field(pattern=ADDRESS_PATTERN)], ...] = Field(
+        min_length=1,
+        description=(
+            "Comma-separated addresses of the schedulers' --engine-listen, host:port. dns:///name:port stands for "
+            "every address of that name; the lookup is repeated every --resolve-interval-s. The front joins all."
+        ),
+    )
+    resolve_interval_s: float = Field(
+        5.0, gt=0, description="Interval between DNS lookups of the names in --engine, in seconds."
     )
     engine_tls_ca: Path | None = Field(
         None,
@@ -203,7 +209,7 @@ class FrontConfig(ClientSideConfig):
     @property
     def is_started_by_scheduler(self) -> bool:
         """Whether it joins an engine of this machine, and shares its ports with the other fronts of that scheduler."""
-        return self.engine.startswith("unix:")
+        return self.engine[0].startswith("unix:")
 
     @model_validator(mode="after")
     def _check_engine_tls(self) -> Self:

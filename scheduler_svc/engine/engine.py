@@ -25,6 +25,7 @@ from octavo_shared.errors import (
     RequestExistsError,
     UnavailableError,
 )
+from octavo_shared.grpc.membership import Membership
 from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
@@ -45,7 +46,6 @@ from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.drivers import Drivers
 from scheduler_svc.executors.fleet_model import FleetModel, LoadTokenizer
-from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.session import ExecutorSession
 from scheduler_svc.request.engine_client import EngineLoad, TokenSink
 from scheduler_svc.request.engine_request import EngineRequest

@@ -63,6 +63,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         tokenizer: The files of the served model's tokenizer.
         incarnation: Orders the engines of our scheduler.
         state_interval_s: How often it is looked whether fronts have to be told how the engine is, in seconds.
+        prefix_key_fingerprint: See `CoreWelcome`.
 
     Attributes:
         incarnation: As above.
@@ -75,11 +76,13 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         tokenizer: TokenizerFiles,
         incarnation: Incarnation,
         state_interval_s: float = STATE_INTERVAL_S,
+        prefix_key_fingerprint: bytes = b"",
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._state_interval_s = state_interval_s
         self._sessions: dict[tuple[bool, str], tuple[int, FrontSession]] = {}  # of our own machine or not, and its name
+        self._prefix_key_fingerprint = prefix_key_fingerprint
         self._numbers = itertools.count()
         self._early_aborts = EarlyAborts()
         self.metrics = FrontMetrics()
@@ -221,6 +224,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             scheduler_id=self.incarnation.scheduler_id,
             tenants=settings.tenant_weights,
             has_priorities=settings.has_priorities,
+            prefix_key_fingerprint=self._prefix_key_fingerprint,
         )
 
     async def _end_older(self, key: tuple[bool, str], hello: pb.FrontHello) -> None:

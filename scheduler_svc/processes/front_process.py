@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from octavo_shared.grpc.grpc_server import (
 )
 from octavo_shared.grpc.grpc_status import failure_text
 from octavo_shared.grpc.health import Health
+from octavo_shared.grpc.membership import Membership, host_of_name
 from octavo_shared.process.config import load_config_or_exit
 from octavo_shared.process.garbage_collection import IdleCollection, settle
 from octavo_shared.process.metric import Family
@@ -37,7 +38,8 @@ from scheduler_svc.config.client_side_config import FrontConfig
 from scheduler_svc.config.dial_tls import read_credentials
 from scheduler_svc.front.front import Front
 from scheduler_svc.front.text.text_model import ModelTokenizer
-from scheduler_svc.link.remote_engine import RemoteEngine
+from scheduler_svc.link.cell import Cell
+from scheduler_svc.link.remote_engine import ReadTokenizer, RemoteEngine
 from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from scheduler_svc.processes.loop_lag import LoopLag
 from scheduler_svc.processes.process import SETTINGS_FROM_STDIN, run_to_end
@@ -70,7 +72,7 @@ async def serve(config: FrontConfig) -> int:
     settle()
     stopping = asyncio.ensure_future(StopRequest(exit_on_stdin_close=config.exit_on_stdin_close).wait())
     service = FrontService(config)
-    announcing = asyncio.create_task(announce(service, f"the scheduler at {config.engine}"))
+    announcing = asyncio.create_task(announce(service, f"the scheduler at {', '.join(config.engine)}"))
     try:
         await service.run(stopping)
     finally:
@@ -83,7 +85,7 @@ async def announce(service: "FrontService", core: str) -> None:
     await service.is_listening.wait()
     announce_listening("front", service.address, service.ports.other_addresses, awaits=core)
     await announce_when_ready(
-        "front", service.address, service.is_ready.wait, lambda: f"{core}: {service.core.last_trouble}"
+        "front", service.address, service.is_ready.wait, lambda: f"{core}: {service.cell.last_trouble}"
     )
 
 
@@ -94,7 +96,7 @@ class FrontService:
         config: Its settings.
 
     Attributes:
-        engine: The engine, as the link has it.
+        cell: The engines, as the links have them.
         front: What clients meet.
         ports: Those of clients, and the others.
         is_listening: Set once they are open.
@@ -115,19 +117,18 @@ class FrontService:
         self.is_listening, self.is_ready = asyncio.Event(), asyncio.Event()
         self.address = ""
         tokenizer = ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
-        self.core = RemoteEngine(
-            self._open_channel,
-            config.front_id or config.own_name,
+        self._name = config.front_id or config.own_name
+        self._incarnations: dict[str, int] = {}
+        self.cell = Cell(
+            Membership(config.engine, config.resolve_interval_s),
+            self._open_engine,
             tokenizer.load,
             self._set_ready,
-            self._collect,
-            lambda: self._loop_lag.longest_s,
-            self._take_rules,
-            self._explain,
+            has_own_tokenizer=config.tokenizer is not None,
         )
         self.front = Front(
             config,
-            self.core,
+            self.cell,
             tokenizer,
             self._health,
             self._collect,
@@ -147,10 +148,10 @@ class FrontService:
         self._warn_if_exposed()
         tasks = [
             asyncio.create_task(self._take_calls(), name="ports"),
-            asyncio.create_task(self.core.run(), name="link"),
+            asyncio.create_task(self.cell.run(), name="links"),
             asyncio.create_task(self.front.pace.watch(), name="pace"),
             asyncio.create_task(self._loop_lag.watch(), name="loop-lag"),
-            asyncio.create_task(IdleCollection(lambda: self.core.num_requests == 0).run(), name="collector"),
+            asyncio.create_task(IdleCollection(lambda: self.cell.num_requests == 0).run(), name="collector"),
         ]
         grace_s = self._config.shutdown_grace_s
         deadline_s = None
@@ -171,13 +172,13 @@ class FrontService:
     async def _take_calls(self) -> None:
         """Open the ports."""
         if self._config.is_started_by_scheduler:
-            await self.core.wait_until_told()
+            await self.cell.wait_until_told()
         self.address = await self.ports.start()
         self.is_listening.set()
-        await self.core.take_calls()
+        self.cell.take_calls()
 
     async def _drain(self) -> None:
-        await self.core.leave()
+        await self.cell.leave()
         self.front.generation.shut_down()
 
     async def _set_ready(self, is_ready: bool) -> None:
@@ -195,7 +196,7 @@ class FrontService:
         )
 
     def _collect(self) -> list[Family]:
-        return [*service_families(self._calls, self.front.tls), *self.front.families()]
+        return [*service_families(self._calls, self.front.tls), *self.front.families(), *self.cell.families()]
 
     def _other_ports(self) -> dict[str, Port]:
         ports: dict[str, Port] = {}
@@ -222,8 +223,21 @@ class FrontService:
             how_to_know_clients="set --tokens-file to ask for tokens, or --tls-client-ca to demand client certificates",
         )
 
-    def _open_channel(self) -> grpc.aio.Channel:
-        """Open a channel to the engine; files of TLS are read as they are now. Raises TlsFileError: one is unusable."""
+    def _open_engine(self, address: str, read_tokenizer: ReadTokenizer, on_change: Callable[[], None]) -> RemoteEngine:
+        return RemoteEngine(
+            lambda: self._open_channel(address),
+            self._name,
+            read_tokenizer,
+            on_change,
+            self._collect if self._config.is_started_by_scheduler else tuple,  # else our own port has them
+            lambda: self._loop_lag.longest_s,
+            self._take_rules,
+            self._explain,
+            incarnations=self._incarnations,
+        )
+
+    def _open_channel(self, address: str) -> grpc.aio.Channel:
+        """Open a channel to an engine; files of TLS are read as they are now. Raises TlsFileError: one is unusable."""
         config, tls = self._config, self._tls
         options: list[tuple[str, int | str]] = [
             ("grpc.max_receive_message_length", config.max_message_bytes),
@@ -240,9 +254,9 @@ class FrontService:
                 ("grpc.http2.max_pings_without_data", 0),
             ]
         if tls is None:
-            return grpc.aio.insecure_channel(config.engine, options=options)
+            return grpc.aio.insecure_channel(address, options=options)
         credentials = read_credentials(tls, FLAGS)
-        return grpc.aio.secure_channel(config.engine, credentials, options=[*options, *tls.channel_options])
+        return grpc.aio.secure_channel(address, credentials, options=[*options, *tls.channel_options])
 
     def _explain(self, error: grpc.aio.AioRpcError) -> str:
         """Say why it could not join, or was cut."""
@@ -267,7 +281,7 @@ def engine_tls(config: FrontConfig) -> TlsOptions | None:
         ca=config.engine_tls_ca,
         cert=config.engine_tls_cert,
         key=config.engine_tls_key,
-        server_name=config.engine_tls_server_name,
+        server_name=config.engine_tls_server_name or host_of_name(config.engine),
     )
 
 

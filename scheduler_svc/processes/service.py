@@ -12,6 +12,7 @@ from octavo_shared.grpc.exposure import warn_if_exposed
 from octavo_shared.grpc.grpc_metrics import CallMetrics, service_families
 from octavo_shared.grpc.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
 from octavo_shared.grpc.health import Health
+from octavo_shared.grpc.membership import Membership
 from octavo_shared.grpc.tls import server_tls
 from octavo_shared.process.metric import Family
 from octavo_shared.process.metrics_server import MetricsServer
@@ -26,7 +27,6 @@ from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.surroundings import Surroundings
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver_interface import AtFaultPoint, DriverSettings, no_fault
-from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.executors.tls import FLAGS, executor_tls
@@ -107,7 +107,10 @@ class SchedulerService:
             self._step_log,
             Surroundings(prefix_key=key),
         )
-        self.link = CoreServicer(self.engine, files, self._incarnation) if is_joined else None
+        self.link: CoreServicer | None = None
+        if is_joined:
+            fingerprint = key_fingerprint(key)
+            self.link = CoreServicer(self.engine, files, self._incarnation, prefix_key_fingerprint=fingerprint)
         self.front: Front | None = None
         self._has_executor = False
         self._is_ready: bool | None = None  # as health has it

@@ -290,7 +290,7 @@ class FrontMachine(Machine):
         self.front = SimulatedFront(
             world.network,
             scheduler.name,
-            scheduler.own_address,
+            [scheduler.own_address],
             self.name,
             process,
             scheduler.config,

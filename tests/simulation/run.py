@@ -218,9 +218,9 @@ async def _check_link(world: World, machine: SchedulerMachine) -> None:
     link = machine.scheduler.link
     if link is None:
         return
-    engines, left = [front.front.engine for front in machine.fronts if front.front and front.front.engine], ""
+    cells, left = [front.front.cell for front in machine.fronts if front.front and front.front.cell], ""
     for _ in range(LINK_LOOKS):
-        if not (left := left_on_the_link(link, engines)):
+        if not (left := left_on_the_link(link, cells)):
             return
         await asyncio.sleep(LINK_LOOK_INTERVAL_S)
     world.checks.break_promise(f"all requests have ended, and on the link there is: {left}")

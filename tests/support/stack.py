@@ -23,11 +23,11 @@ from octavo.admin.v1 import admin_service_pb2_grpc
 from octavo.execution.v1 import execution_service_pb2, execution_service_pb2_grpc
 from octavo.generation.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc
 from octavo_shared.grpc.grpc_server import GrpcServer
+from octavo_shared.grpc.membership import Membership
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
-from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.front import Front
 from scheduler_svc.link.core_servicer import CoreServicer

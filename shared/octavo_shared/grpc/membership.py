@@ -1,8 +1,8 @@
-"""Which executors there ought to be: a list of addresses, and DNS names that stand for several.
+"""Which peers there ought to be, executors or engines: a list of addresses, and DNS names that stand for several.
 
 A target is `host:port`, taken as it is, or `dns:///name:port`, which is looked up again and again: every
-address that the name has is an executor (a headless Service of Kubernetes names its pods so). A name
-that cannot be looked up keeps the addresses it had: a name server that fails must not end executors
+address that the name has is a peer (a headless Service of Kubernetes names its pods so). A name
+that cannot be looked up keeps the addresses it had: a name server that fails must not end peers
 that work.
 """
 
@@ -31,8 +31,17 @@ async def resolve(name: str, port: int) -> set[str]:
     return {f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts}
 
 
+def host_of_name(targets: Sequence[str]) -> str | None:
+    """Return the first name among targets without its port: certificates have names, and peers are dialled by address.
+
+    None: there is no name.
+    """
+    names = (target.removeprefix(DNS_SCHEME) for target in targets if target.startswith(DNS_SCHEME))
+    return next((name.rpartition(":")[0] for name in names), None)
+
+
 class Membership:
-    """The addresses of the executors.
+    """The addresses of the peers.
 
     Args:
         targets: `host:port` or `dns:///name:port`.

@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from scheduler_svc.executors.membership import Membership, resolve
+from octavo_shared.grpc.membership import Membership, resolve
 
 INTERVAL_S = 0.001
 
