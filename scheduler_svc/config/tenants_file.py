@@ -49,13 +49,13 @@ def read_tenants(path: Path, config: SchedulerConfig) -> Tenants:
         raise TenantsFileError(
             f"{place} cannot be read ({error.strerror}); give a file that this process may read"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise TenantsFileError(f"{place} is not a TOML file: {error}") from error
     if not tables:
         raise TenantsFileError(
             f'{place} contains no tenant, so no request could run; write a table such as [red], or ["*"] for all'
         )
-    quotas = {tenant: _quota(f"{place}, [{tenant}]", tenant, table, config) for tenant, table in tables.items()}
+    quotas = {tenant: _quota(f"{place}, [{_named(tenant)}]", tenant, table, config) for tenant, table in tables.items()}
     others = quotas.pop(OTHERS, None)
     return Tenants(quotas, others or default_quota(config), serves_others=others is not None)
 
@@ -63,7 +63,7 @@ def read_tenants(path: Path, config: SchedulerConfig) -> Tenants:
 def _quota(place: str, tenant: str, table: object, config: SchedulerConfig) -> TenantQuota:
     if not isinstance(table, dict):
         raise TenantsFileError(
-            f"{place} is {table!r}; write a table for each tenant, such as [{tenant}] and weight = 2"
+            f"{place} is {_shown(table)}; write a table for each tenant, such as [red] with weight = 2"
         )
     if len(tenant) > MAX_TENANT_LENGTH:
         raise TenantsFileError(f"{place}: the tenant is {len(tenant)} characters long; use at most {MAX_TENANT_LENGTH}")
@@ -76,16 +76,16 @@ def _quota(place: str, tenant: str, table: object, config: SchedulerConfig) -> T
     for key, value in table.items():
         if isinstance(value, dict):
             raise TenantsFileError(
-                f'{place} has a table {key}; put the name of a tenant with dots in quotes: ["{tenant}.{key}"]'
+                f'{place} has a table {_named(key)}; put a tenant whose name has dots in quotes, such as ["a.b"]'
             )
         if key not in KEYS:
             hint = did_you_mean(key, KEYS) or f"; use {', '.join(KEYS)}"
-            raise TenantsFileError(f"{place}: {key} is not a quota{hint}")
+            raise TenantsFileError(f"{place}: {_named(key)} is not a quota{hint}")
     default = default_quota(config)
     most_waiting = config.max_waiting_requests
     return TenantQuota(
         TenantShare(_weight(place, table), _count(place, table, "slots", default.share.max_num_seqs)),
-        _count(place, table, "waiting", default.max_waiting, most_waiting, f"--max-waiting-requests, {most_waiting}"),
+        _count(place, table, "waiting", default.max_waiting, most_waiting, f"{most_waiting} (--max-waiting-requests)"),
         _count(place, table, "tokens_per_minute", None),
     )
 
@@ -111,14 +111,19 @@ def _count(
     if not isinstance(count, int) or isinstance(count, bool):
         raise TenantsFileError(f"{place}: {key} is {_shown(count)}; it must be a whole number")
     if count < 1:
-        raise TenantsFileError(f"{place}: {key} is {count}; it must be at least 1: remove the table to refuse a tenant")
+        raise TenantsFileError(
+            f"{place}: {key} is {count}; it must be at least 1: to refuse a tenant, remove its table"
+        )
     if count > most:
         raise TenantsFileError(f"{place}: {key} is {count}; it must be at most {most_in_words}")
     return count
 
 
+def _named(name: str) -> str:
+    """Return a name as it stands in the file, on one line."""
+    return name if name.isprintable() else repr(name)
+
+
 def _shown(value: object) -> str:
     """Return a value about as it stands in the file."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value)[:100]
+    return str(value).lower() if isinstance(value, bool) else repr(value)[:100]

@@ -21,6 +21,10 @@ class TenantQuota:
     max_waiting: int | None = None
     tokens_per_minute: int | None = None
 
+    def max_waiting_of(self, queue: int) -> int:
+        """Return how many requests may wait, by default as many as there may be in the queue."""
+        return queue if self.max_waiting is None else self.max_waiting
+
 
 @dataclass(frozen=True)
 class Tenants:
@@ -55,7 +59,7 @@ class Tenants:
         """Whether the tokens of any tenant are limited."""
         return any(quota.tokens_per_minute is not None for quota in (self.others, *self.named.values()))
 
-    def max_waiting(self, of_all: int) -> int:
-        """Return how many requests of some tenant may wait where `of_all` is the longest queue."""
+    def max_waiting_of(self, queue: int) -> int:
+        """Return how many requests of a tenant may wait at most in a queue for so many, whichever tenant it is."""
         quotas = [*self.named.values(), *([self.others] if self.serves_others else [])]
-        return max(of_all if quota.max_waiting is None else min(of_all, quota.max_waiting) for quota in quotas)
+        return min(queue, max(quota.max_waiting_of(queue) for quota in quotas))

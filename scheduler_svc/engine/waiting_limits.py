@@ -75,7 +75,7 @@ class WaitingLimits:
     @property
     def most_of_a_tenant(self) -> int:
         """Requests of a tenant that may wait if no others do."""
-        return self.tenants.max_waiting(self.settings.max_waiting_requests)
+        return self.tenants.max_waiting_of(self.settings.max_waiting_requests)
 
     @property
     def tenants_at_share(self) -> frozenset[str]:
@@ -100,8 +100,7 @@ class WaitingLimits:
         Raises: QueueFullError: it may not wait.
         """
         settings, num_of_tenant = self.settings, self._queue.num_waiting_of(tenant) + self._num_checked_of[tenant]
-        most_of_tenant = self.tenants.of(tenant).max_waiting
-        if most_of_tenant is not None and num_of_tenant >= most_of_tenant:
+        if num_of_tenant >= self.tenants.of(tenant).max_waiting_of(settings.max_waiting_requests):
             self.num_refused += 1
             raise QueueFullError(num_of_tenant, self._retry_after_s(), tenant)
         displaced: list[SequenceGroup] = []

@@ -5,6 +5,7 @@ import functools
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
@@ -124,13 +125,13 @@ class SchedulerService:
         self._is_ready: bool | None = None  # as health has it
         if tokenizer is not None:
             self.front = self._own_front(tokenizer, health)
-            self.front.generation.set_tenants(tenants.served)
             main = self.front.main
         else:
             assert front_link is not None
             assert self.link is not None
             main = core_port(config, front_link, self.link, health)
         self._ports = Ports(main, self._other_ports(config, health))
+        self._tell_tenants()
 
     def _own_front(self, tokenizer: "ModelTokenizer", health: Health) -> "Front":
         from scheduler_svc.front.front import Front
@@ -194,13 +195,17 @@ class SchedulerService:
         while True:
             await asyncio.sleep(TENANTS_INTERVAL_S)
             tenants = file.current()
-            if tenants == self.engine.tenants:
-                continue
-            self.engine.set_tenants(tenants)
-            if self.link is not None:
-                self.link.tell_welcome()
-            if self.front is not None:
-                self.front.generation.set_tenants(tenants.served)
+            if tenants != self.engine.tenants:
+                self.engine.set_tenants(tenants)
+                self._tell_tenants()
+
+    def _tell_tenants(self) -> None:
+        """Tell our front, and all that have joined, whom they serve."""
+        if self.front is not None:
+            generation = self.front.generation
+            generation.settings = replace(generation.settings, tenants=self.engine.tenants.served)
+        if self.link is not None:
+            self.link.tell_welcome()
 
     async def _watch_fronts(self) -> None:
         while True:

@@ -79,10 +79,6 @@ class Generation:
         served = self.engine.model
         return None if served is None else self._tokenizer.model(served)
 
-    def set_tenants(self, tenants: frozenset[str] | None) -> None:
-        """Serve these tenants alone from now on; None: any."""
-        self.settings = replace(self.settings, tenants=tenants)
-
     def served(self) -> tuple[TextModel, RequestLimits]:
         """Return the model and what bounds its requests. Raises NoExecutorError: there is none yet."""
         model = self.model

@@ -37,7 +37,7 @@ class Queue:
         most: int,
         *,
         most_tokens: int | None = None,
-        of_a_tenant: int | None = None,
+        of_a_tenant: int = 1000,
         weights: Mapping[str, float] = {},
     ) -> None:
         self.idle = IdleEngine(["a"], small_limits())
