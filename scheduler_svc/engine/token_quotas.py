@@ -13,6 +13,8 @@ from scheduler_svc.engine.tenants import Tenants
 
 # Full buckets are forgotten when there are so many more buckets than after the last time.
 _MANY_BUCKETS = 1024
+# Tokens that sums of floats may lack: who comes back when told to is let in.
+_ROUNDING = 1e-6
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class TokenQuotas:
     def require(self, tenant: str, num_tokens: int, now_s: float) -> None:
         """Take nothing yet. Raises TokenQuotaError: a tenant has fewer than so many tokens left."""
         per_minute, bucket = self._tenants.of(tenant).tokens_per_minute, self._bucket(tenant, now_s)
-        if per_minute is None or bucket is None or num_tokens <= bucket.num_tokens:
+        if per_minute is None or bucket is None or num_tokens <= bucket.num_tokens + _ROUNDING:
             return
         self.num_refused += 1
         retry_after_s = None
