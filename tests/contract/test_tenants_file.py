@@ -184,7 +184,9 @@ async def test_another_file_holds_under_load_and_ends_nothing(
 ) -> None:
     log = tmp_path / "log"
     async with running_tenants(tmp_path, monkeypatch, QUOTAS, fronts, step_log=log) as tenants:
-        one, other = (asyncio.create_task(num_tokens(tenants.generate("red", 400))) for _ in range(2))
+        one = asyncio.create_task(num_tokens(tenants.generate("red", 2000)))
+        await until(lambda: tenants.num_running == 1)
+        other = asyncio.create_task(num_tokens(tenants.generate("red", 2000)))
         await until(lambda: tenants.num_live == 2)
         assert tenants.num_running == 1
         await tenants.put("[red]\nslots = 2\n[gray]\n")
@@ -195,7 +197,7 @@ async def test_another_file_holds_under_load_and_ends_nothing(
             await num_tokens(tenants.generate("green"))
         await tenants.put("[gray]\n")
         await until(lambda: all_fronts_serve(tenants, {"gray"}))
-        assert await asyncio.gather(one, other) == [400, 400], "red has no table any more, and its answers go on"
+        assert await asyncio.gather(one, other) == [2000, 2000], "red has no table any more, and its answers go on"
         await tenants.put('["*"]\n')
         await until(lambda: all_fronts_serve(tenants, None))
         assert await num_tokens(tenants.generate("green")) == 3
