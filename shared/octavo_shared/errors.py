@@ -179,10 +179,13 @@ class TokenQuotaError(WorldError):
                 "run; send a shorter prompt"
             )
         else:
-            used_up = f"has {num_left} of its" if num_left >= 0 else f"has used {-num_left} tokens more than its"
+            used_up = (
+                f"has {num_left} of its {per_minute} tokens a minute left"
+                if num_left >= 0
+                else f"has used {-num_left} tokens more than its {per_minute} tokens a minute"
+            )
             message = (
-                f"tenant {tenant!r} {used_up} {per_minute} tokens a minute{' left' if num_left >= 0 else ''}, and the "
-                f"request needs at least {needed}; retry in {retry_after_s:g} s"
+                f"tenant {tenant!r} {used_up}, and the request needs at least {needed}; retry in {retry_after_s:g} s"
             )
         super().__init__(message)
 

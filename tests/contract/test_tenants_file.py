@@ -100,7 +100,7 @@ async def num_tokens(call: "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.Gene
 
 def retry_delay_s(error: grpc.aio.AioRpcError) -> float | None:
     trailing = dict(error.trailing_metadata() or ())
-    status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])  # type: ignore[arg-type]
+    status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])
     retry = error_details_pb2.RetryInfo()
     is_there = any(detail.Unpack(retry) for detail in status.details)
     return retry.retry_delay.ToTimedelta().total_seconds() if is_there else None
@@ -197,7 +197,7 @@ async def test_another_file_holds_under_load_and_ends_nothing(
             await num_tokens(tenants.generate("green"))
         await tenants.put("[gray]\n")
         await until(lambda: all_fronts_serve(tenants, {"gray"}))
-        assert await asyncio.gather(one, other) == [2000, 2000], "red has no table any more, and its answers go on"
+        assert (await one, await other) == (2000, 2000), "red has no table any more, and its answers go on"
         await tenants.put('["*"]\n')
         await until(lambda: all_fronts_serve(tenants, None))
         assert await num_tokens(tenants.generate("green")) == 3
