@@ -127,8 +127,4 @@ def front_settings(config: ClientSideConfig) -> FrontSettings:
     )
     if not isinstance(config, SchedulerConfig):
         return settings
-    return replace(
-        settings,
-        tenants=frozenset(config.weights_of_tenants) or None,
-        has_priorities=config.policy == "priority",
-    )
+    return replace(settings, has_priorities=config.policy == "priority")

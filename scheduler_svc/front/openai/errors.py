@@ -19,6 +19,7 @@ from octavo_shared.errors import (
     RequestAbortedError,
     RequestExistsError,
     TokenizerFailedError,
+    TokenQuotaError,
 )
 from octavo_shared.grpc.grpc_status import status_code
 from scheduler_svc.front.api.request_limits import PromptTooLongError
@@ -114,8 +115,8 @@ def api_error(
         if param == "logit_bias":  # a list in the native API
             value, limit = value.replace("a list", "an object"), limit.replace("a list", "an object")
         return replace(answer, message=str(InvalidFieldError(param, value, limit)), param=param)
-    if isinstance(error, QueueFullError):
-        headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
+    if isinstance(error, QueueFullError | TokenQuotaError):
+        headers = _NO_RETRY if error.retry_after_s is None else {"Retry-After": str(math.ceil(error.retry_after_s))}
         return replace(answer, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
     if isinstance(error, CacheTooSmallError):  # however often it is sent
         return replace(answer, status=HTTPStatus.BAD_REQUEST, code="context_length_exceeded")

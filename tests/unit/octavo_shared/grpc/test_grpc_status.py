@@ -21,6 +21,7 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.UnauthenticatedError("no token"), grpc.StatusCode.UNAUTHENTICATED),
     (errors.PermissionDeniedError("another tenant"), grpc.StatusCode.PERMISSION_DENIED),
     (errors.QueueFullError(10, 1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.TokenQuotaError("red", 9, 60, 3, 6.0), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.CacheTooSmallError("x"), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.DeadlineTooShortError("take", 20.0, 1.0), grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.AddressError("--listen", "a:1"), grpc.StatusCode.UNAVAILABLE),
