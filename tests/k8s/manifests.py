@@ -24,6 +24,7 @@ COMBINATIONS = [
     ("fronts",),
     ("fronts", "client-tokens", "tracing"),
     ("mtls", "fronts", "fronts-mtls"),
+    ("mtls", "fronts", "fronts-mtls", "client-tokens", "gateway", "inference-pool"),
     ("fronts", "monitoring", "fronts-hpa", "hpa"),
     ("gpu",),
     ("hpa",),
@@ -33,6 +34,7 @@ COMBINATIONS = [
     ("mtls", "client-tokens"),
     ("monitoring",),
     ("monitoring", "keda"),
+    ("prefix-key",),
     ("tracing",),
 ]
 

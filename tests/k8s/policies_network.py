@@ -17,6 +17,7 @@ PROMETHEUS = "prometheus in monitoring"
 DNS = "cluster DNS"
 COLLECTOR = "opentelemetry-collector in monitoring"
 INTERNET = "any address"
+PICKER = "endpoint picker"
 RANKS = "1024-65535"
 
 _PEERS = {
@@ -34,6 +35,7 @@ _PEERS = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": "opentelemetry-collector"}},
     },
+    PICKER: {"podSelector": {"matchLabels": {"inferencepool": "octavo-epp"}}},
     INTERNET: {"ipBlock": {"cidr": "0.0.0.0/0"}},
 }
 
@@ -65,6 +67,8 @@ def check_network(manifests: Manifests) -> list[str]:
     if manifests.of_kind("PodMonitor"):
         expected_in |= {(PROMETHEUS, tier, port) for tier, port in _METRICS.items() if tier in tiers}
     expected_out |= {(tier, COLLECTOR, "4317") for tier in _traced_tiers(manifests)}
+    if manifests.of_kind("InferencePool"):
+        expected_in.add((PICKER, "front", "9090"))
     if manifests.name in _DOWNLOADS:
         expected_out.add(("executor", INTERNET, "443"))
     for direction, expected in (("Ingress", expected_in), ("Egress", expected_out)):

@@ -38,8 +38,10 @@ FILES = (
     "engine_tls_cert",
     "engine_tls_key",
     "tokens_file",
+    "prefix_key_file",
 )
 KEYS_OF_TLS_SECRETS = {"tls.crt", "tls.key", "ca.crt"}
+KEYS_OF_SECRETS = {"tokens_file": {"tokens"}, "prefix_key_file": {"prefix.key"}}
 
 
 def check_settings(manifests: Manifests) -> list[str]:
@@ -127,7 +129,7 @@ def _file_mistakes(pod: PodTemplate, container: Object, config: ServiceConfig) -
         if path is None:
             continue
         volume = _volume_of(pod, container, str(path))
-        keys = {"tokens"} if setting == "tokens_file" else KEYS_OF_TLS_SECRETS
+        keys = KEYS_OF_SECRETS.get(setting, KEYS_OF_TLS_SECRETS)
         if volume is None or "secret" not in volume or Path(path).name not in keys:
             mistakes.append(f"{setting} is {path}, where no Secret is mounted")
     return mistakes

@@ -9,7 +9,11 @@ from tests.k8s.policies_settings import load_settings
 MADE_BY_HAND = {
     ("PersistentVolumeClaim", "octavo-models"),
     ("Secret", "octavo-client-tokens"),
+    ("Secret", "octavo-prefix-key"),
+    ("ConfigMap", "octavo-clients-ca"),
 }
+# The endpoint picker, whose chart brings its pods.
+PICKER = {"inferencepool": "octavo-epp"}
 WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
 
 
@@ -21,7 +25,7 @@ def check_selectors(manifests: Manifests) -> list[str]:
             findings.append(f"{title(item)}: selects no pod")
             continue
         selector = _selector(item)
-        if selector is None:
+        if selector is None or selector == {"matchLabels": PICKER}:
             continue
         if not manifests.selected(selector):
             findings.append(f"{title(item)}: selects no pod")
@@ -172,14 +176,14 @@ def _certificate_mistakes(manifests: Manifests, who: str, name: str) -> list[str
 
 
 def _dialled(manifests: Manifests, pod: PodTemplate, container: Object) -> list[str]:
+    targets: tuple[str, ...] = ()
     if container["name"] == "scheduler":
         config, _ = load_settings(manifests, pod, container)
         targets = getattr(config, "executor", ())
-        return [target.removeprefix("dns:///").rpartition(":")[0] for target in targets]
     if container["name"] == "front":
         config, _ = load_settings(manifests, pod, container)
-        return [getattr(config, "engine", "").rpartition(":")[0]]
-    return []
+        targets = (str(getattr(config, "engine", "")),)
+    return [target.rpartition("/")[2].rpartition(":")[0] for target in targets]
 
 
 def check_encryption(manifests: Manifests) -> list[str]:
@@ -211,16 +215,3 @@ def check_labels(manifests: Manifests) -> list[str]:
         for key in (*sorted(IDENTITY), "app.kubernetes.io/part-of")
         if not pod.labels.get(key)
     ]
-
-
-def check_updates(manifests: Manifests) -> list[str]:
-    """An update ends: a new scheduler waits for executors that an old one holds, an executor for an accelerator."""
-    findings = []
-    for item in manifests.of_kind("Deployment"):
-        component = item["metadata"]["labels"]["app.kubernetes.io/component"]
-        update = item["spec"].get("strategy", {}).get("rollingUpdate", {})
-        if component in ("scheduler", "executor") and update.get("maxUnavailable") != 1:
-            findings.append(f"{title(item)}: waits for a new pod that waits for an old one")
-        if component == "executor" and update.get("maxSurge") != 0:
-            findings.append(f"{title(item)}: needs one accelerator more for an update")
-    return findings
