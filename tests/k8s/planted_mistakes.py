@@ -20,7 +20,7 @@ THRESHOLD = "spec.triggers.0.metadata.threshold"
 QUERY = "spec.triggers.0.metadata.query"
 IGNORES = "spec.triggers.1.metadata.ignoreNullValues"
 BY_CPU = {"type": "cpu", "metadata": {"value": "70"}}
-ATTACHED = 'count(octavo_executor_attached{namespace="octavo"})'
+ATTACHED = 'count(octavo_executor_attached{namespace="octavo",app_kubernetes_io_instance="octavo"})'
 SCALE_DOWN = "spec.advanced.horizontalPodAutoscalerConfig.behavior.scaleDown.stabilizationWindowSeconds"
 
 # check, overlay or components, object, place, new value, what the finding says
@@ -152,6 +152,19 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     ("autoscaling", "hpa", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_MAX_EXECUTORS", "4", "8 executors need 2"),
     ("autoscaling", "production", "ScaledObject/octavo-executor", IGNORES, "true", "an empty answer of Prometheus"),
     ("autoscaling", "production", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_MAX_EXECUTORS", REMOVED, "is not set"),
+    ("autoscaling", "production", "Namespace/octavo", "metadata.name", "llm", "counts what is not of this cell"),
+    ("services", "production", "Namespace/octavo", "metadata.name", "llm", "lacks octavo-openai.llm,"),
+    ("references", "one-gpu", EXECUTOR, f"{CONTAINER}.env.HF_TOKEN.valueFrom.secretKeyRef.name", "x", "no Secret x"),
+    (
+        "references",
+        "fronts+placement",
+        "ServiceAccount/octavo-front",
+        "imagePullSecrets",
+        [{"name": "x"}],
+        "front: there is no Secret x",
+    ),
+    ("references", "fronts+placement", FRONT, f"{POD}.priorityClassName", "x", "no PriorityClass x"),
+    ("pod security", "fronts", FRONT, f"{POD}.topologySpreadConstraints.1", REMOVED, "may all be in one zone"),
     ("updates", "production", EXECUTOR, "spec.minReadySeconds", 60, "goes on before a new pod is known"),
     ("updates", "cpu-demo", SCHEDULER, "kind", "Deployment", "no lasting ids"),
     ("updates", "cpu-demo", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_SCHEDULER_ID", "x", "no lasting ids"),

@@ -18,7 +18,7 @@ SCHEDULERS_PER_CELL = 4
 # A HorizontalPodAutoscaler leaves the number as it is while the metric is that near to its target.
 TOLERANCE = 0.1
 
-_QUERY = re.compile(r'ceil\(count\(octavo_executor_attached\{namespace="octavo"\}\) / (\d+)\)')
+_QUERY = re.compile(r"ceil\(count\(octavo_executor_attached\{[^}]*\}\) / (\d+)\)")
 
 
 def check_autoscaling(manifests: Manifests) -> list[str]:
@@ -40,6 +40,9 @@ def check_autoscaling(manifests: Manifests) -> list[str]:
             findings.append(f"{title(item)}: scales down hastily")
         if any(trigger["metadata"].get("ignoreNullValues") != "false" for trigger in spec.get("triggers", [])):
             findings.append(f"{title(item)}: takes an empty answer of Prometheus for zero")
+        own = f'{{namespace="{manifests.namespace}",app_kubernetes_io_instance="{manifests.cell}"}}'
+        if any(own not in trigger["metadata"].get("query", own) for trigger in spec.get("triggers", [])):
+            findings.append(f"{title(item)}: counts what is not of this cell")
     return [*findings, *_fleet_mistakes(manifests)]
 
 

@@ -54,7 +54,7 @@ def _backend(manifests: Manifests, kind: str, name: str) -> tuple[list[PodTempla
 
 
 def _tls_mistakes(manifests: Manifests, kind: str, name: str, pod: PodTemplate) -> Iterator[str]:
-    certificate = manifests.find("Certificate", f"octavo-{pod.component}-tls")
+    certificate = manifests.named("Certificate", f"octavo-{pod.component}-tls")
     policies = [
         item["spec"]["validation"]
         for item in manifests.of_kind("BackendTLSPolicy")

@@ -20,22 +20,29 @@ INTERNET = "any address"
 PICKER = "endpoint picker"
 RANKS = "1024-65535"
 
+
+def _pods(key: str, value: str) -> Object:
+    """Return a selector of pods of others, which kustomize gives no labels of ours."""
+    return {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}
+
+
+def _namespace(name: str) -> Object:
+    return {"matchLabels": {"kubernetes.io/metadata.name": name}}
+
+
 _PEERS = {
-    CLIENTS: {"podSelector": {"matchLabels": {"octavo/client": "true"}}},
+    CLIENTS: {"podSelector": _pods("octavo/client", "true")},
     CLIENT_NAMESPACES: {"namespaceSelector": {"matchLabels": {"octavo/client": "true"}}},
     PROMETHEUS: {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+        "namespaceSelector": _namespace("monitoring"),
+        "podSelector": _pods("app.kubernetes.io/name", "prometheus"),
     },
-    DNS: {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
-        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
-    },
+    DNS: {"namespaceSelector": _namespace("kube-system"), "podSelector": _pods("k8s-app", "kube-dns")},
     COLLECTOR: {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "opentelemetry-collector"}},
+        "namespaceSelector": _namespace("monitoring"),
+        "podSelector": _pods("app.kubernetes.io/name", "opentelemetry-collector"),
     },
-    PICKER: {"podSelector": {"matchLabels": {"inferencepool": "octavo-epp"}}},
+    PICKER: {"podSelector": _pods("inferencepool", "octavo-epp")},
     INTERNET: {"ipBlock": {"cidr": "0.0.0.0/0"}},
 }
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 import octavo
-from tests.k8s.manifests import Manifests, Object, PodTemplate
+from tests.k8s.manifests import Manifests, Object, PodTemplate, selects
 from tests.k8s.policies_settings import load_settings
 
 GPU = "nvidia.com/gpu"
+SPREAD = {"kubernetes.io/hostname": "node", "topology.kubernetes.io/zone": "zone"}
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "secret", "projected", "downwardAPI"}
 
@@ -104,6 +105,10 @@ def _pod_mistakes(pod: PodTemplate) -> Iterator[str]:
     if security.get("seccompProfile", {}).get("type") != "RuntimeDefault":
         yield "has no seccomp profile"
     yield from (f"has {key}" for key in ("hostNetwork", "hostPID", "hostIPC") if pod.spec.get(key))
+    for key, place in SPREAD.items():
+        constraints = [item for item in pod.spec.get("topologySpreadConstraints", []) if item["topologyKey"] == key]
+        if pod.group_size == 1 and not any(selects(item["labelSelector"], pod.labels) for item in constraints):
+            yield f"may all be in one {place}"
     for volume in pod.spec.get("volumes", []):
         kinds = volume.keys() - {"name"}
         if not kinds <= RESTRICTED_VOLUMES:

@@ -71,9 +71,9 @@ def load_settings(
         if "resourceFieldRef" in item.get("valueFrom", {}):  # whole cores
             kind, _, resource = item["valueFrom"]["resourceFieldRef"]["resource"].partition(".")
             variables[item["name"]] = container["resources"][kind][resource]
-    injected = {"LWS_GROUP_SIZE": str(pod.group_size)}
+    known = {"LWS_GROUP_SIZE": str(pod.group_size), **variables}
     variables = {
-        name: re.sub(r"\$\((\w+)\)", lambda match: injected.get(match[1], match[0]), value)
+        name: re.sub(r"\$\((\w+)\)", lambda match: known.get(match[1], match[0]), value)
         for name, value in variables.items()
     }
     text, mistake = _mounted_file(manifests, pod, container, variables.get(CONFIG_VARIABLE, ""))

@@ -10,10 +10,13 @@ MADE_BY_HAND = {
     ("PersistentVolumeClaim", "octavo-models"),
     ("Secret", "octavo-client-tokens"),
     ("Secret", "octavo-prefix-key"),
+    ("Secret", "octavo-hub-token"),
+    ("Secret", "octavo-registry"),
     ("ConfigMap", "octavo-clients-ca"),
 }
 # The endpoint picker, whose chart brings its pods.
-PICKER = {"inferencepool": "octavo-epp"}
+PICKER = "inferencepool"
+LABELS = ((("name", "octavo"), ("instance", None)), (("part-of", "octavo"),))
 WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
 
 
@@ -25,7 +28,7 @@ def check_selectors(manifests: Manifests) -> list[str]:
             findings.append(f"{title(item)}: selects no pod")
             continue
         selector = _selector(item)
-        if selector is None or selector == {"matchLabels": PICKER}:
+        if selector is None or PICKER in str(selector):
             continue
         if not manifests.selected(selector):
             findings.append(f"{title(item)}: selects no pod")
@@ -66,8 +69,7 @@ def check_services(manifests: Manifests) -> list[str]:
     findings = []
     for item in manifests.of_kind("Service"):
         labels = item["spec"]["selector"]
-        pod_name = f"{labels['app.kubernetes.io/instance']}-{labels['app.kubernetes.io/component']}"
-        certificate = manifests.find("Certificate", f"{pod_name}-tls")
+        certificate = manifests.named("Certificate", f"octavo-{labels['app.kubernetes.io/component']}-tls")
         for port in item["spec"]["ports"]:
             for pod in manifests.selected({"matchLabels": item["spec"]["selector"]}):
                 number = pod.port(str(port.get("targetPort")))
@@ -82,8 +84,12 @@ def check_services(manifests: Manifests) -> list[str]:
             expected = None if certificate else _PLAINTEXT[port["name"]]
             if port.get("appProtocol") != expected:
                 findings.append(f"{title(item)}: appProtocol is {port.get('appProtocol')}, not {expected}")
-            if certificate and item["metadata"]["name"] not in certificate["spec"]["dnsNames"]:
-                findings.append(f"{title(item)}: {title(certificate)} lacks its name")
+            names = {item["metadata"]["name"]}
+            if labels["app.kubernetes.io/component"] != "executor":  # clients may be in another namespace
+                domains = (manifests.namespace, "svc", "cluster", "local")
+                names |= {".".join((item["metadata"]["name"], *domains[:number])) for number in (1, 2, 4)}
+            if certificate and (missing := names.difference(certificate["spec"]["dnsNames"])):
+                findings.append(f"{title(item)}: {title(certificate)} lacks {', '.join(sorted(missing))}")
     for item in manifests.of_kind("PodMonitor"):
         for pod in manifests.selected(item["spec"]["selector"]):
             findings += [
@@ -113,6 +119,12 @@ def check_references(manifests: Manifests) -> list[str]:
         for item in manifests.of_kind("Certificate")
         if item["spec"]["issuerRef"]["name"] not in issuers
     ]
+    findings += [
+        f"{title(item)}: there is no Secret {secret['name']}"
+        for item in manifests.of_kind("ServiceAccount")
+        for secret in item.get("imagePullSecrets", [])
+        if ("Secret", secret["name"]) not in MADE_BY_HAND
+    ]
     return findings + [
         f"{title(item)}: there is no certificate {item['spec']['ca']['secretName']}"
         for item in manifests.of_kind("Issuer")
@@ -122,6 +134,12 @@ def check_references(manifests: Manifests) -> list[str]:
 
 def _references(pod: PodTemplate) -> Iterator[tuple[str, str]]:
     yield "ServiceAccount", pod.spec.get("serviceAccountName", "default")
+    if "priorityClassName" in pod.spec:
+        yield "PriorityClass", pod.spec["priorityClassName"]
+    for container in pod.all_containers:
+        for variable in container.get("env", []):
+            if "secretKeyRef" in variable.get("valueFrom", {}):
+                yield "Secret", variable["valueFrom"]["secretKeyRef"]["name"]
     for volume in pod.spec.get("volumes", []):
         if "configMap" in volume:
             yield "ConfigMap", volume["configMap"]["name"]
@@ -159,10 +177,10 @@ def _front_mistakes(manifests: Manifests, pod: PodTemplate, container: Object) -
         return []
     scheduler = next(item for item in manifests.pod_templates() if item.component == "scheduler")
     trusted = environment(scheduler.containers[0]).get("OCTAVO_SCHEDULER_TRUSTED_FRONTS")
-    shown = manifests.find("Certificate", "octavo-front-internal-tls")
+    shown = manifests.named("Certificate", "octavo-front-internal-tls")
     if shown is None or shown["spec"]["commonName"] != trusted:
         return [f"{pod.owner}: the engine trusts {trusted}, which is no name of a front"]
-    served, known = (manifests.find("Certificate", f"octavo-{name}-tls") for name in ("front", "scheduler"))
+    served, known = (manifests.named("Certificate", f"octavo-{name}-tls") for name in ("front", "scheduler"))
     if served is None or known is None or served["spec"]["dnsNames"] != known["spec"]["dnsNames"]:
         return [f"{pod.owner}: serves under other names than the scheduler"]
     return []
@@ -206,8 +224,8 @@ def check_labels(manifests: Manifests) -> list[str]:
     findings = [
         f"{title(item)}: has no label app.kubernetes.io/{key}"
         for item in manifests.objects
-        for key in (("part-of",) if item["kind"] == "ConfigMap" else ("name", "instance"))
-        if item["metadata"].get("labels", {}).get(f"app.kubernetes.io/{key}") != "octavo"
+        for key, value in LABELS[item["kind"] == "ConfigMap"]
+        if item["metadata"].get("labels", {}).get(f"app.kubernetes.io/{key}") != (value or manifests.cell)
     ]
     return findings + [
         f"{pod.owner}: its pods have no label {key}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.k8s.checks import CHECKS
-from tests.k8s.manifests import COMBINATIONS, COMPONENTS, K8S, OVERLAYS, REPOSITORY, components, overlay
+from tests.k8s.manifests import COMBINATIONS, COMPONENTS, K8S, OVERLAYS, REPOSITORY, components, overlay, renamed, title
 from tests.k8s.policies_wiring import MADE_BY_HAND
 
 RENDERINGS = [*OVERLAYS, *map("+".join, COMBINATIONS)]
@@ -17,6 +17,21 @@ def test_what_is_rendered_passes_every_check(name: str) -> None:
     manifests = overlay(name) if name in OVERLAYS else components(*name.split("+"))
 
     assert {name: findings for name, check in CHECKS.items() if (findings := check(manifests))} == {}
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_under_other_names_passes_every_check(name: str) -> None:
+    manifests = renamed(name, "blue", "llm", transformers=["K8S/names"])
+
+    assert {name: findings for name, check in CHECKS.items() if (findings := check(manifests))} == {}
+    assert {item["metadata"].get("namespace", "llm") for item in manifests.objects} == {"llm"}
+    assert [title(item) for item in manifests.objects if item["metadata"]["name"].startswith("octavo")] == []
+
+
+def test_without_the_replacements_other_names_are_wrong() -> None:
+    manifests = renamed("production", "blue", "llm", transformers=[])
+
+    assert {name for name, check in CHECKS.items() if check(manifests)} == {"selectors", "services", "autoscaling"}
 
 
 def test_every_component_is_rendered() -> None:
