@@ -154,7 +154,6 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     ("autoscaling", "production", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_MAX_EXECUTORS", REMOVED, "is not set"),
     ("autoscaling", "production", "Namespace/octavo", "metadata.name", "llm", "counts what is not of this cell"),
     ("services", "production", "Namespace/octavo", "metadata.name", "llm", "lacks octavo-openai.llm,"),
-    ("references", "one-gpu", EXECUTOR, f"{CONTAINER}.env.HF_TOKEN.valueFrom.secretKeyRef.name", "x", "no Secret x"),
     (
         "references",
         "fronts+placement",

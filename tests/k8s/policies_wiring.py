@@ -136,10 +136,6 @@ def _references(pod: PodTemplate) -> Iterator[tuple[str, str]]:
     yield "ServiceAccount", pod.spec.get("serviceAccountName", "default")
     if "priorityClassName" in pod.spec:
         yield "PriorityClass", pod.spec["priorityClassName"]
-    for container in pod.all_containers:
-        for variable in container.get("env", []):
-            if "secretKeyRef" in variable.get("valueFrom", {}):
-                yield "Secret", variable["valueFrom"]["secretKeyRef"]["name"]
     for volume in pod.spec.get("volumes", []):
         if "configMap" in volume:
             yield "ConfigMap", volume["configMap"]["name"]
