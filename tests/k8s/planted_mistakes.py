@@ -286,6 +286,8 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     ("network", "multi-node", "NetworkPolicy/octavo-executor-ranks", "spec.ingress", [], "executor-rank -> 1024-65535"),
     ("services", "fronts", "Service/octavo-engine", TARGET_PORT, "link", "has no port link"),
     ("services", "fronts", "Service/octavo-scheduler", "spec.clusterIP", REMOVED, "is not balanced"),
+    ("services", "fronts", "Service/octavo-engine", "spec.clusterIP", REMOVED, "is not balanced"),
+    ("services", "fronts", "Service/octavo-engine", "spec.publishNotReadyAddresses", REMOVED, "does not find"),
     ("settings", "fronts", FRONT, f"{CONTAINER}.env.OCTAVO_FRONT_ENGINE", "octavo-engine", "must be host:port"),
     (
         "settings",

@@ -77,8 +77,10 @@ def check_services(manifests: Manifests) -> list[str]:
                     findings.append(f"{title(item)}: {pod.owner} has no port {port.get('targetPort')}")
                 elif port["name"] == "grpc" and number != port["port"]:
                     findings.append(f"{title(item)}: headless, so its port must be {number}, not {port['port']}")
-            if port["name"] == "grpc" and item["spec"].get("clusterIP") != "None":
+            if port["name"] in ("grpc", "engine") and item["spec"].get("clusterIP") != "None":
                 findings.append(f"{title(item)}: gRPC behind one address is not balanced")
+            if port["name"] == "engine" and not item["spec"].get("publishNotReadyAddresses"):
+                findings.append(f"{title(item)}: a front does not find a scheduler that has no executor yet")
             if port["name"] not in _PLAINTEXT:
                 continue
             expected = None if certificate else _PLAINTEXT[port["name"]]
@@ -177,7 +179,7 @@ def _front_mistakes(manifests: Manifests, pod: PodTemplate, container: Object) -
     if shown is None or shown["spec"]["commonName"] != trusted:
         return [f"{pod.owner}: the engine trusts {trusted}, which is no name of a front"]
     served, known = (manifests.named("Certificate", f"octavo-{name}-tls") for name in ("front", "scheduler"))
-    if served is None or known is None or served["spec"]["dnsNames"] != known["spec"]["dnsNames"]:
+    if served is None or known is None or not set(known["spec"]["dnsNames"]) <= set(served["spec"]["dnsNames"]):
         return [f"{pod.owner}: serves under other names than the scheduler"]
     return []
 

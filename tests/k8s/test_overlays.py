@@ -7,6 +7,13 @@ import pytest
 
 from tests.k8s.checks import CHECKS
 from tests.k8s.manifests import COMBINATIONS, COMPONENTS, K8S, OVERLAYS, REPOSITORY, components, overlay, renamed, title
+from tests.k8s.policies_updates import (
+    DNS_CACHE_S,
+    DNS_TTL_S,
+    ENDPOINTS_S,
+    RESOLVE_INTERVAL_S,
+    seconds_until_known,
+)
 from tests.k8s.policies_wiring import MADE_BY_HAND
 
 RENDERINGS = [*OVERLAYS, *map("+".join, COMBINATIONS)]
@@ -47,6 +54,19 @@ def test_every_component_is_in_the_documentation() -> None:
     page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8")
 
     assert [name for name in (*OVERLAYS, *COMPONENTS) if f"`{name}`" not in page] == []
+
+
+def test_the_sum_of_an_update_is_in_the_documentation() -> None:
+    page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8")
+    manifests = overlay("production")
+    container = next(pod for pod in manifests.pod_templates() if pod.component == "front").containers[0]
+    probe = container["readinessProbe"]
+    probes_s = probe["periodSeconds"] * probe["failureThreshold"]
+
+    assert (
+        f"readiness probes {probes_s} s + endpoints {ENDPOINTS_S} s + DNS TTL {DNS_TTL_S} s + DNS cache {DNS_CACHE_S} s + resolve_interval_s {RESOLVE_INTERVAL_S:g} s = "
+        f"{seconds_until_known(manifests, container):g} s"
+    ) in page
 
 
 def test_what_is_made_by_hand_is_in_the_documentation() -> None:
