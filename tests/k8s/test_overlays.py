@@ -64,7 +64,8 @@ def test_the_sum_of_an_update_is_in_the_documentation() -> None:
     probes_s = probe["periodSeconds"] * probe["failureThreshold"]
 
     assert (
-        f"readiness probes {probes_s} s + endpoints {ENDPOINTS_S} s + DNS TTL {DNS_TTL_S} s + DNS cache {DNS_CACHE_S} s + resolve_interval_s {RESOLVE_INTERVAL_S:g} s = "
+        f"readiness probes {probes_s} s + endpoints {ENDPOINTS_S} s + DNS TTL {DNS_TTL_S} s + "
+        f"DNS cache {DNS_CACHE_S} s + resolve_interval_s {RESOLVE_INTERVAL_S:g} s = "
         f"{seconds_until_known(manifests, container):g} s"
     ) in page
 
