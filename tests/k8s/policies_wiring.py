@@ -1,5 +1,6 @@
 """What refers to something refers to what is there: selectors, ports, mounts, certificates, targets of autoscalers."""
 
+import re
 from collections.abc import Iterator
 
 from tests.k8s.manifests import IDENTITY, Manifests, Object, PodTemplate, environment, title
@@ -192,14 +193,10 @@ def _certificate_mistakes(manifests: Manifests, who: str, name: str) -> list[str
 
 
 def _dialled(manifests: Manifests, pod: PodTemplate, container: Object) -> list[str]:
-    targets: tuple[str, ...] = ()
-    if container["name"] == "scheduler":
-        config, _ = load_settings(manifests, pod, container)
-        targets = getattr(config, "executor", ())
-    if container["name"] == "front":
-        config, _ = load_settings(manifests, pod, container)
-        targets = (str(getattr(config, "engine", "")),)
-    return [target.rpartition("/")[2].rpartition(":")[0] for target in targets]
+    """Return the names that executors and engines are looked up by."""
+    setting = {"scheduler": "executor", "front": "engine"}.get(container["name"], "")
+    config, _ = load_settings(manifests, pod, container)
+    return re.findall(r"([\w.-]+):\d+", str(getattr(config, setting, "")))
 
 
 def check_encryption(manifests: Manifests) -> list[str]:

@@ -1,5 +1,6 @@
 """Every overlay, and every component on the base, passes every check."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -68,6 +69,13 @@ def test_the_sum_of_an_update_is_in_the_documentation() -> None:
         f"DNS cache {DNS_CACHE_S} s + resolve_interval_s {RESOLVE_INTERVAL_S:g} s = "
         f"{seconds_until_known(manifests, container):g} s"
     ) in page
+
+
+def test_the_endpoint_picker_reads_names_that_are_served() -> None:
+    page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8")
+    served = (REPOSITORY / "docs/metrics.md").read_text(encoding="utf-8")
+
+    assert set(re.findall("`(vllm:.+?)`", page)) == set(re.findall(r"^\| `(vllm:.+?)`", served, re.MULTILINE))
 
 
 def test_what_is_made_by_hand_is_in_the_documentation() -> None:
