@@ -124,6 +124,7 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     ("references", "production", "Certificate/octavo-operator-tls", "spec.issuerRef.name", "x", "there is no issuer x"),
     ("references", "production", "Issuer/octavo-clients", "spec.ca.secretName", "x", "there is no certificate x"),
     ("names", "multi-node", GROUP, "metadata.name", "octavo-executor", "the one that its operator makes"),
+    ("names", "production", SCHEDULER, f"{CONTAINER}.env.EXECUTOR_SERVICE", REMOVED, "dials $(EXECUTOR_SERVICE)"),
     ("names", "production", "Service/octavo-executor", "metadata.name", "executor", "dials octavo-executor"),
     (
         "names",

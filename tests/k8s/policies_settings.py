@@ -71,11 +71,10 @@ def load_settings(
         if "resourceFieldRef" in item.get("valueFrom", {}):  # whole cores
             kind, _, resource = item["valueFrom"]["resourceFieldRef"]["resource"].partition(".")
             variables[item["name"]] = container["resources"][kind][resource]
-    known = {"LWS_GROUP_SIZE": str(pod.group_size), **variables}
-    variables = {
-        name: re.sub(r"\$\((\w+)\)", lambda match: known.get(match[1], match[0]), value)
-        for name, value in variables.items()
-    }
+    known = {"LWS_GROUP_SIZE": str(pod.group_size)}
+    for name, value in variables.items():  # a variable knows those before it
+        known[name] = re.sub(r"\$\((\w+)\)", lambda match: known.get(match[1], match[0]), value)
+    variables = known
     text, mistake = _mounted_file(manifests, pod, container, variables.get(CONFIG_VARIABLE, ""))
     if text is None:
         return None, (mistake,)

@@ -196,7 +196,7 @@ def _dialled(manifests: Manifests, pod: PodTemplate, container: Object) -> list[
     """Return the names that executors and engines are looked up by."""
     setting = {"scheduler": "executor", "front": "engine"}.get(container["name"], "")
     config, _ = load_settings(manifests, pod, container)
-    return re.findall(r"([\w.-]+):\d+", str(getattr(config, setting, "")))
+    return re.findall(r"([^/,='\s]+):\d+", str(getattr(config, setting, "")))
 
 
 def check_encryption(manifests: Manifests) -> list[str]:
