@@ -6,11 +6,12 @@ A request is refused before it is queued. What is queued and fails later is in t
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import product
 from types import TracebackType
 
 from octavo_shared.errors import OctavoServiceError
 from octavo_shared.process.histogram import Histogram
-from octavo_shared.process.metric import Family, Metric
+from octavo_shared.process.metric import Family, LabelValues, Metric
 from scheduler_svc.front.access.identity import current_identity
 from scheduler_svc.front.refusals import REASONS, SERVICE_REASONS, refusal_reason
 from scheduler_svc.telemetry.tenant_names import TenantNames
@@ -62,9 +63,7 @@ class ApiMeter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._durations = {api: Histogram(_BOUNDS_S) for api in GENERATING_APIS}
-        self._num_refused = Counter(
-            dict.fromkeys(((api, reason) for api in GENERATING_APIS for reason in SERVICE_REASONS), 0)
-        )
+        self._num_refused: Counter[LabelValues] = Counter(dict.fromkeys(product(GENERATING_APIS, SERVICE_REASONS), 0))
         self._num_refused_of: Counter[str] = Counter()
         self._tenants = TenantNames()
 
@@ -81,8 +80,7 @@ class ApiMeter:
         """A request was refused; `tenant` is whose it says it is."""
         assert reason in REASONS
         self._num_refused[api, reason] += 1
-        identity = current_identity()
-        self._num_refused_of[self._tenants.label(identity.tenant or tenant)] += 1
+        self._num_refused_of[self._tenants.label(current_identity().tenant or tenant)] += 1
 
     def ended(self, api: str, began_s: float) -> None:
         """A request has ended that was not refused."""

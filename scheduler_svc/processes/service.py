@@ -281,9 +281,11 @@ class SchedulerService:
     def _num_fronts_joined(self) -> dict[LabelValues, float]:
         if self.link is None:
             return {}
-        own, all_joined = len(self.link.own_sessions), len(self.link.sessions)
-        standalone = {} if self._config.engine_listen is None else {("standalone",): all_joined - own}
-        return {("own",): own, **standalone}
+        own = len(self.link.own_sessions)
+        num_joined: dict[LabelValues, float] = {("own",): own}
+        if self._config.engine_listen is not None:
+            num_joined["standalone",] = len(self.link.sessions) - own
+        return num_joined
 
     def _metrics(self) -> list[Family]:
         families = [

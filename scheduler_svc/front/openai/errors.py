@@ -144,9 +144,8 @@ def refusal_of(error: Exception) -> str:
         return refusal_reason(error)
     if isinstance(error.__cause__, OctavoServiceError) and error.__cause__ is not error:
         return refusal_of(error.__cause__)
-    return _REFUSALS.get(
-        HTTPStatus(error.status), "invalid" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else INTERNAL
-    )
+    otherwise = "invalid" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else INTERNAL
+    return _REFUSALS.get(HTTPStatus(error.status), otherwise)
 
 
 def _in_json(value: object) -> str:

@@ -64,7 +64,7 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What answers a path; `api` is its name in the metrics of requests, None: it is for who asks the process itself."""
+    """What answers a path; `api` is its name in the metrics of requests, None: it is not counted there."""
 
     method: str
     answer: Callable[[Call], Awaitable[web.StreamResponse]]
