@@ -25,8 +25,8 @@ from tests.support.stack import Stack, running_stack, token_request, until
 
 PLACES = pytest.mark.parametrize("place", ["the scheduler's process", "its fronts", "a standalone front"])
 SECRETS = {"ml": "ml-secret-of-the-test", "*": "operator-secret-of-the-test"}
-COMPLETION = {"model": "fake", "prompt": [70, 71], "max_tokens": 3}
-CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+COMPLETION: dict[str, Any] = {"model": "fake", "prompt": [70, 71], "max_tokens": 3}
+CHAT: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +96,28 @@ def metadata_of(tenant: str | None) -> list[tuple[str, str]]:
 
 
 @asynccontextmanager
-async def doors(place: str, folder: Path, worker: FakeWorker | None = None, **settings: object) -> AsyncIterator[Doors]:
+async def doors(place: str, folder: Path, worker: FakeWorker | None = None, **settings: Any) -> AsyncIterator[Doors]:
     tokens = folder / "tokens"
     tokens.write_text("".join(f"{tenant} {secret}\n" for tenant, secret in SECRETS.items()))
     tokens.chmod(0o600)
-    clients: dict[str, object] = {"tokens_file": tokens, "openai_listen": "127.0.0.1:0"}
-    ports = {"metrics_listen": "127.0.0.1:0", "engine_listen": "127.0.0.1:0", "fronts": int(place == "its fronts")}
+    ports = dict.fromkeys(("metrics_listen", "engine_listen", "openai_listen"), "127.0.0.1:0")
+    settings |= ports | {"tokens_file": tokens, "fronts": int(place == "its fronts")}
     async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(running_stack(worker, **clients, **ports, **settings))
+        running = await stack.enter_async_context(running_stack(worker, **settings))
         others, address = running.service.other_addresses, running.address
         if place == "a standalone front":
-            address, others = await stack.enter_async_context(standalone_front(others["fronts"], **clients))
+            address, others = await stack.enter_async_context(standalone_front(others["fronts"], tokens))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         http = await stack.enter_async_context(aiohttp.ClientSession(f"http://{others['openai']}"))
         yield Doors(running, pb_grpc.GenerationServiceStub(channel), http, others["metrics"])
 
 
 @asynccontextmanager
-async def standalone_front(engine: str, **settings: object) -> AsyncIterator[tuple[str, dict[str, str]]]:
+async def standalone_front(engine: str, tokens: Path) -> AsyncIterator[tuple[str, dict[str, str]]]:
     """Run one in this process; gives its addresses."""
-    ports = {"listen": "127.0.0.1:0", "metrics_listen": "127.0.0.1:0", "shutdown_grace_s": 1.0}
-    front = FrontService(FrontConfig.model_validate({"engine": engine, **ports, **settings}))
+    ports = dict.fromkeys(("listen", "metrics_listen", "openai_listen"), "127.0.0.1:0")
+    settings = {"engine": engine, "tokens_file": tokens, "shutdown_grace_s": 1.0, **ports}
+    front = FrontService(FrontConfig.model_validate(settings))
     stopping: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(front.run(stopping))
     await front.is_ready.wait()

@@ -1,6 +1,7 @@
 """Why a request was refused, in the words of the metrics."""
 
 import re
+from contextvars import copy_context
 from http import HTTPStatus
 
 import pytest
@@ -59,9 +60,13 @@ def test_an_error_has_one_reason_also_behind_the_link_and_over_http(error: Octav
 
 
 def test_what_a_tenant_is_not_told_counts_as_what_it_is() -> None:
-    set_identity(Identity("ml"))
-    with pytest.raises(UnavailableError) as raised, private_deployment():
-        raise NoExecutorError("no executor is attached", "at a:1")
+    def refuse_a_tenant() -> None:
+        set_identity(Identity("ml"))
+        with private_deployment():
+            raise NoExecutorError("no executor is attached", "at a:1")
+
+    with pytest.raises(UnavailableError) as raised:
+        copy_context().run(refuse_a_tenant)
     assert refusal_reason(raised.value) == refusal_of(raised.value) == "no_executor"
 
 
