@@ -106,17 +106,17 @@ async def doors(place: str, folder: Path, worker: FakeWorker | None = None, **se
         running = await stack.enter_async_context(running_stack(worker, **settings))
         others, address = running.service.other_addresses, running.address
         if place == "a standalone front":
-            address, others = await stack.enter_async_context(standalone_front(others["fronts"], tokens))
+            address, others = await stack.enter_async_context(standalone_front([others["fronts"]], tokens))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         http = await stack.enter_async_context(aiohttp.ClientSession(f"http://{others['openai']}"))
         yield Doors(running, pb_grpc.GenerationServiceStub(channel), http, others["metrics"])
 
 
 @asynccontextmanager
-async def standalone_front(engine: str, tokens: Path) -> AsyncIterator[tuple[str, dict[str, str]]]:
+async def standalone_front(engines: list[str], tokens: Path | None = None) -> AsyncIterator[tuple[str, dict[str, str]]]:
     """Run one in this process; gives its addresses."""
     ports = dict.fromkeys(("listen", "metrics_listen", "openai_listen"), "127.0.0.1:0")
-    settings = {"engine": engine, "tokens_file": tokens, "shutdown_grace_s": 1.0, **ports}
+    settings = {"engine": engines, "tokens_file": tokens, "shutdown_grace_s": 1.0, **ports}
     front = FrontService(FrontConfig.model_validate(settings))
     stopping: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(front.run(stopping))
@@ -219,6 +219,21 @@ async def test_what_a_front_counts_is_served_once(tmp_path: Path) -> None:
         assert 'octavo_fronts_joined{kind="standalone"} 1.0' in served
         assert 'octavo_tenant_requests_total{tenant="ml"} 1.0' in served
         assert 'octavo_tenant_output_tokens_total{tenant="ml"} 3.0' in served
+
+
+async def test_a_front_of_several_schedulers_serves_the_sums_under_vllms_names() -> None:
+    settings: dict[str, Any] = {"engine_listen": "127.0.0.1:0", "fronts": 0}
+    async with (
+        running_stack(FakeWorker(num_device_blocks=100, max_model_len=1024), scheduler_id="one", **settings) as one,
+        running_stack(FakeWorker(num_device_blocks=160, max_model_len=1024), scheduler_id="two", **settings) as two,
+        standalone_front([stack.service.other_addresses["fronts"] for stack in (one, two)]) as (_, others),
+        asyncio.timeout(PATIENCE_S),
+    ):
+        while 'num_gpu_blocks="260"' not in await scrape(others["metrics"]):
+            await asyncio.sleep(0.01)
+        await one.executor.kill()
+        while 'num_gpu_blocks="160"' not in await scrape(others["metrics"]):
+            await asyncio.sleep(0.01)
 
 
 # What the endpoint picker of the Gateway API inference extension reads, as text.
