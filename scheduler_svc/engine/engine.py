@@ -20,6 +20,7 @@ from contextlib import contextmanager
 
 from octavo_shared.errors import (
     CacheTooSmallError,
+    DrainingError,
     NoExecutorError,
     RequestAbortedError,
     RequestExistsError,
@@ -146,7 +147,7 @@ class Engine:
 
     def _admitting_model(self, request_id: str, tenant: str, *, needs_executor: bool = True) -> ServedModel:
         if self.readiness.is_draining:
-            raise UnavailableError(f"{self.readiness.why_not}; retry with another scheduler")
+            raise DrainingError(f"{self.readiness.why_not}; retry with another scheduler")
         if self.model is None or (needs_executor and not self.fleet.planners):
             raise NoExecutorError("no executor is attached", self.last_trouble)
         if needs_executor and all(planner.is_draining for planner in self.fleet.planners):

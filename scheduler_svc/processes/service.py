@@ -16,7 +16,7 @@ from octavo_shared.grpc.health import Health
 from octavo_shared.grpc.membership import Membership
 from octavo_shared.grpc.tls import server_tls
 from octavo_shared.grpc.watched_files import WatchedFiles
-from octavo_shared.process.metric import Family
+from octavo_shared.process.metric import Family, LabelValues
 from octavo_shared.process.metrics_server import MetricsServer
 from scheduler_svc.admin.servicer import AdminServicer
 from scheduler_svc.config.dial_tls import read_credentials
@@ -43,7 +43,7 @@ from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from scheduler_svc.processes.incarnation import Incarnation
 from scheduler_svc.processes.loop_lag import LoopLag
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
-from scheduler_svc.telemetry.metrics import LOOP_LAG, STEP_LOG, scheduler_families
+from scheduler_svc.telemetry.metrics import FRONTS, LOOP_LAG, STEP_LOG, scheduler_families
 
 if TYPE_CHECKING:  # an engine of fronts does without
     from scheduler_svc.front.front import Front
@@ -278,11 +278,21 @@ class SchedulerService:
     def _front_states(self) -> Sequence[admin_pb2.FrontState]:
         return [] if self.link is None else self.link.states(self._num_fronts)
 
+    def _num_fronts_joined(self) -> dict[LabelValues, float]:
+        if self.link is None:
+            return {}
+        own = len(self.link.own_sessions)
+        num_joined: dict[LabelValues, float] = {("own",): own}
+        if self._config.engine_listen is not None:
+            num_joined["standalone",] = len(self.link.sessions) - own
+        return num_joined
+
     def _metrics(self) -> list[Family]:
         families = [
             *scheduler_families(self.engine),
             LOOP_LAG.single(self._loop_lag.longest_s),
             STEP_LOG.single(self._step_log is not None and self._step_log.is_recording),
+            FRONTS.family(self._num_fronts_joined()),
             *service_families(self._calls, self.tls),
             *(() if self.front is None else self.front.families()),
         ]

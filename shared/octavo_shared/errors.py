@@ -18,6 +18,7 @@
     │   ├── NoExecutorError        no executor accepts requests; has what operators may know of it
     │   └── UnavailableError       draining, or not there yet
     │       ├── AddressError       a port cannot be opened
+    │       ├── DrainingError      it goes away, and takes nothing new
     │       └── LostTooOftenError  the request seems to break executors; do not send it again
     ├── RequestAbortedError        somebody ended the request
     ├── NotFiniteError             the model's logits are no numbers to choose a token by; it will fail again
@@ -227,6 +228,10 @@ class AddressError(UnavailableError):
         super().__init__(
             f"cannot listen on {address}: it is in use, or not an address of this machine; set {flag} to another one"
         )
+
+
+class DrainingError(UnavailableError):
+    """The service goes away and takes nothing new; another one may."""
 
 
 class LostTooOftenError(UnavailableError):

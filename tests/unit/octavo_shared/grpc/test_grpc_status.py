@@ -26,6 +26,7 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.DeadlineTooShortError("take", 20.0, 1.0), grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.AddressError("--listen", "a:1"), grpc.StatusCode.UNAVAILABLE),
     (errors.LostTooOftenError(4), grpc.StatusCode.UNAVAILABLE),
+    (errors.DrainingError("it drains"), grpc.StatusCode.UNAVAILABLE),
     (errors.NoExecutorError("none", "it loads"), grpc.StatusCode.UNAVAILABLE),
     (errors.SlowCallerError(60), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.TooManyUntakenError(16_384), grpc.StatusCode.RESOURCE_EXHAUSTED),
