@@ -100,6 +100,7 @@ def limits(draw: st.DrawFn) -> CoreLimits:
         prefix_caching=draw(st.booleans()),
         flags_rows=num_grammar_slots > 0,
         num_grammar_slots=num_grammar_slots,
+        matcher_id=draw(st.sampled_from(["first", "first", "second"])),
         max_grammar_bytes=100,
     )
 
