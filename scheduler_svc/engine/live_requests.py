@@ -17,7 +17,7 @@ from octavo_shared.errors import (
     GrammarNotFollowedError,
     GrammarTooCostlyError,
     NotFiniteError,
-    NoTokenAllowedError,
+    NothingAllowedError,
     OctavoServiceError,
 )
 from octavo_shared.process.clock import monotonic_s
@@ -38,7 +38,7 @@ _NUM_LENGTHS = 128
 
 # What a row with a flag ends its request with.
 _ERRORS = {
-    RowFlag.NO_TOKEN_ALLOWED: NoTokenAllowedError,
+    RowFlag.NO_TOKEN_ALLOWED: NothingAllowedError,
     RowFlag.GRAMMAR_LIMIT: GrammarTooCostlyError,
     RowFlag.GRAMMAR_FAILED: GrammarNotFollowedError,
     RowFlag.NOT_FINITE: NotFiniteError,

@@ -9,7 +9,7 @@
     │   ├── FencedError            a stale epoch, or another scheduler holds the lease
     │   ├── SlowCallerError        the caller does not take what it asked for
     │   ├── TooManyUntakenError    and asks for more
-    │   ├── NoTokenAllowedError    a grammar and the other rules of a request leave an output no token
+    │   ├── NothingAllowedError    a grammar and the other rules of a request leave an output no token
     │   ├── GrammarTooCostlyError  a grammar takes too much time or memory to follow
     │   ├── UnauthenticatedError   the call does not say who makes it, or wrongly
     │   └── PermissionDeniedError  who makes the call may not do this
@@ -241,7 +241,7 @@ class NotFiniteError(OctavoServiceError):
         super().__init__(f"the model's logits for {place} (NaN or infinity, or every token is ruled out)")
 
 
-class NoTokenAllowedError(CallerError):
+class NothingAllowedError(CallerError):
     """The grammar of a request and its other rules leave an output no token, and it may not end there.
 
     Args:
