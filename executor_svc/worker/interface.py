@@ -102,6 +102,12 @@ def check_step(step: Step, info: ExecutorInfo) -> None:
         _check_blocks(step, "host", step.blocks_to_swap_in[:, 0], info.num_host_blocks)
         _check_blocks(step, "device", step.blocks_to_swap_in[:, 1], info.num_device_blocks)
     _check_token_ids(step, info.vocab_size)
+    for load in step.delta.grammar_loads:
+        if len(load.grammar.body) > info.max_grammar_bytes:
+            raise InvalidStepError(
+                f"the grammar for grammar slot {load.slot} has {len(load.grammar.body)} bytes; the limit is "
+                f"{info.max_grammar_bytes}"
+            )
 
 
 def _check_blocks(step: Step, pool: str, block_ids: Int32Array, num_blocks: int) -> None:
