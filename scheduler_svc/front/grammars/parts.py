@@ -130,7 +130,9 @@ def _regex_part(regex: str, path: str) -> Part:
     if not regex:
         raise InvalidFieldError(path, "empty", "at least 1 character long")
     # A `/` would end it, and so would the end of a line.
-    escaped = re.sub(r"(\\.)|/|\n", lambda match: match[1] or {"/": r"\/", "\n": r"\n"}[match[0]], regex, flags=re.DOTALL)
+    escaped = re.sub(
+        r"(\\.)|/|\n", lambda match: match[1] or {"/": r"\/", "\n": r"\n"}[match[0]], regex, flags=re.DOTALL
+    )
     return Part({"lark_grammar": f"start: /{escaped}/"}, path, regex, noun)
 
 
@@ -148,7 +150,9 @@ def _lark_part(text: str, path: str) -> Part:
     noun = "a grammar in Lark's notation"
     _check_size(len(text.encode()), path, noun)
     if directive := _DIRECTIVE.search(_without_texts(text)):
-        raise InvalidFieldError(path, f"one with {directive[0]}", f"{noun} with only %ignore and %regex of its directives")
+        raise InvalidFieldError(
+            path, f"one with {directive[0]}", f"{noun} with only %ignore and %regex of its directives"
+        )
     return Part({"lark_grammar": text}, path, text or "empty", noun)
 
 

@@ -75,7 +75,9 @@ def _inside(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _check_keywords(schema: object, place: str, field: str) -> None:
     if not isinstance(schema, dict | bool):
-        raise InvalidFieldError(field, f"a schema with {shown_json(schema)} at {place}", "made of objects, true and false")
+        raise InvalidFieldError(
+            field, f"a schema with {shown_json(schema)} at {place}", "made of objects, true and false"
+        )
     if isinstance(schema, bool):
         return
     for name, value in schema.items():
