@@ -128,11 +128,11 @@ class SamplingParams(SamplingNumbers):
             if value is None or (field.name == "json_object" and value is False):
                 continue
             if field.name in _GRAMMARS and proto.HasField("grammar"):
-                first = next(name for name, native in _GRAMMARS.items() if proto.grammar.HasField(native))  # type: ignore[arg-type]
+                native = proto.grammar.WhichOneof("grammar")
+                first = next(name for name in _GRAMMARS if _GRAMMARS[name] == native)
                 name = f"sampling_params.{field.name}"
-                raise InvalidRequestError(
-                    f"{name} is set, and so is {first}; an output follows one of them", field=name
-                )
+                sentence = f"{name} is set, and so is {first}; an output follows one of them"
+                raise InvalidRequestError(sentence, field=name)
             try:
                 _set_field(proto, field.name, value)
             except (AttributeError, TypeError, ValueError) as error:

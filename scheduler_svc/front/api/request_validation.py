@@ -46,7 +46,7 @@ MAX_DELTA_INTERVAL_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """A checked request: what the engine computes, what the client gets of it, and the grammar, which is not compiled."""
+    """A checked request: what the engine computes, what the client gets of it, and its grammar, not compiled yet."""
 
     engine: EngineRequest
     answer_options: AnswerOptions

@@ -1,4 +1,4 @@
-"""The grammar of a chat's outputs: reasoning first, where the model has it, then calls of tools or what was asked for."""
+"""The grammar of a chat's outputs: reasoning first, where the model has it, then calls of tools or the answer."""
 
 from collections.abc import Sequence
 

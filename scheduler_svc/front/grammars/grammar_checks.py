@@ -1,7 +1,7 @@
 """Compiles grammars before their requests are admitted, so that what cannot be followed ends one request.
 
-A compile cannot be stopped. So it runs in threads of its own, a few may wait for one, and who waits too long is refused;
-a grammar that was checked is remembered. The text was bounded before (parts.py), which bounds the time.
+A compile cannot be stopped. So it runs in threads of its own, a few may wait for one, and who waits too long is
+refused; a grammar that was checked is remembered. The text was bounded before (parts.py), which bounds the time.
 """
 
 import asyncio
@@ -143,9 +143,7 @@ def _place(schema: dict[str, object], words: str, part: Part, matcher: MatcherTo
     """Return the place of the innermost schema that alone is wrong in the same words."""
     found = "#"
     for place, inner in list(subschemas(schema))[1 : MAX_PARTS_TRIED + 1]:
-        if (
-            place.startswith(found)
-            and check_grammar(matcher, grammar_of([{"json_schema": alone(schema, inner)}], part)) == words
-        ):
+        tried = grammar_of([{"json_schema": alone(schema, inner)}], part)
+        if place.startswith(found) and check_grammar(matcher, tried) == words:
             found = place
     return found

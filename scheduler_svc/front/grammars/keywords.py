@@ -69,9 +69,7 @@ KEYWORDS: Mapping[str, Keyword] = {
     "const": _held(),
     "properties": _held("they come in the order of the schema", Inside.BY_NAME),
     "required": _held(),
-    "additionalProperties": _held(
-        "they come behind the named ones; absent: any, as the specification says", Inside.ONE
-    ),
+    "additionalProperties": _held("they come behind the named ones; absent: any may come", Inside.ONE),
     "patternProperties": _held(inside=Inside.BY_NAME),
     "minProperties": _held("from 2 on only if all of `properties` are required"),
     "maxProperties": _held("only if all of `properties` are required"),
@@ -91,9 +89,7 @@ KEYWORDS: Mapping[str, Keyword] = {
     "multipleOf": _held("above 0"),
     "anyOf": _held(inside=Inside.LIST),
     "allOf": _held("as far as the schemas can be joined into one", Inside.LIST),
-    "oneOf": _held(
-        "if no value can fit two of them: other types, or a required property with other constants", Inside.LIST
-    ),
+    "oneOf": _held("if no value fits two: other types, or a required property with other constants", Inside.LIST),
     "$ref": _held("to a place in the schema, such as `#/$defs/Item` or `#`"),
     "$defs": _held(inside=Inside.BY_NAME),
     "definitions": _held(inside=Inside.BY_NAME),

@@ -74,22 +74,23 @@ def joined(main: str, named: Mapping[str, Part]) -> AskedGrammar:
 
 def grammar_of(rules: Sequence[Mapping[str, object]], part: Part) -> Grammar:
     """Return a grammar of the matcher's; the first rules are those of the output."""
-    body = to_json({"grammars": rules})
+    body = to_json({"grammars": list(rules)})
     _check_size(len(body), part.field, part.noun)
     return Grammar(body)
 
 
-def message_part(message: generation_pb2.Grammar, name: str) -> Part:
+def message_part(message: generation_pb2.Grammar, name: str, *, is_whole_path: bool = False) -> Part:
     """Return what a request asks for.
 
     Args:
         message: Its grammar.
         name: What errors call it.
+        is_whole_path: Whether that names the field in it, too.
 
     Raises: InvalidFieldError: it is refused; what only compiling it shows is found later.
     """
     kind = message.WhichOneof("grammar")
-    path = f"{name}.{kind}"
+    path = name if is_whole_path else f"{name}.{kind}"
     match kind:
         case "json_schema":
             return schema_part(message.json_schema, path)
@@ -130,9 +131,8 @@ def _regex_part(regex: str, path: str) -> Part:
     if not regex:
         raise InvalidFieldError(path, "empty", "at least 1 character long")
     # A `/` would end it, and so would the end of a line.
-    escaped = re.sub(
-        r"(\\.)|/|\n", lambda match: match[1] or {"/": r"\/", "\n": r"\n"}[match[0]], regex, flags=re.DOTALL
-    )
+    escapes = {"/": r"\/", "\n": r"\n"}
+    escaped = re.sub(r"(\\.)|[/\n]", lambda match: match[1] or escapes[match[0]], regex, flags=re.DOTALL)
     return Part({"lark_grammar": f"start: /{escaped}/"}, path, regex, noun)
 
 
@@ -151,7 +151,7 @@ def _lark_part(text: str, path: str) -> Part:
     _check_size(len(text.encode()), path, noun)
     if directive := _DIRECTIVE.search(_without_texts(text)):
         raise InvalidFieldError(
-            path, f"one with {directive[0]}", f"{noun} with only %ignore and %regex of its directives"
+            path, f"one with {directive[0]}", f"{noun} whose only directives are %ignore and %regex"
         )
     return Part({"lark_grammar": text}, path, text or "empty", noun)
 

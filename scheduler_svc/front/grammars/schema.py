@@ -1,4 +1,4 @@
-"""A JSON schema, checked before anything is compiled: every keyword is held or a note, and every `$ref` leads somewhere.
+"""A JSON schema, checked before it is compiled: every keyword is held or a note, and every `$ref` leads somewhere.
 
 Places are JSON pointers, such as `#/properties/city`.
 """
@@ -75,9 +75,8 @@ def _inside(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _check_keywords(schema: object, place: str, field: str) -> None:
     if not isinstance(schema, dict | bool):
-        raise InvalidFieldError(
-            field, f"a schema with {shown_json(schema)} at {place}", "made of objects, true and false"
-        )
+        shown = f"a schema with {shown_json(schema)} at {place}"
+        raise InvalidFieldError(field, shown, "made of objects, true and false")
     if isinstance(schema, bool):
         return
     for name, value in schema.items():

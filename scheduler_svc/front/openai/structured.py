@@ -65,7 +65,7 @@ def _of_format(fields: SamplingFields) -> Part | None:
     if not isinstance(asked, Mapping):
         raise InvalidFieldError(path, "absent" if asked is None else shown_json(asked), "an object")
     _check_names(asked, path, _OF_SCHEMA)
-    if asked.get("strict") not in (None, True, False):
+    if not isinstance(asked.get("strict"), bool | None):
         raise InvalidFieldError(f"{path}.strict", shown_json(asked["strict"]), "true, false, or unset")
     schema = asked.get("schema")
     if not isinstance(schema, Mapping):

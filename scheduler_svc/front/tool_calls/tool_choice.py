@@ -115,7 +115,7 @@ def _check_tool(tool: Any, field: str) -> tuple[str, Mapping[str, object]]:
     schema = function.get("parameters")
     if not isinstance(schema, Mapping | None):
         raise InvalidFieldError(f"{field}.function.parameters", _shown(schema), "a JSON schema, or unset")
-    if function.get("strict") not in (None, True, False):
+    if not isinstance(function.get("strict"), bool | None):
         raise InvalidFieldError(f"{field}.function.strict", _shown(function["strict"]), "true, false, or unset")
     return name, schema or {}
 
