@@ -79,7 +79,7 @@ class Front:
         self._tracing = start_tracing(config.tracing, "octavo-scheduler")
         generation = Generation(engine, tokenizer, front_settings(config), request_tracer(self._tracing))
         self.generation = GenerationServicer(generation)
-        self.pace, self._text_threads = generation.pace, generation.text_threads
+        self.pace, self._threads = generation.pace, (generation.text_threads, generation.grammars)
         self.openai: OpenAIServer | None = None
         if config.openai_listen is not None:
             from scheduler_svc.front.openai.set_up import openai_server
@@ -101,7 +101,8 @@ class Front:
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics of what clients meet beside gRPC."""
-        yield from self._text_threads.families()
+        for threads in self._threads:
+            yield from threads.families()
         if self.openai is not None:
             yield from self.openai.families()
 
