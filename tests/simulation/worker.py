@@ -15,7 +15,7 @@ from octavo_shared.step_wire.step import Step, StepResult
 from tests.simulation.alone import EOS_PROBABILITY
 from tests.simulation.plan import ExecutorPlan
 from tests.simulation.remembered import keys_of, remember, remembered
-from tests.simulation.shapes import MAX_MODEL_LEN, NAN_TOKEN, POISON_TOKEN, POISONED
+from tests.simulation.shapes import MAX_MODEL_LEN, NAN_TOKEN, NUM_GRAMMAR_SLOTS, POISON_TOKEN, POISONED
 from tests.simulation.step_thread import SimulatedStepThread
 
 # What a step leaves in blocks that failed while it wrote them: no history has it.
@@ -63,6 +63,7 @@ class SimulatedWorker(FakeWorker):
             eos_probability=EOS_PROBABILITY,
             sliding_window_tokens=sliding_window_tokens,
             nan_token_id=NAN_TOKEN,
+            max_grammar_slots=NUM_GRAMMAR_SLOTS,
             numerics_id=numerics_id,
             sleep=self._occupy,
             clock=thread.clock,
