@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from executor_svc.fake.worker import FakeWorker
+from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.worker.interface import DoneStep, RunningStep
 from octavo_shared.errors import StepFailedError
 from octavo_shared.step_wire.batch_table import StepLayout
@@ -130,6 +131,8 @@ class SimulatedWorker(FakeWorker):
         if result is None:
             result = super()._answer(step, layout)
             remember(keys, self._table.sampling[layout.sample_slots], result)
+        elif (rows := SampleRows.of_step(self._table, layout)).is_guided is not None:
+            self._grammar_masks.begin(rows)()  # matchers follow in each step, and forks copy them then
         return result
 
     def _occupy(self, duration_s: float) -> None:
