@@ -83,7 +83,7 @@ def _require_followed(grammar: Grammar, shape: Shape, output: Output) -> None:
     """See that each token was allowed, and that an output which ended by itself is what was asked for."""
     is_whole = output.finish_reason is FinishReason.STOP
     token_ids = output.token_ids[:-1] if is_whole else output.token_ids
-    num_allowed, may_end = num_followed(grammar, token_ids)
+    num_allowed, may_end = num_followed(grammar, list(token_ids))
     assert num_allowed == len(token_ids), f"{shape}: {output}"
     assert may_end or not is_whole, f"{shape}: {output}"
     if is_whole and (regex := shape.options.get("regex")):
