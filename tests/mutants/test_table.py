@@ -22,7 +22,7 @@ from tests.mutants.run import Verdict, try_mutant
 
 MUTANTS = read_mutants()
 MOST_ROWS = 60
-INVARIANTS = range(1, 9)
+INVARIANTS = range(1, 10)
 
 
 @functools.cache

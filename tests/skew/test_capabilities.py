@@ -189,12 +189,12 @@ async def test_what_attach_says_of_numerics_and_weights_counts_not_what_was_said
 
 AGREEING: dict[str, tuple[Callable[[pb.AttachResponse], object], str]] = {
     "more than was wanted": (
-        lambda response: response.capabilities.extend([4, 40]),  # type: ignore[list-item]
-        "it accepted capabilities that this scheduler did not offer: GRAMMARS,40",
+        lambda response: response.capabilities.extend([5, 40]),  # type: ignore[list-item]
+        "it accepted capabilities that this scheduler did not offer: ADAPTERS,40",
     ),
     "capabilities of version 1": (
         lambda response: setattr(response, "wire_version", 1),
-        "it accepted capabilities that this scheduler did not offer: NUMERICS,NAMED_BLOCKS,ROW_FLAGS",
+        "it accepted capabilities that this scheduler did not offer: NUMERICS,NAMED_BLOCKS,GRAMMARS,ROW_FLAGS",
     ),
     "numerics without an id": (
         lambda response: response.info.ClearField("numerics_id"),
