@@ -228,13 +228,13 @@ async def test_an_executor_that_agrees_on_what_cannot_be_is_refused(what: str, m
 # What an executor agrees on, and what it refuses
 
 
-@each_row((1, [1, 4], []), (2, [], []), (2, [*range(1, 10), 40], [1, 2, 9]), (9, [0, 4], []), (2, [9], [9]))
+@each_row((1, [1, 4], []), (2, [], []), (2, [*range(1, 10), 40], [1, 2, 4, 9]), (9, [0, 4], []), (2, [9], [9]))
 async def test_an_executor_agrees_on_what_it_has_and_is_silent_on_the_rest(
     wire_version: int, wanted: list[int], agreed: list[int]
 ) -> None:
     async with executor_here(FakeWorker()) as executor, grpc.aio.insecure_channel(executor.address) as channel:
         stub = pb_grpc.ExecutionServiceStub(channel)
-        assert list((await stub.GetExecutorInfo(pb.GetExecutorInfoRequest())).capabilities) == [1, 2, 9]
+        assert list((await stub.GetExecutorInfo(pb.GetExecutorInfoRequest())).capabilities) == [1, 2, 4, 9]
         response = await stub.Attach(attach_request(wire_version, *wanted))
         assert list(response.capabilities) == agreed
         assert response.wire_version == min(wire_version, 2)

@@ -33,6 +33,10 @@ _STEP_LEXER_FUEL = 50_000
 _STEP_MAX_ITEMS = 25_000
 
 
+# What the library says of a token that does not follow; all else that it says of one is about a limit.
+_MISMATCHES = ("doesn't satisfy the grammar", "out of range", "parser stopped")
+
+
 class GrammarError(OctavoServiceError):
     """An output cannot go on by its grammar; the message is the library's, in one line."""
 
@@ -75,7 +79,7 @@ class OutputMatcher:
         self._tokenizer = tokenizer
         self._grammar = grammar
         self._matcher = _compile(tokenizer, grammar)
-        self._token_ids: list[int] = []  # followed so far, up to the first that ends an output
+        self._token_ids: list[int] = []  # followed so far, without what ends an output
         self._has_ended = False
         self._has_mask = False  # of this position
         self._is_on_its_own = True  # shares nothing with a copy, and had a mask at every position
@@ -92,14 +96,17 @@ class OutputMatcher:
         if not new or self._has_ended:
             return
         end = next((index for index, token_id in enumerate(new) if token_id in self._tokenizer.eos_token_ids), None)
+        if new := new[:end]:
+            self._is_on_its_own &= self._has_mask and len(new) == 1
+            self._has_mask = False
+            self._token_ids += new
+            self._matcher.consume_tokens(new)
+            if self._matcher.is_error():
+                self._build_anew()
         if end is not None:
-            new = new[: end + 1]
-        self._is_on_its_own &= self._has_mask and len(new) == 1
-        self._token_ids += new
-        self._has_mask, self._has_ended = False, end is not None
-        self._matcher.consume_tokens(new)
-        if self._matcher.is_error():
-            self._build_anew()
+            if not self._matcher.is_accepting():
+                raise GrammarFailedError("the output ends where its grammar does not")
+            self._has_ended = True
 
     def fill_mask(self, row: MaskRow) -> None:
         """Write which tokens may come next: bit i % 32 of word i // 32 stands for token i.
@@ -175,7 +182,7 @@ def _require_sound(matcher: "LLMatcher") -> None:
     words = _words(matcher)
     if words.startswith("NoExtension"):
         raise NoTokenAllowedError("the grammar allows no token")
-    if "doesn't satisfy the grammar" in words or "out of range" in words:
+    if any(mismatch in words for mismatch in _MISMATCHES):
         raise GrammarFailedError(words)
     raise GrammarLimitError(words)
 
