@@ -21,7 +21,7 @@ from tests.mutants.mutant import Mutant, read_mutants
 from tests.mutants.run import Verdict, try_mutant
 
 MUTANTS = read_mutants()
-MOST_ROWS = 60
+MOST_ROWS = 64
 INVARIANTS = range(1, 10)
 
 
