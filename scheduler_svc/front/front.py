@@ -79,7 +79,8 @@ class Front:
         self._tracing = start_tracing(config.tracing, "octavo-scheduler")
         generation = Generation(engine, tokenizer, front_settings(config), request_tracer(self._tracing))
         self.generation = GenerationServicer(generation)
-        self.pace, self._text_threads, self._meter = generation.pace, generation.text_threads, generation.meter
+        self.pace = generation.pace
+        self._counted = (generation.meter, generation.text_threads, generation.grammars)
         self.openai: OpenAIServer | None = None
         if config.openai_listen is not None:
             from scheduler_svc.front.openai.set_up import openai_server
@@ -101,8 +102,8 @@ class Front:
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics of what clients meet, beside those of every gRPC service."""
-        yield from self._meter.families()
-        yield from self._text_threads.families()
+        for counted in self._counted:
+            yield from counted.families()
         if self.openai is not None:
             yield from self.openai.families()
 

@@ -78,7 +78,7 @@ class Answering:
             responses = []
             for place, request in enumerate(asked.requests):
                 request.request_id = answer_id if len(asked.requests) == 1 else f"{answer_id}-{place}"
-                running = self._generation.running(request, call.trace_metadata)
+                running = self._generation.running(request, call.trace_metadata, make_grammar=asked.make_grammar)
                 try:
                     responses.append(await stack.enter_async_context(running))
                 except InvalidFieldError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -57,6 +58,7 @@ class Chat:
             rule = "unset: this server was started with --tool-call-parser none, so it cannot parse tool calls"
             raise InvalidFieldError("tools", "set", rule)
         outputs = ChatOutputs(fields, asked, model, self._chat_format(model))
+        asked = replace(asked, make_grammar=outputs.make_grammar)
         identifier = answer_id("chatcmpl", call, fields)
         shows_ids = bool(fields.return_tokens_as_token_ids)
         tokens = TokenLogprobs(self._answering.token_texts(model), shows_ids=shows_ids)

@@ -1,0 +1,149 @@
+"""Compiles grammars before their requests are admitted, so that what cannot be followed ends one request.
+
+A compile cannot be stopped. So it runs in threads of its own, a few may wait for one, and who waits too long is
+refused; a grammar that was checked is remembered. The text was bounded before (parts.py), which bounds the time.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from octavo_shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError, UnavailableError
+from octavo_shared.grammar.matcher import MatcherTokenizer, check_grammar
+from octavo_shared.process.clock import monotonic_s
+from octavo_shared.process.histogram import Histogram
+from octavo_shared.process.metric import Family, Metric
+from scheduler_svc.front.grammars.parts import AskedGrammar, Part, grammar_of
+from scheduler_svc.front.grammars.schema import alone, subschemas
+from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
+from scheduler_svc.front.text.text_threads import DaemonThreads
+from scheduler_svc.front.text.tokenizer import Tokenizer
+
+# Grammars that are compiled at a time; other threads run meanwhile.
+NUM_THREADS = 2
+
+# Requests that may wait for it.
+MAX_WAITING = 64
+RETRY_AFTER_S = 1.0
+
+# How long one request waits, in seconds; a grammar of the largest size takes some tenths of one.
+LIMIT_S = 10.0
+
+# Grammars that are remembered, each by 32 bytes.
+MAX_REMEMBERED = 4096
+
+# Parts of a schema that are compiled alone to find the place of what is wrong.
+MAX_PARTS_TRIED = 200
+
+COMPILE_TIME = Metric(
+    "octavo_grammar_compile_seconds", "histogram", "Time to compile the grammar of a request before it is admitted."
+)
+REFUSED = Metric(
+    "octavo_grammars_refused_total",
+    "counter",
+    "Grammars that compiled to an error; those refused before are not counted.",
+)
+METRICS = (COMPILE_TIME, REFUSED)
+_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class GrammarChecks:
+    """Checks the grammars of requests for the served model."""
+
+    def __init__(self) -> None:
+        self._threads = DaemonThreads(NUM_THREADS)
+        self._num_waiting = 0
+        self._matcher: tuple[Tokenizer | None, MatcherTokenizer | None] = None, None
+        self._remembered: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._times = Histogram(_BOUNDS)
+        self._num_refused = 0
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics."""
+        yield COMPILE_TIME.histogram_family({(): self._times})
+        yield REFUSED.single(self._num_refused)
+
+    async def check(self, asked: AskedGrammar, model: TextModel) -> None:
+        """Return if outputs of the model can follow a grammar.
+
+        Raises:
+            InvalidFieldError: they cannot, with the parser's words and the place.
+            QueueFullError, UnavailableError: that is not known in time, or the executors have another matcher.
+        """
+        field = asked.parts[0].field
+        if not model.info.num_grammar_slots:
+            rule = "unset: no executor of this model offers grammars; it lacks llguidance, or cannot read the tokenizer"
+            raise InvalidFieldError(field, "set", rule)
+        if model.tokenizer.is_absent:
+            raise InvalidFieldError(field, "set", f"unset: this model has no tokenizer; {TOKENIZER_FIX}")
+        key = model.info.matcher_id, asked.grammar.digest
+        if key in self._remembered:
+            self._remembered.move_to_end(key)
+            return
+        if self._num_waiting >= MAX_WAITING:
+            raise QueueFullError(self._num_waiting, RETRY_AFTER_S, queue="the queue of grammars to compile")
+        self._num_waiting += 1
+        try:
+            work = asyncio.get_running_loop().run_in_executor(self._threads, self._compile, asked, model)
+            async with asyncio.timeout(LIMIT_S):
+                await work
+        except TimeoutError:
+            raise UnavailableError(f"the grammar was not compiled within {LIMIT_S:g} s; send it again later") from None
+        except InvalidFieldError:
+            self._num_refused += 1
+            raise
+        finally:
+            self._num_waiting -= 1
+        self._remembered[key] = None
+        if len(self._remembered) > MAX_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    def _compile(self, asked: AskedGrammar, model: TextModel) -> None:
+        """Compile a grammar, in a thread."""
+        matcher = self._matcher_of(model, asked.parts[0].field)
+        begun_at_s = monotonic_s()
+        words = check_grammar(matcher, asked.grammar)
+        self._times.observe(monotonic_s() - begun_at_s)
+        if words:
+            raise refusal(asked, words, matcher)
+
+    def _matcher_of(self, model: TextModel, field: str) -> MatcherTokenizer:
+        """Return what the matcher knows of the model's tokens; it is loaded for the first grammar."""
+        tokenizer, matcher = self._matcher
+        if matcher is None or tokenizer is not model.tokenizer:
+            try:
+                files = model.tokenizer.files
+                matcher = MatcherTokenizer.load(files, model.info.eos_token_ids, model.info.vocab_size)
+            except OctavoServiceError as error:
+                raise InvalidFieldError(field, "set", f"unset: {error}") from error
+            self._matcher = model.tokenizer, matcher
+        if matcher.matcher_id != model.info.matcher_id:
+            raise UnavailableError(
+                f"the executors check grammars with {model.info.matcher_id}, this scheduler with {matcher.matcher_id}: "
+                "both need the same release of llguidance and the same tokenizer"
+            )
+        return matcher
+
+
+def refusal(asked: AskedGrammar, words: str, matcher: MatcherTokenizer) -> InvalidFieldError:
+    """Return the refusal of a grammar that does not compile, with the part and the place that are wrong."""
+    part = next((part for part in asked.parts if len(asked.parts) > 1 and _words_of(part, matcher)), asked.parts[0])
+    words = _words_of(part, matcher) if len(asked.parts) > 1 else words
+    shown = part.shown
+    if part.schema is not None and (place := _place(part.schema, words, part, matcher)) != "#":
+        shown = f"a schema that cannot be held at {place}"
+    return InvalidFieldError(part.field, shown, f"{part.noun} that outputs can follow: {' '.join(words.split())}")
+
+
+def _words_of(part: Part, matcher: MatcherTokenizer) -> str:
+    return check_grammar(matcher, grammar_of([part.rules], part))
+
+
+def _place(schema: dict[str, object], words: str, part: Part, matcher: MatcherTokenizer) -> str:
+    """Return the place of the innermost schema that alone is wrong in the same words."""
+    found = "#"
+    for place, inner in list(subschemas(schema))[1 : MAX_PARTS_TRIED + 1]:
+        tried = grammar_of([{"json_schema": alone(schema, inner)}], part)
+        if place.startswith(found) and check_grammar(matcher, tried) == words:
+            found = place
+    return found
