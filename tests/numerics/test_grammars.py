@@ -257,7 +257,7 @@ def test_what_goes_on_elsewhere_and_what_is_forked_has_the_same_tokens(worker: W
 def test_an_output_that_cannot_go_on_has_a_flag_and_its_neighbours_notice_nothing(worker: Worker) -> None:
     a_is_banned = TokenRules(banned_token_ids=np.array([ord("{")], np.int32))
     short = TokenRules(stop_token_ids=np.array([EOS_TOKEN_ID], np.int32))
-    broken = [
+    broken: list[tuple[Output, list[int]]] = [
         (Output(b"one", BROKEN), [RowFlag.GRAMMAR_FAILED] * 6),
         (Output(b"two", NOTHING), [RowFlag.NO_TOKEN_ALLOWED] * 6),
         (Output(b"three", LETTERS, output=[*b"ab9"]), [RowFlag.GRAMMAR_FAILED] * 6),

@@ -157,6 +157,16 @@ def test_a_grammar_that_cannot_be_used_is_refused_in_words(grammar: Grammar, wor
     assert "verbose" not in why
 
 
+@each_row(
+    ("start: r0\n" + "\n".join(f"r{index}:r{index + 1}" for index in range(20_000)) + '\nr20000:"a"'),
+    ("start: T0\n" + "\n".join(f'T{index}:"a" T{index + 1}' for index in range(15_000)) + '\nT15000:"a"'),
+)
+def test_the_longest_chain_of_rules_does_not_overflow_the_stack(body: str) -> None:
+    tokenizer = MatcherTokenizer.load(fake_tokenizer_files(), (EOS_TOKEN_ID,), VOCAB_SIZE)
+    assert MAX_GRAMMAR_BYTES * 0.9 < len(body) < MAX_GRAMMAR_BYTES
+    assert check_grammar(tokenizer, lark(body)) == ""
+
+
 def test_a_grammar_that_can_be_used_has_no_reason_against_it(fake: MatcherTokenizer) -> None:
     assert [check_grammar(fake, grammar) for grammar in (schema_grammar(), regex("a*"), lark('start: ""'))] == [""] * 3
 
