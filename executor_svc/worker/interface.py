@@ -88,6 +88,17 @@ def execute(worker: Worker, step: Step) -> StepResult:
     return worker.launch(step).finish()
 
 
+def table_of(info: ExecutorInfo) -> BatchTable:
+    """Return an empty batch table of an executor's sizes."""
+    return BatchTable(
+        info.max_num_seqs,
+        info.max_model_len,
+        info.block_size_tokens,
+        info.num_device_blocks,
+        info.num_grammar_slots,
+    )
+
+
 def check_step(step: Step, info: ExecutorInfo) -> None:
     """Check what the table cannot: the moved blocks exist, the model knows the tokens of histories and rules.
 

@@ -80,7 +80,7 @@ class OutputMatcher:
         self._has_mask = False  # of this position
         self._is_on_its_own = True  # shares nothing with a copy, and had a mask at every position
 
-    def follow(self, token_ids: Sequence[int]) -> None:
+    def follow(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
         """Consume what an output has beyond what was consumed; what is behind its end is ignored.
 
         Args:
@@ -88,7 +88,7 @@ class OutputMatcher:
 
         Raises: GrammarError: as `fill_mask`.
         """
-        new = list(token_ids[len(self._token_ids) :])
+        new = [int(token_id) for token_id in token_ids[len(self._token_ids) :]]
         if not new or self._has_ended:
             return
         end = next((index for index, token_id in enumerate(new) if token_id in self._tokenizer.eos_token_ids), None)

@@ -85,7 +85,7 @@ def matcher_id_of(tokenizer_files: Sequence[TokenizerFile], eos_token_ids: Seque
             "grammars need llguidance, which is not installed: pip install 'octavo[scheduler]' or 'octavo[executor]'"
         )
     text = _tokenizer_json(tokenizer_files)
-    _require_known_kind(text)
+    _require_known_kind(text, vocab_size)
     if not eos_token_ids:
         raise UnsupportedTokenizerError("grammars need an end-of-sequence token, and the model has none")
     outside = [token_id for token_id in eos_token_ids if not 0 <= token_id < vocab_size]
@@ -116,18 +116,25 @@ def _tokenizer_json(tokenizer_files: Sequence[TokenizerFile]) -> str:
         raise UnsupportedTokenizerError(f"tokenizer.json is not UTF-8: {error}") from error
 
 
-def _require_known_kind(text: str) -> None:
-    """Raise UnsupportedTokenizerError, with its name, for a kind whose tokens have no bytes of their own."""
+def _require_known_kind(text: str, vocab_size: int) -> None:
+    """Raise UnsupportedTokenizerError for kinds whose tokens have no bytes of their own, and for too many tokens."""
     try:
         described = json.loads(text)
         model, decoder = _kind(described["model"]), described.get("decoder") or {}
         decoders = {_kind(part) for part in [decoder, *decoder.get("decoders", ())]}
+        vocab = described["model"]["vocab"]
+        added = [token["id"] for token in described.get("added_tokens") or ()]
+        largest = max([len(vocab) - 1, *added, *(vocab.values() if isinstance(vocab, dict) else ())])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UnsupportedTokenizerError(f"tokenizer.json cannot be read ({type(error).__name__})") from error
     refused = {model} & {"WordPiece", "WordLevel"} or decoders & {"Metaspace", "WordPiece"}
     if refused:
         raise UnsupportedTokenizerError(
             f"grammars cannot use a {refused.pop()} tokenizer; byte-level ones and those with byte fallback work"
+        )
+    if largest >= vocab_size:
+        raise UnsupportedTokenizerError(
+            f"grammars cannot use this tokenizer: it has a token {largest}, but the model only {vocab_size} tokens"
         )
 
 
