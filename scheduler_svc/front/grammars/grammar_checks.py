@@ -70,7 +70,7 @@ class GrammarChecks:
             InvalidFieldError: they cannot, with the parser's words and the place.
             QueueFullError, UnavailableError: that is not known in time, or the executors have another matcher.
         """
-        field = asked.parts[0].field
+        field = asked.field
         if not model.info.num_grammar_slots:
             rule = "unset: no executor of this model offers grammars; it lacks llguidance, or cannot read the tokenizer"
             raise InvalidFieldError(field, "set", rule)
@@ -100,7 +100,7 @@ class GrammarChecks:
 
     def _compile(self, asked: AskedGrammar, model: TextModel) -> None:
         """Compile a grammar, in a thread."""
-        matcher = self._matcher_of(model, asked.parts[0].field)
+        matcher = self._matcher_of(model, asked.field)
         begun_at_s = monotonic_s()
         words = check_grammar(matcher, asked.grammar)
         self._times.observe(monotonic_s() - begun_at_s)
@@ -127,8 +127,8 @@ class GrammarChecks:
 
 def refusal(asked: AskedGrammar, words: str, matcher: MatcherTokenizer) -> InvalidFieldError:
     """Return the refusal of a grammar that does not compile, with the part and the place that are wrong."""
-    part = next((part for part in asked.parts if len(asked.parts) > 1 and _words_of(part, matcher)), asked.parts[0])
-    words = _words_of(part, matcher) if len(asked.parts) > 1 else words
+    alone_wrong = ((part, found) for part in asked.parts if (found := _words_of(part, matcher)))
+    part, words = next(alone_wrong, (asked.parts[0], words))
     shown = part.shown
     if part.schema is not None and (place := _place(part.schema, words, part, matcher)) != "#":
         shown = f"a schema that cannot be held at {place}"
