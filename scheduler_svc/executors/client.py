@@ -54,7 +54,7 @@ MAX_ID_CHARS = 256
 MAX_REASON_CHARS = 256
 
 # What this scheduler uses of executors beyond wire version 1.
-WANTED = frozenset({Capability.NUMERICS, Capability.NAMED_BLOCKS, Capability.ROW_FLAGS})
+WANTED = frozenset({Capability.NUMERICS, Capability.NAMED_BLOCKS, Capability.GRAMMARS, Capability.ROW_FLAGS})
 
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 

@@ -103,7 +103,7 @@ BUGS = (
     Bug(
         "a row that is not finite brings a token",
         f"{CORE}/step/results.py",
-        "        is_flagged = None if result.row_flags is None else result.row_flags != 0\n",
+        "        is_flagged = None if flags is None else flags != 0\n",
         "        is_flagged = None\n",
     ),
     Bug(

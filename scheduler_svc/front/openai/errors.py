@@ -12,6 +12,7 @@ from pydantic_core import to_json
 
 from octavo_shared.errors import (
     CacheTooSmallError,
+    GrammarNotFollowedError,
     InvalidFieldError,
     NotFiniteError,
     OctavoServiceError,
@@ -28,6 +29,15 @@ _SERVER = "server_error"
 
 # Clients of OpenAI send a request again by themselves after 408, 409, 429 and 5xx, unless this header says no.
 _NO_RETRY = MappingProxyType({"x-should-retry": "false"})
+
+# They would end the same way again.
+_NOT_TO_BE_SENT_AGAIN = (
+    RequestAbortedError,
+    RequestExistsError,
+    NotFiniteError,
+    GrammarNotFollowedError,
+    TokenizerFailedError,
+)
 
 # Of an answer behind which no request can be read.
 CLOSE = MappingProxyType({"Connection": "close"})
@@ -119,7 +129,7 @@ def api_error(
         return replace(answer, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
     if isinstance(error, CacheTooSmallError):  # however often it is sent
         return replace(answer, status=HTTPStatus.BAD_REQUEST, code="context_length_exceeded")
-    if isinstance(error, RequestAbortedError | RequestExistsError | NotFiniteError | TokenizerFailedError):
+    if isinstance(error, _NOT_TO_BE_SENT_AGAIN):
         return replace(answer, param="request_id" if isinstance(error, RequestExistsError) else None, headers=_NO_RETRY)
     if status == HTTPStatus.UNAUTHORIZED:
         return replace(answer, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
