@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from octavo.generation.v1 import generation_pb2
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar
+from scheduler_svc.front.grammars.patterns import with_ascii_classes
 from scheduler_svc.front.grammars.schema import checked_schema
 from scheduler_svc.front.text.json_text import MalformedJsonError, load_json, shown_json
 
@@ -139,7 +140,9 @@ def _regex_part(regex: str, path: str) -> Part:
         raise InvalidFieldError(path, "empty", "at least 1 character long")
     # A `/` would end it, and so would the end of a line.
     escapes = {"/": r"\/", "\n": r"\n"}
-    escaped = re.sub(r"(\\.)|[/\n]", lambda match: match[1] or escapes[match[0]], regex, flags=re.DOTALL)
+    escaped = re.sub(
+        r"(\\.)|[/\n]", lambda match: match[1] or escapes[match[0]], with_ascii_classes(regex), flags=re.DOTALL
+    )
     return Part({"lark_grammar": f"start: /{escaped}/"}, path, regex, noun)
 
 
