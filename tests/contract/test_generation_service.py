@@ -443,11 +443,13 @@ BAD_REQUESTS = {
     "grammar": (token_request(4, 4, grammar=generation_pb2.Grammar()), "grammar is empty", "one of json_schema, regex"),
     "grammar.json_schema": (
         token_request(4, 4, grammar=generation_pb2.Grammar(json_schema='{"items": {"uniqueItems": true}}')),
-        'sampling_params.grammar.json_schema is a schema with "uniqueItems" at #/items; it must be one without it',
+        'a schema with "uniqueItems" at #/items',
+        "one without it",
     ),
     "grammar of beams": (
         token_request(4, 4, beam_width=2, grammar=generation_pb2.Grammar(regex="a")),
-        "sampling_params.grammar.regex is set; it must be unset with beam_width",
+        "sampling_params.grammar.regex is set",
+        "unset with beam_width",
     ),
     "logprobs of alternatives": (token_request(4, 4, logprobs=21), "logprobs is 21", "from 0 to 20"),
     "prompt_logprobs": (token_request(4, 4, prompt_logprobs=21), "prompt_logprobs is 21", "from 0 to 20"),

@@ -50,5 +50,5 @@ async def test_the_python_client_gets_what_it_asked_for_and_a_bad_grammar_ends_o
             with pytest.raises(InvalidRequestError) as caught:
                 await client.generate("Name a city.", params)
             assert says in str(caught.value)
-            assert caught.value.field.startswith("sampling_params.grammar.")
+            assert (caught.value.field or "").startswith("sampling_params.grammar.")
         await client.generate("Name a city.", SamplingParams(max_tokens=2))

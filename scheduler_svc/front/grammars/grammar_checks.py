@@ -6,7 +6,7 @@ refused; a grammar that was checked is remembered. The text was bounded before (
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from octavo_shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError, UnavailableError
 from octavo_shared.grammar.matcher import MatcherTokenizer, check_grammar
@@ -139,7 +139,7 @@ def _words_of(part: Part, matcher: MatcherTokenizer) -> str:
     return check_grammar(matcher, grammar_of([part.rules], part))
 
 
-def _place(schema: dict[str, object], words: str, part: Part, matcher: MatcherTokenizer) -> str:
+def _place(schema: Mapping[str, object], words: str, part: Part, matcher: MatcherTokenizer) -> str:
     """Return the place of the innermost schema that alone is wrong in the same words."""
     found = "#"
     for place, inner in list(subschemas(schema))[1 : MAX_PARTS_TRIED + 1]:

@@ -143,7 +143,7 @@ def _with_ascii_patterns(schema: Any) -> Any:
 
 def _mapped(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """Return a schema with those one level below changed."""
-    result = {}
+    result: dict[str, Any] = {}
     for name, value in schema.items():
         known = keyword_of(name)
         match known.inside if known is not None else Inside.NOTHING, value:
