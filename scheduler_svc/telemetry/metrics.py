@@ -124,7 +124,7 @@ GRAMMAR_SLOTS = Metric(
 GRAMMAR_LOADS = Metric(
     "octavo_grammar_loads_total",
     "counter",
-    "Grammars that the attached executors were told to load; each is compiled there once.",
+    "Grammars that were sent to the attached executors; one that is still in a slot is not sent again.",
     _EXECUTOR,
 )
 GRAMMAR_WAITS = Metric(
