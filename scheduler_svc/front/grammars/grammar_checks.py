@@ -7,6 +7,7 @@ refused; a grammar that was checked is remembered. The text was bounded before (
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from octavo_shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError, UnavailableError
 from octavo_shared.grammar.matcher import MatcherTokenizer, check_grammar
@@ -32,8 +33,8 @@ LIMIT_S = 10.0
 # Grammars that are remembered, each by 32 bytes.
 MAX_REMEMBERED = 4096
 
-# Parts of a schema that are compiled alone to find the place of what is wrong.
-MAX_PARTS_TRIED = 200
+# How long parts of a schema are compiled alone to find the place of what is wrong, in seconds.
+SEARCH_S = 0.2
 
 COMPILE_TIME = Metric(
     "octavo_grammar_compile_seconds", "histogram", "Time to compile the grammar of a request before it is admitted."
@@ -140,9 +141,11 @@ def _words_of(part: Part, matcher: MatcherTokenizer) -> str:
 
 
 def _place(schema: Mapping[str, object], words: str, part: Part, matcher: MatcherTokenizer) -> str:
-    """Return the place of the innermost schema that alone is wrong in the same words."""
-    found = "#"
-    for place, inner in list(subschemas(schema))[1 : MAX_PARTS_TRIED + 1]:
+    """Return the place of the innermost schema that alone is wrong in the same words, if that is found in time."""
+    found, end_s = "#", monotonic_s() + SEARCH_S
+    for place, inner in islice(subschemas(schema), 1, None):
+        if monotonic_s() > end_s:
+            break
         tried = grammar_of([{"json_schema": alone(schema, inner)}], part)
         if place.startswith(found) and check_grammar(matcher, tried) == words:
             found = place

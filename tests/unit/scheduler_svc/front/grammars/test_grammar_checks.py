@@ -170,3 +170,16 @@ async def test_a_compile_that_hangs_keeps_its_thread_and_nobody_else(monkeypatch
             await task
     assert time.monotonic() - begun_at_s < 2
     hang.set()
+
+
+async def test_a_large_schema_that_is_wrong_is_refused_in_time() -> None:
+    names = [f"k{index}" for index in range(1500)]
+    inner = {"type": "object", "properties": {name: {"enum": [name, f"{name}x"]} for name in names}}
+    wrong = {
+        "$defs": {"a": inner},
+        "properties": {"a": {"$ref": "#/$defs/a"}, "b": {"type": "string", "pattern": "(?=a)"}},
+    }
+    begun_at_s = time.monotonic()
+    with pytest.raises(InvalidFieldError, match="look-around"):
+        await GrammarChecks().check(asked(json_schema=json.dumps(wrong)), model_with())
+    assert time.monotonic() - begun_at_s < 3
