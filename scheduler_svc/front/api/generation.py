@@ -238,7 +238,7 @@ def check_request(
         asked = (make_grammar or partial(own_grammar, request))(prompt_token_ids)
         valid = replace(valid, engine=replace(valid.engine, grammar=asked.grammar), grammar=asked)
         if valid.engine.beam_search is not None:
-            raise InvalidFieldError(asked.parts[0].field, "set", "unset with beam_width: beams follow no grammar")
+            raise InvalidFieldError(asked.field, "set", "unset with beam_width: beams follow no grammar")
     num_tokens = len(prompt_token_ids) + valid.answer_options.max_output_tokens
     if num_tokens <= served.max_len:
         return valid

@@ -36,16 +36,18 @@ def chat_grammar(
     named: dict[str, Part] = {}
     if tools is None or tools.holds is None:
         assert response is not None, "something must hold"
+        field = response.field
         if not thinking:
             return whole(response)
         named["response"] = response
         answer = "@response"
     else:
+        field, _ = tools.holds
         answer, more = _tool_answer(chat_format, tools, markers, named, has_response=response is not None)
         rules += more
         if response is not None and not tools.forced:
             named["response"] = response
-    return joined(f"start: {thinking} {answer}\n{rules}{COMMON}", named)
+    return joined(f"start: {thinking} {answer}\n{rules}{COMMON}", named, field)
 
 
 def _thinking(

@@ -6,7 +6,8 @@ refused; a grammar that was checked is remembered. The text was bounded before (
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from octavo_shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError, UnavailableError
 from octavo_shared.grammar.matcher import MatcherTokenizer, check_grammar
@@ -32,8 +33,8 @@ LIMIT_S = 10.0
 # Grammars that are remembered, each by 32 bytes.
 MAX_REMEMBERED = 4096
 
-# Parts of a schema that are compiled alone to find the place of what is wrong.
-MAX_PARTS_TRIED = 200
+# How long parts of a schema are compiled alone to find the place of what is wrong, in seconds.
+SEARCH_S = 0.2
 
 COMPILE_TIME = Metric(
     "octavo_grammar_compile_seconds", "histogram", "Time to compile the grammar of a request before it is admitted."
@@ -70,7 +71,7 @@ class GrammarChecks:
             InvalidFieldError: they cannot, with the parser's words and the place.
             QueueFullError, UnavailableError: that is not known in time, or the executors have another matcher.
         """
-        field = asked.parts[0].field
+        field = asked.field
         if not model.info.num_grammar_slots:
             rule = "unset: no executor of this model offers grammars; it lacks llguidance, or cannot read the tokenizer"
             raise InvalidFieldError(field, "set", rule)
@@ -100,7 +101,7 @@ class GrammarChecks:
 
     def _compile(self, asked: AskedGrammar, model: TextModel) -> None:
         """Compile a grammar, in a thread."""
-        matcher = self._matcher_of(model, asked.parts[0].field)
+        matcher = self._matcher_of(model, asked.field)
         begun_at_s = monotonic_s()
         words = check_grammar(matcher, asked.grammar)
         self._times.observe(monotonic_s() - begun_at_s)
@@ -127,8 +128,8 @@ class GrammarChecks:
 
 def refusal(asked: AskedGrammar, words: str, matcher: MatcherTokenizer) -> InvalidFieldError:
     """Return the refusal of a grammar that does not compile, with the part and the place that are wrong."""
-    part = next((part for part in asked.parts if len(asked.parts) > 1 and _words_of(part, matcher)), asked.parts[0])
-    words = _words_of(part, matcher) if len(asked.parts) > 1 else words
+    alone_wrong = ((part, found) for part in asked.parts if (found := _words_of(part, matcher)))
+    part, words = next(alone_wrong, (asked.parts[0], words))
     shown = part.shown
     if part.schema is not None and (place := _place(part.schema, words, part, matcher)) != "#":
         shown = f"a schema that cannot be held at {place}"
@@ -139,10 +140,12 @@ def _words_of(part: Part, matcher: MatcherTokenizer) -> str:
     return check_grammar(matcher, grammar_of([part.rules], part))
 
 
-def _place(schema: dict[str, object], words: str, part: Part, matcher: MatcherTokenizer) -> str:
-    """Return the place of the innermost schema that alone is wrong in the same words."""
-    found = "#"
-    for place, inner in list(subschemas(schema))[1 : MAX_PARTS_TRIED + 1]:
+def _place(schema: Mapping[str, object], words: str, part: Part, matcher: MatcherTokenizer) -> str:
+    """Return the place of the innermost schema that alone is wrong in the same words, if that is found in time."""
+    found, end_s = "#", monotonic_s() + SEARCH_S
+    for place, inner in islice(subschemas(schema), 1, None):
+        if monotonic_s() > end_s:
+            break
         tried = grammar_of([{"json_schema": alone(schema, inner)}], part)
         if place.startswith(found) and check_grammar(matcher, tried) == words:
             found = place

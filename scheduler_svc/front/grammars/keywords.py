@@ -129,7 +129,7 @@ KEYWORDS: Mapping[str, Keyword] = {
     "$recursiveRef": _refused(_DYNAMIC),
     "$recursiveAnchor": _refused(_DYNAMIC),
     "nullable": _refused('OpenAPI 3.0\'s; write `"type": ["string", "null"]`'),
-    "x-guidance": _refused("the options of the matcher are the server's"),
+    "x-guidance": _refused("no request sets the options of the matcher"),
 }
 
 # Extensions of OpenAPI, for other programs; `x-guidance` is a row of its own.

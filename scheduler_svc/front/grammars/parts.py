@@ -7,13 +7,14 @@ part, or a Lark grammar that names others. llguidance reads it as JSON; nothing 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pydantic_core import to_json
 
 from octavo.generation.v1 import generation_pb2
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar
+from scheduler_svc.front.grammars.patterns import with_ascii_classes
 from scheduler_svc.front.grammars.schema import checked_schema
 from scheduler_svc.front.text.json_text import MalformedJsonError, load_json, shown_json
 
@@ -50,26 +51,33 @@ class AskedGrammar:
 
     Attributes:
         grammar: What travels.
-        parts: What it is made of, as clients sent it; the first one is named if no other can be found.
+        field: The field that asks for it.
+        parts: What it is made of, as clients sent it.
     """
 
     grammar: Grammar
-    parts: Sequence[Part] = field(default=())
+    field: str
+    parts: Sequence[Part]
 
 
 def whole(part: Part) -> AskedGrammar:
     """Return the grammar of outputs that follow one part. Raises InvalidFieldError: it is too large."""
-    return AskedGrammar(grammar_of([part.rules], part), [part])
+    return AskedGrammar(grammar_of([part.rules], part), part.field, [part])
 
 
-def joined(main: str, named: Mapping[str, Part]) -> AskedGrammar:
+def joined(main: str, named: Mapping[str, Part], field: str) -> AskedGrammar:
     """Return the grammar of outputs that follow rules in Lark's notation, in which `@name` is a part.
+
+    Args:
+        main: The rules.
+        named: The parts.
+        field: What asks for it.
 
     Raises: InvalidFieldError: it is too large.
     """
     parts = list(named.values())
     rules = [{"name": name, **part.rules} for name, part in named.items()]
-    return AskedGrammar(grammar_of([{"name": "main", "lark_grammar": main}, *rules], parts[0]), parts)
+    return AskedGrammar(grammar_of([{"name": "main", "lark_grammar": main}, *rules], parts[0]), field, parts)
 
 
 def grammar_of(rules: Sequence[Mapping[str, object]], part: Part) -> Grammar:
@@ -132,7 +140,9 @@ def _regex_part(regex: str, path: str) -> Part:
         raise InvalidFieldError(path, "empty", "at least 1 character long")
     # A `/` would end it, and so would the end of a line.
     escapes = {"/": r"\/", "\n": r"\n"}
-    escaped = re.sub(r"(\\.)|[/\n]", lambda match: match[1] or escapes[match[0]], regex, flags=re.DOTALL)
+    escaped = re.sub(
+        r"(\\.)|[/\n]", lambda match: match[1] or escapes[match[0]], with_ascii_classes(regex), flags=re.DOTALL
+    )
     return Part({"lark_grammar": f"start: /{escaped}/"}, path, regex, noun)
 
 

@@ -3,12 +3,14 @@
 Places are JSON pointers, such as `#/properties/city`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.grammars.keywords import FORMATS, Inside, Verdict, keyword_of
+from scheduler_svc.front.grammars.patterns import with_ascii_classes
 from scheduler_svc.front.text.json_text import shown_json
 
 # What may stand between the parts of JSON: nothing, a space, or a line break with an indent. Without a bound a model
@@ -40,7 +42,7 @@ def checked_schema(schema: object, field: str) -> dict[str, Any]:
     references = (inner["$ref"] for inner in places.values() if isinstance(inner, dict) and "$ref" in inner)
     if not any("oneOf" in reference for reference in references):  # it would lead nowhere
         schema = _with_any_of(schema, places)
-    return {**schema, "x-guidance": OPTIONS}
+    return {**_with_ascii_patterns(schema), "x-guidance": OPTIONS}
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -120,19 +122,39 @@ def _with_any_of(schema: Any, places: Mapping[str, Any]) -> Any:
     """
     if not isinstance(schema, dict):
         return schema
-    result = {}
+    changed = _mapped(schema, partial(_with_any_of, places=places))
+    is_same = "oneOf" in schema and "anyOf" not in schema and _are_apart(schema["oneOf"], places)
+    return {"anyOf" if name == "oneOf" and is_same else name: value for name, value in changed.items()}
+
+
+def _with_ascii_patterns(schema: Any) -> Any:
+    """Return a schema whose patterns mean the same to the matcher as to those who validate."""
+    if not isinstance(schema, dict):
+        return schema
+    result = {**schema}
+    if isinstance(schema.get("pattern"), str):
+        result["pattern"] = with_ascii_classes(schema["pattern"])
+    if isinstance(schema.get("patternProperties"), dict):
+        result["patternProperties"] = {
+            with_ascii_classes(key): value for key, value in schema["patternProperties"].items()
+        }
+    return _mapped(result, _with_ascii_patterns)
+
+
+def _mapped(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a schema with those one level below changed."""
+    result: dict[str, Any] = {}
     for name, value in schema.items():
         known = keyword_of(name)
         match known.inside if known is not None else Inside.NOTHING, value:
             case (Inside.BY_NAME, dict()):
-                value = {key: _with_any_of(inner, places) for key, inner in value.items()}
+                result[name] = {key: change(inner) for key, inner in value.items()}
             case (Inside.LIST | Inside.ITEMS, list()):
-                value = [_with_any_of(inner, places) for inner in value]
+                result[name] = [change(inner) for inner in value]
             case (Inside.ONE | Inside.ITEMS, _):
-                value = _with_any_of(value, places)
-        if name == "oneOf" and "anyOf" not in schema and _are_apart(schema["oneOf"], places):
-            name = "anyOf"
-        result[name] = value
+                result[name] = change(value)
+            case _:
+                result[name] = value
     return result
 
 

@@ -100,10 +100,10 @@ def asked_completion(fields: CompletionFields, limits: RequestLimits) -> Asked:
         else:
             extend_ids(request.token_ids.ids, "prompt", prompt, limits)
         requests.append(request)
+    part = asked_part(fields)
     if advised_schema(fields):
         rule = "true: a completion has no instructions that could ask for the schema"
         raise InvalidFieldError("response_format.json_schema.strict", "false", rule)
-    part = asked_part(fields)
     make_grammar = None if part is None else _always(whole(part))
     return Asked(requests, num_copies, fields.logprobs, names, numbers.sent, part, make_grammar)
 

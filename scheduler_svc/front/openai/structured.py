@@ -105,8 +105,10 @@ def _part(kind: str, value: Any, path: str) -> Part:
     message = generation_pb2.Grammar()
     try:
         if kind == "choice":
+            if not isinstance(value, list):
+                raise TypeError("it is no array")
             message.choice.SetInParent()
-            message.choice.choices.extend(value if isinstance(value, list) else [None])
+            message.choice.choices.extend(value)
         else:
             setattr(message, _KINDS[kind], value)
     except TypeError as error:

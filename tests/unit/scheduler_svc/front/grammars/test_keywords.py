@@ -184,3 +184,17 @@ def test_white_space_is_bounded() -> None:
         assert is_followed(grammar, text), text
     for text in ('{  "a":1}', '{\n\n"a":1}', "{\n" + " " * 21 + '"a":1}', ' {"a":1}', '{"a":1} '):
         assert not is_followed(grammar, text), text
+
+
+@each_row(
+    (r"^\d+$", ["12"], ["1\N{ARABIC-INDIC DIGIT TWO}", ""]),
+    (r"^[\d-]\D$", ["-a", "1a"], ["\N{ARABIC-INDIC DIGIT TWO}a", "11"]),
+    (r"^\w[^\w]$", ["a é"[:1] + "-"], ["é-", "aa"]),
+    (r"^a\sb\\d$", [r"a b\\d"], ["a\N{NO-BREAK SPACE}b\\\\d", r"a b\\1"]),
+)
+def test_classes_of_characters_are_those_of_ascii(pattern: str, fitting: list[str], others: list[str]) -> None:
+    grammar = whole(schema_part({**STRING, "pattern": pattern}, "schema")).grammar
+    for text in fitting:
+        assert is_followed(grammar, f'"{text}"'), text
+    for text in others:
+        assert not is_followed(grammar, f'"{text}"'), text
