@@ -93,7 +93,9 @@ class Front:
             service_names=[GENERATION_SERVICE],
             health=health,
             credentials=None if tls is None else tls.credentials(),
-            interceptors=[] if access is None else [AccessInterceptor(access, on_refused=self._meter.call_refused)],
+            interceptors=[]
+            if access is None
+            else [AccessInterceptor(access, on_refused=generation.meter.call_refused)],
             readers=[KeepBodies(PROMPT_METHODS)],
             call_metrics=call_metrics,
             is_shared=is_shared,

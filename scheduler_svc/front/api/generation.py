@@ -58,12 +58,13 @@ class Generation:
         tokenizer: That of the served model.
         settings: The front's part of the configuration.
         tracer: Makes the spans of requests; None: nothing does.
+        grammars: Checks their grammars; None: in a process of its own.
 
     Attributes:
         pace: Of all streams; somebody has to run its `watch`.
         text_threads: Where requests with text are checked.
         meter: Counts requests; whoever speaks a protocol tells it of each.
-        grammars: Where their grammars are.
+        grammars: As above.
     """
 
     def __init__(
@@ -72,12 +73,13 @@ class Generation:
         tokenizer: ModelTokenizer,
         settings: FrontSettings,
         tracer: "RequestTracer | None" = None,
+        grammars: GrammarChecks | None = None,
     ) -> None:
         self.engine = engine
         self.settings = settings
         self.text_threads = TextThreads()
         self.meter = ApiMeter()
-        self.grammars = GrammarChecks()
+        self.grammars = grammars or GrammarChecks()
         self.tokenization = Tokenization(self.served, self.text_threads)
         self._tokenizer = tokenizer
         self._tracer = tracer
