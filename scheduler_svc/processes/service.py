@@ -124,9 +124,11 @@ class SchedulerService:
         self._ports = Ports(main, self._other_ports(config, health))
 
     def _own_front(self, tokenizer: "ModelTokenizer", health: Health) -> "Front":
+        from scheduler_svc.front.api.models import UNNAMED
         from scheduler_svc.front.front import Front
 
-        return Front(self._config, self.engine, tokenizer, health, self._metrics, call_metrics=self._calls)
+        model = {UNNAMED: (self.engine, tokenizer)}
+        return Front(self._config, model, health, self._metrics, call_metrics=self._calls)
 
     async def start(self) -> str:
         """Serve and look for the executors; return the address that clients use.

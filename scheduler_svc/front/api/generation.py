@@ -28,7 +28,7 @@ from scheduler_svc.front.api.token_rule_validation import tokenize_words
 from scheduler_svc.front.api.tokenization import Tokenization, tokenize_prompt
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.response import Response
-from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
+from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel, check_model
 from scheduler_svc.front.text.text_threads import TextThreads
 from scheduler_svc.request.engine_client import EngineClient
 from scheduler_svc.request.served_model import ServedModel
@@ -44,13 +44,14 @@ CLIENT_LEFT = "the client cancelled the call or disconnected"
 
 
 class Generation:
-    """Runs requests on one engine.
+    """Runs the requests for one model.
 
     Args:
         engine: Computes them.
         tokenizer: That of the served model.
         settings: The front's part of the configuration.
         tracer: Makes the spans of requests; None: nothing does.
+        pace: Of the streams of all models of the front; None: one of its own.
 
     Attributes:
         pace: Of all streams; somebody has to run its `watch`.
@@ -63,6 +64,7 @@ class Generation:
         tokenizer: ModelTokenizer,
         settings: FrontSettings,
         tracer: "RequestTracer | None" = None,
+        pace: DeltaPace | None = None,
     ) -> None:
         self.engine = engine
         self.settings = settings
@@ -71,7 +73,7 @@ class Generation:
         self._tokenizer = tokenizer
         self._tracer = tracer
         self._checks = RunningChecks()
-        self.pace = DeltaPace()
+        self.pace = pace or DeltaPace()
 
     @property
     def model(self) -> TextModel | None:
@@ -149,6 +151,8 @@ class Generation:
             new_id = "" if request.HasField("continuation") else request.request_id
             with self.engine.checking(new_id, request.tenant) as served, self._checks.running(request):
                 model = self._tokenizer.model(served)
+                if request.model:
+                    check_model(request.model, model)
                 run = self.text_threads.run if has_text(request) else asyncio.to_thread
                 valid = await run(check_request, request, model, self.settings)
                 check_weights(request.continuation, served)
