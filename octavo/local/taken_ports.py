@@ -84,6 +84,8 @@ async def _describe_scheduler(address: str) -> str | None:
             model_id = (await client.get_model()).model_id
     except (UnauthenticatedError, PermissionDeniedError):
         return f"octavo is already running on {address} and requires a token"
+    except InvalidRequestError:  # we named no model
+        return f"octavo is already running on {address} and serves several models"
     except OctavoError as error:
         is_scheduler = isinstance(error.__cause__, grpc.aio.AioRpcError) and is_from_service(error.__cause__)
         return f"octavo is already running on {address}, but its model is still loading" if is_scheduler else None

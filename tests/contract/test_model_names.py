@@ -226,7 +226,7 @@ async def test_an_engine_that_refuses_or_is_silent_is_in_nobodys_way() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, closing(socket.socket()) as refusing:
         refusing.bind(("127.0.0.1", 0))  # and does not listen
         absent, mute = (f"127.0.0.1:{one.getsockname()[1]}" for one in (refusing, silent))
-        async with engine_of(FakeWorker(), name="one") as stack:
+        async with engine_of(FakeWorker(), name="one", loses_soon=True) as stack:
             engines = (
                 *(f"away={absent}", f"mute={mute}"),
                 *(f"small={absent}", f"small={mute}", f"small={engine_address(stack)}"),
@@ -249,7 +249,10 @@ async def test_an_engine_that_refuses_or_is_silent_is_in_nobodys_way() -> None:
                     assert status == 503
                 assert asyncio.get_running_loop().time() - begun_s < 5
                 assert "away: the engine does not answer" in front.service.last_trouble
-        await until(lambda: not front.service.is_ready.is_set())
+                await stack.executor.kill()
+                await until(lambda: not front.service.is_ready.is_set())
+                assert not await front.is_serving()
+                assert (await front.send("/health"))[0] == 503
 
 
 async def test_abort_finds_a_request_of_any_model_and_an_id_lives_in_each() -> None:

@@ -171,7 +171,6 @@ def test_an_engine_may_have_the_name_of_its_model(flags: list[str], engines: dic
         )
     ),
     ("small=a:1,b:2", "--engine has a model's name before some addresses and none before b:2; give all of them one"),
-    ("", "--engine must have at least 1"),
 )
 def test_a_wrong_engine_is_refused_with_what_is_right(engine: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
