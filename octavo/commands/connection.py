@@ -82,7 +82,7 @@ _SECURITY_OPTIONS = (
 _model_option = click.option(
     "--model",
     default="",
-    metavar="NAME",
+    metavar="MODEL",
     help="Name of the model, if the server has several.  [default: the only one]",
 )
 

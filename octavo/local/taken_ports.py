@@ -11,7 +11,13 @@ import grpc.aio
 
 from octavo.admin_client import AdminClient
 from octavo.client import DEFAULT_ADDRESS, Client
-from octavo.errors import LocalServiceError, OctavoError, PermissionDeniedError, UnauthenticatedError
+from octavo.errors import (
+    InvalidRequestError,
+    LocalServiceError,
+    OctavoError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from octavo.values.status_details import is_from_service
 
 # A scheduler of this machine answers sooner.

@@ -18,6 +18,7 @@ from dataclasses import astuple, dataclass, replace
 
 from octavo_shared.errors import NoExecutorError, OctavoServiceError, QueueFullError, UnavailableError
 from octavo_shared.grpc.membership import Membership
+from octavo_shared.process.asking import any_says_yes
 from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family, Metric
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
@@ -25,7 +26,7 @@ from scheduler_svc.link.agreement import Candidate, Kind, agree, merged
 from scheduler_svc.link.placement import choose_place, prefix_of
 from scheduler_svc.link.remote_engine import LOADING, ReadTokenizer, RemoteEngine
 from scheduler_svc.link.state import UNREACHABLE
-from scheduler_svc.request.engine_client import AnswerSink, EngineLoad, ended_by_any
+from scheduler_svc.request.engine_client import AnswerSink, EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.served_model import ServedModel
 
@@ -237,7 +238,8 @@ class Cell:
         known = [engine for engine in self.engines if engine.is_reachable or engine.is_away]
         if not known:
             raise UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
-        return await ended_by_any(asyncio.ensure_future(engine.abort_request(request_id, tenant)) for engine in known)
+        # One that is away hears of it when it is back, whoever waits for it.
+        return await any_says_yes(engine.abort_request(request_id, tenant) for engine in known)
 
     # For the process of the front --------------------------------------------------------------------------------
 

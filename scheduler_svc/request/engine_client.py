@@ -8,13 +8,12 @@ What the engine tells a front it tells by calls that do not wait and ask for no 
 say of a request, such as that its text holds a stop string, says it by the handle, at once or later.
 """
 
-import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo_shared.errors import OctavoServiceError, UnavailableError
+from octavo_shared.errors import OctavoServiceError
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
@@ -142,22 +141,3 @@ class EngineClient(Protocol):
 
         `tenant` None: those of all tenants.
         """
-
-
-async def ended_by_any(asked: "Iterable[asyncio.Future[bool]]") -> bool:
-    """Return whether one of several that were asked to end a request had it, as soon as one says so.
-
-    Raises: UnavailableError: none that answers has it, and others do not answer.
-    """
-    answers, trouble = list(asked), None
-    for answer in answers:  # one that is away hears of it when it is back, whoever waits for it
-        answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    for next_answer in asyncio.as_completed(answers):
-        try:
-            if await next_answer:
-                return True
-        except UnavailableError as error:
-            trouble = error
-    if trouble is not None:
-        raise trouble
-    return False

@@ -3,7 +3,6 @@
 A scheduler's own front has one, and so has a front whose engines have no names: what is served decides its name.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.process.asking import any_says_yes
 from scheduler_svc.front.api.generation import Generation, Metadata
 from scheduler_svc.front.api.message_scan import peek_text
 from scheduler_svc.front.api.request_body import M, RequestBody
 from scheduler_svc.front.text.text_model import UnknownModelError
-from scheduler_svc.request.engine_client import ended_by_any
 
 if TYPE_CHECKING:  # imports opentelemetry
     from scheduler_svc.telemetry.request_tracing import RequestTrace
@@ -82,10 +81,13 @@ class Models:
         return next(iter(self._generations.values())).traced(pb.GenerateRequest(), metadata)
 
     async def abort(self, request_id: str) -> bool:
-        """End a live request of the caller, whichever model it runs on. Raises: see `ended_by_any`."""
+        """End a live request of the caller, whichever model it runs on.
+
+        Raises: UnavailableError: no model has it whose engines answer, and those of others do not. Models that never
+            had an executor are asked only if there is no other.
+        """
         known = [one for one in self._generations.values() if one.engine.model is not None]
-        asked = known or list(self._generations.values())
-        return await ended_by_any(asyncio.ensure_future(one.abort(request_id)) for one in asked)
+        return await any_says_yes(one.abort(request_id) for one in known or self._generations.values())
 
 
 def peek_model(content: bytes, message_class: type[Message]) -> str:
