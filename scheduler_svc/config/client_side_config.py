@@ -34,12 +34,10 @@ def check_engine(target: str) -> str:
     name, address = named_engine(target)
     is_name = name.isprintable() and not any(map(str.isspace, name)) and len(name) <= MAX_MODEL_NAME_CHARS
     has_name = address != target
-    if not re.fullmatch(ADDRESS_PATTERN, address) or (has_name and not (name and is_name)):
-        raise ValueError(
-            "host:port, with a port from 0 to 65535; or NAME=host:port, with a model's name of at most "
-            f"{MAX_MODEL_NAME_CHARS} characters and no spaces"
-        )
-    return target
+    if re.fullmatch(ADDRESS_PATTERN, address) and (not has_name or (name and is_name)):
+        return target
+    rule = f"; NAME is at most {MAX_MODEL_NAME_CHARS} characters without spaces" if has_name else ""
+    raise ValueError(f"{'NAME=' if has_name else ''}host:port, with a port from 0 to 65535{rule}")
 
 
 def none_if_off(value: object) -> object:
