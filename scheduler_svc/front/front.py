@@ -26,6 +26,7 @@ from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.request_limits import FrontSettings
 from scheduler_svc.front.api.servicer import GenerationServicer
+from scheduler_svc.front.api_meter import ApiMeter
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.front.text.text_threads import LOST_THREADS
@@ -85,7 +86,8 @@ class Front:
             name: Generation(engine, tokenizer, front_settings(config), request_tracer(self._tracing), self.pace)
             for name, (engine, tokenizer) in models.items()
         }
-        chosen = Models(self.generations)
+        self._meter = ApiMeter()
+        chosen = Models(self.generations, self._meter)
         self.generation = GenerationServicer(chosen)
         self.openai: OpenAIServer | None = None
         if config.openai_listen is not None:
@@ -99,7 +101,7 @@ class Front:
             service_names=[GENERATION_SERVICE],
             health=health,
             credentials=None if tls is None else tls.credentials(),
-            interceptors=[] if access is None else [AccessInterceptor(access)],
+            interceptors=[] if access is None else [AccessInterceptor(access, on_refused=self._meter.call_refused)],
             readers=[KeepBodies(PROMPT_METHODS)],
             call_metrics=call_metrics,
             is_shared=is_shared,
@@ -107,7 +109,8 @@ class Front:
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, self.main.server)
 
     def families(self) -> Iterator[Family]:
-        """Yield the metrics of what clients meet beside gRPC."""
+        """Yield the metrics of what clients meet, beside those of every gRPC service."""
+        yield from self._meter.families()
         yield LOST_THREADS.single(sum(each.text_threads.num_lost for each in self.generations.values()))
         if self.openai is not None:
             yield from self.openai.families()
@@ -134,8 +137,4 @@ def front_settings(config: ClientSideConfig) -> FrontSettings:
     )
     if not isinstance(config, SchedulerConfig):
         return settings
-    return replace(
-        settings,
-        tenants=frozenset(config.weights_of_tenants) or None,
-        has_priorities=config.policy == "priority",
-    )
+    return replace(settings, has_priorities=config.policy == "priority")

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 
-from octavo_shared.errors import NoExecutorError, OctavoServiceError, QueueFullError, UnavailableError
+from octavo_shared.errors import DrainingError, NoExecutorError, OctavoServiceError, QueueFullError, UnavailableError
 from octavo_shared.grpc.membership import Membership
 from octavo_shared.process.asking import any_says_yes
 from octavo_shared.process.events import Event
@@ -54,7 +54,7 @@ METRICS = (ENGINE_REQUESTS, ENGINE_USED)
 
 
 @dataclass(slots=True)
-class _Joined:
+class Joined:
     """An engine process, the task that keeps us joined to it, and the files of its tokenizer."""
 
     engine: RemoteEngine
@@ -73,7 +73,7 @@ class _Joined:
     def candidate(self) -> Candidate | None:
         """Return what it offers to new requests; None: it takes none."""
         engine = self.engine
-        if engine.why_not_ready or engine.model is None:
+        if engine.is_away or engine.why_not_ready or engine.model is None:
             return None
         model, weights_digest = engine.model, engine.model.reproducibility.weights_digest
         kind = Kind(model.name, model.info.model_hash, weights_digest, self.tokenizer_digest)
@@ -115,7 +115,7 @@ class Cell:
         self._load_tokenizer = load_tokenizer
         self._set_ready = set_ready
         self._has_own_tokenizer = has_own_tokenizer
-        self._joined: dict[str, _Joined] = {}  # by address
+        self._joined: dict[str, Joined] = {}  # by address
         self._addresses: Sequence[str] = ()  # as the membership has them
         self._used: Sequence[RemoteEngine] = ()  # where new requests go
         self._odd: Mapping[str, str] = {}  # why engines are not used that would take requests, by address
@@ -124,7 +124,7 @@ class Cell:
         self._model: ServedModel | None = None  # the last one, also while all engines are away
         self._tokenizer_trouble = ""
         self._loading: asyncio.Task[None] | None = None
-        self._has_told_keys = False
+        self._differing_keys: frozenset[bytes] = frozenset()  # as last told
         self._takes_calls = False
         self._is_leaving = False
         self._num_checked_of: Counter[str] = Counter()  # by tenant
@@ -183,9 +183,9 @@ class Cell:
         if not any(engine.is_reachable for engine in self.engines):
             raise UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
         if self._is_leaving and not self.is_draining:
-            raise UnavailableError(f"{LEAVING}; connect again, and send the request there")
+            raise DrainingError(f"{LEAVING}; connect again, and send the request there")
         if self.is_draining:
-            raise UnavailableError(f"{self.why_not_ready}; retry with another scheduler")
+            raise DrainingError(f"{self.why_not_ready}; retry with another scheduler")
         if not (used := self._used) or self._model is None:
             raise NoExecutorError("no executor is attached", self.last_trouble)
         self._require_place(used, tenant)
@@ -262,7 +262,7 @@ class Cell:
                 for address in addresses:
                     if address not in self._joined:
                         engine = self._open(address)
-                        self._joined[address] = _Joined(engine, group.create_task(engine.run(), name="link"))
+                        self._joined[address] = Joined(engine, group.create_task(engine.run(), name="link"))
                 self._on_change()
 
             group.create_task(self._tell_readiness())
@@ -333,7 +333,7 @@ class Cell:
             model = merged([engine.model for engine in self._used if engine.model is not None])
             self._model = replace(model, served_name=self.name) if self.name else model
 
-    async def _load(self, joined: _Joined) -> None:
+    async def _load(self, joined: Joined) -> None:
         """Load the tokenizer of an engine, for all that have an equal one."""
         model, files, digest = joined.engine.model, joined.tokenizer, joined.tokenizer_digest
         assert model is not None, "it offers a model"
@@ -368,11 +368,11 @@ class Cell:
         """Say once of which schedulers the names of blocks differ, so that one of them finds nothing of the other's."""
         keys = {engine.prefix_key_fingerprint: engine.scheduler_id for engine in self._used}
         keys.pop(b"", None)
-        if len(keys) > 1 and not self._has_told_keys:
+        if len(keys) > 1 and not self._differing_keys.issuperset(keys):
+            self._differing_keys = frozenset(keys)
             schedulers = ",".join(sorted(keys.values()))
             fix = "give them one --prefix-key-file, so that executors keep their blocks when they change schedulers"
             log.warning(Event("prefix_keys_differ", schedulers=schedulers, fix=fix))
-        self._has_told_keys = len(keys) > 1
 
     def _forget_gone(self) -> None:
         """Leave engines that are no longer named, once nothing of ours waits for them."""

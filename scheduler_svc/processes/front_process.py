@@ -44,6 +44,7 @@ from scheduler_svc.link.remote_engine import ReadTokenizer, RemoteEngine
 from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from scheduler_svc.processes.loop_lag import LoopLag
 from scheduler_svc.processes.process import SETTINGS_FROM_STDIN, run_to_end
+from scheduler_svc.telemetry.vllm_metrics import vllm_families
 
 # What the names of the settings of TLS to the engine begin with.
 FLAGS = "--engine-tls"
@@ -220,6 +221,9 @@ class FrontService:
         )
 
     def _collect(self) -> list[Family]:
+        return [*self._counted(), *vllm_families(*self.cells.values())]
+
+    def _counted(self) -> list[Family]:
         return [
             *service_families(self._calls, self.front.tls),
             *self.front.families(),
@@ -264,7 +268,7 @@ class FrontService:
             f"{self._name}/{name}" if name else self._name,  # an engine may serve under two names
             read_tokenizer,
             on_change,
-            self._collect if self._config.is_started_by_scheduler else tuple,  # else our own port has them
+            self._counted if self._config.is_started_by_scheduler else tuple,  # else our own port has them
             lambda: self._loop_lag.longest_s,
             partial(self._take_rules, name),
             partial(_explain, tls),

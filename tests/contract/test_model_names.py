@@ -300,6 +300,7 @@ async def test_one_engine_may_serve_under_two_names_and_metrics_tell_them_apart(
                 lines = (await response.text()).splitlines()
             for name in names:
                 assert f'octavo_front_engine_used{{model="{name}",scheduler="one"}} 1.0' in lines
+                assert f'vllm:num_requests_running{{engine="0",model_name="{name}"}} 0.0' in lines
 
 
 @each_row(

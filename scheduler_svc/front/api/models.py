@@ -14,6 +14,7 @@ from octavo_shared.process.asking import any_says_yes
 from scheduler_svc.front.api.generation import Generation, Metadata
 from scheduler_svc.front.api.message_scan import peek_text
 from scheduler_svc.front.api.request_body import M, RequestBody
+from scheduler_svc.front.api_meter import ApiMeter
 from scheduler_svc.front.text.text_model import UnknownModelError
 
 if TYPE_CHECKING:  # imports opentelemetry
@@ -28,9 +29,14 @@ class Models:
 
     Args:
         generations: What runs the requests of each, by name; only a single one may be UNNAMED.
+        meter: Counts requests; whoever speaks a protocol tells it of each.
+
+    Attributes:
+        meter: As above.
     """
 
-    def __init__(self, generations: Mapping[str, Generation]) -> None:
+    def __init__(self, generations: Mapping[str, Generation], meter: ApiMeter | None = None) -> None:
+        self.meter = meter or ApiMeter()
         self._generations = generations
         self._only = next(iter(generations.values())) if len(generations) == 1 else None
         self._unnamed = generations.get(UNNAMED)
