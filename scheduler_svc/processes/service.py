@@ -137,9 +137,11 @@ class SchedulerService:
         self._tell_tenants()
 
     def _own_front(self, tokenizer: "ModelTokenizer", health: Health) -> "Front":
+        from scheduler_svc.front.api.models import UNNAMED
         from scheduler_svc.front.front import Front
 
-        return Front(self._config, self.engine, tokenizer, health, self._metrics, call_metrics=self._calls)
+        model = {UNNAMED: (self.engine, tokenizer)}
+        return Front(self._config, model, health, self._metrics, call_metrics=self._calls)
 
     async def start(self) -> str:
         """Serve and look for the executors; return the address that clients use.
@@ -205,8 +207,8 @@ class SchedulerService:
     def _tell_tenants(self) -> None:
         """Tell our front, and all that have joined, whom they serve."""
         if self.front is not None:
-            generation = self.front.generation
-            generation.settings = replace(generation.settings, tenants=self.engine.tenants.served)
+            for generation in self.front.generations.values():
+                generation.settings = replace(generation.settings, tenants=self.engine.tenants.served)
         if self.link is not None:
             self.link.tell_welcome()
 

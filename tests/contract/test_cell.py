@@ -32,7 +32,7 @@ class Running:
     @property
     def cell(self) -> Cell:
         """Its engines, to look at."""
-        return self.front.cell
+        return self.front.cells[""]
 
     @property
     def running(self) -> list[int]:
@@ -65,7 +65,7 @@ async def front_of(*stacks: Stack, **settings: object) -> AsyncIterator[Running]
     task = asyncio.create_task(front.run(told))
     try:
         await front.is_ready.wait()
-        await until(lambda: all(engine.model for engine in front.cell.engines))
+        await until(lambda: all(engine.model for engine in front.cells[""].engines))
         async with Client(front.address) as client:
             yield Running(list(stacks), front, client)
     finally:
@@ -189,8 +189,8 @@ async def test_a_scheduler_of_another_model_is_not_used_until_the_others_are_dra
     async with cell_of(old, FakeWorker(weights_digest="old"), new) as running:
         await until(lambda: "it serves other weights than the engines in use" in caplog.text)
         await running.ask(*range(8), params=SHORT)
-        assert running.front.cell.model is not None
-        assert running.front.cell.model.reproducibility.weights_digest == "old"
+        assert running.cell.model is not None
+        assert running.cell.model.reproducibility.weights_digest == "old"
         for stack in running.stacks[:2]:
             await stack.engine.drain(0.1)
         await until(lambda: running.cell.model.reproducibility.weights_digest == "new")  # type: ignore[union-attr]

@@ -51,26 +51,42 @@ _BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 OpenCompiler: TypeAlias = Callable[[Sequence[TokenizerFile], Sequence[int], int], Compiler]
 
 
+class GrammarMeter:
+    """Counts grammars that were compiled.
+
+    Attributes:
+        times: How long that took, in seconds.
+        num_refused: Those that outputs cannot follow.
+    """
+
+    def __init__(self) -> None:
+        self.times = Histogram(_BOUNDS)
+        self.num_refused = 0
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics."""
+        yield COMPILE_TIME.histogram_family({(): self.times})
+        yield REFUSED.single(self.num_refused)
+
+
 class GrammarChecks:
     """Checks the grammars of requests for the served model.
 
     Args:
         open_compiler: Opens what compiles them for a tokenizer; None: `CompilerProcess`.
+        meter: Counts them, for all models of a front; None: for this one.
+
+    Attributes:
+        meter: As above.
     """
 
-    def __init__(self, open_compiler: OpenCompiler | None = None) -> None:
+    def __init__(self, open_compiler: OpenCompiler | None = None, meter: "GrammarMeter | None" = None) -> None:
+        self.meter = meter or GrammarMeter()
         self._open_compiler = open_compiler or CompilerProcess
         self._threads = DaemonThreads(1)  # a compiler is for one
         self._num_waiting = 0
         self._compiler: tuple[Tokenizer | None, Compiler | None] = None, None
         self._remembered: OrderedDict[tuple[str, bytes, str], InvalidFieldError | None] = OrderedDict()
-        self._times = Histogram(_BOUNDS)
-        self._num_refused = 0
-
-    def families(self) -> Iterator[Family]:
-        """Yield the metrics."""
-        yield COMPILE_TIME.histogram_family({(): self._times})
-        yield REFUSED.single(self._num_refused)
 
     async def check(self, asked: AskedGrammar, model: TextModel) -> None:
         """Return if outputs of the model can follow a grammar.
@@ -101,7 +117,7 @@ class GrammarChecks:
         except TimeoutError:
             raise UnavailableError(f"the grammar was not compiled within {LIMIT_S:g} s; send it again later") from None
         except InvalidFieldError as error:
-            self._num_refused += 1
+            self.meter.num_refused += 1
             self._remember(key, error)
             raise
         finally:
@@ -118,7 +134,7 @@ class GrammarChecks:
         compiler = self._compiler_of(model, asked.field)
         begun_at_s = monotonic_s()
         words = compiler.check(asked.grammar)
-        self._times.observe(monotonic_s() - begun_at_s)
+        self.meter.times.observe(monotonic_s() - begun_at_s)
         if words:
             raise refusal(asked, words, compiler)
 

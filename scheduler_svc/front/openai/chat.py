@@ -46,7 +46,7 @@ class Chat:
     def __init__(self, answering: Answering, tool_call_parser: str, reasoning_parser: str) -> None:
         self._answering = answering
         self._parsers = tool_call_parser, reasoning_parser
-        self._format: ChatFormat | None = None
+        self._formats: dict[str, ChatFormat] = {}  # of the last tokenizer of each model
 
     async def answer(self, call: Call) -> web.StreamResponse:
         """Answer one request."""
@@ -81,10 +81,10 @@ class Chat:
         return call.answer_bytes(body)
 
     def _chat_format(self, model: TextModel) -> ChatFormat:
-        """Return how a model writes; that of the last one is kept."""
-        if self._format is None or self._format.tokenizer is not model.tokenizer:
-            self._format = ChatFormat.of(model.tokenizer, *self._parsers)
-        return self._format
+        """Return how a model writes; it is kept."""
+        if (known := self._formats.get(model.name)) is None or known.tokenizer is not model.tokenizer:
+            known = self._formats[model.name] = ChatFormat.of(model.tokenizer, *self._parsers)
+        return known
 
 
 def _answer_body(

@@ -25,6 +25,7 @@ from octavo_shared.errors import (
 from octavo_shared.grpc.grpc_status import status_code
 from scheduler_svc.front.api.request_limits import PromptTooLongError
 from scheduler_svc.front.refusals import INTERNAL, refusal_reason
+from scheduler_svc.front.text.text_model import UnknownModelError
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
@@ -125,6 +126,8 @@ def api_error(
         return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, _SERVER, headers=_NO_RETRY)
     status = _STATUSES.get(status_code(error), HTTPStatus.INTERNAL_SERVER_ERROR)
     answer = ApiError(status, str(error), _INVALID if status < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER)
+    if isinstance(error, UnknownModelError):
+        return replace(answer, status=HTTPStatus.NOT_FOUND, param="model", code="model_not_found")
     if isinstance(error, InvalidFieldError):
         param = openai_name(error.field, names)
         if isinstance(error, PromptTooLongError):

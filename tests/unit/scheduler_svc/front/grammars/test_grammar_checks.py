@@ -128,7 +128,7 @@ async def test_what_does_not_compile_is_refused_in_the_parsers_words(kind: Any, 
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     await checks.check(asked(regex="a"), model_with())
-    counts = {sample.name: sample.value for family in checks.families() for sample in family.samples}
+    counts = {sample.name: sample.value for family in checks.meter.families() for sample in family.samples}
     assert counts["octavo_grammar_compile_seconds_count"] == 2
     assert counts["octavo_grammars_refused_total"] == 1
 
