@@ -1,0 +1,198 @@
+"""A cell of real processes: schedulers, fake executors that they share by name, and fronts that join all schedulers.
+
+Each process has a host of its own in 127.0.0.0/8, all of one tier have one port, and a name stands for them.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from octavo import Client
+from octavo.admin.v1 import admin_pb2
+from octavo.admin_client import AdminClient
+from octavo.errors import OctavoError
+from tests.chaos.services import free_port
+from tests.support.named_hosts import NamedHosts
+from tests.support.patience import PATIENCE_S
+from tests.support.processes import Service, start_service
+
+EXECUTOR, SCHEDULER, FRONT = "executor", "scheduler", "front"
+TIERS = (EXECUTOR, SCHEDULER, FRONT)
+
+_MODULES = {
+    EXECUTOR: "executor_svc.fake",
+    SCHEDULER: "scheduler_svc",
+    FRONT: "scheduler_svc.processes.front_process",
+}
+
+# Executors that a scheduler attaches at most.
+MAX_EXECUTORS = 2
+LEASE_S = 2.0
+RESOLVE_INTERVAL_S = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A process of a cell, or what is left of it.
+
+    Attributes:
+        tier: What it is.
+        host: Where it listens.
+        flags: What it is started with.
+        service: The process; None: it has not been started.
+        operator: What a scheduler tells operators.
+    """
+
+    tier: str
+    host: str
+    flags: tuple[str, ...]
+    service: Service | None = None
+    operator: AdminClient | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs; it may be about to end."""
+        return self.service is not None and self.service.process.returncode is None
+
+    @property
+    def address(self) -> str:
+        """Where it serves."""
+        assert self.service is not None
+        return self.service.address
+
+    async def terminate(self) -> None:
+        """Send SIGTERM and wait. Raises AssertionError: it does not end in order."""
+        assert self.service is not None
+        code = await self.service.terminate()
+        assert code == 0, f"the {self.tier} at {self.host} ended with exit code {code}"
+
+    async def kill(self) -> None:
+        """Send SIGKILL and wait."""
+        if self.runs:
+            assert self.service is not None
+            await self.service.kill()
+
+    async def attached(self) -> list[admin_pb2.ExecutorState]:
+        """Return the executors that a scheduler has attached; none if it does not answer."""
+        assert self.operator is not None
+        with contextlib.suppress(OctavoError):
+            state = await self.operator.get_state()
+            return [each for each in state.executors if each.status == admin_pb2.EXECUTOR_STATUS_ATTACHED]
+        return []
+
+
+@dataclass(slots=True)
+class Cell:
+    """A cell.
+
+    Attributes:
+        names: Which addresses its names have.
+        executor_flags: What its executors are started with.
+        members: Its processes by tier; those that were removed are not among them.
+    """
+
+    names: NamedHosts
+    executor_flags: Sequence[str] = ()
+    members: dict[str, list[Member]] = field(default_factory=lambda: {tier: [] for tier in TIERS})
+    _ports: dict[str, int] = field(default_factory=lambda: {tier: free_port() for tier in TIERS})
+    _num_begun: Counter[str] = field(default_factory=Counter)
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    def running(self, tier: str) -> list[Member]:
+        """Return the processes of a tier that run."""
+        return [each for each in self.members[tier] if each.runs]
+
+    async def add(self, tier: str, *flags: str, scheduler_id: str = "") -> Member:
+        """Start a process at an address that none had before; it is a member once it listens."""
+        self._num_begun[tier] += 1
+        number = self._num_begun[tier]
+        if tier == SCHEDULER:
+            flags = ("--scheduler-id", scheduler_id or f"scheduler-{number}", *flags)
+        member = Member(tier, f"127.{1 + TIERS.index(tier)}.0.{number}", flags)
+        self._stack.push_async_callback(member.kill)
+        await self.start(member)
+        self.members[tier].append(member)
+        self._publish(tier)
+        return member
+
+    async def start(self, member: Member) -> None:
+        """Start a process of a member, which has none, and return once it listens."""
+        environment = self.names.environment(_MODULES[member.tier])
+        flags = (*self._flags(member), *member.flags, "--log-level", "error")
+        member.service = await start_service("tests.support.named_hosts", *flags, environment=environment)
+        if member.tier == SCHEDULER:
+            if member.operator is not None:
+                await member.operator.close()
+            member.operator = AdminClient(member.service.other_addresses["admin"])
+            await self._stack.enter_async_context(member.operator)
+
+    async def remove(self, member: Member) -> None:
+        """Take a process out of its name and send SIGTERM; return once it has ended."""
+        self.members[member.tier].remove(member)
+        self._publish(member.tier)
+        await member.terminate()
+
+    def _publish(self, tier: str) -> None:
+        self.names.give(_name(tier), [member.host for member in self.members[tier]])
+
+    def _flags(self, member: Member) -> tuple[str, ...]:
+        listen = f"{member.host}:{self._ports[member.tier]}"
+        interval = ("--resolve-interval-s", str(RESOLVE_INTERVAL_S))
+        if member.tier == EXECUTOR:
+            return ("--listen", listen, *self.executor_flags)
+        if member.tier == FRONT:
+            return ("--listen", listen, "--engine", self._target(SCHEDULER), *interval)
+        return (
+            *("--engine-listen", listen, "--admin-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"),
+            *("--executor", self._target(EXECUTOR), "--max-executors", str(MAX_EXECUTORS)),
+            *("--lease-s", str(LEASE_S), *interval),
+        )
+
+    def _target(self, tier: str) -> str:
+        return f"dns:///{_name(tier)}:{self._ports[tier]}"
+
+    async def attached(self) -> dict[str, list[str]]:
+        """Return the addresses of the executors that each scheduler has, by scheduler id."""
+        schedulers = self.running(SCHEDULER)
+        states = await asyncio.gather(*(scheduler.attached() for scheduler in schedulers))
+        pairs = zip(schedulers, states, strict=True)
+        return {scheduler.flags[1]: [executor.address for executor in states] for scheduler, states in pairs}
+
+    async def until_whole(self) -> None:
+        """Return once each executor is attached for which a scheduler has a place, and every front takes requests."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not await self.is_whole():
+                await asyncio.sleep(0.02)
+            for front in self.running(FRONT):
+                async with Client(front.address) as client:
+                    await client.wait_until_ready(PATIENCE_S)
+
+    async def is_whole(self) -> bool:
+        """Return whether each executor is attached for which a scheduler has a place."""
+        num_places = MAX_EXECUTORS * len(self.running(SCHEDULER))
+        num_attached = sum(map(len, (await self.attached()).values()))
+        return num_attached == min(len(self.running(EXECUTOR)), num_places)
+
+
+@asynccontextmanager
+async def running_cell(
+    num_schedulers: int, num_executors: int, num_fronts: int, *executor_flags: str, stale_s: float = 0.0
+) -> AsyncIterator[Cell]:
+    """Run a cell until the end of the block; it is whole. `num_executors` are those of all schedulers."""
+    with TemporaryDirectory() as folder:
+        cell = Cell(NamedHosts(Path(folder) / "names.json"), executor_flags)
+        async with cell._stack:
+            numbers = {EXECUTOR: num_executors, SCHEDULER: num_schedulers, FRONT: num_fronts}
+            await asyncio.gather(*(cell.add(tier) for tier, number in numbers.items() for _ in range(number)))
+            await cell.until_whole()
+            cell.names.stale_s = stale_s
+            yield cell
+
+
+def _name(tier: str) -> str:
+    return f"{tier}s.cell"
