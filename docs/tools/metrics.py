@@ -8,13 +8,14 @@ from octavo_shared.grpc.grpc_metrics import METRICS as SERVICE_METRICS
 from octavo_shared.process.metric import docs_table
 from scheduler_svc.front.openai.routing import METRICS as HTTP_METRICS
 from scheduler_svc.front.text.text_threads import METRICS as TEXT_METRICS
+from scheduler_svc.link.cell import METRICS as CELL_METRICS
 from scheduler_svc.telemetry.metrics import ALIASES
 from scheduler_svc.telemetry.metrics import METRICS as SCHEDULER_METRICS
 
 PAGE = Path(__file__).parents[1] / "metrics.md"
 
 _TABLES = {
-    "scheduler": docs_table((*SCHEDULER_METRICS, *TEXT_METRICS, *HTTP_METRICS)),
+    "scheduler": docs_table((*SCHEDULER_METRICS, *TEXT_METRICS, *HTTP_METRICS, *CELL_METRICS)),
     "executor": docs_table(EXECUTOR_METRICS),
     "both": docs_table(SERVICE_METRICS),
     "aliases": docs_table(ALIASES),

@@ -49,7 +49,7 @@ METRICS = (ENGINE_REQUESTS, ENGINE_USED)
 
 
 @dataclass(slots=True)
-class _Joined:
+class Joined:
     """An engine process, the task that keeps us joined to it, and the files of its tokenizer."""
 
     engine: RemoteEngine
@@ -68,7 +68,7 @@ class _Joined:
     def candidate(self) -> Candidate | None:
         """Return what it offers to new requests; None: it takes none."""
         engine = self.engine
-        if engine.why_not_ready or engine.model is None:
+        if engine.is_away or engine.why_not_ready or engine.model is None:
             return None
         model, weights_digest = engine.model, engine.model.reproducibility.weights_digest
         kind = Kind(model.name, model.info.model_hash, weights_digest, self.tokenizer_digest)
@@ -104,7 +104,7 @@ class Cell:
         self._load_tokenizer = load_tokenizer
         self._set_ready = set_ready
         self._has_own_tokenizer = has_own_tokenizer
-        self._joined: dict[str, _Joined] = {}  # by address
+        self._joined: dict[str, Joined] = {}  # by address
         self._addresses: Sequence[str] = ()  # as the membership has them
         self._used: Sequence[RemoteEngine] = ()  # where new requests go
         self._odd: Mapping[str, str] = {}  # why engines are not used that would take requests, by address
@@ -113,7 +113,7 @@ class Cell:
         self._model: ServedModel | None = None  # the last one, also while all engines are away
         self._tokenizer_trouble = ""
         self._loading: asyncio.Task[None] | None = None
-        self._has_told_keys = False
+        self._differing_keys: frozenset[bytes] = frozenset()  # as last told
         self._takes_calls = False
         self._is_leaving = False
         self._num_checked_of: Counter[str] = Counter()  # by tenant
@@ -260,7 +260,7 @@ class Cell:
                 for address in addresses:
                     if address not in self._joined:
                         engine = self._open(address)
-                        self._joined[address] = _Joined(engine, group.create_task(engine.run(), name="link"))
+                        self._joined[address] = Joined(engine, group.create_task(engine.run(), name="link"))
                 self._on_change()
 
             group.create_task(self._tell_readiness())
@@ -328,7 +328,7 @@ class Cell:
             self._kind = kind
             self._model = merged([engine.model for engine in self._used if engine.model is not None])
 
-    async def _load(self, joined: _Joined) -> None:
+    async def _load(self, joined: Joined) -> None:
         """Load the tokenizer of an engine, for all that have an equal one."""
         model, files, digest = joined.engine.model, joined.tokenizer, joined.tokenizer_digest
         assert model is not None, "it offers a model"
@@ -363,11 +363,11 @@ class Cell:
         """Say once of which schedulers the names of blocks differ, so that one of them finds nothing of the other's."""
         keys = {engine.prefix_key_fingerprint: engine.scheduler_id for engine in self._used}
         keys.pop(b"", None)
-        if len(keys) > 1 and not self._has_told_keys:
+        if len(keys) > 1 and not self._differing_keys.issuperset(keys):
+            self._differing_keys = frozenset(keys)
             schedulers = ",".join(sorted(keys.values()))
             fix = "give them one --prefix-key-file, so that executors keep their blocks when they change schedulers"
             log.warning(Event("prefix_keys_differ", schedulers=schedulers, fix=fix))
-        self._has_told_keys = len(keys) > 1
 
     def _forget_gone(self) -> None:
         """Leave engines that are no longer named, once nothing of ours waits for them."""

@@ -131,7 +131,7 @@ class RemoteEngine:
         self._numbers = itertools.count(1)
         self._calls = itertools.count(1)
         self._requests: dict[int, RemoteRequest] = {}
-        self._untold: dict[int, int] = {}  # how wide requests are that `state` does not count yet, by number
+        self._num_untold = 0  # sequences that began here since `state` was told, less those that ended
         self._abort_calls: dict[int, tuple[pb.AbortCall, asyncio.Future[bool]]] = {}
         self._absence = Absence(self._give_up)
         self.scheduler_id = ""
@@ -171,15 +171,16 @@ class RemoteEngine:
 
     @property
     def num_taken(self) -> int:
-        """How many of them are taken or waited for, with the requests of ours that it has not counted yet."""
-        return self.state.load.num_taken_slots + self.state.load.num_waiting + sum(self._untold.values())
+        """How many of them are taken or waited for, as it told, and by what we know since."""
+        return max(0, self.state.load.num_taken_slots + self.state.load.num_waiting + self._num_untold)
 
     async def submit(self, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel) -> None:
-        """Queue a request there; errors as in `EngineClient.submit`."""
+        """Queue a request there, once it is back if it is away; errors as in `EngineClient.submit`."""
+        await self._absence.wait()
         self.require_reachable()
         number = next(self._numbers)
         remote = self._requests[number] = RemoteRequest(self, number, request, sink, checked_for)
-        self._untold[number] = request.width
+        self._num_untold += request.width
         self._outbox.submit(remote.submission())
         try:
             await remote.queued
@@ -237,11 +238,10 @@ class RemoteEngine:
         """Go on with a request that another one had under a number."""
         assert self.model is not None, "it takes requests"
         remote = lost._requests.pop(number)
-        lost._untold.pop(number, None)
         own_number = next(self._numbers)
         remote.move_to(self, own_number)
         self._requests[own_number] = remote
-        self._untold[own_number] = remote.request.width
+        self._num_untold += remote.request.width
         self._resubmit(own_number, remote, self.model)
 
     def _resubmit(self, number: int, remote: RemoteRequest, model: ServedModel) -> None:
@@ -281,8 +281,8 @@ class RemoteEngine:
 
     def _end_here(self, number: int, error: OctavoServiceError) -> None:
         """End a request that no engine has."""
-        self._untold.pop(number, None)
         if (request := self._requests.pop(number, None)) is not None:
+            self._num_untold -= request.request.width
             request.fail(error)
             self._on_change()
 
@@ -360,7 +360,7 @@ class RemoteEngine:
         for number, request in list(self._requests.items()):
             if request.aborted_with is not None:  # whether that engine heard of it or not: the next one must not go on
                 self._end_here(number, request.aborted_with)
-        self._untold.clear()
+        self._num_untold = 0
         self._on_change()
 
     def _give_up(self, after_s: float) -> None:
@@ -374,7 +374,7 @@ class RemoteEngine:
             why = "the tokenizer did not load" if self.state.has_executor else "no executor was attached"
             error = UnavailableError(f"{why} within {after_s:g} s (--orphan-timeout-s); retry later")
         requests, self._requests = self._requests, {}
-        self._untold.clear()
+        self._num_untold = 0
         for request in requests.values():
             request.fail(error)
         calls, self._abort_calls = self._abort_calls, {}
@@ -447,7 +447,7 @@ class RemoteEngine:
             if (request := self._requests.get(ended.number)) is not None:
                 request.end(ended)
                 del self._requests[ended.number]  # not before: one that cannot be read ends nothing
-                self._untold.pop(ended.number, None)
+                self._num_untold -= request.request.width
         if had_requests and not self._requests:
             self._on_change()
         for answer in message.abort_answers:
@@ -510,9 +510,7 @@ class RemoteEngine:
     async def _take_state(self, state: CoreState, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         """Take how the engine is; a model with another tokenizer is served once we have that one."""
         self.state = state
-        self._untold = {
-            number: width for number, width in self._untold.items() if not self._requests[number].queued.done()
-        }
+        self._num_untold = sum(one.request.width for one in self._requests.values() if not one.queued.done())
         if state.model is not None:
             if self._tokenizer_of == state.model.info.instance_id:
                 self.model = state.model

@@ -175,11 +175,12 @@ def _dialled(manifests: Manifests, pod: PodTemplate, container: Object) -> list[
     if container["name"] == "scheduler":
         config, _ = load_settings(manifests, pod, container)
         targets = getattr(config, "executor", ())
-        return [target.removeprefix("dns:///").rpartition(":")[0] for target in targets]
-    if container["name"] == "front":
+    elif container["name"] == "front":
         config, _ = load_settings(manifests, pod, container)
-        return [getattr(config, "engine", "").rpartition(":")[0]]
-    return []
+        targets = getattr(config, "engine", ())
+    else:
+        return []
+    return [target.removeprefix("dns:///").rpartition(":")[0] for target in targets]
 
 
 def check_encryption(manifests: Manifests) -> list[str]:

@@ -67,7 +67,6 @@ def _left_at(link: CoreServicer, engine: RemoteEngine) -> Iterator[str]:
     outgoing = engine._outbox.message
     left = {
         "requests": engine.num_requests,
-        "requests that are not told": len(engine._untold),
         "calls of Abort": len(engine._abort_calls),
         "messages to the engine": len(engine._outbox._full),
         "submissions": len(outgoing.submissions),

@@ -284,14 +284,14 @@ BUGS = (
     Bug(
         "an abort is lost while the engine is away",
         f"{LINK}/remote_engine.py",
-        "        if self._absence.is_on:\n            self._end_here(number, error)\n            return\n",
+        "        if self.is_away:\n            self._end_here(number, error)\n            return\n",
         "",
     ),
     Bug(
         "what was aborted goes on at the next engine, if the one before may not have heard of it",
         f"{LINK}/remote_engine.py",
         "            if request.aborted_with is not None:",
-        "            if request.aborted_with is not None and not self._state:",
+        "            if request.aborted_with is not None and not self.state:",
     ),
     Bug(
         "a client that leaves before its request is queued leaves the request behind",
@@ -370,8 +370,8 @@ BUGS = (
     Bug(
         "nobody goes on with the requests of an engine that is gone",
         f"{LINK}/remote_engine.py",
-        "                self._outbox.submit(request.resubmission(model))\n",
-        "                request.resubmission(model)\n",
+        "            self._outbox.submit(remote.resubmission(model))\n",
+        "            remote.resubmission(model)\n",
     ),
     Bug(
         "the next engine begins anew, and not behind what there is",
@@ -400,8 +400,8 @@ BUGS = (
     Bug(
         "each session of a front has the same numbers of requests again",
         f"{LINK}/remote_engine.py",
-        "        self._num_taken, self._is_ready = 0, None\n",
-        "        self._num_taken, self._is_ready, self._numbers = 0, None, itertools.count(1)\n",
+        "        self._num_taken, self._is_front_ready = 0, None\n",
+        "        self._num_taken, self._is_front_ready, self._numbers = 0, None, itertools.count(1)\n",
     ),
     Bug(
         "what is left to say to an engine that is gone is said to the next one",
@@ -417,7 +417,7 @@ BUGS = (
     ),
     Bug(
         "a request that a front has checked counts as waiting for ever",
-        f"{LINK}/remote_engine.py",
+        f"{LINK}/cell.py",
         "        finally:\n            self._num_checked_of[tenant] -= 1\n",
         "        finally:\n            pass\n",
     ),
