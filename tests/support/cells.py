@@ -6,7 +6,7 @@ Each process has a host of its own in 127.0.0.0/8, all of one tier have one port
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,14 +43,16 @@ class Member:
     Attributes:
         tier: What it is.
         host: Where it listens.
-        flags: What it is started with.
+        flags: What it is started with, beside those of its tier.
+        scheduler_id: Of a scheduler.
         service: The process; None: it has not been started.
         operator: What a scheduler tells operators.
     """
 
     tier: str
     host: str
-    flags: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    scheduler_id: str = ""
     service: Service | None = None
     operator: AdminClient | None = None
 
@@ -77,13 +79,28 @@ class Member:
             assert self.service is not None
             await self.service.kill()
 
-    async def attached(self) -> list[admin_pb2.ExecutorState]:
+    async def attached(self) -> list[str]:
         """Return the executors that a scheduler has attached; none if it does not answer."""
         assert self.operator is not None
         with contextlib.suppress(OctavoError):
-            state = await self.operator.get_state()
-            return [each for each in state.executors if each.status == admin_pb2.EXECUTOR_STATUS_ATTACHED]
+            executors = (await self.operator.get_state()).executors
+            return [each.address for each in executors if each.status == admin_pb2.EXECUTOR_STATUS_ATTACHED]
         return []
+
+    async def ran(self, request_ids: Collection[str]) -> dict[str, str]:
+        """Return the executors that requests had which ended at a scheduler; nothing of others, or if it is away."""
+        operator = self.operator
+        assert operator is not None
+
+        async def place(request_id: str) -> str:
+            events = (await operator.get_request(request_id)).events
+            return [event.executor for event in events if event.kind == admin_pb2.REQUEST_EVENT_KIND_ADMITTED][-1]
+
+        with contextlib.suppress(OctavoError):
+            ended = [one.request_id for one in await operator.list_ended_requests(1000)]
+            own = [request_id for request_id in ended if request_id in request_ids]
+            return dict(zip(own, await asyncio.gather(*map(place, own)), strict=True))
+        return {}
 
 
 @dataclass(slots=True)
@@ -111,9 +128,8 @@ class Cell:
         """Start a process at an address that none had before; it is a member once it listens."""
         self._num_begun[tier] += 1
         number = self._num_begun[tier]
-        if tier == SCHEDULER:
-            flags = ("--scheduler-id", scheduler_id or f"scheduler-{number}", *flags)
-        member = Member(tier, f"127.{1 + TIERS.index(tier)}.0.{number}", flags)
+        name = (scheduler_id or f"{tier}-{number}") if tier == SCHEDULER else ""
+        member = Member(tier, f"127.{1 + TIERS.index(tier)}.0.{number}", flags, name)
         self._stack.push_async_callback(member.kill)
         await self.start(member)
         self.members[tier].append(member)
@@ -150,7 +166,7 @@ class Cell:
         return (
             *("--engine-listen", listen, "--admin-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"),
             *("--executor", self._target(EXECUTOR), "--max-executors", str(MAX_EXECUTORS)),
-            *("--lease-s", str(LEASE_S), *interval),
+            *("--scheduler-id", member.scheduler_id, "--lease-s", str(LEASE_S), *interval),
         )
 
     def _target(self, tier: str) -> str:
@@ -159,9 +175,8 @@ class Cell:
     async def attached(self) -> dict[str, list[str]]:
         """Return the addresses of the executors that each scheduler has, by scheduler id."""
         schedulers = self.running(SCHEDULER)
-        states = await asyncio.gather(*(scheduler.attached() for scheduler in schedulers))
-        pairs = zip(schedulers, states, strict=True)
-        return {scheduler.flags[1]: [executor.address for executor in states] for scheduler, states in pairs}
+        attached = await asyncio.gather(*(scheduler.attached() for scheduler in schedulers))
+        return {one.scheduler_id: executors for one, executors in zip(schedulers, attached, strict=True)}
 
     async def until_whole(self) -> None:
         """Return once each executor is attached for which a scheduler has a place, and every front takes requests."""
