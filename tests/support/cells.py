@@ -45,6 +45,7 @@ class Member:
         host: Where it listens.
         flags: What it is started with, beside those of its tier.
         scheduler_id: Of a scheduler.
+        fleet: Of a scheduler whose executors it has, of an executor of which it is one; "": of the only one.
         service: The process; None: it has not been started.
         operator: What a scheduler tells operators.
     """
@@ -53,6 +54,7 @@ class Member:
     host: str
     flags: tuple[str, ...] = ()
     scheduler_id: str = ""
+    fleet: str = ""
     service: Service | None = None
     operator: AdminClient | None = None
 
@@ -124,17 +126,22 @@ class Cell:
         """Return the processes of a tier that run."""
         return [each for each in self.members[tier] if each.runs]
 
-    async def add(self, tier: str, *flags: str, scheduler_id: str = "") -> Member:
+    async def add(self, tier: str, *flags: str, scheduler_id: str = "", fleet: str = "") -> Member:
         """Start a process at an address that none had before; it is a member once it listens."""
         self._num_begun[tier] += 1
         number = self._num_begun[tier]
         name = (scheduler_id or f"{tier}-{number}") if tier == SCHEDULER else ""
-        member = Member(tier, f"127.{1 + TIERS.index(tier)}.0.{number}", flags, name)
+        host = self.address_of(tier, number).partition(":")[0]
+        member = Member(tier, host, flags, name, fleet)
         self._stack.push_async_callback(member.kill)
         await self.start(member)
         self.members[tier].append(member)
-        self._publish(tier)
+        self._publish(member)
         return member
+
+    def address_of(self, tier: str, number: int) -> str:
+        """Return where the process listens that is added as this one of its tier, from 1."""
+        return f"127.{1 + TIERS.index(tier)}.0.{number}:{self._ports[tier]}"
 
     async def start(self, member: Member) -> None:
         """Start a process of a member, which has none, and return once it listens."""
@@ -150,11 +157,13 @@ class Cell:
     async def remove(self, member: Member) -> None:
         """Take a process out of its name and send SIGTERM; return once it has ended."""
         self.members[member.tier].remove(member)
-        self._publish(member.tier)
+        self._publish(member)
         await member.terminate()
 
-    def _publish(self, tier: str) -> None:
-        self.names.give(_name(tier), [member.host for member in self.members[tier]])
+    def _publish(self, changed: Member) -> None:
+        tier, fleet = changed.tier, changed.fleet if changed.tier == EXECUTOR else None
+        hosts = [member.host for member in self.members[tier] if fleet in (None, member.fleet)]
+        self.names.give(_name(tier, fleet or ""), hosts)
 
     def _flags(self, member: Member) -> tuple[str, ...]:
         listen = f"{member.host}:{self._ports[member.tier]}"
@@ -165,12 +174,12 @@ class Cell:
             return ("--listen", listen, "--engine", self._target(SCHEDULER), *interval)
         return (
             *("--engine-listen", listen, "--admin-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"),
-            *("--executor", self._target(EXECUTOR), "--max-executors", str(MAX_EXECUTORS)),
+            *("--executor", self._target(EXECUTOR, member.fleet), "--max-executors", str(MAX_EXECUTORS)),
             *("--scheduler-id", member.scheduler_id, "--lease-s", str(LEASE_S), *interval),
         )
 
-    def _target(self, tier: str) -> str:
-        return f"dns:///{_name(tier)}:{self._ports[tier]}"
+    def _target(self, tier: str, fleet: str = "") -> str:
+        return f"dns:///{_name(tier, fleet)}:{self._ports[tier]}"
 
     async def attached(self) -> dict[str, list[str]]:
         """Return the addresses of the executors that each scheduler has, by scheduler id."""
@@ -209,5 +218,5 @@ async def running_cell(
             yield cell
 
 
-def _name(tier: str) -> str:
-    return f"{tier}s.cell"
+def _name(tier: str, fleet: str) -> str:
+    return f"{tier}s{fleet}.cell"
