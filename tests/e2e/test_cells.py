@@ -82,7 +82,8 @@ async def test_everything_is_replaced_under_streams_and_nobody_notices(
         for client in clients:
             await client.close()
         await cell.until_whole()
-    assert (result.num_equal, result.wrong, result.refusals) == (result.num_asked, [], {})
+    assert (result.wrong[:3], result.refusals) == ([], {})
+    assert result.num_equal == result.num_asked
     assert result.num_asked > 4 * NUM_STREAMS
     record_property("longest_pause_s", result.longest_gap_s)
     print(f"{result.num_asked} requests; the longest pause was {result.longest_gap_s:.2f} s")
@@ -117,7 +118,8 @@ async def replace_one_by_one(cell: Cell, tier: str, stale_s: float) -> None:
 
 async def test_another_model_comes_behind_the_same_fronts_and_no_answer_is_of_both() -> None:
     async with running_cell(1, 1, 2, "--step-ms", "10") as cell:
-        async with Client([front.address for front in cell.running(FRONT)], resume_timeout_s=0) as client:
+        addresses = [front.address for front in cell.running(FRONT)]
+        async with Client(addresses, resume_timeout_s=0) as client:
             number = 0
 
             async def weights(num_tokens: int = 4) -> str:
