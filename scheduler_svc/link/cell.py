@@ -4,8 +4,8 @@
                           └─> RemoteEngine ══ Join ══> engine process of another one
 
 A request runs at one of them, which `placement.py` chooses. Where that one goes away, or loses its last executor, its
-requests go on at another one that computes the same bits, else they wait for it. Nothing that runs is moved. Those that are used agree in the model,
-its weights, its name and its tokenizer (`agreement.py`).
+requests go on at another one that computes the same bits, else they wait for it. Nothing that runs is moved. Those that
+are used agree in the model, its weights, its name and its tokenizer (`agreement.py`).
 """
 
 import asyncio

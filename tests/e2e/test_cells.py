@@ -19,7 +19,7 @@ OTHER_MODEL = ("--eos-probability", "0.001")
 
 async def test_streams_outlive_a_scheduler_that_is_killed_and_it_gets_its_share_when_it_is_back() -> None:
     asks = [Ask(stream, 0, 80) for stream in range(24)]
-    async with running_cell(2, 2, 2, "--step-ms", "10") as cell:
+    async with running_cell(2, 2, 2, "--step-ms", "10", max_executors=1) as cell:
         begun = set[int]()
         async with dealt_to_fronts(cell, begun) as send:
             undisturbed = await answers_to(asks, send, len(asks))
@@ -61,27 +61,31 @@ async def test_everything_is_replaced_under_streams_and_nobody_notices(
     """`stale_s`: how long names give former addresses; `at_once`: all new processes are started together."""
     result = Result("rolling", f"{stale_s:g} s")
     num_tokens = 20
-    asks = [[Ask(stream, turn, num_tokens) for turn in range(4)] for stream in range(NUM_STREAMS)]
+    asks = [[Ask(stream, turn, num_tokens) for turn in range(2)] for stream in range(NUM_STREAMS)]
     async with running_cell(2, num_executors, num_fronts, "--step-ms", "20", stale_s=stale_s) as cell:
         addresses = [cell.address_of(FRONT, 1 + number) for number in range(2 * num_fronts)]
         clients = [Client(addresses[first:] + addresses[:first], resume_timeout_s=0) for first in range(num_fronts)]
         for client in clients:
             await client.__aenter__()
         sends = [by_grpc(client) for client in clients]
-        undisturbed = await answers_to([ask for own in asks for ask in own], dealt(sends), NUM_STREAMS)
+        former = [member for tier in TIERS for member in cell.running(tier)]
+        undisturbed, *_ = await asyncio.gather(
+            answers_to([ask for own in asks for ask in own], dealt(sends), NUM_STREAMS),
+            *(cell.add(member.tier) for member in former if at_once),
+        )
         is_over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             for own in asks:
                 tasks.create_task(ask_until(is_over, own, dealt(sends), undisturbed, result))
             if at_once:
-                await replace_together(cell, stale_s)
+                await asyncio.sleep(stale_s + RESOLVE_INTERVAL_S)
+                for member in former:
+                    await cell.remove(member)
             else:
                 await asyncio.gather(*(replace_one_by_one(cell, tier, stale_s) for tier in TIERS))
-            await asyncio.sleep(1.0)
             is_over.set()
         for client in clients:
             await client.close()
-        await cell.until_whole()
     assert (result.wrong[:3], result.refusals) == ([], {})
     assert result.num_equal == result.num_asked
     assert result.num_asked > 4 * NUM_STREAMS
@@ -92,15 +96,6 @@ async def test_everything_is_replaced_under_streams_and_nobody_notices(
 def dealt(sends: Sequence[Send]) -> Send:
     """Return what deals requests to clients."""
     return lambda ask, answer: sends[ask.stream % len(sends)](ask, answer)
-
-
-async def replace_together(cell: Cell, stale_s: float) -> None:
-    """Start a new process for each one, and end the old ones one after the other once all know the new ones."""
-    former = [member for tier in TIERS for member in cell.running(tier)]
-    await asyncio.gather(*(cell.add(member.tier) for member in former))
-    await asyncio.sleep(stale_s + RESOLVE_INTERVAL_S)
-    for member in former:
-        await cell.remove(member)
 
 
 async def replace_one_by_one(cell: Cell, tier: str, stale_s: float) -> None:

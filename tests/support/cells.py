@@ -30,8 +30,6 @@ _MODULES = {
     FRONT: "scheduler_svc.processes.front_process",
 }
 
-# Executors that a scheduler attaches at most.
-MAX_EXECUTORS = 2
 LEASE_S = 2.0
 RESOLVE_INTERVAL_S = 0.5
 
@@ -112,11 +110,13 @@ class Cell:
     Attributes:
         names: Which addresses its names have.
         executor_flags: What its executors are started with.
+        max_executors: How many a scheduler attaches at most.
         members: Its processes by tier; those that were removed are not among them.
     """
 
     names: NamedHosts
     executor_flags: Sequence[str] = ()
+    max_executors: int = 2
     members: dict[str, list[Member]] = field(default_factory=lambda: {tier: [] for tier in TIERS})
     _ports: dict[str, int] = field(default_factory=lambda: {tier: free_port() for tier in TIERS})
     _num_begun: Counter[str] = field(default_factory=Counter)
@@ -174,7 +174,7 @@ class Cell:
             return ("--listen", listen, "--engine", self._target(SCHEDULER), *interval)
         return (
             *("--engine-listen", listen, "--admin-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"),
-            *("--executor", self._target(EXECUTOR, member.fleet), "--max-executors", str(MAX_EXECUTORS)),
+            *("--executor", self._target(EXECUTOR, member.fleet), "--max-executors", str(self.max_executors)),
             *("--scheduler-id", member.scheduler_id, "--lease-s", str(LEASE_S), *interval),
         )
 
@@ -198,18 +198,23 @@ class Cell:
 
     async def is_whole(self) -> bool:
         """Return whether each executor is attached for which a scheduler has a place."""
-        num_places = MAX_EXECUTORS * len(self.running(SCHEDULER))
+        num_places = self.max_executors * len(self.running(SCHEDULER))
         num_attached = sum(map(len, (await self.attached()).values()))
         return num_attached == min(len(self.running(EXECUTOR)), num_places)
 
 
 @asynccontextmanager
 async def running_cell(
-    num_schedulers: int, num_executors: int, num_fronts: int, *executor_flags: str, stale_s: float = 0.0
+    num_schedulers: int,
+    num_executors: int,
+    num_fronts: int,
+    *executor_flags: str,
+    max_executors: int = 2,
+    stale_s: float = 0.0,
 ) -> AsyncIterator[Cell]:
     """Run a cell until the end of the block; it is whole. `num_executors` are those of all schedulers."""
     with TemporaryDirectory() as folder:
-        cell = Cell(NamedHosts(Path(folder) / "names.json"), executor_flags)
+        cell = Cell(NamedHosts(Path(folder) / "names.json"), executor_flags, max_executors)
         async with cell._stack:
             numbers = {EXECUTOR: num_executors, SCHEDULER: num_schedulers, FRONT: num_fronts}
             await asyncio.gather(*(cell.add(tier) for tier, number in numbers.items() for _ in range(number)))
