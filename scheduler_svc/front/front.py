@@ -79,7 +79,7 @@ class Front:
         self._tracing = start_tracing(config.tracing, "octavo-scheduler")
         generation = Generation(engine, tokenizer, front_settings(config), request_tracer(self._tracing))
         self.generation = GenerationServicer(generation)
-        self.pace, self._text_threads = generation.pace, generation.text_threads
+        self.pace, self._text_threads, self._meter = generation.pace, generation.text_threads, generation.meter
         self.openai: OpenAIServer | None = None
         if config.openai_listen is not None:
             from scheduler_svc.front.openai.set_up import openai_server
@@ -92,7 +92,7 @@ class Front:
             service_names=[GENERATION_SERVICE],
             health=health,
             credentials=None if tls is None else tls.credentials(),
-            interceptors=[] if access is None else [AccessInterceptor(access)],
+            interceptors=[] if access is None else [AccessInterceptor(access, on_refused=self._meter.call_refused)],
             readers=[KeepBodies(PROMPT_METHODS)],
             call_metrics=call_metrics,
             is_shared=is_shared,
@@ -100,7 +100,8 @@ class Front:
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, self.main.server)
 
     def families(self) -> Iterator[Family]:
-        """Yield the metrics of what clients meet beside gRPC."""
+        """Yield the metrics of what clients meet, beside those of every gRPC service."""
+        yield from self._meter.families()
         yield from self._text_threads.families()
         if self.openai is not None:
             yield from self.openai.families()
@@ -127,8 +128,4 @@ def front_settings(config: ClientSideConfig) -> FrontSettings:
     )
     if not isinstance(config, SchedulerConfig):
         return settings
-    return replace(
-        settings,
-        tenants=frozenset(config.weights_of_tenants) or None,
-        has_priorities=config.policy == "priority",
-    )
+    return replace(settings, has_priorities=config.policy == "priority")

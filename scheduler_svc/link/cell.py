@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 
-from octavo_shared.errors import NoExecutorError, OctavoServiceError, QueueFullError, UnavailableError
+from octavo_shared.errors import DrainingError, NoExecutorError, OctavoServiceError, QueueFullError, UnavailableError
 from octavo_shared.grpc.membership import Membership
 from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family, Metric
@@ -172,9 +172,9 @@ class Cell:
         if not any(engine.is_reachable for engine in self.engines):
             raise UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
         if self._is_leaving and not self.is_draining:
-            raise UnavailableError(f"{LEAVING}; connect again, and send the request there")
+            raise DrainingError(f"{LEAVING}; connect again, and send the request there")
         if self.is_draining:
-            raise UnavailableError(f"{self.why_not_ready}; retry with another scheduler")
+            raise DrainingError(f"{self.why_not_ready}; retry with another scheduler")
         if not (used := self._used) or self._model is None:
             raise NoExecutorError("no executor is attached", self.last_trouble)
         self._require_place(used, tenant)

@@ -90,7 +90,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         self._changed = asyncio.Event()
         self._past: defaultdict[tuple[bool, str], _Past] = defaultdict(_Past)
         self.incarnation = incarnation
-        self.incarnation.on_granted = self._tell_welcome
+        self.incarnation.on_granted = self.tell_welcome
 
     @property
     def sessions(self) -> list[FrontSession]:
@@ -201,10 +201,10 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         # The next engine of ours is later only if an executor can tell it so, else it would end like this one.
         own.follow(hello.incarnation, f"front {hello.front_id!r}", may_end=bool(hello.scheduler_id) and own.is_known)
 
-    def _tell_welcome(self) -> None:
-        """Our number counts from now on: tell the fronts that have joined before."""
+    def tell_welcome(self) -> None:
+        """Our number counts from now on, or other tenants are served: tell the fronts that have joined before."""
         for session in self.sessions:
-            session.tell_incarnation(self.incarnation.granted)
+            session.tell_welcome(self._welcome)
 
     async def close(self, timeout_s: float) -> None:
         """The engine ends: let each front have what there is for it, end its stream, and let none join."""
@@ -217,13 +217,12 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
                     await self._next_change()
 
     def _welcome(self, version: int) -> pb.CoreWelcome:
-        settings = self._engine.settings
         return pb.CoreWelcome(
             version=version,
             incarnation=self.incarnation.granted,
             scheduler_id=self.incarnation.scheduler_id,
-            tenants=settings.tenant_weights,
-            has_priorities=settings.has_priorities,
+            tenants=sorted(self._engine.tenants.served or ()),
+            has_priorities=self._engine.settings.has_priorities,
             prefix_key_fingerprint=self._prefix_key_fingerprint,
         )
 

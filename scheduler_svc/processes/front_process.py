@@ -43,6 +43,7 @@ from scheduler_svc.link.remote_engine import ReadTokenizer, RemoteEngine
 from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from scheduler_svc.processes.loop_lag import LoopLag
 from scheduler_svc.processes.process import SETTINGS_FROM_STDIN, run_to_end
+from scheduler_svc.telemetry.vllm_metrics import vllm_families
 
 # What the names of the settings of TLS to the engine begin with.
 FLAGS = "--engine-tls"
@@ -196,6 +197,9 @@ class FrontService:
         )
 
     def _collect(self) -> list[Family]:
+        return [*self._counted(), *vllm_families(self.cell)]
+
+    def _counted(self) -> list[Family]:
         return [*service_families(self._calls, self.front.tls), *self.front.families(), *self.cell.families()]
 
     def _other_ports(self) -> dict[str, Port]:
@@ -229,7 +233,7 @@ class FrontService:
             self._name,
             read_tokenizer,
             on_change,
-            self._collect if self._config.is_started_by_scheduler else tuple,  # else our own port has them
+            self._counted if self._config.is_started_by_scheduler else tuple,  # else our own port has them
             lambda: self._loop_lag.longest_s,
             self._take_rules,
             self._explain,

@@ -229,7 +229,7 @@ class ExecutorAnswers(Answers):
         engine = Engine(
             Membership([address], 1.0),
             lambda address: ExecutorClient(address, "a", timings, 2**23, open_channel=dial, key_fingerprint=b"k"),
-            EngineSettings(PlannerSettings(), DriverSettings(1), FcfsPolicy(), 100, 100),
+            EngineSettings(PlannerSettings(), DriverSettings(1), FcfsPolicy(), 100),
             load_tokenizer,
             nothing,
         )

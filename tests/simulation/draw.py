@@ -191,7 +191,7 @@ def _draw_settings(draw: random.Random, load: Load, num_executors: int, num_sche
         "lease_s": 2.0 if load.has_rivals else draw.choice((2.0, 5.0, 10.0)),
         "orphan_timeout_s": draw.choice((5.0, 30.0)),
         "max_waiting_requests": draw.choice((4, 1000, 1000)),
-        "tenant_weights": draw.choice(((), ("a=1", "b=3", "c=0.5"))),
+        "tenant_weights": draw.choice(({}, {"a": 1.0, "b": 3.0, "c": 0.5})),
         "long_prefill_threshold": draw.choice((0, 16)),
         "watermark": draw.choice((0.0, 0.01, 0.1)),
         "resolve_interval_s": 1.0,

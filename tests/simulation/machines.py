@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from scheduler_svc.config.scheduler_config import SchedulerConfig
+from scheduler_svc.core.waiting.tenant_shares import TenantShare
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.surroundings import PREFIX_KEY_BYTES, Surroundings
+from scheduler_svc.engine.tenants import TenantQuota, Tenants
 from scheduler_svc.link.core_servicer import CoreServicer
 from tests.simulation.attach_checks import watch_attachment
 from tests.simulation.link_watch import watch_front, watch_link
@@ -228,6 +230,7 @@ class SchedulerMachine(Machine):
             self.own_address,
             process,
             self.config,
+            self.tenants,
             world.resolve,
             surroundings,
             on_engine,
@@ -254,9 +257,15 @@ class SchedulerMachine(Machine):
                 "executor": (EXECUTORS,),
                 "scheduler_id": self.name,
                 "fronts": str(len(self.fronts)),
-                **self._world.plan.settings,
+                **{name: value for name, value in self._world.plan.settings.items() if name != "tenant_weights"},
             }
         )
+
+    @property
+    def tenants(self) -> Tenants:
+        """Their weights."""
+        weights: dict[str, float] = self._world.plan.settings["tenant_weights"]
+        return Tenants({name: TenantQuota(TenantShare(weight)) for name, weight in weights.items()})
 
     async def drain(self) -> None:
         """End the process in order, and then its fronts."""

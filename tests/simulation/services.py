@@ -23,6 +23,7 @@ from scheduler_svc.admin.servicer import AdminServicer
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.surroundings import Surroundings
+from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.api.generation import Generation
@@ -109,6 +110,7 @@ class SimulatedScheduler:
     address: str
     process: SimulatedProcess
     config: SchedulerConfig
+    tenants: Tenants
     resolve: Resolve
     surroundings: Surroundings
     on_engine: Callable[[Engine], None] = lambda _: None
@@ -132,7 +134,7 @@ class SimulatedScheduler:
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s, self.resolve),
             self._connect,
-            engine_settings(config),
+            engine_settings(config, self.tenants),
             tokenizer.load,
             self._set_ready,
             surroundings=self.surroundings,

@@ -37,7 +37,7 @@ _SIMPLE_SETTINGS: dict[str, Any] = {
     "policy": "fcfs",
     "preemption_mode": "recompute",
     "prefill_mode": "chunked",
-    "tenant_weights": (),
+    "tenant_weights": {},
     "long_prefill_threshold": 0,
     "watermark": 0.0,
     "max_waiting_requests": 1000,

@@ -41,7 +41,6 @@ class IdleEngine:
             driver=DriverSettings(),
             policy=FcfsPolicy(),
             max_waiting_requests=1000,
-            max_waiting_requests_per_tenant=1000,
         )
         self.readiness: list[bool] = []
         self.engine = Engine(Membership(addresses, 1.0), _client, settings, _load_no_tokenizer, self._set_ready)

@@ -44,7 +44,8 @@ class GenerationServiceStub:
     INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
     retry. ALREADY_EXISTS: a live request of the tenant has the same request_id. RESOURCE_EXHAUSTED: the waiting
     queue is full, and the error has RetryInfo: at once, or after `accepted` when the request gives way to another
-    tenant's; or, without RetryInfo, the request is above --max-request-bytes, outgrew
+    tenant's; or the tenant's tokens of a minute are used up, with RetryInfo unless the prompt is larger than they
+    ever are; or, without RetryInfo, the request is above --max-request-bytes, outgrew
     the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
     DEADLINE_EXCEEDED: the deadline passed; or at once, with the estimate, if the first token, or the last one that
     min_tokens or ignore_eos force, is expected in twice the time that the call has, or later; do not retry as it is.
@@ -105,7 +106,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
     retry. ALREADY_EXISTS: a live request of the tenant has the same request_id. RESOURCE_EXHAUSTED: the waiting
     queue is full, and the error has RetryInfo: at once, or after `accepted` when the request gives way to another
-    tenant's; or, without RetryInfo, the request is above --max-request-bytes, outgrew
+    tenant's; or the tenant's tokens of a minute are used up, with RetryInfo unless the prompt is larger than they
+    ever are; or, without RetryInfo, the request is above --max-request-bytes, outgrew
     the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
     DEADLINE_EXCEEDED: the deadline passed; or at once, with the estimate, if the first token, or the last one that
     min_tokens or ignore_eos force, is expected in twice the time that the call has, or later; do not retry as it is.
@@ -169,7 +171,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
         retry. ALREADY_EXISTS: a live request of the tenant has the same request_id. RESOURCE_EXHAUSTED: the waiting
         queue is full, and the error has RetryInfo: at once, or after `accepted` when the request gives way to another
-        tenant's; or, without RetryInfo, the request is above --max-request-bytes, outgrew
+        tenant's; or the tenant's tokens of a minute are used up, with RetryInfo unless the prompt is larger than they
+        ever are; or, without RetryInfo, the request is above --max-request-bytes, outgrew
         the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
         DEADLINE_EXCEEDED: the deadline passed; or at once, with the estimate, if the first token, or the last one that
         min_tokens or ignore_eos force, is expected in twice the time that the call has, or later; do not retry as it is.

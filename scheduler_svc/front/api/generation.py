@@ -26,6 +26,7 @@ from scheduler_svc.front.api.running_checks import RunningChecks
 from scheduler_svc.front.api.text_validation import refuse_text
 from scheduler_svc.front.api.token_rule_validation import tokenize_words
 from scheduler_svc.front.api.tokenization import Tokenization, tokenize_prompt
+from scheduler_svc.front.api_meter import ApiMeter
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
@@ -55,6 +56,7 @@ class Generation:
     Attributes:
         pace: Of all streams; somebody has to run its `watch`.
         text_threads: Where requests with text are checked.
+        meter: Counts requests; whoever speaks a protocol tells it of each.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Generation:
         self.engine = engine
         self.settings = settings
         self.text_threads = TextThreads()
+        self.meter = ApiMeter()
         self.tokenization = Tokenization(self.served, self.text_threads)
         self._tokenizer = tokenizer
         self._tracer = tracer

@@ -59,28 +59,31 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Run one prompt; the call's end, however it comes, ends the request."""
-        if isinstance(request, RequestBody):
-            try:
-                request = await self.read(request, partial(generate_request_limits, content=request.content))
-            except OctavoServiceError:
-                with self._generation.traced(
-                    pb.GenerateRequest(), lambda: context.invocation_metadata()
-                ):  # unknown yet
-                    raise
+        with self._generation.meter.request("generate") as counted:
+            if isinstance(request, RequestBody):
+                try:
+                    request = await self.read(request, partial(generate_request_limits, content=request.content))
+                except OctavoServiceError:
+                    with self._generation.traced(
+                        pb.GenerateRequest(), lambda: context.invocation_metadata()
+                    ):  # unknown yet
+                        raise
+            counted.tenant = request.tenant
 
-        async with self._generation.running(
-            request,
-            lambda: context.invocation_metadata(),
-            lambda: _why_left(context),
-            time_left_s=context.time_remaining(),
-        ) as response:
-            yield pb.GenerateResponse(accepted=accepted_message(request, response))
-            while (delta := await response.next_delta()) is not None:
-                yield event_message(delta)
-            finished = finished_message(
-                response, is_lean=request.lean_finished, shows_provenance=request.include_provenance
-            )
-            yield pb.GenerateResponse(finished=finished)
+            async with self._generation.running(
+                request,
+                lambda: context.invocation_metadata(),
+                lambda: _why_left(context),
+                time_left_s=context.time_remaining(),
+            ) as response:
+                counted.accept()
+                yield pb.GenerateResponse(accepted=accepted_message(request, response))
+                while (delta := await response.next_delta()) is not None:
+                    yield event_message(delta)
+                finished = finished_message(
+                    response, is_lean=request.lean_finished, shows_provenance=request.include_provenance
+                )
+                yield pb.GenerateResponse(finished=finished)
 
     async def read(self, body: RequestBody[M], limits_of: Callable[[RequestLimits], Mapping[str, CountLimit]]) -> M:
         """Return the request of a call; it counts as waiting while it is read in a thread.
@@ -156,7 +159,10 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse],
     ) -> pb.TokenizeResponse:
         """Return the tokens of a prompt."""
-        return await self._generation.tokenization.tokenize(request)
+        with self._generation.meter.request("tokenize") as counted:
+            response = await self._generation.tokenization.tokenize(request)
+            counted.accept()
+        return response
 
     async def Detokenize(  # type: ignore[override]  # noqa: N802 (gets the body)
         self,
@@ -164,7 +170,10 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
     ) -> pb.DetokenizeResponse:
         """Return the text of tokens."""
-        return await self._generation.tokenization.detokenize(request)
+        with self._generation.meter.request("detokenize") as counted:
+            response = await self._generation.tokenization.detokenize(request)
+            counted.accept()
+        return response
 
 
 def _why_left(context: Context) -> str:

@@ -19,13 +19,13 @@ from typing import TypeAlias
 
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import (
+    DrainingError,
     InvalidFieldError,
     OctavoServiceError,
     QueueFullError,
     RequestAbortedError,
     SlowCallerError,
     TooManyUntakenError,
-    UnavailableError,
 )
 from octavo_shared.process.events import Event
 from octavo_shared.process.turns import in_turns
@@ -110,6 +110,7 @@ class StreamRequestsCall:
             await asyncio.gather(*tasks, return_exceptions=True)
             for request in self._requests.values():
                 request.stop_resting()
+                request.counted.end()
             accepted = [request.accepted for request in self._requests.values() if request.accepted is not None]
             self._requests.clear()
             await in_turns(accepted, lambda request: request.close(why_left), ABORTS_AT_ONCE)
@@ -135,7 +136,7 @@ class StreamRequestsCall:
             if self._is_half_closed and not self._requests:
                 return None
             if self._is_shut_down and not self._requests:
-                raise UnavailableError("the scheduler shut down; send further requests to another scheduler")
+                raise DrainingError("the scheduler shut down; send further requests to another scheduler")
             if self._news and deadline_s is None:
                 deadline_s = slow_caller_deadline_s()  # whatever else the caller sends
             self._changed.clear()
@@ -166,7 +167,10 @@ class StreamRequestsCall:
         if len(self._requests) >= MAX_UNTAKEN_REQUESTS:
             raise TooManyUntakenError(MAX_UNTAKEN_REQUESTS)
         self._last_number = message.number
-        request = StreamedRequest(message.number, body, includes_text=message.include_text, tell=self._announced)
+        counted = self._generation.meter.request("stream_requests")
+        request = StreamedRequest(
+            message.number, body, includes_text=message.include_text, tell=self._announced, counted=counted
+        )
         self._requests[request.number] = request
         num_waiting, num_bytes = self._unchecked.qsize(), self._num_unchecked_bytes + len(body.content)
         if num_waiting >= MAX_UNCHECKED_REQUESTS or (num_waiting and num_bytes > MAX_UNCHECKED_BYTES):
@@ -204,6 +208,7 @@ class StreamRequestsCall:
         self._num_unchecked_bytes -= len(body.content)
         if not request.is_aborted:
             request.asked = asked = await self._read(body)
+            request.counted.tenant = asked.tenant
             request.accepted = await self._generation.accept(
                 asked,
                 self._metadata,
@@ -211,6 +216,7 @@ class StreamRequestsCall:
                 listener=request.announce,
                 time_left_s=self._time_left_s(),
             )
+            request.counted.accept()
             request.announce()
         if request.is_aborted and request.accepted is None:
             raise RequestAbortedError(_aborted(request.number))
@@ -237,6 +243,7 @@ class StreamRequestsCall:
             request.is_announced = False
             if batch.add(request):
                 request.stop_resting()
+                request.counted.end()
                 del self._requests[request.number]
                 if request.accepted is not None:
                     request.accepted.close()

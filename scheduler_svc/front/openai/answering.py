@@ -85,6 +85,8 @@ class Answering:
                     if num_prompts == 1:
                         raise
                     raise _of_prompt(error, place) from error
+            if call.counted is not None:
+                call.counted.accept()
             yield responses
 
     def token_texts(self, model: TextModel) -> TokenTexts:

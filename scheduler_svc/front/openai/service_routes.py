@@ -49,14 +49,14 @@ class ServiceRoutes:
     def routes(self) -> Mapping[str, Route]:
         """Return them by path."""
         return {
-            "/health": Route("GET", self._health, Access.ANYBODY),
-            "/version": Route("GET", self._version, Access.ANYBODY),
-            "/metrics": Route("GET", self._metrics, Access.OPERATORS),
-            "/v1/models": Route("GET", self._list_models),
-            "/v1/models/{}": Route("GET", self._show_model),
-            "/tokenize": Route("POST", self._tokenize),
-            "/detokenize": Route("POST", self._detokenize),
-            "/tokenizer_info": Route("GET", self._tokenizer_info),
+            "/health": Route("GET", self._health, access=Access.ANYBODY),
+            "/version": Route("GET", self._version, access=Access.ANYBODY),
+            "/metrics": Route("GET", self._metrics, access=Access.OPERATORS),
+            "/v1/models": Route("GET", self._list_models, "models"),
+            "/v1/models/{}": Route("GET", self._show_model, "models"),
+            "/tokenize": Route("POST", self._tokenize, "tokenize"),
+            "/detokenize": Route("POST", self._detokenize, "detokenize"),
+            "/tokenizer_info": Route("GET", self._tokenizer_info, "tokenizer_info"),
         }
 
     async def _health(self, call: Call) -> web.Response:

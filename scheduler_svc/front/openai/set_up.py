@@ -42,12 +42,12 @@ def openai_server(
     answering = Answering(generation, reader)
     chat = Chat(answering, config.tool_call_parser, config.reasoning_parser)
     routes = {
-        "/v1/chat/completions": Route("POST", chat.answer),
-        "/v1/completions": Route("POST", Completions(answering).answer),
+        "/v1/chat/completions": Route("POST", chat.answer, "chat_completions"),
+        "/v1/completions": Route("POST", Completions(answering).answer, "completions"),
         **ServiceRoutes(generation, reader, collect).routes(),
     }
     tls = http_tls(config)
     settings = RouteSettings(
         max_bytes=config.max_request_bytes, is_local=is_loopback(listen), speaks_tls=tls is not None
     )
-    return OpenAIServer(listen, Routes(routes, access, settings), tls, is_shared=is_shared)
+    return OpenAIServer(listen, Routes(routes, access, settings, generation.meter), tls, is_shared=is_shared)
