@@ -147,7 +147,7 @@ class CellFaults:
 
 async def strike(cell: Cell, num_faults: int, draws: random.Random, result: Result) -> None:
     """Let so many faults strike a cell, and judge it after each."""
-    faults, answers = Faults(cell, draws), dict[CellAsk, Answer]()
+    faults, answers = Faults(cell, draws), dict[Ask, Answer]()
     for number in range(num_faults):
         asks = [CellAsk(stream, number, 40, batch=f"struck-{number}") for stream in range(NUM_STRUCK)]
         begun = set[int]()
@@ -159,14 +159,14 @@ async def strike(cell: Cell, num_faults: int, draws: random.Random, result: Resu
             result.note_fault(name)
             words = ("different prefixes", "one prefix")[number % 2]
             answers |= await judge(cell, f"{number}: {name}, {words}", begin_s, result)
-            answers |= dict(zip(asks, await asyncio.gather(*struck), strict=True))
+            answers.update(zip(asks, await asyncio.gather(*struck), strict=True))
     await faults.wait()
     undisturbed = await answers_without_faults(list(answers))
     for ask, answer in answers.items():
         compare(result, ask, answer, undisturbed[ask])
 
 
-async def answers_without_faults(asks: Sequence[CellAsk]) -> Mapping[Ask, Answer]:
+async def answers_without_faults(asks: Sequence[Ask]) -> Mapping[Ask, Answer]:
     """Return what the same requests get from another scheduler, whose executor is faster."""
     async with (
         running_executors(1, fake_executor()) as executors,
@@ -197,9 +197,9 @@ async def dealt_to_fronts(cell: Cell, begun: set[int] | None = None) -> AsyncIte
         yield send
 
 
-async def judge(cell: Cell, what: str, begin_s: float, result: Result) -> Mapping[CellAsk, Answer]:
+async def judge(cell: Cell, what: str, begin_s: float, result: Result) -> Mapping[Ask, Answer]:
     """Send batches of new requests until one is spread evenly, or it is too late; return all answers."""
-    answers: dict[CellAsk, Answer] = {}
+    answers: dict[Ask, Answer] = {}
     load = math.inf
     for attempt in itertools.count():
         after_s = time.monotonic() - begin_s

@@ -1,7 +1,7 @@
 """Cells as processes: what a scheduler's death does, the replacement of everything under load, another model."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -56,7 +56,7 @@ async def until_even(cell: Cell) -> None:
     ],
 )
 async def test_everything_is_replaced_under_streams_and_nobody_notices(
-    stale_s: float, num_fronts: int, num_executors: int, at_once: bool, record_property: "pytest.RecordProperty"
+    stale_s: float, num_fronts: int, num_executors: int, at_once: bool, record_property: Callable[[str, object], None]
 ) -> None:
     """`stale_s`: how long names give former addresses; `at_once`: all new processes are started together."""
     result = Result("rolling", f"{stale_s:g} s")
@@ -69,10 +69,9 @@ async def test_everything_is_replaced_under_streams_and_nobody_notices(
             await client.__aenter__()
         sends = [by_grpc(client) for client in clients]
         former = [member for tier in TIERS for member in cell.running(tier)]
-        undisturbed, *_ = await asyncio.gather(
-            answers_to([ask for own in asks for ask in own], dealt(sends), NUM_STREAMS),
-            *(cell.add(member.tier) for member in former if at_once),
-        )
+        starting = asyncio.gather(*(cell.add(member.tier) for member in former if at_once))
+        undisturbed = await answers_to([ask for own in asks for ask in own], dealt(sends), NUM_STREAMS)
+        await starting
         is_over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             for own in asks:
