@@ -3,9 +3,9 @@
     Generation ──> Cell ──┬─> RemoteEngine ══ Join ══> engine process of a scheduler
                           └─> RemoteEngine ══ Join ══> engine process of another one
 
-A request runs at one of them, which `placement.py` chooses. Where that one goes away, its requests go on at another one
-that computes the same bits, else they wait for it. Nothing that runs is moved. Those that are used agree in the model,
-its weights, its name and its tokenizer (`agreement.py`).
+A request runs at one of them, which `placement.py` chooses. Where that one goes away, or loses its last executor, its
+requests go on at another one that computes the same bits, else they wait for it. Nothing that runs is moved. Those that
+are used agree in the model, its weights, its name and its tokenizer (`agreement.py`).
 """
 
 import asyncio
@@ -353,7 +353,7 @@ class Cell:
             self._on_change()
 
     def _rescue(self) -> None:
-        """Have requests of engines that are away go on at others that compute the same bits."""
+        """Have requests of engines that are away, or have no executor, go on at others that compute the same bits."""
         for lost in self.engines:
             places = [engine for engine in self._used if engine is not lost and engine.can_take_over(lost)]
             waiting = lost.waiting_requests if places else ()

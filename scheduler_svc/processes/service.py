@@ -248,7 +248,8 @@ class SchedulerService:
         drain_s = self._grace_s * DRAIN_SHARE
 
         async def drain() -> None:
-            await self.engine.drain(drain_s)
+            link = self.link
+            await self.engine.drain(drain_s, None if link is None else functools.partial(link.let_go, LAST_WORDS_S))
             if self.link is not None:
                 await self.link.close(LAST_WORDS_S)
             if self.front is not None:

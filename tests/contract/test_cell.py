@@ -128,6 +128,25 @@ async def test_requests_of_a_scheduler_that_is_gone_go_on_at_another_one_with_th
         assert await running.ask(3) == expected[3:4], "new ones find the one that is left"
 
 
+async def test_requests_of_a_scheduler_without_executors_go_on_at_another_one() -> None:
+    expected = await alone(*range(12))
+    async with cell_of(FakeWorker(step_ms=2), FakeWorker(step_ms=2)) as running:
+        answers = asyncio.create_task(running.ask(*range(12)))
+        await until(lambda: min(running.running) >= 4)
+        await running.stacks[0].executor.kill()
+        await until(lambda: running.running == [0, 12])
+        assert await answers == expected
+
+
+async def test_requests_of_a_scheduler_whose_grace_ends_go_on_at_another_one() -> None:
+    expected = await alone(*range(12))
+    async with cell_of(FakeWorker(step_ms=20), FakeWorker(step_ms=2)) as running:
+        answers = asyncio.create_task(running.ask(*range(12)))
+        await until(lambda: min(running.running) >= 4)
+        await running.stacks[0].service.stop("it is replaced")
+        assert await answers == expected
+
+
 async def test_they_wait_for_theirs_if_the_other_one_computes_other_bits() -> None:
     async with cell_of(FakeWorker(step_ms=2), FakeWorker(step_ms=2, numerics_id="another")) as running:
         answers = asyncio.create_task(running.ask(*range(6)))
