@@ -66,7 +66,7 @@ async def front_of(*stacks: Stack, **settings: object) -> AsyncIterator[Running]
     try:
         await front.is_ready.wait()
         await until(lambda: all(engine.model for engine in front.cells[""].engines))
-        async with Client(front.address) as client:
+        async with Client(front.address, resume_timeout_s=0) as client:  # nobody hides what a front lets through
             yield Running(list(stacks), front, client)
     finally:
         told.set_result("the test ends")

@@ -17,6 +17,7 @@ NUM_STREAMS = 64
 OTHER_MODEL = ("--eos-probability", "0.001")
 
 
+@pytest.mark.slow
 async def test_streams_outlive_a_scheduler_that_is_killed_and_it_gets_its_share_when_it_is_back() -> None:
     asks = [Ask(stream, 0, 80) for stream in range(24)]
     async with running_cell(2, 2, 2, "--step-ms", "10", max_executors=1) as cell:
@@ -110,6 +111,7 @@ async def replace_one_by_one(cell: Cell, tier: str, stale_s: float) -> None:
             await cell.remove(member)
 
 
+@pytest.mark.slow
 async def test_another_model_comes_behind_the_same_fronts_and_no_answer_is_of_both() -> None:
     async with running_cell(1, 1, 2, "--step-ms", "10") as cell:
         addresses = [front.address for front in cell.running(FRONT)]
