@@ -14,7 +14,13 @@ from typing import IO, Protocol
 
 from octavo_shared.errors import OctavoServiceError
 from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.grammar.matcher import MatcherTokenizer, UnsupportedTokenizerError, check_grammar, matcher_id_of
+from octavo_shared.grammar.matcher import (
+    MatcherTokenizer,
+    UnsupportedTokenizerError,
+    check_grammar,
+    matcher_id_of,
+    reason_against,
+)
 from octavo_shared.step_wire.executor_info import TokenizerFile
 
 # CPU time that one grammar may take, in seconds; one of the largest size takes some tenths of one.
@@ -110,7 +116,7 @@ class CompilerProcess:
 
 
 class CompilerHere:
-    """See `Compiler`, in this process: for tests, whose grammars take no time."""
+    """See `Compiler`, on this thread: for tests, whose grammars take no time."""
 
     def __init__(self, files: Sequence[TokenizerFile], eos_token_ids: Sequence[int], vocab_size: int) -> None:
         self._tokenizer = MatcherTokenizer.load(files, eos_token_ids, vocab_size)
@@ -118,7 +124,7 @@ class CompilerHere:
 
     def check(self, grammar: Grammar) -> str:
         """See `Compiler`."""
-        return check_grammar(self._tokenizer, grammar)
+        return reason_against(self._tokenizer, grammar)
 
     def close(self) -> None:
         """See `Compiler`."""

@@ -67,7 +67,7 @@ def check_grammar(tokenizer: MatcherTokenizer, grammar: Grammar) -> str:
     if len(grammar.body) > MAX_GRAMMAR_BYTES:
         return f"it has {len(grammar.body)} bytes; the limit is {MAX_GRAMMAR_BYTES}"
     with thread_of_large_stack("grammar-check") as thread:
-        return thread.submit(_reason_against, tokenizer, grammar).result()
+        return thread.submit(reason_against, tokenizer, grammar).result()
 
 
 def thread_of_large_stack(name: str) -> ThreadPoolExecutor:
@@ -85,7 +85,8 @@ def thread_of_large_stack(name: str) -> ThreadPoolExecutor:
     return pool
 
 
-def _reason_against(tokenizer: MatcherTokenizer, grammar: Grammar) -> str:
+def reason_against(tokenizer: MatcherTokenizer, grammar: Grammar) -> str:
+    """See `check_grammar`; on this thread, whose stack a hostile grammar may overflow."""
     try:
         OutputMatcher(tokenizer, grammar).fill_mask(np.zeros(tokenizer.num_mask_words, np.uint32))
     except NoTokenAllowedError:
