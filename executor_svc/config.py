@@ -27,6 +27,16 @@ class _BatchConfig(ServiceConfig):
         2048, ge=1, description="Maximum number of tokens per step. Limits the time and memory of a step."
     )
 
+    max_grammar_slots: int = Field(
+        256,
+        ge=0,
+        le=2**16,
+        description=(
+            "Maximum number of grammars that outputs follow at a time; equal ones count once. 0: no grammars. Needs "
+            "llguidance."
+        ),
+    )
+
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -36,6 +36,8 @@ def make_worker(config: FakeConfig) -> FakeWorker:
         eos_probability=config.eos_probability,
         sliding_window_tokens=config.sliding_window_tokens,
         nan_token_id=config.nan_token_id,
+        max_grammar_slots=config.max_grammar_slots,
+        has_grammar_threads=True,
         faults=FakeFaults(_fault_plan(config)),
     )
 

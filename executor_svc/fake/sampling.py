@@ -11,7 +11,7 @@ import numpy.typing as npt
 from executor_svc.fake.language import FakeLanguage, Float32Array, UInt64Array
 from executor_svc.fake.tokenizer import VOCAB_SIZE
 from executor_svc.sampler.sample_rows import FlatTokens, SampleRows
-from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, StepResult
+from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, RowFlag, StepResult
 
 SEED_STRIDE = np.uint64(0x9E3779B97F4A7C15)
 
@@ -24,7 +24,7 @@ def add_samples(
     num_missing: Int32Array,
     rows: SampleRows,
 ) -> None:
-    """Fill in tokens, log-probabilities and alternatives of sampled rows.
+    """Fill in what sampled rows get: tokens, log-probabilities, alternatives, a flag where a grammar leaves nothing.
 
     Args:
         result: Has a place for each sample row of the step.
@@ -43,6 +43,11 @@ def add_samples(
         states = histories[processed] ^ np.where(is_random, sampling["seed"][processed] ^ outputs, np.uint64(0))
         scores = processed_scores(language.logprobs(states, num_missing[processed]), rows[processed])
         token_ids[processed] = scores.argmax(axis=1)
+        if rows.is_guided is not None:
+            has_none = rows.is_guided[processed] & (scores.max(axis=1) == -np.inf)
+            if has_none.any():
+                result.row_flags = np.zeros(len(result.sampled_token_ids), np.uint8)
+                result.row_flags[index[processed[has_none]]] = RowFlag.NO_TOKEN_ALLOWED
     result.sampled_token_ids[index] = token_ids
     asked = np.flatnonzero(sampling["num_logprobs"] != NO_LOGPROBS)
     if not len(asked):

@@ -19,7 +19,8 @@ from executor_svc.fake.language import LANGUAGE_VERSION, FakeLanguage
 from executor_svc.fake.sampling import add_samples, likeliest, processed_scores
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
 from executor_svc.sampler.sample_rows import SampleRows
-from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step
+from executor_svc.worker.grammar_masks import GrammarMasks, grammar_support
+from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step, table_of
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import UNKNOWN_TOKEN, BoolArray, Int32Array, RowFlag, Step, StepResult
@@ -41,6 +42,8 @@ class FakeWorker:
         eos_probability: Chance that a token is the end of the sequence, 0 to 1.
         sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
         nan_token_id: Behind it logits are NaN; -1: behind none.
+        max_grammar_slots: Grammar slots; 0: it follows no grammars, as without llguidance.
+        has_grammar_threads: Whether grammars are compiled, and masks made, on threads.
         sampling_defaults: As of a model's generation_config.json, by name.
         numerics_id: Of which arithmetic it says that it is; None: that of its language.
         is_invariant: Whether it says that outputs depend on their requests alone; they do.
@@ -67,6 +70,8 @@ class FakeWorker:
         eos_probability: float = 0.0,
         sliding_window_tokens: int = 0,
         nan_token_id: int = -1,
+        max_grammar_slots: int = 256,
+        has_grammar_threads: bool = False,
         sampling_defaults: Mapping[str, float] | None = None,
         numerics_id: str | None = None,
         is_invariant: bool = True,
@@ -79,6 +84,9 @@ class FakeWorker:
     ) -> None:
         parameters = f"eos_probability {eos_probability}, sliding_window_tokens {sliding_window_tokens}"
         digest = hashlib.sha256(f"fake {LANGUAGE_VERSION}, {parameters}".encode()).hexdigest()
+        files = fake_tokenizer_files()
+        grammars = grammar_support(max_grammar_slots, files, (EOS_TOKEN_ID,), VOCAB_SIZE)
+        self._grammar_masks = GrammarMasks(grammars.load_tokenizer, has_threads=has_grammar_threads)
         self._info = ExecutorInfo(
             instance_id=instance_id or uuid.uuid4().hex,
             model_id="fake",
@@ -99,6 +107,9 @@ class FakeWorker:
             is_invariant=is_invariant,
             why_not_invariant=why_not_invariant,
             weights_digest=digest if weights_digest is None else weights_digest,
+            num_grammar_slots=grammars.num_slots,
+            matcher_id=grammars.matcher_id,
+            max_grammar_bytes=grammars.max_body_bytes,
         )
         self._step_ms = step_ms
         self._token_us = token_us
@@ -122,8 +133,8 @@ class FakeWorker:
 
     def reset(self) -> None:
         """Empty the batch table: a scheduler has attached. The cache contents stay."""
-        info = self._info
-        self._table = BatchTable(info.max_num_seqs, info.max_model_len, info.block_size_tokens, info.num_device_blocks)
+        self._table = table_of(self._info)
+        self._grammar_masks.reset()
         self._histories = Histories(self._table)
 
     def execute(self, step: Step) -> StepResult:
@@ -138,6 +149,7 @@ class FakeWorker:
             self._faults.begin_step()
         check_step(step, self._info)
         layout = self._table.apply(step.delta)
+        self._grammar_masks.follow(self._table, step.delta)
         digest = check_layout(step, layout, self._table, self._info.max_num_batched_tokens)
         self._histories.follow(self._table, step.delta, layout)
         self._cache.move(step)
@@ -163,6 +175,7 @@ class FakeWorker:
     def _answer(self, step: Step, layout: StepLayout) -> StepResult:
         """Return what follows each sample row's history."""
         rows = SampleRows.of_step(self._table, layout)
+        flags = None if rows.is_guided is None else self._grammar_masks.begin(rows)()
         slots, positions = layout.sample_slots, layout.sample_positions
         histories = self._histories.by_position[slots, positions - 1]
         num_missing = self._language.missing_bytes(self._table.token_ids, slots, positions)
@@ -177,8 +190,11 @@ class FakeWorker:
             result.candidate_token_ids, result.candidate_logprobs = candidates
         if layout.num_prompt_logprobs is not None:
             self._answer_prompt(result, layout, layout.num_prompt_logprobs)
+        if flags is not None:
+            result.row_flags = flags if result.row_flags is None else np.where(flags, flags, result.row_flags)
         if (is_nan := self._are_nan(slots, positions)).any():
-            result.row_flags = (is_nan * RowFlag.NOT_FINITE).astype(np.uint8)
+            flags = np.zeros(len(rows), np.uint8) if result.row_flags is None else result.row_flags
+            result.row_flags = np.where(is_nan, np.uint8(RowFlag.NOT_FINITE), flags)
             if result.logprobs is not None:
                 result.logprobs[is_nan] = np.nan
             if result.candidate_logprobs is not None and layout.num_candidates is not None:

@@ -17,9 +17,12 @@ import numpy.typing as npt
 from octavo.values.sampling_parameters import NO_LOGPROBS, Stage, of_stage
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import BoolArray, Int32Array
+from octavo_shared.step_wire.table_columns import NO_GRAMMAR
 from octavo_shared.step_wire.token_rules import NO_TOKEN, TokenRules
 
 Int64Array = npt.NDArray[np.int64]
+# Which tokens a grammar allows, in the form of `TokenRules.allowed_mask`, [num_bytes].
+GrammarMask = npt.NDArray[np.uint8]
 
 # Of SplitMix64, see `uniforms`.
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -47,11 +50,14 @@ class SampleRows:
     num_tokens: Int32Array  # prompt and output, before this step's token
     num_prompt_tokens: Int32Array
     token_ids: Int32Array  # [max_num_seqs, max_model_len]
+    is_guided: BoolArray | None = None  # whose output follows a grammar; None: no row's does
+    grammar_masks: list[GrammarMask | None] | None = None  # of guided rows, once they are made
 
     @classmethod
     def of_step(cls, table: BatchTable, layout: StepLayout) -> SampleRows:
         """Return the sample rows of a step, in its order."""
         slots = layout.sample_slots
+        is_guided = table.grammar_slot[slots] != NO_GRAMMAR
         return cls(
             sampling=table.sampling[slots],
             rules=table.token_rules[slots].tolist(),
@@ -59,6 +65,7 @@ class SampleRows:
             num_tokens=layout.sample_positions,
             num_prompt_tokens=table.num_prompt_tokens[slots],
             token_ids=table.token_ids,
+            is_guided=is_guided if np.count_nonzero(is_guided) else None,
         )
 
     def __len__(self) -> int:
@@ -66,6 +73,8 @@ class SampleRows:
 
     def take_likeliest(self) -> bool:
         """Return whether every row takes the likeliest token of its logits as they are, and asks for nothing else."""
+        if self.is_guided is not None:
+            return False
         sampling = self.sampling
         asks = (
             (sampling["temperature"] > 0) | (sampling["num_logprobs"] != NO_LOGPROBS) | (sampling["num_candidates"] > 0)
@@ -85,6 +94,8 @@ class SampleRows:
             num_tokens=self.num_tokens[index],
             num_prompt_tokens=self.num_prompt_tokens[index],
             token_ids=self.token_ids,
+            is_guided=None if self.is_guided is None else self.is_guided[index],
+            grammar_masks=None if self.grammar_masks is None else [self.grammar_masks[row] for row in index.tolist()],
         )
 
     @property
@@ -95,7 +106,7 @@ class SampleRows:
     def are_processed(self) -> BoolArray:
         """Return which rows have their logits changed before anything is sampled, [num_rows]."""
         sampling = self.sampling
-        processed: BoolArray = np.zeros(len(self), np.bool_)
+        processed: BoolArray = np.zeros(len(self), np.bool_) if self.is_guided is None else self.is_guided.copy()
         for name, neutral in _PROCESSORS:
             processed |= sampling[name] != neutral
         if self.rules.count(None) == len(self.rules):
@@ -136,10 +147,17 @@ class SampleRows:
         return tokens, np.concatenate(biases) if biases else np.empty(0, np.float32)
 
     def allowed_masks(self) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
-        """Return the rows that have an allow-list, and their packed bits, [num_such_rows, num_bytes]."""
-        rows = [row for row, rules in enumerate(self.rules) if rules is not None and rules.allowed_mask is not None]
-        masks = [np.frombuffer(self.rules[row].allowed_mask, np.uint8) for row in rows]  # type: ignore[union-attr,arg-type]
-        return np.array(rows, np.int64), np.stack(masks) if masks else np.empty((0, 0), np.uint8)
+        """Return the rows with an allow-list or a grammar, and their packed bits, [num_such_rows, num_bytes]."""
+        masks = {
+            row: np.frombuffer(rules.allowed_mask, np.uint8)
+            for row, rules in enumerate(self.rules)
+            if rules is not None and rules.allowed_mask is not None
+        }
+        for row, mask in enumerate(self.grammar_masks or ()):
+            if mask is not None:
+                masks[row] = masks[row] & mask if row in masks else mask
+        rows = sorted(masks)
+        return np.array(rows, np.int64), np.stack([masks[row] for row in rows]) if rows else np.empty((0, 0), np.uint8)
 
     def _tokens_of_rules(
         self, tokens_of: Callable[[TokenRules], Int32Array], applies: BoolArray | None = None

@@ -31,8 +31,9 @@ from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family
 from octavo_shared.step_wire import wire
+from octavo_shared.step_wire.attach_agreement import agreed_capabilities, agreed_parameters
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.capability import Capability, common, names_of
+from octavo_shared.step_wire.capability import Capability, names_of
 from octavo_shared.step_wire.incarnation import require_believable
 from octavo_shared.step_wire.step import SamplingRow
 from octavo_shared.step_wire.wire_agreement import WireAgreement
@@ -118,7 +119,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         lease_s = request.lease_ms / 1000
         epoch = self._attachment.acquire(request.scheduler_id, lease_s, self._clock(), request.incarnation)
         self._end_stream(FencedError(f"epoch {epoch - 1} ended: scheduler {request.scheduler_id!r} attached"))
-        capabilities = common(request.capabilities, info.capabilities) if wire_version >= 2 else frozenset()
+        capabilities = agreed_capabilities(request, info) if wire_version >= 2 else frozenset()
         is_same = self._attachment.name_blocks(
             request.scheduler_id, request.key_fingerprint, is_agreed=Capability.NAMED_BLOCKS in capabilities
         )
@@ -138,6 +139,7 @@ class ExecutionServicer(ExecutionServiceServicer):
             wire_version=wire_version,
             info=wire.encode_info(info),
             capabilities=wire.encode_capabilities(capabilities),
+            capability_parameters=agreed_parameters(request, info, capabilities),
             num_kept_names=num_kept_names,
             incarnation=self._attachment.incarnations.get(request.scheduler_id, 0),
         )

@@ -37,6 +37,7 @@ from executor_svc.worker.decode_graphs import (
     measure_graph_bytes,
     sizes_to_capture,
 )
+from executor_svc.worker.grammar_masks import GrammarMasks, GrammarSupport, grammar_support
 from executor_svc.worker.largest_step import NUM_DEVICE_BLOCKS, run_largest_steps
 from executor_svc.worker.last_tokens import LastTokens
 from executor_svc.worker.model_runner import ModelRunner, Runner
@@ -161,6 +162,7 @@ class _Parts:
         chosen, config, identity = self.chosen, self.config, self.identity
         model, backend = chosen.model, chosen.attention
         cache_engine = CacheEngine(cache_shape_of(chosen), blocks.device, blocks.host, self.device)
+        grammars = self._grammar_support()
         info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
             model_id=identity.model_id,
@@ -182,6 +184,9 @@ class _Parts:
             is_invariant=identity.is_invariant,
             weights_digest=identity.weights_digest,
             why_not_invariant=identity.why_not_invariant,
+            num_grammar_slots=grammars.num_slots,
+            matcher_id=grammars.matcher_id,
+            max_grammar_bytes=grammars.max_body_bytes,
         )
         last_tokens = self._last_tokens()
         graphs: DecodeGraphs | None = None
@@ -198,9 +203,17 @@ class _Parts:
         if forward is not None and not sampler.samples_on_device:  # it reads all tokens from the batch table
             runner = NativeRunner(model, forward, config.max_num_seqs)
         probe = device_probe(self.device)
+        has_masks = grammars.num_slots and self.group.rank == 0
+        masks = GrammarMasks(grammars.load_tokenizer, has_threads=True) if has_masks else None
         return TorchWorker(
-            info, runner, last_tokens, cache_engine, sampler, identity.tokenizer_files, self.group, probe
+            info, runner, last_tokens, cache_engine, sampler, identity.tokenizer_files, self.group, probe, masks
         )
+
+    def _grammar_support(self) -> GrammarSupport:
+        """Return what rank 0 can do with grammars: other ranks only keep the same batch table."""
+        identity, config = self.identity, self.config
+        vocab_size = self.chosen.model.shape.vocab_size
+        return grammar_support(config.max_grammar_slots, identity.tokenizer_files, identity.eos_token_ids, vocab_size)
 
     def _last_tokens(self) -> LastTokens:
         return LastTokens(self.config.max_num_seqs, self.device)

@@ -88,6 +88,17 @@ def execute(worker: Worker, step: Step) -> StepResult:
     return worker.launch(step).finish()
 
 
+def table_of(info: ExecutorInfo) -> BatchTable:
+    """Return an empty batch table of an executor's sizes."""
+    return BatchTable(
+        info.max_num_seqs,
+        info.max_model_len,
+        info.block_size_tokens,
+        info.num_device_blocks,
+        info.num_grammar_slots,
+    )
+
+
 def check_step(step: Step, info: ExecutorInfo) -> None:
     """Check what the table cannot: the moved blocks exist, the model knows the tokens of histories and rules.
 
@@ -102,6 +113,12 @@ def check_step(step: Step, info: ExecutorInfo) -> None:
         _check_blocks(step, "host", step.blocks_to_swap_in[:, 0], info.num_host_blocks)
         _check_blocks(step, "device", step.blocks_to_swap_in[:, 1], info.num_device_blocks)
     _check_token_ids(step, info.vocab_size)
+    for load in step.delta.grammar_loads:
+        if len(load.grammar.body) > info.max_grammar_bytes:
+            raise InvalidStepError(
+                f"the grammar for grammar slot {load.slot} has {len(load.grammar.body)} bytes; the limit is "
+                f"{info.max_grammar_bytes}"
+            )
 
 
 def _check_blocks(step: Step, pool: str, block_ids: Int32Array, num_blocks: int) -> None:

@@ -15,7 +15,7 @@ class LaunchedStep:
     """See `executor_svc.worker.interface.RunningStep`. Made when all its work has been launched.
 
     Args:
-        answer: All but the sampled tokens, the row flags and the duration.
+        answer: All but the sampled tokens and the duration, and but for the row flags where the host took no part.
         layout: Of the step.
         sampled: On the device, [2, num_samples] int64: the sampled tokens, and 1 for each row that is not finite.
         timer: Started before the step's work.
@@ -55,7 +55,7 @@ class LaunchedStep:
             self._record(self)
             self._answer.sampled_token_ids = self.token_ids_on_host()
             is_not_finite = self._sampled[1].numpy()
-            if is_not_finite.any():
+            if self._answer.row_flags is None and is_not_finite.any():
                 self._answer.row_flags = (is_not_finite * RowFlag.NOT_FINITE).astype(np.uint8)
             self._answer.execute_duration_us = self._timer.duration_us()
         except RuntimeError as error:  # what a kernel did wrong shows when somebody waits for it

@@ -8,7 +8,15 @@ from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.sampler.sampler import Sampled, Sampler, flags_of_candidates, prompt_spans
 from executor_svc.worker.model_runner import SampleLogits
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
-from octavo_shared.step_wire.step import NO_LOGPROBS, UNKNOWN_TOKEN, Int32Array, Step, StepResult
+from octavo_shared.step_wire.step import (
+    NO_LOGPROBS,
+    UNKNOWN_TOKEN,
+    Int32Array,
+    RowFlag,
+    RowFlags,
+    Step,
+    StepResult,
+)
 
 
 def is_sampled_alone(layout: StepLayout, rows: SampleRows, computed: SampleLogits) -> bool:
@@ -45,6 +53,29 @@ def answer_step(
     if computed.prompt_hidden is not None:
         _answer_prompt(result, table, layout, computed.prompt_hidden, model, sampler)
     return result
+
+
+def flag_guided_rows(
+    result: StepResult, rows: SampleRows, flags: RowFlags | None, logits: torch.Tensor, logit_rows: Int32Array
+) -> None:
+    """Add the flags of rows whose output cannot go on by its grammar.
+
+    Args:
+        result: Of the step; it has a flag where a row had no token to choose.
+        rows: The sample rows.
+        flags: Of rows without a mask, [num_samples]; None: all have one.
+        logits: Raw, [num_logit_rows, vocab_size].
+        logit_rows: The row of `logits` that each sample row uses, [num_samples].
+    """
+    assert rows.is_guided is not None
+    if result.row_flags is not None:
+        # With numbers to choose by, it was the mask, and what else the row rules out, that left nothing.
+        for row in ((result.row_flags == RowFlag.NOT_FINITE) & rows.is_guided).nonzero()[0].tolist():
+            row_logits = logits[int(logit_rows[row])]
+            if not (row_logits.isnan() | row_logits.isposinf()).any() and not row_logits.isneginf().all():
+                result.row_flags[row] = RowFlag.NO_TOKEN_ALLOWED
+    if flags is not None:
+        result.row_flags = flags if result.row_flags is None else np.where(flags, flags, result.row_flags)
 
 
 def _answer_beams(

@@ -19,11 +19,12 @@ from executor_svc.device.transfer import index_to_device
 from executor_svc.parallel.group import TensorParallelGroup
 from executor_svc.sampler.sample_rows import RowLookup, SampleRows
 from executor_svc.sampler.sampler import Sampler
-from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step
+from executor_svc.worker.grammar_masks import FinishMasks, GrammarMasks
+from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step, table_of
 from executor_svc.worker.last_tokens import LastTokens
 from executor_svc.worker.launched_step import LaunchedStep
 from executor_svc.worker.model_runner import Runner, SampleLogits
-from executor_svc.worker.step_answer import answer_step, follow_answer, is_sampled_alone, no_answer
+from executor_svc.worker.step_answer import answer_step, flag_guided_rows, follow_answer, is_sampled_alone, no_answer
 from executor_svc.worker.step_timer import StepTimer, start_timer
 from octavo_shared.errors import InvalidStepError, StepFailedError
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
@@ -48,6 +49,7 @@ class TorchWorker:
         tokenizer_files: tuple[TokenizerFile, ...],
         group: TensorParallelGroup,
         probe: DeviceProbe,
+        grammar_masks: GrammarMasks | None = None,
     ) -> None:
         self._info = info
         self._runner = runner
@@ -57,6 +59,7 @@ class TorchWorker:
         self._tokenizer_files = tokenizer_files
         self._group = group
         self._probe = probe
+        self._grammar_masks = grammar_masks  # of rank 0; None: it follows no grammars
         self._rows = RowLookup()
         self._unrecorded: deque[LaunchedStep] = deque()  # their tokens are UNKNOWN_TOKEN in the table
         self.reset()
@@ -75,7 +78,9 @@ class TorchWorker:
         """Empty the batch table: a scheduler has attached. The cache contents stay."""
         info = self._info
         self._unrecorded.clear()
-        self._table = BatchTable(info.max_num_seqs, info.max_model_len, info.block_size_tokens, info.num_device_blocks)
+        self._table = table_of(info)
+        if self._grammar_masks is not None:
+            self._grammar_masks.reset()
 
     def launch(self, step: Step) -> RunningStep:
         """Apply the step to the table and start it; see `Worker.launch`."""
@@ -95,6 +100,8 @@ class TorchWorker:
     def _launch(self, step: Step) -> RunningStep:
         timer = start_timer(self._runner.model.device)
         layout = self._table.apply(step.delta)
+        if self._grammar_masks is not None:
+            self._grammar_masks.follow(self._table, step.delta)
         digest = check_layout(step, layout, self._table, self._info.max_num_batched_tokens)
         self._cache_engine.move(step)
         if self._sampler.samples_on_device:
@@ -119,8 +126,9 @@ class TorchWorker:
             answer = no_answer(step, layout)
         else:
             rows = self._rows.of_step(self._table, layout)
+            finish_masks = self._begin_masks(rows)
             computed = self._runner.run(self._table, layout, finds_likeliest=self._rows.take_likeliest)
-            answer = self._answer(step, layout, rows, computed)
+            answer = self._answer(step, layout, rows, computed, finish_masks)
             if self._group.size > 1:
                 token_ids = self._group.broadcast(torch.from_numpy(answer.sampled_token_ids.astype(np.int64)))
                 answer.sampled_token_ids = token_ids.numpy().astype(np.int32)
@@ -152,18 +160,36 @@ class TorchWorker:
                 sampled = self._sampler.sample_on_device(computed.logits, computed.logit_rows, rows)
                 return no_answer(step, layout), sampled
             while self._unrecorded:
-                self._record(self._unrecorded[0])  # penalties and rules look at them
-        answer = self._answer(step, layout, rows, computed)
+                self._record(self._unrecorded[0])  # penalties, rules and grammars look at them
+        answer = self._answer(step, layout, rows, computed, self._begin_masks(rows))
         flags = answer.row_flags
         is_not_finite = np.zeros(len(rows), np.bool_) if flags is None else flags == RowFlag.NOT_FINITE
         return answer, index_to_device(np.stack((answer.sampled_token_ids, is_not_finite)), device)
 
-    def _answer(self, step: Step, layout: StepLayout, rows: SampleRows, computed: SampleLogits) -> StepResult:
+    def _begin_masks(self, rows: SampleRows) -> FinishMasks | None:
+        """Begin to make the masks of rows that follow a grammar; all tokens before this step are in the table."""
+        if rows.is_guided is None or self._grammar_masks is None:
+            return None
+        return self._grammar_masks.begin(rows)
+
+    def _answer(
+        self,
+        step: Step,
+        layout: StepLayout,
+        rows: SampleRows,
+        computed: SampleLogits,
+        finish_masks: FinishMasks | None,
+    ) -> StepResult:
         """Return what rank 0 answers; the others do their part of it."""
         model = self._runner.model
         if self._group.rank:
             return follow_answer(step, layout, computed, model)
-        return answer_step(step, self._table, layout, rows, computed, model, self._sampler)
+        flags = None if finish_masks is None else finish_masks()
+        answer = answer_step(step, self._table, layout, rows, computed, model, self._sampler)
+        if finish_masks is not None:
+            assert computed.logits is not None, "this is rank 0"
+            flag_guided_rows(answer, rows, flags, computed.logits, computed.logit_rows)
+        return answer
 
     def _record(self, launched: LaunchedStep) -> None:
         """Write the tokens of a step, and of those before it, into the table, if they are not there yet."""

@@ -22,7 +22,7 @@ _COMMANDS_ELSEWHERE = {
     "stop": "Ctrl-C in the terminal of octavo up",
     "rm": "hf cache rm",
 }
-_NAME = re.compile(r"(?P<prefix>sampling_params\.)?\b(?P<name>[a-z]\w*)\b")
+_NAME = re.compile(r"(?P<prefix>sampling_params\.(?:grammar\.)?)?\b(?P<name>[a-z]\w*)\b")
 
 
 def in_flags(sentence: str, context: click.Context) -> str:
@@ -37,7 +37,8 @@ def in_flags(sentence: str, context: click.Context) -> str:
     def to_flag(match: re.Match[str]) -> str:
         # A single word such as `stop` may be one of the sentence; `best_of` is not, nor is what the sentence is about.
         is_field = match["prefix"] or "_" in match["name"] or match.start() == 0
-        return flags.get(match["name"], match[0]) if is_field else match[0]
+        name = "grammar" if match["name"] == "lark" else match["name"]
+        return flags.get(name, match[0]) if is_field else match[0]
 
     return _PROMPT.sub("the prompt is ", _NAME.sub(to_flag, sentence))
 

@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -92,6 +93,24 @@ def _to_biases(ctx: click.Context, param: click.Parameter, entries: tuple[str, .
     return biases or None
 
 
+def _to_text(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
+    """Return what is in a file."""
+    del ctx, param
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise click.BadParameter(f"{path!r} cannot be read: {reason}") from error
+
+
+def _to_choice(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the texts; None: there are none, so nothing is restricted."""
+    del ctx, param
+    return texts or None
+
+
 _EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
 
 
@@ -144,6 +163,20 @@ _SAMPLING_OPTIONS = (
         type=int,
         multiple=True,
         help="Stop token: stop at this token id. Repeatable.",
+    ),
+    click.option(
+        "--json-schema", callback=_to_text, metavar="FILE", help="Generate JSON that is valid by the schema in FILE."
+    ),
+    click.option("--json-object", is_flag=True, help="Generate a JSON object."),
+    click.option("--regex", metavar="REGEX", help="Generate a text that matches this regular expression, all of it."),
+    click.option(
+        "--choice", multiple=True, callback=_to_choice, metavar="TEXT", help="Generate one of these texts. Repeatable."
+    ),
+    click.option(
+        "--grammar",
+        callback=_to_text,
+        metavar="FILE",
+        help="Generate a text of the grammar in FILE, in Lark's notation.",
     ),
     click.option("--ignore-eos", is_flag=True, help="Continue after the model's end-of-sequence token."),
     click.option(

@@ -6,6 +6,7 @@ wrong. Next: octavo/client.py, which sends it.
 """
 
 import functools
+import json
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -36,19 +37,24 @@ _WIRE_RANGES = {
     FieldDescriptor.TYPE_STRING: "it must be a string or a list of strings",
 }
 
-# The same for fields that are messages of their own.
-_SHAPES = {
-    "grammar": "it must be Grammar(json_schema=...) or Grammar(regex=...)",
-    "logit_bias": "it must be a dict from token ids, 0 to 2^31-1, to numbers, such as {42: -1.5}",
+# Fields of the message that says what the output follows, by their names here; only one is set.
+_GRAMMARS = {
+    "json_schema": "json_schema",
+    "json_object": "json_object",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "lark",
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What the output must look like; exactly one field is set."""
-
-    json_schema: str | None = None
-    regex: str | None = None
+# The same for fields that are in messages of their own.
+_SHAPES = {
+    "json_schema": "it must be a pydantic model, a dict, or a JSON text",
+    "json_object": "it must be True or False",
+    "regex": "it must be a string",
+    "choice": "it must be a list of strings",
+    "grammar": "it must be a string: a grammar in Lark's notation",
+    "logit_bias": "it must be a dict from token ids, 0 to 2^31-1, to numbers, such as {42: -1.5}",
+}
 
 
 def _naming_the_nearest(cls: type[_Class]) -> type[_Class]:
@@ -80,7 +86,12 @@ class SamplingParams(SamplingNumbers):
         include_stop_str_in_output: Include the stop string in the text.
         skip_special_tokens: Whether special tokens stay out of the text. Absent: true.
         logit_bias: Added to the logits of single tokens, by token id.
-        grammar: What the output must look like.
+        json_schema: The output is JSON that is valid by this: a pydantic model, a dict, or a JSON text. Of this field
+            and the next four one may be set.
+        json_object: The output is a JSON object.
+        regex: The output matches this regular expression, all of it.
+        choice: The output is one of these strings.
+        grammar: The output is of this grammar, in Lark's notation.
         early_stopping: Beams only: True ends the search with the first `beam_width` hypotheses,
             "never" when no beam can become better than they are. Absent: False, in between.
         banned_words: Strings that never appear in the output.
@@ -94,7 +105,11 @@ class SamplingParams(SamplingNumbers):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool | None = None
     logit_bias: Mapping[int, float] | None = None
-    grammar: Grammar | None = None
+    json_schema: type | Mapping[str, Any] | str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
     early_stopping: EarlyStopping | None = None
     banned_words: str | Sequence[str] = ()
     banned_token_ids: Sequence[int] = ()
@@ -110,14 +125,20 @@ class SamplingParams(SamplingNumbers):
         proto = generation_pb2.SamplingParams()
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is None:
+            if value is None or (field.name == "json_object" and value is False):
                 continue
+            if field.name in _GRAMMARS and proto.HasField("grammar"):
+                native = proto.grammar.WhichOneof("grammar")
+                first = next(name for name in _GRAMMARS if _GRAMMARS[name] == native)
+                name = f"sampling_params.{field.name}"
+                sentence = f"{name} is set, and so is {first}; an output follows one of them"
+                raise InvalidRequestError(sentence, field=name)
             try:
                 _set_field(proto, field.name, value)
             except (AttributeError, TypeError, ValueError) as error:
                 name = f"sampling_params.{field.name}"
-                wire_type = proto.DESCRIPTOR.fields_by_name[field.name].type
-                reason = _range_of(field.name) or _SHAPES.get(field.name) or _WIRE_RANGES[wire_type]
+                reason = _range_of(field.name) or _SHAPES.get(field.name)
+                reason = reason or _WIRE_RANGES[proto.DESCRIPTOR.fields_by_name[field.name].type]
                 # A list of token ids can be long.
                 raise InvalidRequestError(f"{name} is {reprlib.repr(value)}; {reason}", field=name) from error
         return proto
@@ -194,8 +215,14 @@ def _set_field(proto: generation_pb2.SamplingParams, name: str, value: Any) -> N
         case "logit_bias":
             for token_id, bias in value.items():
                 proto.logit_bias.add(token_id=token_id, bias=bias)
-        case "grammar":
-            proto.grammar.CopyFrom(_grammar_to_proto(value))
+        case "json_schema":
+            proto.grammar.json_schema = _schema_text(value)
+        case "choice":
+            if isinstance(value, str) or not value:
+                raise TypeError("it is no list of strings")
+            proto.grammar.choice.choices.extend(value)
+        case _ if name in _GRAMMARS:
+            setattr(proto.grammar, _GRAMMARS[name], value)
         case "early_stopping":
             proto.early_stopping = _early_stopping_to_proto(value)
         case _ if name in BY_NAME:
@@ -235,10 +262,10 @@ def _early_stopping_to_proto(value: object) -> generation_pb2.EarlyStopping.Valu
     raise ValueError("unknown value")
 
 
-def _grammar_to_proto(grammar: Grammar) -> generation_pb2.Grammar:
-    match grammar:
-        case Grammar(json_schema=str() as json_schema, regex=None):
-            return generation_pb2.Grammar(json_schema=json_schema)
-        case Grammar(json_schema=None, regex=str() as regex):
-            return generation_pb2.Grammar(regex=regex)
-    raise ValueError("set exactly one of json_schema and regex")
+def _schema_text(schema: Any) -> str:
+    """Return a schema as it travels. Raises AttributeError, TypeError, ValueError: it is none."""
+    if isinstance(schema, str):
+        return schema
+    if isinstance(schema, Mapping):
+        return json.dumps(dict(schema), ensure_ascii=False, allow_nan=False)
+    return json.dumps(schema.model_json_schema(), ensure_ascii=False)  # pydantic's, which need not be installed

@@ -1,10 +1,11 @@
-"""What a decision tells of groups: what was done to them, for people, and which of them can never go on.
+"""What decisions and results tell of groups: what was done to them, for people, and which of them can never go on.
 
 Nothing in the planner reads it again.
 """
 
 from dataclasses import dataclass
 
+from octavo_shared.step_wire.step import RowFlag
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.request.life import EventKind
 
@@ -33,4 +34,13 @@ class GroupFailure:
     """A group that can never go on, and why, in words."""
 
     group: SequenceGroup
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlaggedGroup:
+    """A group that ends because a row of it has a flag, and where that is, in words: "output 0 at token 17"."""
+
+    group: SequenceGroup
+    flag: RowFlag
     message: str

@@ -3,6 +3,7 @@
 import operator
 from collections import Counter
 
+from octavo_shared.step_wire.table_columns import NO_GRAMMAR
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.core.step.batch import running_sequences
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
@@ -15,6 +16,7 @@ def check_integrity(planner: ExecutorPlanner, *, has_key: bool = True) -> None:
     Without the key of the hashes those that a sequence carries are not computed again.
     """
     _check_slots(planner)  # the others go from slot to slot
+    _check_grammar_slots(planner)
     _check_blocks(planner)
     _check_host_blocks(planner)
     _check_lengths(planner)
@@ -62,6 +64,24 @@ def _check_slots(planner: ExecutorPlanner) -> None:
     num_claimed = sum(group.num_slots for group in batch.running) - len(slots)
     assert batch.num_claimed_slots == num_claimed, "the slots that running groups have a claim to are miscounted"
     assert batch.num_free_slots >= 0, "more slots are promised than there are"
+
+
+def _check_grammar_slots(planner: ExecutorPlanner) -> None:
+    """9: a running sequence finds its grammar in a slot, which has as many followers as sequences follow it."""
+    slots, table = planner.batch.grammar_slots, planner.table
+    followers: Counter[int] = Counter()
+    for sequence in running_sequences(planner.batch.running):
+        grammar, grammar_slot = sequence.group.grammar, int(table.grammar_slot[sequence.slot])
+        if grammar is None:
+            assert grammar_slot == NO_GRAMMAR, "a sequence follows a grammar that nobody asked for"
+            continue
+        assert slots.slot_of(grammar) == grammar_slot, "a sequence follows another grammar than its own"
+        followers[grammar_slot] += 1
+    assert table.grammars == slots.grammars, "the grammars of the table are not those of the slots"
+    assert slots.num_followers == [followers[slot] for slot in range(slots.num_slots)], "followers are miscounted"
+    assert slots.num_in_use == len(followers), "a slot is taken for unused that somebody follows, or the other way"
+    loaded = [grammar for grammar in slots.grammars if grammar is not None]
+    assert slots.num_loaded == len(set(loaded)) == len(loaded), "a grammar is loaded twice"
 
 
 def _check_lengths(planner: ExecutorPlanner) -> None:

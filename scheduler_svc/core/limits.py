@@ -48,6 +48,9 @@ class CoreLimits:
         prefix_caching: Whether full blocks are found again by their content.
         names_blocks: Whether the executor is told the names of cached blocks, so that they outlive the planner.
         flags_rows: Whether the executor says which outputs cannot go on.
+        num_grammar_slots: Grammars that outputs can follow at a time; 0: the executor follows none.
+        matcher_id: Which tokens a grammar allows there; equal ids allow the same ones.
+        max_grammar_bytes: Longest body of a grammar.
         max_admitted_bytes: Size of the admissions of one step, which must fit into a message with all else
             (`core/step/step_size.py`); any one sequence fits, a group of several that does not never runs.
         stall_after_s: A planner whose oldest step takes so much longer than it should gets no new group while
@@ -72,6 +75,9 @@ class CoreLimits:
     prefix_caching: bool = True
     names_blocks: bool = False
     flags_rows: bool = False
+    num_grammar_slots: int = 0
+    matcher_id: str = ""
+    max_grammar_bytes: int = 0
     max_admitted_bytes: int = 2**31 - 1
     stall_after_s: float = 1.0
 

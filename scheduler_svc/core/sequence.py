@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.beam_search import BeamSearch
@@ -79,6 +80,8 @@ class SequenceGroup:
 
     `continuation`: what is known of its answer, which was cut; None: it begins.
     `requires_same_numerics`: only executors of the kind that made its first token may go on with it.
+    `grammar`: what its outputs follow; None: nothing. `matcher_id`: of the executor that they began at; only executors
+    with an equal one go on with them, since they allow the same tokens; empty: they have not begun.
     `traceparent`: the span of the request, passed on as it is with each admission; None: it is not traced.
 
     `has_run`: it was admitted once, so it goes before newcomers if it has to wait again.
@@ -108,6 +111,8 @@ class SequenceGroup:
     traceparent: str | None = None
     continuation: Continuation | None = None
     requires_same_numerics: bool = False
+    grammar: Grammar | None = None
+    matcher_id: str = ""
     order: tuple[int, int] = field(init=False)
     sequences: list[Sequence] = field(init=False)
     beams: BeamSearch | None = None
@@ -116,6 +121,7 @@ class SequenceGroup:
     lost_on: str = ""
     runs_alone: bool = False
     has_run: bool = False
+    has_waited_for_grammar_slot: bool = False
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     first_scheduled_at_s: float | None = None
@@ -124,6 +130,7 @@ class SequenceGroup:
     def __post_init__(self) -> None:
         assert self.num_sequences >= 1
         assert self.beam_search is None or self.num_sequences == 1, "a search chooses its own sequences"
+        assert self.beam_search is None or self.grammar is None, "beams follow no grammar"
         self.order = 0, self.arrival
         self.sequences = [Sequence(self, index, self.prompt_token_ids) for index in range(self.num_sequences)]
         if self.continuation is not None:

@@ -276,13 +276,18 @@ class Engine:
         self.drivers.wake()
         await self.readiness.tell()
 
-    async def drain(self, timeout_s: float) -> None:
-        """Start to drain, wait for the live requests, end those that take longer."""
+    async def drain(self, timeout_s: float, let_go: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Start to drain, wait for the live requests, end those that take longer.
+
+        `let_go` is awaited before that: whoever can have requests go on elsewhere takes them away.
+        """
         await self.start_draining()
         try:
             async with asyncio.timeout(timeout_s):
                 await self.requests.wait_until_all_ended()
         except TimeoutError:
+            if let_go is not None:
+                await let_go()
             self._abort_all("the scheduler shut down; retry")
 
     async def run(self) -> None:

@@ -3,6 +3,8 @@
 What its client gets is made elsewhere, by the `TokenSink` that came with it (`request/engine_client.py`).
 """
 
+from dataclasses import replace
+
 from octavo_shared.errors import OctavoServiceError
 from octavo_shared.grpc.grpc_status import status_code
 from scheduler_svc.core.sequence import SequenceGroup
@@ -178,12 +180,14 @@ class LiveRequest:
 
 def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> SequenceGroup:
     """Return a request in the core's terms, where sequences of at most `max_model_len` tokens are served."""
-    num_prompt_tokens = len(request.prompt_token_ids)
+    num_prompt_tokens, conditions = len(request.prompt_token_ids), request.stop_conditions
+    if request.grammar is not None:  # which the end of the sequence ends: nothing may come behind it
+        conditions = replace(conditions, ignore_eos=False)
     return SequenceGroup(
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
         sampling=request.sampling,
-        stop_conditions=request.stop_conditions.accept(num_prompt_tokens, request.longest_sequence(max_model_len)),
+        stop_conditions=conditions.accept(num_prompt_tokens, request.longest_sequence(max_model_len)),
         arrival=arrival,
         num_sequences=request.num_sequences,
         beam_search=request.beam_search,
@@ -195,4 +199,5 @@ def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> Sequen
         traceparent=request.traceparent,
         continuation=request.continuation,
         requires_same_numerics=request.requires_same_numerics,
+        grammar=request.grammar,
     )

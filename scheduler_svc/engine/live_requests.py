@@ -12,8 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TypeAlias
 
-from octavo_shared.errors import CacheTooSmallError, NotFiniteError, OctavoServiceError
+from octavo_shared.errors import (
+    CacheTooSmallError,
+    GrammarNotFollowedError,
+    GrammarTooCostlyError,
+    NotFiniteError,
+    NothingAllowedError,
+    OctavoServiceError,
+)
 from octavo_shared.process.clock import monotonic_s
+from octavo_shared.step_wire.step import RowFlag
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.sequence import SequenceGroup
@@ -29,6 +37,14 @@ from scheduler_svc.telemetry.meter import Meter
 
 # Of how many answers the lengths are kept.
 _NUM_LENGTHS = 128
+
+# What a row with a flag ends its request with.
+_ERRORS = {
+    RowFlag.NO_TOKEN_ALLOWED: NothingAllowedError,
+    RowFlag.GRAMMAR_LIMIT: GrammarTooCostlyError,
+    RowFlag.GRAMMAR_FAILED: GrammarNotFollowedError,
+    RowFlag.NOT_FINITE: NotFiniteError,
+}
 
 # Told that a request has ended.
 EndObserver: TypeAlias = Callable[[EndedRequest], None]
@@ -287,8 +303,8 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         self._meter.tokens_delivered(num_tokens, last_tokens_at_s, now_s)
         for failure in updates.failures:
             if (request := self._live(failure.group)) is not None:
-                self._meter.num_not_finite += 1
-                self.abort(request, NotFiniteError(failure.message))
+                self._meter.num_flagged[failure.flag] += 1
+                self.abort(request, _ERRORS[failure.flag](failure.message))
 
     def note_events(self, events: Sequence[GroupEvent], executor: str, step_id: int | None, now_s: float) -> None:
         """Remember what a decision did to requests; `step_id` None: it led to no step of the executor."""

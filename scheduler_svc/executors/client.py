@@ -25,7 +25,13 @@ from octavo_shared.process.events import Event
 from octavo_shared.step_wire.capability import Capability, common, names_of
 from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN, ExecutorInfo
 from octavo_shared.step_wire.message_bytes import CheckedAnswers
-from octavo_shared.step_wire.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION, decode_info, encode_capabilities
+from octavo_shared.step_wire.wire import (
+    MAX_WIRE_VERSION,
+    MIN_WIRE_VERSION,
+    decode_grammar_parameters,
+    decode_info,
+    encode_capabilities,
+)
 from octavo_shared.step_wire.wire_agreement import WireAgreement
 from scheduler_svc.config.dial_tls import read_credentials
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
@@ -48,7 +54,7 @@ MAX_ID_CHARS = 256
 MAX_REASON_CHARS = 256
 
 # What this scheduler uses of executors beyond wire version 1.
-WANTED = frozenset({Capability.NUMERICS, Capability.NAMED_BLOCKS, Capability.ROW_FLAGS})
+WANTED = frozenset({Capability.NUMERICS, Capability.NAMED_BLOCKS, Capability.GRAMMARS, Capability.ROW_FLAGS})
 
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -230,6 +236,8 @@ def check_capabilities(attached: pb.AttachResponse, wanted: Collection[int]) -> 
 def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorInfo:
     """Return what an attached executor is: of what belongs to a capability, only what was agreed on."""
     info = decode_info(attached.info)
+    of_grammars = attached.capability_parameters if Capability.GRAMMARS in agreement.capabilities else None
+    info = replace(info, **decode_grammar_parameters(of_grammars))
     if Capability.NUMERICS in agreement.capabilities:
         reason = " ".join(info.why_not_invariant[:MAX_REASON_CHARS].split())  # one line, since clients print it
         return replace(info, why_not_invariant=reason)

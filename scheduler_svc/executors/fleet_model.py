@@ -101,7 +101,16 @@ class FleetModel:
         # Executors of release 0.1.0 tell neither the model's defaults nor a digest: what another one tells holds.
         defaults = next((member.info.sampling_defaults for member in members if member.info.sampling_defaults), {})
         digest = next((member.info.weights_digest for member in members if member.info.weights_digest), "")
-        info = replace(largest.info, sampling_defaults=defaults, weights_digest=digest)
+        # A request with a grammar goes to those that follow some, so it is enough that one does.
+        guided = next((member.info for member in members if member.info.num_grammar_slots), largest.info)
+        info = replace(
+            largest.info,
+            sampling_defaults=defaults,
+            weights_digest=digest,
+            num_grammar_slots=guided.num_grammar_slots,
+            matcher_id=guided.matcher_id,
+            max_grammar_bytes=guided.max_grammar_bytes,
+        )
         self.model = ServedModel(info, largest.max_model_len, most, self._served_name, Reproducibility.of(infos))
 
     def _require_same_model(self, session: ExecutorSession, address: str, *, is_first: bool) -> None:

@@ -15,7 +15,7 @@ from octavo_shared.step_wire.token_rules import (
     num_mask_bytes,
 )
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
-from scheduler_svc.core.step.step_size import admission_bytes, max_rules_bytes, other_bytes
+from scheduler_svc.core.step.step_size import GRAMMAR_LOAD_BYTES, admission_bytes, max_rules_bytes, other_bytes
 from scheduler_svc.executors.client import ExecutorRefusedError
 
 log = logging.getLogger(__name__)
@@ -103,6 +103,10 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         long_prefill_threshold=settings.long_prefill_threshold,
         max_long_prefills=settings.max_long_prefills,
         prefix_caching=settings.prefix_caching,
+        num_grammar_slots=info.num_grammar_slots,
+        matcher_id=info.matcher_id,
+        # Beside any one sequence; any one request fits.
+        max_grammar_bytes=max(0, min(info.max_grammar_bytes, max_message_bytes - largest_step - GRAMMAR_LOAD_BYTES)),
         max_admitted_bytes=max_message_bytes - num_other_bytes,
     )
 

@@ -27,7 +27,7 @@ from octavo_shared.process.events import Event
 from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import Int32Array, Step, StepResult, find_repeated, no_slots
-from octavo_shared.step_wire.wire import decode_registered_blocks, decode_result, encode_step
+from octavo_shared.step_wire.wire import decode_registered_blocks, decode_result, encode_step, feature_bits_of
 from octavo_shared.step_wire.wire_agreement import WireAgreement
 from scheduler_svc.executors.stream import StepStream, StreamBrokenError, read_message, write_message
 
@@ -172,8 +172,8 @@ class ExecutorSession:
 
         Raises: ExecutorLostError: we gave it up while it took nothing.
         """
-        bits = 1 << Capability.NAMED_BLOCKS if step.block_names else 0
-        message = encode_step(step, feature_bits=bits if self._agreement.has_feature_bits else None)
+        bits = feature_bits_of(step) if self._agreement.has_feature_bits else None
+        message = encode_step(step, feature_bits=bits)
         async with self._stream_lock:  # a resume sends all unanswered steps; none may be added meanwhile
             assert self._stream is not None, "open() comes first"
             self._unanswered.append(message)

@@ -18,12 +18,14 @@ from octavo_shared.errors import (
     WorldError,
 )
 from scheduler_svc.front.api.request_limits import PromptTooLongError
+from scheduler_svc.front.text.text_model import UnknownModelError
 
 # That of an error is that of its nearest class.
 _REASONS: dict[type[BaseException], str] = {
     CallerError: "invalid",
     PromptTooLongError: "too_long",
     RequestExistsError: "duplicate_id",
+    UnknownModelError: "not_found",
     UnknownNameError: "not_found",
     UnauthenticatedError: "unauthenticated",
     PermissionDeniedError: "permission_denied",

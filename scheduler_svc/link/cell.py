@@ -3,21 +3,22 @@
     Generation ──> Cell ──┬─> RemoteEngine ══ Join ══> engine process of a scheduler
                           └─> RemoteEngine ══ Join ══> engine process of another one
 
-A request runs at one of them, which `placement.py` chooses. Where that one goes away, its requests go on at another one
-that computes the same bits, else they wait for it. Nothing that runs is moved. Those that are used agree in the model,
-its weights, its name and its tokenizer (`agreement.py`).
+A request runs at one of them, which `placement.py` chooses. Where that one goes away, or loses its last executor, its
+requests go on at another one that computes the same bits, else they wait for it. Nothing that runs is moved. Those that
+are used agree in the model, its weights, its name and its tokenizer (`agreement.py`).
 """
 
 import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from octavo_shared.errors import DrainingError, NoExecutorError, OctavoServiceError, QueueFullError, UnavailableError
 from octavo_shared.grpc.membership import Membership
+from octavo_shared.process.asking import any_says_yes
 from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family, Metric
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
@@ -34,13 +35,17 @@ log = logging.getLogger(__name__)
 LEAVING = "this front of the scheduler is shutting down"
 
 ENGINE_REQUESTS = Metric(
-    "octavo_front_engine_requests", "gauge", "Live requests of this front at a scheduler.", ("scheduler",)
+    "octavo_front_engine_requests",
+    "gauge",
+    "Live requests of this front at a scheduler, by the name that --engine gives the model (empty: none).",
+    ("model", "scheduler"),
 )
 ENGINE_USED = Metric(
     "octavo_front_engine_used",
     "gauge",
-    "1 if this front gives new requests to a scheduler that it has joined, 0 if not; the log says why.",
-    ("scheduler",),
+    "1 if this front gives new requests to a scheduler that it has joined, 0 if not; the log says why. The label model "
+    "is the name in --engine (empty: none).",
+    ("model", "scheduler"),
 )
 # In place of the digest of a tokenizer.
 NOT_LOADED = "not loaded"
@@ -88,6 +93,10 @@ class Cell:
         load_tokenizer: Called before a model with another tokenizer is served.
         set_ready: Called with whether new requests find an executor, when that changes.
         has_own_tokenizer: Whether the operator gives the tokenizer, so that the engines' files do not count.
+        name: What clients call the model; "": what the schedulers call it.
+
+    Attributes:
+        name: As above.
     """
 
     def __init__(
@@ -98,7 +107,9 @@ class Cell:
         set_ready: Callable[[bool], Awaitable[None]],
         *,
         has_own_tokenizer: bool = False,
+        name: str = "",
     ) -> None:
+        self.name = name
         self._membership = membership
         self._open_engine = open_engine
         self._load_tokenizer = load_tokenizer
@@ -225,19 +236,10 @@ class Cell:
     async def abort_request(self, request_id: str, tenant: str | None) -> bool:
         """See `EngineClient`: at all engines. Raises UnavailableError: none that answers has it, and others do not."""
         known = [engine for engine in self.engines if engine.is_reachable or engine.is_away]
-        trouble = None if known else UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
-        asked = [asyncio.ensure_future(engine.abort_request(request_id, tenant)) for engine in known]
-        for answer in asked:  # an engine that is away hears of it when it is back, whoever waits for it
-            answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        for next_answer in asyncio.as_completed(asked):
-            try:
-                if await next_answer:
-                    return True
-            except UnavailableError as error:
-                trouble = error
-        if trouble is not None:
-            raise trouble
-        return False
+        if not known:
+            raise UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
+        # One that is away hears of it when it is back, whoever waits for it.
+        return await any_says_yes(engine.abort_request(request_id, tenant) for engine in known)
 
     # For the process of the front --------------------------------------------------------------------------------
 
@@ -290,11 +292,13 @@ class Cell:
         while self.num_requests:
             await self._changed.wait()
 
-    def families(self) -> Iterator[Family]:
-        """Yield what this front knows of its engines."""
-        names = {joined.engine: joined.engine.scheduler_id or address for address, joined in self._joined.items()}
-        yield ENGINE_REQUESTS.family({(name,): engine.num_requests for engine, name in names.items()})
-        yield ENGINE_USED.family({(name,): engine in self._used for engine, name in names.items()})
+    @property
+    def engines_by_labels(self) -> dict[tuple[str, str], tuple[RemoteEngine, bool]]:
+        """The engines, and whether each is used, by the labels of metrics."""
+        return {
+            (self.name, joined.engine.scheduler_id or address): (joined.engine, joined.engine in self._used)
+            for address, joined in self._joined.items()
+        }
 
     # How the engines change --------------------------------------------------------------------------------------
 
@@ -326,7 +330,8 @@ class Cell:
             if self._kind not in (None, kind):
                 log.info(Event("model_changed", model=kind.name, weights=kind.weights_digest))
             self._kind = kind
-            self._model = merged([engine.model for engine in self._used if engine.model is not None])
+            model = merged([engine.model for engine in self._used if engine.model is not None])
+            self._model = replace(model, served_name=self.name) if self.name else model
 
     async def _load(self, joined: Joined) -> None:
         """Load the tokenizer of an engine, for all that have an equal one."""
@@ -348,7 +353,7 @@ class Cell:
             self._on_change()
 
     def _rescue(self) -> None:
-        """Have requests of engines that are away go on at others that compute the same bits."""
+        """Have requests of engines that are away, or have no executor, go on at others that compute the same bits."""
         for lost in self.engines:
             places = [engine for engine in self._used if engine is not lost and engine.can_take_over(lost)]
             waiting = lost.waiting_requests if places else ()
@@ -398,3 +403,10 @@ class Cell:
         if len(said) == 1:
             return next(iter(said.values()))
         return "; ".join(f"{address}: {words}" for address, words in said.items())
+
+
+def cell_families(cells: Iterable[Cell]) -> Iterator[Family]:
+    """Yield what a front knows of the engines of its cells."""
+    engines = {labels: state for cell in cells for labels, state in cell.engines_by_labels.items()}
+    yield ENGINE_REQUESTS.family({labels: engine.num_requests for labels, (engine, _) in engines.items()})
+    yield ENGINE_USED.family({labels: is_used for labels, (_, is_used) in engines.items()})

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -208,12 +208,19 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
 
     async def close(self, timeout_s: float) -> None:
         """The engine ends: let each front have what there is for it, end its stream, and let none join."""
+        await self._end_sessions(lambda _: True, timeout_s)
+
+    async def let_go(self, timeout_s: float) -> None:
+        """The engine ends before live requests do: standalone fronts have theirs go on at another one, or the next."""
+        await self._end_sessions(lambda session: bool(session.address), timeout_s)
+
+    async def _end_sessions(self, which: Callable[[FrontSession], bool], timeout_s: float) -> None:
         self._is_closed = True
-        for session in self.sessions:
+        for session in filter(which, self.sessions):
             session.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._sessions:
+                while any(map(which, self.sessions)):
                     await self._next_change()
 
     def _welcome(self, version: int) -> pb.CoreWelcome:

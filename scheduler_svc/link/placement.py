@@ -10,8 +10,9 @@ from typing import Protocol, TypeVar
 
 from scheduler_svc.request.engine_request import EngineRequest
 
-# What an engine may have to do at most, as a multiple of its share by its slots.
-LOAD_BOUND = 1.25
+# What an engine may have to do at most, as a multiple of its share by its slots, as a front sees it. Fronts hear late
+# of each other's requests: so none really has more than 1.25 times its share.
+LOAD_BOUND = 1.1
 
 # Tokens of a prompt that decide where it goes, in whole blocks: as a rule the beginning of a system prompt.
 NUM_PREFIX_TOKENS = 64

@@ -221,8 +221,11 @@ class RemoteEngine:
 
     @property
     def waiting_requests(self) -> Sequence[tuple[int, EngineRequest]]:
-        """The requests that wait for it while it is away, with their numbers."""
-        return [(number, remote.request) for number, remote in self._requests.items()] if self.is_away else ()
+        """The requests that wait for it while it is away, or has no executor, with their numbers."""
+        if not self.is_away and (not self.is_reachable or self.state.has_executor):
+            return ()
+        live = ((number, remote) for number, remote in self._requests.items() if remote.aborted_with is None)
+        return [(number, remote.request) for number, remote in live]
 
     def can_take_over(self, lost: "RemoteEngine") -> bool:
         """Whether it may go on with what another one had: it is the next one of its scheduler, or computes the same."""
@@ -238,6 +241,8 @@ class RemoteEngine:
         """Go on with a request that another one had under a number."""
         assert self.model is not None, "it takes requests"
         remote = lost._requests.pop(number)
+        if not lost.is_away:
+            lost.abort(number, RequestAbortedError("another scheduler has taken over this request"))
         own_number = next(self._numbers)
         remote.move_to(self, own_number)
         self._requests[own_number] = remote
@@ -450,6 +455,8 @@ class RemoteEngine:
                 self._num_untold -= request.request.width
         if had_requests and not self._requests:
             self._on_change()
+        if message.HasField("state"):  # it counts what the rest of the message accepted or ended
+            self._num_untold = sum(one.request.width for one in self._requests.values() if not one.queued.done())
         for answer in message.abort_answers:
             _, waiting = self._abort_calls.pop(answer.call, (None, None))
             if waiting is not None and not waiting.done():
@@ -510,7 +517,6 @@ class RemoteEngine:
     async def _take_state(self, state: CoreState, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         """Take how the engine is; a model with another tokenizer is served once we have that one."""
         self.state = state
-        self._num_untold = sum(one.request.width for one in self._requests.values() if not one.queued.done())
         if state.model is not None:
             if self._tokenizer_of == state.model.info.instance_id:
                 self.model = state.model

@@ -4,6 +4,7 @@ An executor refuses a whole step for one request that it cannot compute, and is 
 """
 
 from octavo_shared.errors import CallerError, InvalidStepError
+from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES
 from octavo_shared.step_wire.request_check import (
     check_answerable,
     check_known_ids,
@@ -43,6 +44,11 @@ def _check(request: EngineRequest, vocab_size: int, max_model_len: int) -> None:
     check_number(who, "alternatives", request.num_prompt_logprobs, vocab_size)
     if rules is not None:
         check_rules(who, rules, vocab_size)
+    if request.grammar is not None:
+        if request.beam_search is not None:
+            raise InvalidStepError(f"{who} has a grammar and beams, which follow none")
+        if (num_bytes := len(request.grammar.body)) > MAX_GRAMMAR_BYTES:
+            raise InvalidStepError(f"{who} has a grammar of {num_bytes} bytes; at most {MAX_GRAMMAR_BYTES} are taken")
     num_prompt_tokens = len(request.prompt_token_ids)
     if not num_prompt_tokens:
         raise InvalidStepError(f"{who} has no prompt")

@@ -3,6 +3,7 @@
 import numpy as np
 
 from octavo.core.v1 import core_service_pb2 as pb
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import NO_LOGPROBS
 from octavo_shared.step_wire.wire import INT32, decode_sampling, encode_sampling
@@ -42,6 +43,7 @@ def encode_submission(
         time_left_us=None if request.deadline_s is None else int(1e6 * max(0.0, request.deadline_s - monotonic_s())),
         received_before_us=0 if request.received_at_s is None else int(1e6 * (monotonic_s() - request.received_at_s)),
         continuation=None if request.continuation is None else encode_continuation(request.continuation),
+        grammar=b"" if request.grammar is None else request.grammar.body,
     )
 
 
@@ -66,6 +68,7 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         has_stop_strings=message.has_stop_strings,
         continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
         requires_same_numerics=message.requires_same_numerics,
+        grammar=Grammar(message.grammar) if message.grammar else None,
         trace_id=message.trace_id or None,
         traceparent=message.traceparent or None,
         deadline_s=monotonic_s() + message.time_left_us / 1e6 if message.HasField("time_left_us") else None,

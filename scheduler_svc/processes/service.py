@@ -137,9 +137,11 @@ class SchedulerService:
         self._tell_tenants()
 
     def _own_front(self, tokenizer: "ModelTokenizer", health: Health) -> "Front":
+        from scheduler_svc.front.api.models import UNNAMED
         from scheduler_svc.front.front import Front
 
-        return Front(self._config, self.engine, tokenizer, health, self._metrics, call_metrics=self._calls)
+        model = {UNNAMED: (self.engine, tokenizer)}
+        return Front(self._config, model, health, self._metrics, call_metrics=self._calls)
 
     async def start(self) -> str:
         """Serve and look for the executors; return the address that clients use.
@@ -205,8 +207,8 @@ class SchedulerService:
     def _tell_tenants(self) -> None:
         """Tell our front, and all that have joined, whom they serve."""
         if self.front is not None:
-            generation = self.front.generation
-            generation.settings = replace(generation.settings, tenants=self.engine.tenants.served)
+            for generation in self.front.generations.values():
+                generation.settings = replace(generation.settings, tenants=self.engine.tenants.served)
         if self.link is not None:
             self.link.tell_welcome()
 
@@ -246,7 +248,8 @@ class SchedulerService:
         drain_s = self._grace_s * DRAIN_SHARE
 
         async def drain() -> None:
-            await self.engine.drain(drain_s)
+            link = self.link
+            await self.engine.drain(drain_s, None if link is None else functools.partial(link.let_go, LAST_WORDS_S))
             if self.link is not None:
                 await self.link.close(LAST_WORDS_S)
             if self.front is not None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo.values.sampling_parameters import MAX_ALTERNATIVES
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN, ExecutorInfo
 from octavo_shared.step_wire.wire import INT32, decode_sampling
 from octavo_shared.step_wire.wire_rules import decode_rules
@@ -38,6 +39,7 @@ MAX_OUTPUTS = 2**16
 _MAX_BEAM_WIDTH = 2**12
 # Of a tenant: what was computed for it, divided by it, does not overflow.
 _MAX_WEIGHT = 1e30
+_MAX_GRAMMAR_SLOTS = 2**16
 
 
 def join(fleet: Fleet, message: pb.CoreJoined) -> ExecutorPlanner:
@@ -62,6 +64,7 @@ def decode_limits(message: pb.CoreJoined) -> CoreLimits:
         ("max_model_len", 1, MAX_MODEL_LEN),
         ("num_lookahead_tokens", 0, _MAX_LOOKAHEAD_TOKENS),
         ("num_blocks", 1, MAX_BLOCKS),
+        ("num_grammar_slots", 0, _MAX_GRAMMAR_SLOTS),
     ):
         if not least <= (found := getattr(limits, name)) <= most:
             raise ValueError(f"an executor of the log has {name} {found}; it is from {least} to {most}")
@@ -110,6 +113,8 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
     search = message.beam_search
     if not 1 <= message.num_sequences <= MAX_OUTPUTS:  # before there are so many
         raise ValueError(f"a request of the log has {message.num_sequences} outputs; it has from 1 to {MAX_OUTPUTS}")
+    if message.grammar and message.HasField("beam_search"):
+        raise ValueError("a request of the log has a grammar and beams, which follow none")
     group = SequenceGroup(
         request_id=message.request_id,
         prompt_token_ids=np.frombuffer(message.prompt_token_ids, INT32).astype(np.int32),
@@ -135,6 +140,7 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
         traceparent=message.traceparent if message.HasField("traceparent") else None,
         continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
         requires_same_numerics=message.requires_same_numerics,
+        grammar=Grammar(message.grammar) if message.grammar else None,
     )
     check_group(group)
     return group

@@ -125,6 +125,7 @@ def group_added(mask: Mask, group: SequenceGroup) -> pb.LogRecord:
     conditions = group.stop_conditions if mask is None else mask.conditions(group.stop_conditions)
     prompt = group.prompt_token_ids if mask is None else mask.ids(group.prompt_token_ids)
     rules = group.token_rules if mask is None else mask.rules(group.token_rules)
+    grammar = group.grammar if mask is None or group.grammar is None else mask.grammar(group.grammar)
     continuation = group.continuation
     if mask is not None and continuation is not None:
         outputs = [replace(output, token_ids=mask.ids(output.token_ids)) for output in continuation.outputs]
@@ -149,6 +150,7 @@ def group_added(mask: Mask, group: SequenceGroup) -> pb.LogRecord:
             traceparent=group.traceparent,
             continuation=None if continuation is None else encode_continuation(continuation),
             requires_same_numerics=group.requires_same_numerics,
+            grammar=b"" if grammar is None else grammar.body,
         )
     )
 

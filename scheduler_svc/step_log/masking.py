@@ -1,16 +1,19 @@
 """Token ids under a secret permutation: a log whose decisions replay, and that tells nobody what was said.
 
-Equal tokens stay equal, so stop tokens, rules, prefixes and their names work as before. Two things do not survive:
+Equal tokens stay equal, so stop tokens, rules, prefixes and their names work as before. Grammars, which say what was
+asked for, become as many other bytes; equal ones stay equal. Two things do not survive:
 a model cannot run the steps, and beams of equal score, which the search orders by token id, may come in another order.
 """
 
 import copy
+import hashlib
 import secrets
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import Int32Array, Step, StepResult
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.request.parameters import StopConditions
@@ -21,10 +24,12 @@ class TokenMask:
 
     Args:
         permutation: The other name of each token, [vocab_size] int32.
+        grammar_key: Secret of the names of grammars.
     """
 
-    def __init__(self, permutation: Int32Array) -> None:
+    def __init__(self, permutation: Int32Array, grammar_key: bytes) -> None:
         self.permutation = permutation
+        self._grammar_key = grammar_key
         # One more, so that -1, which stands for no token, stays what it is.
         self._names = np.append(permutation, np.int32(-1)).astype(np.int32)
 
@@ -32,7 +37,7 @@ class TokenMask:
     def make(cls, vocab_size: int) -> "TokenMask":
         """Return a mask that nobody can guess."""
         generator = np.random.Generator(np.random.PCG64(secrets.randbits(256)))
-        return cls(generator.permutation(vocab_size).astype(np.int32))
+        return cls(generator.permutation(vocab_size).astype(np.int32), secrets.token_bytes(32))
 
     @property
     def vocab_size(self) -> int:
@@ -86,6 +91,15 @@ class TokenMask:
         masked[self.permutation] = flags[: self.vocab_size]
         return np.packbits(masked, bitorder="little").tobytes()
 
+    def grammar_body(self, body: bytes) -> bytes:
+        """Return another body of the same length: equal for equal bodies, and nobody can tell what it stands for."""
+        name = hashlib.blake2b(body, key=self._grammar_key).digest()
+        return name[: len(body)].ljust(len(body), b"\0")
+
+    def grammar(self, grammar: Grammar) -> Grammar:
+        """Return a grammar with another body."""
+        return Grammar(self.grammar_body(grammar.body))
+
     def step(self, step: Step) -> Step:
         """Return a step with masked tokens."""
         delta = step.delta
@@ -98,7 +112,8 @@ class TokenMask:
         appended = delta.appended_tokens.copy()
         appended[:, 1] = self.ids(appended[:, 1])
         masked = copy.copy(step)
-        masked.delta = replace(delta, admissions=admissions, appended_tokens=appended)
+        loads = (replace(load, grammar=self.grammar(load.grammar)) for load in delta.grammar_loads)
+        masked.delta = replace(delta, grammar_loads=tuple(loads), admissions=admissions, appended_tokens=appended)
         return masked
 
     def result(self, result: StepResult) -> StepResult:

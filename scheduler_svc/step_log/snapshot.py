@@ -64,6 +64,7 @@ def core_digest() -> str:
         *sorted(planner.rglob("*.py")),
         *(request / f"{name}.py" for name in _REQUEST_SOURCES),
         *(shared / "step_wire" / f"{name}.py" for name in _STEP_WIRE_SOURCES),
+        shared / "grammar" / "grammar.py",
         *(Path(__file__).with_name(f"{name}.py") for name in ("state_codec", "state_fields")),
     ]
     digest = hashlib.sha256()
@@ -126,7 +127,7 @@ def _parts(fleet: Fleet) -> list[Any]:
     for planner in fleet.planners:
         batch, device, host = planner.batch, planner.blocks.allocator, planner.swapped.host
         parts += [planner, planner.step_cost, planner.pace, batch, batch.table, batch.stop_checker, planner.beam_batch]
-        parts += [planner.prefills, planner.preempted, planner.preemption, planner.swapped]
+        parts += [batch.grammar_slots, planner.prefills, planner.preempted, planner.preemption, planner.swapped]
         parts += [device, device._cached_blocks, host, host._cached_blocks]
         parts += [] if planner.blocks.prefix_cache is None else [planner.blocks.prefix_cache]
     return parts

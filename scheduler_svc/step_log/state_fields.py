@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.values.sampling_parameters import MAX_ALTERNATIVES
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable, IndexArray, StepLayout
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
 from octavo_shared.step_wire.step import Admission, BoolArray, Int32Array, Step, TableDelta
@@ -31,6 +32,7 @@ from scheduler_svc.core.step.batch import Batch
 from scheduler_svc.core.step.beam_batch import BeamBatch
 from scheduler_svc.core.step.beam_batch import Continuation as BeamContinuation
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
+from scheduler_svc.core.step.grammar_slots import GrammarSlots
 from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
 from scheduler_svc.core.step.prefills import Prefill, Prefills
 from scheduler_svc.core.step.step_cost import StepCost, Sums
@@ -82,6 +84,7 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
         "unplaceable": set[SequenceGroup],
         "_takers": list[Inbox] | None,
         "_dispatched_to": set[ExecutorPlanner],
+        "num_grammar_waits": int,
     },
     Inbox: {
         "assignments": list[Assignment],
@@ -167,10 +170,16 @@ def _fill(names: tuple[str, ...], part: Any, items: list[Any]) -> None:
 _COLUMNS: Mapping[str, Any] = {
     **dict.fromkeys(("live", "active"), BoolArray),
     **dict.fromkeys(("generation", "num_prompt_tokens", "num_tokens", "num_scheduled_tokens"), Int32Array),
-    **dict.fromkeys(("num_blocks", "num_prompt_logprobs"), Int32Array),
+    **dict.fromkeys(("num_blocks", "num_prompt_logprobs", "grammar_slot"), Int32Array),
     "cache_salt": npt.NDArray[np.uint64],
 }
-_ROWS = {"sampling": bytes, "token_ids": Int32Array, "block_ids": Int32Array, "rules": list[TokenRules | None]}
+_ROWS = {
+    "sampling": bytes,
+    "token_ids": Int32Array,
+    "block_ids": Int32Array,
+    "rules": list[TokenRules | None],
+    "grammars": list[Grammar | None],
+}
 
 
 def _get_table(table: BatchTable) -> list[Any]:
@@ -180,11 +189,14 @@ def _get_table(table: BatchTable) -> list[Any]:
     block_ids = [table.block_tables[slot, : table.num_blocks[slot]] for slot in slots]
     rows = [np.concatenate(row) if row else np.empty(0, np.int32) for row in (token_ids, block_ids)]
     rules = [table.token_rules[slot] for slot in slots]
-    return [*(getattr(table, name) for name in _COLUMNS), table.sampling.tobytes(), *rows, rules]
+    return [*(getattr(table, name) for name in _COLUMNS), table.sampling.tobytes(), *rows, rules, table.grammars]
 
 
 def _put_table(table: BatchTable, items: list[Any]) -> None:
-    *columns, sampling, token_ids, block_ids, rules = items
+    *columns, sampling, token_ids, block_ids, rules, grammars = items
+    if len(grammars) != len(table.grammars):
+        raise SnapshotError(f"a batch table has {len(grammars)} grammar slots instead of {len(table.grammars)}")
+    table.grammars = grammars
     _fill(tuple(_COLUMNS), table, columns)
     table.sampling[:] = np.frombuffer(sampling, SAMPLING_ROW, table.max_num_seqs)
     slots = table.live.nonzero()[0]
@@ -209,6 +221,29 @@ def _put_table(table: BatchTable, items: list[Any]) -> None:
         raise SnapshotError("a batch table names a block that is not there")
     for slot, rule in zip(slots.tolist(), rules, strict=True):
         table.token_rules[slot] = rule
+
+
+_GRAMMAR_SLOTS: Mapping[str, Any] = {
+    "bodies": list[bytes | None],
+    **dict.fromkeys(("num_followers", "unused"), list[int]),
+    "num_loads": int,
+}
+
+
+def _get_grammar_slots(slots: GrammarSlots) -> list[Any]:
+    bodies = [None if grammar is None else grammar.body for grammar in slots.grammars]
+    return [bodies, slots.num_followers, list(slots._unused), slots.num_loads]
+
+
+def _put_grammar_slots(slots: GrammarSlots, items: list[Any]) -> None:
+    """Give slots their grammars; `check_integrity` sees whether somebody follows them."""
+    bodies, num_followers, unused, num_loads = items
+    if not len(bodies) == len(num_followers) == slots.num_slots or not {*unused} <= {*range(slots.num_slots)}:
+        raise SnapshotError(f"a planner has {len(bodies)} grammar slots instead of {slots.num_slots}")
+    slots.grammars = [None if body is None else Grammar(body) for body in bodies]
+    slots.num_followers, slots.num_loads = num_followers, num_loads
+    slots._slot_of = {grammar.digest: slot for slot, grammar in enumerate(slots.grammars) if grammar is not None}
+    slots._unused = OrderedDict.fromkeys(unused)
 
 
 def _put_order(order: EvictionOrder, items: list[Any]) -> None:
@@ -302,6 +337,7 @@ def _all_forms() -> dict[type, Form]:
     cache |= {"unsent_names": list[bytes], "written": dict[int, list[bytes]]}
     for form in (
         Form(BatchTable, {**_COLUMNS, **_ROWS}, _get_table, _put_table),
+        Form(GrammarSlots, _GRAMMAR_SLOTS, _get_grammar_slots, _put_grammar_slots),
         Form(EvictionOrder, {"block_ids": IndexArray}, lambda order: [order.block_ids], _put_order),
         Form(PrefixCache, cache, _get_cache, _put_cache),
         Form(BeamSearch, _SEARCH, _get_search, _put_search),
@@ -341,6 +377,8 @@ def masks_of(mask: TokenMask | None) -> Masks:
         StopConditions: {"stop_token_ids": mask.id_set},
         StopChecker: {"_stop_token_ids": lambda sets: list(map(mask.id_set, sets))},
         BatchTable: {"token_ids": ids},
+        Grammar: {"body": mask.grammar_body},
+        GrammarSlots: {"bodies": lambda bodies: [None if body is None else mask.grammar_body(body) for body in bodies]},
         Candidates: {"token_ids": ids},
         BeamContinuation: {"token_id": mask.id},
         Admission: {"token_ids": ids},

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from octavo_shared.process.histogram import Histogram
-from octavo_shared.step_wire.step import NO_LOGPROBS
+from octavo_shared.step_wire.step import NO_LOGPROBS, RowFlag
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest
@@ -42,7 +42,7 @@ class Meter:
         step_turnaround: From the arrival of a result to the begin of the write of the next step, in seconds.
         num_finished: Requests that finished, by the reason of their first output.
         num_errors: Requests that ended with an error, by its status code.
-        num_not_finite: Those of them that ended because the model's logits were not finite.
+        num_flagged: Those of them that ended because a row of theirs had a flag, by the flag.
         num_requests_of: Requests that ended, by the name of their tenant in metrics.
         num_output_tokens_of: The tokens of their outputs.
     """
@@ -60,7 +60,7 @@ class Meter:
         self.num_hit_tokens = 0
         self.num_finished: Counter[str] = Counter()
         self.num_errors: Counter[str] = Counter()
-        self.num_not_finite = 0
+        self.num_flagged: Counter[RowFlag] = Counter()
         self.num_requests_of: Counter[str] = Counter()
         self.num_output_tokens_of: Counter[str] = Counter()
         self._tenants = TenantNames()

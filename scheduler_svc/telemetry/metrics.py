@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from octavo_shared.process.metric import Family, LabelValues, Metric
+from octavo_shared.step_wire.step import RowFlag
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
@@ -105,6 +106,33 @@ NOT_FINITE = Metric(
     "counter",
     "Requests that failed because the model's logits were NaN or infinite, or every token was ruled out.",
 )
+GRAMMAR_FAILURES = Metric(
+    "octavo_requests_grammar_failed_total",
+    "counter",
+    "Requests that failed because an output could not follow its grammar any further. no_token_allowed: the grammar "
+    "and the request's other rules left no token; grammar_limit: it took too much time or memory; grammar_failed: the "
+    "executor could not compile it, or a continued answer did not follow it.",
+    ("reason",),
+)
+GRAMMAR_SLOTS = Metric(
+    "octavo_grammar_slots",
+    "gauge",
+    "Grammar slots of an executor by state: used (a running request follows the grammar), cached (its grammar stays "
+    "until the slot is wanted), or empty.",
+    (*_EXECUTOR, "state"),
+)
+GRAMMAR_LOADS = Metric(
+    "octavo_grammar_loads_total",
+    "counter",
+    "Grammars that were sent to the attached executors; one that is still in a slot is not sent again.",
+    _EXECUTOR,
+)
+GRAMMAR_WAITS = Metric(
+    "octavo_grammar_slot_waits_total",
+    "counter",
+    "Requests that waited because running ones used all grammar slots; --max-grammar-slots of the executors sets their "
+    "number.",
+)
 STEPS_IN_FLIGHT = Metric(
     "octavo_steps_in_flight",
     "gauge",
@@ -184,6 +212,10 @@ METRICS = (
     FINISHED,
     ERRORS,
     NOT_FINITE,
+    GRAMMAR_FAILURES,
+    GRAMMAR_SLOTS,
+    GRAMMAR_LOADS,
+    GRAMMAR_WAITS,
     STEPS_IN_FLIGHT,
     ROUND_TRIP,
     VOID_ROWS,
@@ -200,6 +232,7 @@ METRICS = (
 # Finish reasons and status codes that are there from the start: a rate needs the zero before the first one.
 _FINISH_REASONS = ("stop", "length")
 _ERROR_CODES = ("ABORTED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
+_REASONS = {flag: flag.name.lower() for flag in RowFlag if flag is not RowFlag.NOT_FINITE}
 _EXECUTOR_STATES = ("attached", "leaving", "connecting", "spare")
 
 
@@ -212,6 +245,7 @@ def scheduler_families(engine: Engine) -> Iterator[Family]:
     yield RUNNING.family(by_label(running))
     yield SWAPPED.single(sum(len(planner.swapped) for planner in planners.values()))
     yield from _cache_families(planners)
+    yield from _grammar_families(engine, planners)
     yield PREEMPTIONS.family(by_label({mode.value: num for mode, num in engine.fleet.num_preemptions.items()}))
     yield from _in_flight_families(engine)
     states = Counter(dict.fromkeys(_EXECUTOR_STATES, 0))
@@ -237,6 +271,18 @@ def _cache_families(planners: dict[str, ExecutorPlanner]) -> Iterator[Family]:
     yield KV_BLOCKS.family(blocks)
 
 
+def _grammar_families(engine: Engine, planners: dict[str, ExecutorPlanner]) -> Iterator[Family]:
+    grammar_slots = {address: planner.batch.grammar_slots for address, planner in planners.items()}
+    states: dict[LabelValues, float] = {}
+    for address, slots in grammar_slots.items():
+        states[address, "used"] = slots.num_in_use
+        states[address, "cached"] = slots.num_loaded - slots.num_in_use
+        states[address, "empty"] = slots.num_slots - slots.num_loaded
+    yield GRAMMAR_SLOTS.family(states)
+    yield GRAMMAR_LOADS.family(by_label({address: slots.num_loads for address, slots in grammar_slots.items()}))
+    yield GRAMMAR_WAITS.single(engine.fleet.dispatcher.num_grammar_waits)
+
+
 def _in_flight_families(engine: Engine) -> Iterator[Family]:
     limits = {driver.address: driver.in_flight for driver in engine.drivers.values() if driver.planner is not None}
     yield STEPS_IN_FLIGHT.family(by_label({address: limit.limit for address, limit in limits.items()}))
@@ -259,7 +305,8 @@ def _counted_families(engine: Engine) -> Iterator[Family]:
     yield STEP_TURNAROUND.histogram_family({(): meter.step_turnaround})
     yield FINISHED.family(by_label(dict.fromkeys(_FINISH_REASONS, 0) | meter.num_finished))
     yield ERRORS.family(by_label(dict.fromkeys(_ERROR_CODES, 0) | meter.num_errors))
-    yield NOT_FINITE.single(meter.num_not_finite)
+    yield NOT_FINITE.single(meter.num_flagged[RowFlag.NOT_FINITE])
+    yield GRAMMAR_FAILURES.family(by_label({reason: meter.num_flagged[flag] for flag, reason in _REASONS.items()}))
     yield LOSSES.single(meter.num_executor_losses)
     yield RECOVERED.single(meter.num_recovered)
     yield TENANT_REQUESTS.family(by_label(meter.num_requests_of))

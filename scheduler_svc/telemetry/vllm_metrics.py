@@ -30,14 +30,27 @@ CACHE_CONFIG = Metric(
 METRICS = (WAITING, RUNNING, KV_USAGE, CACHE_CONFIG)
 
 
-def vllm_families(engine: EngineClient) -> Iterator[Family]:
-    """Yield them; none while no executor is attached, or a picker would think that nobody has less to do."""
-    model, load = engine.model, engine.load
-    if model is None or not load.num_cache_tokens:
+def vllm_families(*engines: EngineClient) -> Iterator[Family]:
+    """Yield them, of each model by its name.
+
+    None of a model while no executor is attached, or a picker would think that nobody has less to do.
+    """
+    known = {
+        (engine.model.name, "0"): (engine.model.info.block_size_tokens, engine.load)
+        for engine in engines
+        if engine.model is not None and engine.load.num_cache_tokens
+    }
+    if not known:
         return
-    labels = (model.name, "0")
-    block_size = model.info.block_size_tokens
-    yield WAITING.family({labels: load.num_waiting})
-    yield RUNNING.family({labels: load.num_running})
-    yield KV_USAGE.family({labels: load.num_used_cache_tokens / load.num_cache_tokens})
-    yield CACHE_CONFIG.family({(*labels, str(block_size), str(load.num_cache_tokens // block_size)): 1})
+    loads = {labels: load for labels, (_, load) in known.items()}
+    yield WAITING.family({labels: load.num_waiting for labels, load in loads.items()})
+    yield RUNNING.family({labels: load.num_running for labels, load in loads.items()})
+    yield KV_USAGE.family(
+        {labels: load.num_used_cache_tokens / load.num_cache_tokens for labels, load in loads.items()}
+    )
+    yield CACHE_CONFIG.family(
+        {
+            (*labels, str(block_size), str(load.num_cache_tokens // block_size)): 1
+            for labels, (block_size, load) in known.items()
+        }
+    )

@@ -9,6 +9,8 @@
     │   ├── FencedError            a stale epoch, or another scheduler holds the lease
     │   ├── SlowCallerError        the caller does not take what it asked for
     │   ├── TooManyUntakenError    and asks for more
+    │   ├── NothingAllowedError    a grammar and the other rules of a request leave an output no token
+    │   ├── GrammarTooCostlyError  a grammar takes too much time or memory to follow
     │   ├── UnauthenticatedError   the call does not say who makes it, or wrongly
     │   └── PermissionDeniedError  who makes the call may not do this
     ├── WorldError                 nobody's fault: retry later
@@ -22,6 +24,7 @@
     │       └── LostTooOftenError  the request seems to break executors; do not send it again
     ├── RequestAbortedError        somebody ended the request
     ├── NotFiniteError             the model's logits are no numbers to choose a token by; it will fail again
+    ├── GrammarNotFollowedError    an executor cannot follow a grammar that a front took; it will fail again
     ├── InvalidStepError           a step does not fit the batch table; nothing was written
     ├── StepGapError               a step id was skipped, or its response is not kept any more
     ├── StepFailedError            a step failed; the cache contents are in doubt
@@ -275,6 +278,45 @@ class NotFiniteError(OctavoServiceError):
 
     def __init__(self, place: str) -> None:
         super().__init__(f"the model's logits for {place} (NaN or infinity, or every token is ruled out)")
+
+
+class NothingAllowedError(CallerError):
+    """The grammar of a request and its other rules leave an output no token, and it may not end there.
+
+    Args:
+        place: "output 0 at token 17".
+    """
+
+    def __init__(self, place: str) -> None:
+        super().__init__(
+            f"{place}: the grammar allows no token that the other rules of the request allow (min_tokens, banned or "
+            "allowed tokens, logit_bias); change these rules or the grammar"
+        )
+
+
+class GrammarTooCostlyError(CallerError):
+    """To follow the grammar of a request takes more time or memory than an output may have.
+
+    Args:
+        place: "output 0 at token 17".
+    """
+
+    def __init__(self, place: str) -> None:
+        super().__init__(f"{place}: the grammar takes too much time or memory to follow; make it simpler")
+
+
+class GrammarNotFollowedError(OctavoServiceError):
+    """The executor cannot compile the grammar of a request, or the tokens before do not follow it.
+
+    Args:
+        place: "output 0 at token 17".
+    """
+
+    def __init__(self, place: str) -> None:
+        super().__init__(
+            f"{place}: the executor cannot follow the grammar, or the answer that is continued does not follow it; "
+            "make sure that the scheduler and its executors have the same version of llguidance"
+        )
 
 
 class InvalidStepError(OctavoServiceError):

@@ -32,7 +32,7 @@ class Running:
     @property
     def cell(self) -> Cell:
         """Its engines, to look at."""
-        return self.front.cell
+        return self.front.cells[""]
 
     @property
     def running(self) -> list[int]:
@@ -65,8 +65,8 @@ async def front_of(*stacks: Stack, **settings: object) -> AsyncIterator[Running]
     task = asyncio.create_task(front.run(told))
     try:
         await front.is_ready.wait()
-        await until(lambda: all(engine.model for engine in front.cell.engines))
-        async with Client(front.address) as client:
+        await until(lambda: all(engine.model for engine in front.cells[""].engines))
+        async with Client(front.address, resume_timeout_s=0) as client:  # nobody hides what a front lets through
             yield Running(list(stacks), front, client)
     finally:
         told.set_result("the test ends")
@@ -126,6 +126,25 @@ async def test_requests_of_a_scheduler_that_is_gone_go_on_at_another_one_with_th
         await until(lambda: running.running == [0, 12])
         assert await answers == expected
         assert await running.ask(3) == expected[3:4], "new ones find the one that is left"
+
+
+async def test_requests_of_a_scheduler_without_executors_go_on_at_another_one() -> None:
+    expected = await alone(*range(12))
+    async with cell_of(FakeWorker(step_ms=2), FakeWorker(step_ms=2)) as running:
+        answers = asyncio.create_task(running.ask(*range(12)))
+        await until(lambda: min(running.running) >= 4)
+        await running.stacks[0].executor.kill()
+        await until(lambda: running.running == [0, 12])
+        assert await answers == expected
+
+
+async def test_requests_of_a_scheduler_whose_grace_ends_go_on_at_another_one() -> None:
+    expected = await alone(*range(12))
+    async with cell_of(FakeWorker(step_ms=20), FakeWorker(step_ms=2)) as running:
+        answers = asyncio.create_task(running.ask(*range(12)))
+        await until(lambda: min(running.running) >= 4)
+        await running.stacks[0].service.stop("it is replaced")
+        assert await answers == expected
 
 
 async def test_they_wait_for_theirs_if_the_other_one_computes_other_bits() -> None:
@@ -189,8 +208,8 @@ async def test_a_scheduler_of_another_model_is_not_used_until_the_others_are_dra
     async with cell_of(old, FakeWorker(weights_digest="old"), new) as running:
         await until(lambda: "it serves other weights than the engines in use" in caplog.text)
         await running.ask(*range(8), params=SHORT)
-        assert running.front.cell.model is not None
-        assert running.front.cell.model.reproducibility.weights_digest == "old"
+        assert running.cell.model is not None
+        assert running.cell.model.reproducibility.weights_digest == "old"
         for stack in running.stacks[:2]:
             await stack.engine.drain(0.1)
         await until(lambda: running.cell.model.reproducibility.weights_digest == "new")  # type: ignore[union-attr]

@@ -440,7 +440,17 @@ BAD_REQUESTS = {
         "allowed_token_ids is 1 ids long",
         "at least one allowed token",
     ),
-    "grammar": (token_request(4, 4, grammar=generation_pb2.Grammar(regex="a")), "grammar", "does not support"),
+    "grammar": (token_request(4, 4, grammar=generation_pb2.Grammar()), "grammar is empty", "one of json_schema, regex"),
+    "grammar.json_schema": (
+        token_request(4, 4, grammar=generation_pb2.Grammar(json_schema='{"items": {"uniqueItems": true}}')),
+        'a schema with "uniqueItems" at #/items',
+        "one without it",
+    ),
+    "grammar of beams": (
+        token_request(4, 4, beam_width=2, grammar=generation_pb2.Grammar(regex="a")),
+        "sampling_params.grammar.regex is set",
+        "unset with beam_width",
+    ),
     "logprobs of alternatives": (token_request(4, 4, logprobs=21), "logprobs is 21", "from 0 to 20"),
     "prompt_logprobs": (token_request(4, 4, prompt_logprobs=21), "prompt_logprobs is 21", "from 0 to 20"),
     "prompt_logprobs of beams": (

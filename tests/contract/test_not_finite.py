@@ -9,6 +9,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import RowFlag
 from tests.support.stack import Stack, collect, running_stack, token_request, until
 
 NAN_TOKEN = 200
@@ -78,7 +79,7 @@ async def test_it_ends_with_one_error_and_nobody_else_notices(what: str) -> None
         assert {error.details() for error in errors} == {f"the model's logits for {place} {WHY}"}
         is_over.set()
         await running
-        assert stack.engine.meter.num_not_finite == 3
+        assert stack.engine.meter.num_flagged[RowFlag.NOT_FINITE] == 3
         assert [stack.driver_of(executor).num_losses for executor in stack.executors] == [0, 0]
         assert not stack.engine.requests
         assert [core.blocks.allocator.num_used_blocks for core in stack.engine.fleet.planners] == [0, 0]
@@ -116,4 +117,4 @@ async def test_towards_an_executor_that_cannot_tell_all_is_as_it_was(monkeypatch
         call = stack.generation.Generate(with_nan(logprobs=0))
         await until(lambda: stack.engine.meter.num_executor_losses > 0)
         call.cancel()
-        assert stack.engine.meter.num_not_finite == 0
+        assert stack.engine.meter.num_flagged[RowFlag.NOT_FINITE] == 0

@@ -230,4 +230,4 @@ def all_fronts_serve(tenants: Tenants, names: set[str] | None) -> bool:
     """Return whether each front has heard whom it serves."""
     stack = tenants.api.stack
     fronts = [stack.front] if stack.fronts is None else [front.service.front for front in stack.fronts.fronts]
-    return all(front.generation.settings.tenants == names for front in fronts)
+    return all(front.generations[""].settings.tenants == names for front in fronts)

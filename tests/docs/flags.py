@@ -79,7 +79,8 @@ def _mistake_of_octavo(arguments: list[str]) -> str:
     except click.exceptions.Exit:  # --help
         return ""
     except click.ClickException as error:
-        return error.format_message()
+        said = error.format_message()
+        return "" if said.endswith("No such file or directory") else said  # another command of the page writes it
     return ""
 
 

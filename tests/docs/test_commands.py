@@ -36,6 +36,7 @@ EXCUSES = (
     Excuse(".*", r"octavo up.*", "runs until Ctrl-C; tests/e2e/test_readme.py runs it"),
     Excuse(".*", r"octavo drain .*", "needs that executor; tests/contract/test_drain_executor.py runs the command"),
     Excuse(".*", r"octavo generate .*", "the words are the model's; tests/unit/octavo/test_cli.py runs the command"),
+    Excuse(".*", r"echo '\{.*\}' > \w+\.json", "writes the schema of the next command"),
     Excuse(
         "docs/chaos.md",
         r"make chaos.*|python -m tests.chaos.*",
@@ -77,6 +78,11 @@ EXCUSES = (
         "docs/models.md",
         r"octavo (pull|up --model) Qwen/.*",
         "needs the hub; tests/e2e/test_hub_model.py and tests/unit/octavo/models/test_hub_transfer.py have one",
+    ),
+    Excuse(
+        "docs/operations.md",
+        r"octavo-front .*",
+        "runs until it is ended; tests/contract/test_model_names.py has such a front",
     ),
     Excuse("docs/openai.md", r"lm_eval run .*", "needs lm-eval; tests/e2e/test_lm_eval.py sends what it sends"),
     Excuse(

@@ -11,6 +11,7 @@ import pytest
 from executor_svc.config import ExecutorConfig
 from executor_svc.worker.loading import load_worker
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.step_wire.step import RowFlag
 from tests.numerics.test_not_finite import NAN_TOKEN, save_model_with_nan
 from tests.support.stack import Stack, collect, running_stack, token_request
 
@@ -59,7 +60,7 @@ async def test_a_broken_token_ends_its_requests_and_no_executor(stack: Stack) ->
     is_over.set()
     await others
 
-    assert stack.engine.meter.num_not_finite == len(asking)
+    assert stack.engine.meter.num_flagged[RowFlag.NOT_FINITE] == len(asking)
     assert [stack.driver_of(executor).num_losses for executor in stack.executors] == [0, 0]
 
 

@@ -10,6 +10,7 @@ from executor_svc.service.metrics import METRICS as EXECUTOR_METRICS
 from octavo_shared.grpc.grpc_metrics import METRICS as SERVICE_METRICS
 from octavo_shared.process.metric import Metric
 from scheduler_svc.front.api_meter import METRICS as API_METRICS
+from scheduler_svc.front.grammars.grammar_checks import METRICS as GRAMMAR_METRICS
 from scheduler_svc.front.openai.routing import METRICS as HTTP_METRICS
 from scheduler_svc.front.text.text_threads import METRICS as TEXT_METRICS
 from scheduler_svc.telemetry.metrics import METRICS
@@ -44,7 +45,7 @@ def test_the_scheduler_serves_every_metric_with_its_type_and_text(metric: Metric
 
 
 def test_every_metric_of_the_scheduler_is_in_the_tables(scrapes: Scrapes) -> None:
-    tables = (*METRICS, *API_METRICS, *TEXT_METRICS, *HTTP_METRICS, *VLLM_METRICS, *SERVICE_METRICS)
+    tables = (*METRICS, *API_METRICS, *TEXT_METRICS, *GRAMMAR_METRICS, *HTTP_METRICS, *VLLM_METRICS, *SERVICE_METRICS)
     served = re.findall("^# TYPE ((?:octavo|vllm|grpc)\\S+)", scrapes.scheduler, re.MULTILINE)
     assert set(served) <= {metric.name for metric in tables}
 

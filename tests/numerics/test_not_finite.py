@@ -147,7 +147,7 @@ def test_a_model_with_a_broken_embedding_breaks_the_rows_behind_it_alone(driver:
     def run(slots: list[int], *, releases: list[int]) -> list[StepResult]:
         admissions = tuple(driver.admission(slot, prompts[slot], 8, how) for slot in slots)
         chunks = pairs(*[(slot, len(prompts[slot])) for slot in slots])
-        first = TableDelta(np.array(releases, np.int32), admissions, prefill_chunks=chunks)
+        first = TableDelta(np.array(releases, np.int32), admissions=admissions, prefill_chunks=chunks)
         return [driver.execute(delta) for delta in (first, TableDelta(), TableDelta(), TableDelta())]
 
     together = run([0, 1, 2], releases=[])

@@ -296,7 +296,8 @@ def check(workload: FleetWorkload) -> None:
 def check_outputs(run: Run, arrival: int, request: Request) -> None:
     fleet, bounds = run.fleet, run.workload.kinds[0]
     for index in range(request.num_sequences):
-        alone = generate_alone(request.prompt, request.conditions, bounds, hashed_next_token(VOCAB_SIZE), index)
+        next_token = hashed_next_token(VOCAB_SIZE)
+        alone = generate_alone(request.prompt, request.conditions, bounds, next_token, index, request.grammar)
         output = fleet.outputs[arrival, index]
         assert_provenance(fleet.groups[arrival], index, output)
         was_cut_short = (arrival, index) in fleet.cut_short or arrival in fleet.failures

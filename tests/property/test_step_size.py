@@ -6,7 +6,18 @@ import numpy as np
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.execution.v1 import execution_service_pb2 as pb
-from octavo_shared.step_wire.step import INT32_MAX, Admission, Fork, Int32Array, SamplingRow, Step, TableDelta, no_pairs
+from octavo_shared.grammar.grammar import Grammar
+from octavo_shared.step_wire.step import (
+    INT32_MAX,
+    Admission,
+    Fork,
+    GrammarLoad,
+    Int32Array,
+    SamplingRow,
+    Step,
+    TableDelta,
+    no_pairs,
+)
 from octavo_shared.step_wire.token_rules import TokenRules
 from octavo_shared.step_wire.wire import encode_step
 from scheduler_svc.core.limits import PreemptionMode
@@ -44,6 +55,7 @@ def admission(num: int, rules: TokenRules | None) -> Admission:
             INT32_MAX,
         ),
         traceparent="00-" + "f" * 52,
+        grammar_slot=INT32_MAX,
     )
 
 
@@ -64,6 +76,8 @@ def steps(num: int) -> dict[str, Step]:
         "admissions": (admission(3, None),) * num,
         "forks": (FORK,) * num,
         "beam_forks": (FORK,) * num,
+        "grammar_drops": tuple(largest(num).tolist()),
+        "grammar_loads": (GrammarLoad(INT32_MAX, Grammar(b"x" * 10)),) * num,
     }
     for field in fields(TableDelta):
         width = WIDTHS.get(field.name, 2)

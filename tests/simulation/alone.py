@@ -4,14 +4,17 @@ The same checks, core, worker and front as in production, without network, event
 """
 
 import functools
+import json
+import re
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.worker.interface import execute
 from octavo.calls.streamed_answer import StreamedAnswer
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.values.outputs import Finished, event_from_proto
+from octavo.values.outputs import Finished, FinishReason, Output, event_from_proto
 from octavo.values.prompts import generate_request
 from octavo.values.sampling_params import with_keywords
+from octavo_shared.grammar.grammar import Grammar
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
@@ -27,6 +30,7 @@ from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.request.served_model import ServedModel
 from scheduler_svc.telemetry.meter import Meter
 from tests.simulation.shapes import MAX_MODEL_LEN, Shape
+from tests.support.grammars import num_followed
 
 EOS_PROBABILITY = 0.01
 MAX_BEAM_WIDTH = 8
@@ -69,7 +73,25 @@ def answer_alone(shape: Shape, sliding_window_tokens: int, max_model_len: int = 
     finished = pb.GenerateResponse(finished=finished_message(response, is_lean=False))
     event = StreamedAnswer(asked.engine.prompt_token_ids.tolist()).take(event_from_proto(finished), is_lean=False)
     assert isinstance(event, Finished)
+    if asked.engine.grammar is not None:
+        for output in event.outputs:
+            _require_followed(asked.engine.grammar, shape, output)
     return event
+
+
+def _require_followed(grammar: Grammar, shape: Shape, output: Output) -> None:
+    """See that each token was allowed, and that an output which ended by itself is what was asked for."""
+    is_whole = output.finish_reason is FinishReason.STOP
+    token_ids = output.token_ids[:-1] if is_whole else output.token_ids
+    num_allowed, may_end = num_followed(grammar, list(token_ids))
+    assert num_allowed == len(token_ids), f"{shape}: {output}"
+    assert may_end or not is_whole, f"{shape}: {output}"
+    if is_whole and (regex := shape.options.get("regex")):
+        assert re.fullmatch(regex, output.text), f"{shape}: {output}"
+    elif is_whole and (choices := shape.options.get("choice")):
+        assert output.text in choices, f"{shape}: {output}"
+    elif is_whole:
+        assert set(json.loads(output.text)) == {"a", "b"}, f"{shape}: {output}"
 
 
 def request_of(shape: Shape) -> pb.GenerateRequest:

@@ -99,11 +99,31 @@ BUGS = (
         "            self.allocator.adopt(self.prefix_cache.adopt(block_ids, names))\n",
         "            self.allocator.adopt(self.prefix_cache.adopt(block_ids[::-1].copy(), names))\n",
     ),
+    # Grammars
+    Bug(
+        "a grammar that a sequence follows is dropped",
+        f"{CORE}/step/grammar_slots.py",
+        "        self._unused.pop(slot, None)\n",
+        "        pass\n",
+    ),
+    Bug(
+        "an output forgets its grammar when it is admitted again",
+        f"{CORE}/step/prefills.py",
+        "        grammar_slot = None if group.grammar is None else",
+        "        grammar_slot = None if group.grammar is None or len(token_ids) > group.num_prompt_tokens else",
+    ),
+    Bug(
+        "a grammar slot is never free again",
+        f"{CORE}/step/grammar_slots.py",
+        "        self.num_followers[slot] -= 1\n",
+        "        pass\n",
+        LIVENESS,
+    ),
     # Tokens
     Bug(
         "a row that is not finite brings a token",
         f"{CORE}/step/results.py",
-        "        is_flagged = None if result.row_flags is None else result.row_flags != 0\n",
+        "        is_flagged = None if flags is None else flags != 0\n",
         "        is_flagged = None\n",
     ),
     Bug(

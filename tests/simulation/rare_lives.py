@@ -90,6 +90,8 @@ RARE_LIVES: tuple[Rare[Life], ...] = (
     Rare("lost before its first token", "an executor was lost in the middle of a prompt", _is("A[^TL]*L")),
     Rare("lost while swapped out", "its executor was lost while its blocks were in the host cache", _is("O[^IDA]*L")),
     Rare("lost while preempted", "its executor was lost while it waited to be computed again", _is("P[^AL]*L")),
+    Rare("guided lost", "a request with a grammar lost its executor, and finished", _is("L.*F$", "guided")),
+    Rare("guided preempted", "one was swapped out or computed again, and finished", _is("[OP].*F$", "guided")),
     Rare("beams lost", "a beam search lost its executor, and finished", _is("L.*F$", "beams")),
     Rare("beams swapped", "a beam search went to the host pool and back, and finished", _is("O.*I.*F$", "beams")),
     Rare("swapped and preempted", "a request was swapped out once and computed again once", _is("O.*P|P.*O")),

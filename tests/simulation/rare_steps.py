@@ -41,6 +41,7 @@ RARE_DECISIONS: tuple[Rare[Decided], ...] = (
         "four steps of one executor were under way",
         lambda it: len(it.planner.in_flight) >= _MANY_STEPS,
     ),
+    Rare("grammar dropped", "a grammar made room for another one", lambda it: bool(it.step.delta.grammar_drops)),
     Rare("probing step", "an executor in doubt was given a request", lambda it: it.planner.is_probing),
 )
 

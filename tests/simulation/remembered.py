@@ -14,9 +14,11 @@ from executor_svc.fake.cache import Histories
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
 from octavo_shared.step_wire.step import NO_LOGPROBS, UNKNOWN_TOKEN, Float32Array, Int32Array, Step, StepResult
+from octavo_shared.step_wire.table_columns import NO_GRAMMAR
 
-# The tokens, the hash of the history, how it is sampled, the length of its prompt, and its rules.
-RowKey = tuple[bytes, int, bytes, int, bytes | None]
+# The tokens, the hash of the history, how it is sampled, the length of its prompt, its rules, and the digest of its
+# grammar.
+RowKey = tuple[bytes, int, bytes, int, bytes | None, bytes | None]
 TokensWithLogprobs = tuple[Int32Array, Float32Array]
 
 # Of all rows that are remembered; about 1 KB each. A group of seeds asks for some 10,000.
@@ -50,9 +52,16 @@ def keys_of(table: BatchTable, layout: StepLayout, histories: Histories) -> list
             sampling[row * size : (row + 1) * size],
             num_prompt_tokens[row],
             rules[row],
+            _grammar_of(table, slot),
         )
         for row, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True))
     ]
+
+
+def _grammar_of(table: BatchTable, slot: int) -> bytes | None:
+    grammar_slot = int(table.grammar_slot[slot])
+    grammar = None if grammar_slot == NO_GRAMMAR else table.grammars[grammar_slot]
+    return None if grammar is None else grammar.digest
 
 
 def remembered(keys: Sequence[RowKey], step: Step) -> StepResult | None:

@@ -27,9 +27,12 @@ from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.models import UNNAMED, Models
 from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.servicer import GenerationServicer
 from scheduler_svc.front.front import PROMPT_METHODS, front_settings
+from scheduler_svc.front.grammars.compiler import CompilerHere
+from scheduler_svc.front.grammars.grammar_checks import GrammarChecks
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link.cell import Cell
 from scheduler_svc.link.core_servicer import CoreServicer
@@ -38,6 +41,7 @@ from scheduler_svc.link.tokenizer_files import TokenizerFiles
 from scheduler_svc.processes.front_process import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
 from scheduler_svc.processes.incarnation import Incarnation
 from scheduler_svc.processes.service import HEARTBEATS_PER_LEASE, engine_settings
+from scheduler_svc.request.engine_client import EngineClient
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.network.client import SimulatedChannel
 from tests.simulation.network.link import Network
@@ -146,7 +150,7 @@ class SimulatedScheduler:
             self.on_link(self.link, self.engine)
             core_service_pb2_grpc.add_CoreServiceServicer_to_server(self.link, server)
         else:
-            self.generation = GenerationServicer(Generation(self.engine, tokenizer, front_settings(config)))
+            self.generation = generation_servicer(self.engine, tokenizer, config)
             generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, server)
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), server)
         self.network.listen(server)
@@ -229,7 +233,7 @@ class SimulatedFront:
         cell = self.cell = Cell(
             Membership(self.links, self.config.resolve_interval_s), self._open_engine, tokenizer.load, self._set_ready
         )
-        self.generation = GenerationServicer(Generation(cell, tokenizer, front_settings(self.config)))
+        self.generation = generation_servicer(cell, tokenizer, self.config)
         self.server = SimulatedServer(self.process, self.address, [StatusInterceptor(), KeepBodies(PROMPT_METHODS)])
         added_to: Any = self.server
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, added_to)
@@ -287,3 +291,9 @@ def wall_clock(loop: SimulationLoop, whose: str) -> Callable[[], float]:
     chance = random.Random(f"the clock of {whose}")
     ahead_s, drift = chance.uniform(-CLOCKS_DIFFER_S, CLOCKS_DIFFER_S), chance.uniform(-CLOCKS_DRIFT, CLOCKS_DRIFT)
     return lambda: 1.7e9 + ahead_s + (1.0 + drift) * loop.time()
+
+
+def generation_servicer(engine: EngineClient, tokenizer: ModelTokenizer, config: SchedulerConfig) -> GenerationServicer:
+    """Return what answers clients."""
+    generation = Generation(engine, tokenizer, front_settings(config), grammars=GrammarChecks(CompilerHere))
+    return GenerationServicer(Models({UNNAMED: generation}))

@@ -5,6 +5,7 @@ the fake executor cannot tell equal histories apart; but many begin alike, for t
 """
 
 import functools
+import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,23 @@ LONGEST_PROMPT = 70
 LONGEST_OUTPUT = 48
 
 _PRINTABLE = (33, 127)
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yes"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+# What guided outputs follow: more grammars than an executor of the simulation has slots.
+GUIDES: tuple[Mapping[str, Any], ...] = (
+    {"regex": "[a-d]{3,9}"},
+    {"regex": "(ab|c){1,12}x?"},
+    {"regex": "[0-9]{1,4}-[0-9]{2}"},
+    {"choice": ("yes", "no", "perhaps so")},
+    {"json_schema": json.dumps(_SCHEMA)},
+)
+NUM_GRAMMAR_SLOTS = 2
+
 # Prompts whose numbers have the same remainder may begin alike.
 NUM_FAMILIES = 9
 
@@ -175,6 +193,17 @@ def _unbounded(draw: random.Random, options: dict[str, Any]) -> None:
     options |= {"max_tokens": 10 * MAX_MODEL_LEN, "ignore_eos": draw.random() < 0.5}
 
 
+def _guided(draw: random.Random, options: dict[str, Any]) -> type[OctavoError] | None:
+    if draw.random() < 0.1:
+        options |= {"regex": "[a-d]{3,9}", "banned_token_ids": [*b"abcd"]}  # nothing is left
+        return InvalidRequestError
+    options |= draw.choice(GUIDES)
+    options |= {"max_tokens": draw.choice((2, 5, LONGEST_OUTPUT, LONGEST_OUTPUT)), "ignore_eos": draw.random() < 0.5}
+    if draw.random() < 0.4:
+        options |= {"n": draw.randint(2, 3), "temperature": 1.0}
+    return None
+
+
 _KINDS: dict[str, tuple[int, Callable[[random.Random, dict[str, Any]], type[OctavoError] | None]]] = {
     "plain": (8, _plain),
     "penalized": (3, _penalized),
@@ -186,16 +215,19 @@ _KINDS: dict[str, tuple[int, Callable[[random.Random, dict[str, Any]], type[Octa
     "long": (4, _long),
     "hostile": (1, _hostile),
     "unbounded": (1, _unbounded),
+    "guided": (5, _guided),
 }
 
 KINDS = tuple(_KINDS)
 
 __all__ = [
+    "GUIDES",
     "KINDS",
     "LONGEST_OUTPUT",
     "MAX_MODEL_LEN",
     "NAN_TOKEN",
     "NUM_FAMILIES",
+    "NUM_GRAMMAR_SLOTS",
     "NUM_SHAPES",
     "POISON",
     "POISONED",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from executor_svc.fake.worker import FakeWorker
+from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.worker.interface import DoneStep, RunningStep
 from octavo_shared.errors import StepFailedError
 from octavo_shared.step_wire.batch_table import StepLayout
@@ -15,7 +16,7 @@ from octavo_shared.step_wire.step import Step, StepResult
 from tests.simulation.alone import EOS_PROBABILITY
 from tests.simulation.plan import ExecutorPlan
 from tests.simulation.remembered import keys_of, remember, remembered
-from tests.simulation.shapes import MAX_MODEL_LEN, NAN_TOKEN, POISON_TOKEN, POISONED
+from tests.simulation.shapes import MAX_MODEL_LEN, NAN_TOKEN, NUM_GRAMMAR_SLOTS, POISON_TOKEN, POISONED
 from tests.simulation.step_thread import SimulatedStepThread
 
 # What a step leaves in blocks that failed while it wrote them: no history has it.
@@ -63,6 +64,7 @@ class SimulatedWorker(FakeWorker):
             eos_probability=EOS_PROBABILITY,
             sliding_window_tokens=sliding_window_tokens,
             nan_token_id=NAN_TOKEN,
+            max_grammar_slots=NUM_GRAMMAR_SLOTS,
             numerics_id=numerics_id,
             sleep=self._occupy,
             clock=thread.clock,
@@ -129,6 +131,8 @@ class SimulatedWorker(FakeWorker):
         if result is None:
             result = super()._answer(step, layout)
             remember(keys, self._table.sampling[layout.sample_slots], result)
+        elif (rows := SampleRows.of_step(self._table, layout)).is_guided is not None:
+            self._grammar_masks.begin(rows)()  # matchers follow in each step, and forks copy them then
         return result
 
     def _occupy(self, duration_s: float) -> None:

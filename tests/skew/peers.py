@@ -82,6 +82,11 @@ class Code:
         return self._has("ROW_FLAGS", ("shared/octavo_shared/step_wire/capability.py", "shared/capability.py"))
 
     @property
+    def has_grammars(self) -> bool:
+        """Whether an executor can follow grammars."""
+        return self._has("num_grammar_slots", ("shared/octavo_shared/step_wire/executor_info.py",))
+
+    @property
     def has_continuations(self) -> bool:
         """Whether a client goes on elsewhere with an answer that was cut."""
         return bool(self._read(("octavo/calls/resumption.py", "octavo/resumption.py")))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import Admission, SamplingRow, Step, StepResult
 from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.integrity import check_integrity
@@ -40,6 +41,7 @@ def small_limits(
     long_prefill_threshold: int = 0,
     max_long_prefills: int = 1,
     prefix_caching: bool = False,
+    grammar_slots: int = 0,
 ) -> CoreLimits:
     """Return limits that are easy to follow by hand: without a watermark, and nothing is found again."""
     return CoreLimits(
@@ -59,6 +61,10 @@ def small_limits(
         long_prefill_threshold=long_prefill_threshold,
         max_long_prefills=max_long_prefills,
         prefix_caching=prefix_caching,
+        flags_rows=grammar_slots > 0,
+        num_grammar_slots=grammar_slots,
+        matcher_id="toy" if grammar_slots else "",
+        max_grammar_bytes=1000 if grammar_slots else 0,
     )
 
 
@@ -72,6 +78,7 @@ def group(
     priority: int = 0,
     tenant: str = "",
     cache_salt: int = 0,
+    grammar: Grammar | None = None,
 ) -> SequenceGroup:
     """Return a request, named a, b, c ... by arrival.
 
@@ -90,6 +97,7 @@ def group(
         priority=priority,
         tenant=tenant,
         cache_salt=cache_salt,
+        grammar=grammar,
     )
 
 
@@ -132,6 +140,7 @@ class Bench:
         priority: int = 0,
         tenant: str = "",
         cache_salt: int = 0,
+        grammar: Grammar | None = None,
     ) -> SequenceGroup:
         """Queue a request that can be served; see `group`."""
         added = group(
@@ -143,6 +152,7 @@ class Bench:
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            grammar=grammar,
         )
         assert self.planner.admissions.can_ever_admit(added)
         self.queue.add(added)

@@ -54,12 +54,15 @@ class PlacementCheck:
         dispatcher = self._fleet.fleet.dispatcher
         dispatched = {assignment.group for inbox in dispatcher.inboxes for assignment in inbox.assignments}
         capped: set[str] = set()
+        lacks_grammar_slot = False
         for group in self._fleet.queue.in_order():
             if group in dispatched:
                 continue  # another core is to admit it in its next step
             if dispatcher.why_capped(group) or group.tenant in capped:
                 capped.add(group.tenant)  # it waits for others of its tenant, and whoever is behind it in its line
                 continue
+            if lacks_grammar_slot and group.grammar is not None:
+                continue  # a slot that becomes free is for the one before
             verdicts = {planner: self._verdict(planner, group) for planner in self._takers}
             able = [planner for planner, verdict in verdicts.items() if verdict is None]
             if able == [self._core] and self._may_wait_for_its_kind(group):
@@ -71,6 +74,8 @@ class PlacementCheck:
                     return  # those ahead may fill the others, and then whoever is behind it waits with it
                 continue
             waits = {verdict.wait for verdict in verdicts.values() if verdict is not None}
+            obstacles = [verdict.reason for verdict in verdicts.values() if verdict is not None]
+            lacks_grammar_slot |= any("grammar slot" in reason for reason in obstacles)
             if not any(planner.admissions.can_ever_admit(group) for planner in self._takers):
                 continue
             assert not (is_settled and group in dispatcher.unplaceable), f"{group.request_id} is kept out of the line"
@@ -150,10 +155,17 @@ def _has_free(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
     limits, allocator = planner.limits, planner.blocks.allocator
     num_reserved = math.ceil(limits.num_blocks * limits.watermark) if allocator.num_used_blocks else 0
     num_taken_slots = sum(other.num_slots for other in planner.batch.running)
+    if group.grammar is not None:
+        followed = {group.grammar, *(other.grammar for other in planner.batch.running if other.grammar is not None)}
+        if len(followed) > limits.num_grammar_slots:
+            return False
     return _fits(limits, group, allocator.num_free_blocks - num_reserved, limits.max_num_seqs - num_taken_slots)
 
 
 def _fits(limits: CoreLimits, group: SequenceGroup, num_free_blocks: int, num_free_slots: int) -> bool:
+    follows = limits.num_grammar_slots > 0 and group.matcher_id in ("", limits.matcher_id)
+    if group.grammar is not None and not follows:
+        return False
     longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
     num_blocks = group.num_slots * -(-(longest + 1) // limits.block_size)
     return longest < limits.max_model_len and group.num_slots <= num_free_slots and num_blocks <= num_free_blocks

@@ -11,8 +11,10 @@ from collections.abc import Callable
 import numpy as np
 
 from octavo.execution.v1 import step_pb2
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import UNKNOWN_TOKEN, Int32Array, Step, StepResult
+from octavo_shared.step_wire.table_columns import NO_GRAMMAR
 from octavo_shared.step_wire.wire import decode_result, decode_step, encode_result, encode_step
 from scheduler_svc.core.beam_search import BeamSearch, Candidates
 from scheduler_svc.core.limits import CoreLimits
@@ -52,6 +54,11 @@ def count_up(token_ids: list[int], output_index: int) -> int:
     return token_ids[-1] + 1 + output_index
 
 
+def followed(token_id: int, grammar: Grammar | None, vocab_size: int) -> int:
+    """Return what a grammar makes of a token: each one makes something else of it."""
+    return token_id if grammar is None else (token_id + 1 + zlib.crc32(grammar.body)) % vocab_size
+
+
 def candidates_of(token_ids: list[int], num_candidates: int, vocab_size: int) -> Candidates:
     """Return the likeliest next tokens of a history; their log-probabilities depend on every token of it."""
     history = history_hashes(token_ids)[-1]
@@ -64,7 +71,8 @@ class ToyExecutor:
     """Runs steps in order, as an executor does, and checks every read of its cache."""
 
     def __init__(self, limits: CoreLimits, next_token: NextToken) -> None:
-        self.table = BatchTable(limits.max_num_seqs, limits.max_model_len, limits.block_size, limits.num_blocks)
+        sizes = limits.max_num_seqs, limits.max_model_len, limits.block_size, limits.num_blocks
+        self.table = BatchTable(*sizes, limits.num_grammar_slots)
         self.layout: StepLayout | None = None
         self._limits = limits
         self._next_token = next_token
@@ -114,8 +122,13 @@ class ToyExecutor:
                 count = int(layout.num_candidates[row])
                 candidates.append(candidates_of(history, count, self._limits.vocab_size))
             else:
-                token_ids.append(self._next_token(history, int(self.table.sampling["output_index"][slot])))
+                token_id = self._next_token(history, int(self.table.sampling["output_index"][slot]))
+                token_ids.append(followed(token_id, self._grammar_of(slot), self._limits.vocab_size))
         return np.array(token_ids, np.int32), candidates
+
+    def _grammar_of(self, slot: int) -> Grammar | None:
+        grammar_slot = int(self.table.grammar_slot[slot])
+        return None if grammar_slot == NO_GRAMMAR else self.table.grammars[grammar_slot]
 
     def _places(self, slot: int, end: int) -> list[tuple[int, int]]:
         """Return the (block, offset) of positions 0 to `end` - 1."""
@@ -146,11 +159,12 @@ def generate_alone(
     limits: CoreLimits,
     next_token: NextToken,
     output_index: int = 0,
+    grammar: Grammar | None = None,
 ) -> tuple[list[int], FinishReason]:
     """Return an output of a prompt by the plainest loop there is: no batch, no blocks, no scheduler."""
     token_ids = list(prompt)
     while True:
-        token_ids.append(next_token(token_ids, output_index))
+        token_ids.append(followed(next_token(token_ids, output_index), grammar, limits.vocab_size))
         output = token_ids[len(prompt) :]
         is_eos = output[-1] in limits.eos_token_ids and not conditions.ignore_eos
         if is_eos or output[-1] in conditions.stop_token_ids:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import SamplingRow, StepResult
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
@@ -24,6 +25,7 @@ from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, St
 from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone
 
 VOCAB_SIZE = 13
+GRAMMARS = [Grammar(b"grammar %d" % number) for number in range(4)]
 MAX_ROUNDS = 5000
 
 
@@ -42,6 +44,7 @@ class Request:
     priority: int = 0
     tenant: str = ""
     cache_salt: int = 0
+    grammar: Grammar | None = None
 
     def to_group(self, arrival: int) -> SequenceGroup:
         """Return the request as a core takes it."""
@@ -56,6 +59,7 @@ class Request:
             priority=self.priority,
             tenant=self.tenant,
             cache_salt=self.cache_salt,
+            grammar=self.grammar,
         )
 
 
@@ -77,6 +81,7 @@ def limits(draw: st.DrawFn) -> CoreLimits:
     block_size = draw(st.integers(1, 5))
     max_model_len = draw(st.integers(2, 24))
     max_num_seqs = draw(st.integers(1, 6))
+    num_grammar_slots = draw(st.sampled_from([0, 1, 1, 2, 3]))
     return CoreLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 12)),
@@ -93,6 +98,10 @@ def limits(draw: st.DrawFn) -> CoreLimits:
         num_lookahead_tokens=draw(st.sampled_from([0, 0, 1, 4])),
         long_prefill_threshold=draw(st.sampled_from([0, 0, 3])),
         prefix_caching=draw(st.booleans()),
+        flags_rows=num_grammar_slots > 0,
+        num_grammar_slots=num_grammar_slots,
+        matcher_id=draw(st.sampled_from(["first", "first", "second"])),
+        max_grammar_bytes=100,
     )
 
 
@@ -126,6 +135,7 @@ def requests_within(draw: st.DrawFn, bounds: CoreLimits, common: list[int]) -> R
         priority=draw(st.integers(0, 1)),
         tenant=draw(st.sampled_from(["", "", "x"])),
         cache_salt=draw(st.sampled_from([0, 0, 1])),
+        grammar=draw(st.none() | st.sampled_from(GRAMMARS)) if bounds.num_grammar_slots and kind != "beams" else None,
     )
 
 
@@ -288,7 +298,12 @@ def play(workload: Workload, num_steps_in_flight: int) -> Driver:
             continue
         for index in range(request.num_sequences):
             alone, reason = generate_alone(
-                request.prompt, request.conditions, workload.limits, hashed_next_token(VOCAB_SIZE), index
+                request.prompt,
+                request.conditions,
+                workload.limits,
+                hashed_next_token(VOCAB_SIZE),
+                index,
+                request.grammar,
             )
             output = driver.outputs[arrival, index]
             if (arrival, index) in driver.cut_short or (
@@ -302,6 +317,7 @@ def play(workload: Workload, num_steps_in_flight: int) -> Driver:
     for allocator in (driver.planner.blocks.allocator, driver.planner.swapped.host):
         assert allocator.num_free_blocks == allocator.num_blocks
     assert not driver.executor.table.live.any()
+    assert not driver.planner.batch.grammar_slots.num_in_use
     return driver
 
 

@@ -216,7 +216,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def grammar(self) -> Global___Grammar:
-        """A grammar that the output must follow. Refused unless absent until it is supported."""
+        """A grammar that the output must follow. Refused with beam_width, and where no executor offers grammars."""
 
     @_builtins.property
     def banned_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -375,31 +375,78 @@ Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
 
 @_typing.final
 class Grammar(_message.Message):
-    """Grammar restricts the output."""
+    """Grammar restricts the output: no token comes that it does not allow. An output that ends with
+    FINISH_REASON_STOP by an end-of-sequence token is whole; one that ends by a length, a stop string or a stop
+    token is a beginning. At most 256 KiB.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JSON_SCHEMA_FIELD_NUMBER: _builtins.int
     REGEX_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    LARK_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """A JSON schema."""
+    """JSON that is valid by this JSON schema, itself the text of a JSON object. A keyword that cannot be
+    held is refused, with its place; docs/structured-output.md lists them all.
+    """
     regex: _builtins.str
-    """A regular expression."""
+    """A text that matches this regular expression from its first to its last character. Look-around and
+    back-references are refused.
+    """
+    json_object: _builtins.bool
+    """Any JSON object. False is refused."""
+    lark: _builtins.str
+    """A text of this grammar in Lark's notation, which begins with the rule `start`. It may not import
+    other grammars or hold JSON schemas.
+    """
+    @_builtins.property
+    def choice(self) -> Global___GrammarChoice:
+        """One of these texts."""
+
     def __init__(
         self,
         *,
         json_schema: _builtins.str = ...,
         regex: _builtins.str = ...,
+        choice: Global___GrammarChoice | None = ...,
+        json_object: _builtins.bool = ...,
+        lark: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_grammar: _TypeAlias = _typing.Literal["json_schema", "regex"]  # noqa: Y015
+    _WhichOneofReturnType_grammar: _TypeAlias = _typing.Literal["json_schema", "regex", "choice", "json_object", "lark"]  # noqa: Y015
     _WhichOneofArgType_grammar: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_grammar) -> _WhichOneofReturnType_grammar | None: ...
 
 Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
+class GrammarChoice(_message.Message):
+    """GrammarChoice is a grammar of few texts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At least one, none twice."""
+
+    def __init__(
+        self,
+        *,
+        choices: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrammarChoice: _TypeAlias = GrammarChoice  # noqa: Y015
 
 @_typing.final
 class Output(_message.Message):

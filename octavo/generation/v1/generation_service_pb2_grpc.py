@@ -115,7 +115,7 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Abort ends a request. It is idempotent: unknown and finished ids are accepted.
+        """Abort ends a request, whichever model it runs on. It is idempotent: unknown and finished ids are accepted.
 
         INVALID_ARGUMENT: the request_id is empty.
         """
@@ -124,9 +124,10 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """GetModel describes the model that answers.
+        """GetModel describes a model that answers.
 
-        UNAVAILABLE: no executor is attached yet; retry.
+        INVALID_ARGUMENT: no model has this name; or the request names none, and there are several. UNAVAILABLE: no
+        executor is attached yet; retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

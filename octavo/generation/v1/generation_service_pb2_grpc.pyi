@@ -66,14 +66,15 @@ class GenerationServiceStub:
     after all requests had ended.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.AbortRequest, _generation_service_pb2.AbortResponse]
-    """Abort ends a request. It is idempotent: unknown and finished ids are accepted.
+    """Abort ends a request, whichever model it runs on. It is idempotent: unknown and finished ids are accepted.
 
     INVALID_ARGUMENT: the request_id is empty.
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GetModelRequest, _generation_service_pb2.GetModelResponse]
-    """GetModel describes the model that answers.
+    """GetModel describes a model that answers.
 
-    UNAVAILABLE: no executor is attached yet; retry.
+    INVALID_ARGUMENT: no model has this name; or the request names none, and there are several. UNAVAILABLE: no
+    executor is attached yet; retry.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.TokenizeRequest, _generation_service_pb2.TokenizeResponse]
     """Tokenize returns the token ids that Generate would make of a prompt. It is answered while the
@@ -128,14 +129,15 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     after all requests had ended.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.AbortRequest, _generation_service_pb2.AbortResponse]  # type: ignore[assignment]
-    """Abort ends a request. It is idempotent: unknown and finished ids are accepted.
+    """Abort ends a request, whichever model it runs on. It is idempotent: unknown and finished ids are accepted.
 
     INVALID_ARGUMENT: the request_id is empty.
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GetModelRequest, _generation_service_pb2.GetModelResponse]  # type: ignore[assignment]
-    """GetModel describes the model that answers.
+    """GetModel describes a model that answers.
 
-    UNAVAILABLE: no executor is attached yet; retry.
+    INVALID_ARGUMENT: no model has this name; or the request names none, and there are several. UNAVAILABLE: no
+    executor is attached yet; retry.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.TokenizeRequest, _generation_service_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Tokenize returns the token ids that Generate would make of a prompt. It is answered while the
@@ -205,7 +207,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.AbortRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.AbortResponse, _abc.Awaitable[_generation_service_pb2.AbortResponse]]:
-        """Abort ends a request. It is idempotent: unknown and finished ids are accepted.
+        """Abort ends a request, whichever model it runs on. It is idempotent: unknown and finished ids are accepted.
 
         INVALID_ARGUMENT: the request_id is empty.
         """
@@ -216,9 +218,10 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.GetModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.GetModelResponse, _abc.Awaitable[_generation_service_pb2.GetModelResponse]]:
-        """GetModel describes the model that answers.
+        """GetModel describes a model that answers.
 
-        UNAVAILABLE: no executor is attached yet; retry.
+        INVALID_ARGUMENT: no model has this name; or the request names none, and there are several. UNAVAILABLE: no
+        executor is attached yet; retry.
         """
 
     @_abc_1.abstractmethod

@@ -9,6 +9,7 @@ Pure. Read next: `dispatcher.py`.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from octavo_shared.grammar.grammar import Grammar
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Wait
@@ -157,6 +158,8 @@ class Capacity:
             return Wait.IN_LINE
         if demand.num_slots > self.num_free_slots:
             return Wait.IN_LINE
+        if group.grammar is not None and not self.has_grammar_slot_for(group.grammar):
+            return Wait.SKIPPED
         if self.num_long <= 0 and planner.prefills.is_long(
             demand.num_lead_tokens - num_cached_blocks * blocks.block_size
         ):
@@ -165,6 +168,12 @@ class Capacity:
             return Wait.SKIPPED
         has_room = self.num_tokens > 0 and self._has_blocks_for(group, demand, num_cached_blocks)
         return None if has_room else Wait.IN_LINE
+
+    def has_grammar_slot_for(self, grammar: Grammar) -> bool:
+        """Return whether a grammar finds a slot beside those of what was dispatched here."""
+        dispatched = (given.group.grammar for given in self.inbox.assignments)
+        coming = [other for other in dispatched if other is not None]
+        return self.planner.batch.grammar_slots.have_room_for([grammar, *coming])
 
     def _has_blocks_for(self, group: SequenceGroup, demand: Demand, num_cached_blocks: int) -> bool:
         if demand.num_blocks <= self.num_free_blocks:

@@ -2,7 +2,8 @@
 
 Groups stand in one line. The first one is dispatched to the best of the planners whose next step can admit it: where
 least is computed until it has its last token (`placement.py`), then where most blocks are free. The first one may be
-passed only if it waits for something that is sure to come (`Wait.SKIPPED`).
+passed only if it waits for something that is sure to come (`Wait.SKIPPED`). One that waits for a grammar slot is passed
+by those without a grammar: others would take each slot that is free before it.
 
 A dispatched group waits in the inbox of its planner until the planner decides its next step, which is soon. Until then
 
@@ -47,6 +48,7 @@ class Dispatcher:
     Attributes:
         holders: Which planner holds which registered block.
         inboxes: One for each planner, in the order in which they joined.
+        num_grammar_waits: Groups that have waited for a grammar slot, so far.
         unplaceable: Groups that none of these planners can ever take: they wait for another one, out of the line.
     """
 
@@ -55,6 +57,7 @@ class Dispatcher:
         self._is_complete = is_complete
         self.holders = BlockHolders()
         self.inboxes: list[Inbox] = []
+        self.num_grammar_waits = 0
         self.unplaceable: set[SequenceGroup] = set()
         self._takers: list[Inbox] | None = None  # at the last look; None: look anew
         self._dispatched_to: set[ExecutorPlanner] = set()
@@ -204,6 +207,7 @@ class Dispatcher:
         self, placement: Placement, skipped: list[SequenceGroup], closed: list[Turn], now_s: float
     ) -> Iterator[SequenceGroup]:
         queue, server, cap = self.queue, placement.server, self._tenant_cap()
+        lacks_grammar_slot = False  # for one in line before
         kept = {inbox.planner: -math.inf for inbox in self.inboxes if inbox.planner.is_draining}
         for _ in range(MAX_DISPATCHED_GROUPS):
             turn = self._first_turn(cap, closed)
@@ -214,7 +218,8 @@ class Dispatcher:
                 continue
             if turn is None or (kept and turn.is_newcomer and self._must_wait_for_moves(placement, turn, now_s, kept)):
                 return
-            offer = placement.choose(turn)
+            waits_behind = lacks_grammar_slot and turn.group.grammar is not None
+            offer = Wait.SKIPPED if waits_behind else placement.choose(turn)
             if offer is Wait.IN_LINE:
                 made_way = self._make_way(placement, turn)
                 if made_way is None:
@@ -246,8 +251,15 @@ class Dispatcher:
                 self.unplaceable.add(turn.group)
             else:
                 skipped.append(turn.group)
+                if waits_behind or placement.lacks_grammar_slot(turn.group):
+                    lacks_grammar_slot = True
+                    self._note_grammar_wait(turn.group)
                 if len(skipped) == MAX_PASSED_GROUPS:
                     return
+
+    def _note_grammar_wait(self, group: SequenceGroup) -> None:
+        self.num_grammar_waits += not group.has_waited_for_grammar_slot
+        group.has_waited_for_grammar_slot = True
 
     def _first_turn(self, cap: TenantCap | None, closed: list[Turn]) -> Turn | None:
         """Return the first turn of a tenant that is not at its cap; the lines of those that are have been closed."""

@@ -225,8 +225,10 @@ class Fleet:
         return bool(self._takers) and all(planner.admissions.must_not_go_on(group) for planner in self._takers)
 
     def why_never(self, group: SequenceGroup) -> str:
-        """Say why no planner can ever take the group: the reason of the first one."""
-        return next(planner.admissions.why_never(group) for planner in self._takers)
+        """Say why no planner can ever take the group: the reason of the first one, if possible of its kind."""
+        takers = self._takers
+        of_its_kind = (planner for planner in takers if not planner.admissions.must_not_go_on(group))
+        return next(of_its_kind, takers[0]).admissions.why_never(group)
 
     @property
     def _takers(self) -> list[ExecutorPlanner]:

@@ -135,6 +135,13 @@ class Placement:
             return Wait.SKIPPED
         return Wait.IN_LINE if any(is_open_to(inbox.planner, group) for inbox in self.takers) else Wait.NEVER
 
+    def lacks_grammar_slot(self, group: SequenceGroup) -> bool:
+        """Return whether no planner with room has a slot for the grammar of a group that waits."""
+        return group.grammar is not None and not any(
+            is_open_to(capacity.planner, group) and capacity.has_grammar_slot_for(group.grammar)
+            for capacity in self._capacities.values()
+        )
+
     def give(self, offer: Offer) -> None:
         """Put a group into the inbox of the planner that it was offered to."""
         offer.assignment.group.placed = offer.placed

@@ -3,9 +3,9 @@
 What ran before comes first within a tenant: while a group is swapped out, or waits for tokens in flight, only
 groups of a more urgent level are admitted, and those of tenants that got less than its own did. Else one tenant
 that fills the pool would stop all others. The head of the queue waits for slots and blocks, and everybody behind
-it waits too, or a large request would starve. Two kinds of groups are passed over instead, because
-what they wait for is sure to end: those whose prefix a step in flight computes, and long prefills while
-`max_long_prefills` of them run.
+it waits too, or a large request would starve. Three kinds of groups are passed over instead, because
+what they wait for is sure to end: those whose prefix a step in flight computes, long prefills while
+`max_long_prefills` of them run, and those whose grammar finds no slot while running groups use all of them.
 """
 
 import enum
@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from octavo.values.wording import counted
+from octavo_shared.grammar.grammar import Grammar
 from scheduler_svc.core.blocks.block_manager import AdmissionPlan, AllocStatus, BlockManager
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
@@ -55,14 +56,23 @@ def lack_of_slots(num_needed: int, num_free: int) -> Obstacle:
     return Obstacle(Wait.IN_LINE, f"needs {counted(num_needed, 'slot')} of the batch, {num_free} free")
 
 
+def lack_of_grammar_slots(num_slots: int) -> Obstacle:
+    """Return the obstacle of a group whose grammar has no slot, of so many."""
+    return Obstacle(Wait.SKIPPED, f"waits for a grammar slot: requests that run use all {num_slots}")
+
+
 @dataclass(frozen=True, slots=True)
 class SwapInNeeds:
-    """What the swap-in of a swapped group takes, and what is there for it."""
+    """What the swap-in of a swapped group takes, and what is there for it.
+
+    `has_grammar_slot`: whether its grammar has a slot, or needs none.
+    """
 
     num_needed_blocks: int
     num_free_blocks: int
     num_needed_slots: int
     num_free_slots: int
+    has_grammar_slot: bool
 
     @property
     def has_blocks(self) -> bool:
@@ -120,7 +130,8 @@ class Admissions:
             if not self._can_ever_be_sent(group):  # it has grown out of a message; the queue ends it
                 self._groups.recompute_swapped(plan, group)
                 continue
-            if not (needs.has_blocks and needs.has_slots and self._fits_message(plan, group)):
+            has_all = needs.has_blocks and needs.has_slots and needs.has_grammar_slot
+            if not (has_all and self._fits_message(plan, group)):
                 return
             self._swap_in_group(plan, group)
 
@@ -132,7 +143,11 @@ class Admissions:
             num_free_blocks=max(0, self._blocks.allocator.num_free_blocks - reserve),
             num_needed_slots=group.num_slots,
             num_free_slots=self._batch.num_free_slots,
+            has_grammar_slot=self._has_grammar_slot(group),
         )
+
+    def _has_grammar_slot(self, group: SequenceGroup) -> bool:
+        return group.grammar is None or self._batch.grammar_slots.have_room_for([group.grammar])
 
     def _swap_in_group(self, plan: StepPlan, group: SequenceGroup) -> None:
         moves, sequences = self._swapped.swap_in(group)
@@ -190,7 +205,8 @@ class Admissions:
         return group.is_lone or self._message_bytes(group) <= self._limits.max_admitted_bytes
 
     def _message_bytes(self, group: SequenceGroup) -> int:
-        return sum(self._blocks.admission_bytes(sequence) for sequence in group.sequences_to_compute)
+        num_bytes = sum(self._blocks.admission_bytes(sequence) for sequence in group.sequences_to_compute)
+        return num_bytes if group.grammar is None else num_bytes + self._batch.grammar_slots.load_bytes(group.grammar)
 
     def can_ever_admit(self, group: SequenceGroup) -> bool:
         """Return whether the group may run here, and fits into an empty batch with one token more for each sequence."""
@@ -206,10 +222,30 @@ class Admissions:
         return self._can_ever_be_sent(group) and self._blocks.can_ever_allocate(group)
 
     def must_not_go_on(self, group: SequenceGroup) -> bool:
-        """Return whether a group that waits requires the kind that made what there is of it, which is another one."""
+        """Return whether a group that waits needs another kind of executor.
+
+        One that follows its grammar as the one did that it began at; or the kind that made what there is of it, if it
+        requires that.
+        """
+        if group.grammar is not None and self._why_not_followed(group, group.grammar):
+            return True
         if not group.requires_same_numerics:
             return False
         return group.provenance.preferred(group.progress) not in (None, self._numerics)
+
+    def _why_not_followed(self, group: SequenceGroup, grammar: Grammar) -> str:
+        """Say why outputs cannot follow a grammar here; empty: they can."""
+        limits = self._limits
+        if not limits.num_grammar_slots:
+            return "the request has a grammar, and this executor follows none (the capability GRAMMARS)"
+        if group.matcher_id not in ("", limits.matcher_id):
+            return (
+                f"the request began with the matcher {group.matcher_id!r} for its grammar, this executor has "
+                f"{limits.matcher_id!r}; they may allow other tokens"
+            )
+        if len(grammar.body) > limits.max_grammar_bytes:
+            return f"its grammar has {len(grammar.body)} bytes; this executor takes {limits.max_grammar_bytes}"
+        return ""
 
     def judge(self, group: SequenceGroup) -> AdmissionPlan | Obstacle:
         """Return the blocks with which the group could be admitted now, or why it cannot be."""
@@ -220,6 +256,8 @@ class Admissions:
             return Obstacle(Wait.IN_LINE, f"preempted requests resume first: {len(self._groups.returning)}")
         if group.num_slots > (num_free_slots := self._batch.num_free_slots):
             return lack_of_slots(group.num_slots, num_free_slots)
+        if not self._has_grammar_slot(group):
+            return lack_of_grammar_slots(self._limits.num_grammar_slots)
         allocation = self._blocks.plan_admission(group)
         if self._is_long(allocation) and not self._prefills.has_room_for_long:
             return Obstacle(
@@ -234,6 +272,8 @@ class Admissions:
 
     def why_never(self, group: SequenceGroup) -> str:
         """Say which rule of `can_ever_admit` the group breaks, with the numbers."""
+        if group.grammar is not None and (why := self._why_not_followed(group, group.grammar)):
+            return why
         if self.must_not_go_on(group):
             return (
                 f"{group.provenance.spans[-1].numerics.described} computed its tokens so far, this one is "
@@ -272,6 +312,8 @@ class Admissions:
             group.has_run = True
             group.first_scheduled_at_s = plan.now_s
             group.num_cached_tokens = len(allocation.sequences[0].found) * self._blocks.block_size
+        if group.grammar is not None:
+            group.matcher_id = self._limits.matcher_id
         group.provenance.go_on(self._numerics, group.progress)
         plan.note(group, EventKind.ADMITTED, len(allocation.sequences[0].found) * self._blocks.block_size)
         if group.beam_search is not None:

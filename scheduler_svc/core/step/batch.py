@@ -33,6 +33,7 @@ from octavo_shared.step_wire.step import NO_LOGPROBS, BoolArray, Int32Array, nex
 from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.step.grammar_slots import GrammarSlots
 from scheduler_svc.core.stopping import StopChecker
 from scheduler_svc.core.waiting.policy import Policy
 
@@ -52,13 +53,18 @@ class Batch:
         vacated_slots, is_vacated: Slots without a sequence that the next step releases, as a list and as a column.
         shares_last_block: Slots whose last, partial block may be shared, since they were forked.
         wants_logprobs: Slots whose tokens must come with their log-probability.
+        grammar_slots: Those of the executor.
         num_claimed_slots: Free slots that running groups have a claim to: their sequences will fork into them.
         solo: The running group that joined last of those that run alone; None: none does.
     """
 
     def __init__(self, limits: CoreLimits, blocks: BlockManager, policy: Policy) -> None:
         num_slots = limits.max_num_seqs
-        self.table = BatchTable(num_slots, limits.max_model_len, limits.block_size, limits.num_blocks)
+        num_grammar_slots = limits.num_grammar_slots
+        self.table = BatchTable(
+            num_slots, limits.max_model_len, limits.block_size, limits.num_blocks, num_grammar_slots
+        )
+        self.grammar_slots = GrammarSlots(num_grammar_slots)
         self.blocks = blocks
         self.stop_checker = StopChecker(num_slots, limits.max_model_len, limits.eos_token_ids)
         self.running: list[SequenceGroup] = []
@@ -173,12 +179,16 @@ class Batch:
         self._tenant_of_slot[slot] = self._tenant_numbers[group.tenant]
         if group.sampling.num_logprobs != NO_LOGPROBS and group.beams is None:
             self.wants_logprobs[slot] = True
+        if group.grammar is not None:
+            self.grammar_slots.follow(group.grammar)
         return slot
 
     def vacate(self, sequence: Sequence) -> None:
         """Take a sequence out of its slot; its blocks are the caller's business. The next step releases the slot."""
-        slot = sequence.slot
+        slot, grammar = sequence.slot, sequence.group.grammar
         self._claim(sequence.group, 1)
+        if grammar is not None:
+            self.grammar_slots.leave(grammar)
         self.is_decoding[slot] = False
         self.shares_last_block.discard(slot)
         self.wants_logprobs[slot] = False

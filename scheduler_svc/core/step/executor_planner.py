@@ -40,6 +40,8 @@ Invariants, asserted by `integrity.py` and tested after every step:
  7. A block that somebody writes into has one reference; those that a lead computes for its siblings are
     not read before they are full.
  8. A registered block holds what its hash says, in all tokens; only full blocks are registered.
+ 9. The grammar of a running sequence is in the slot that its admission named; a slot that somebody follows is
+    not dropped.
 
 Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `block_appender.py`, `prefills.py`,
 `results.py`, `block_manager.py`, then `octavo_shared/step_wire/batch_table.py`.

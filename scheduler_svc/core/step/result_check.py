@@ -14,6 +14,10 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.step.batch import Batch
 from scheduler_svc.core.step.step_plan import StepInFlight
 
+# 0: the row has a token.
+_FLAGS = (0, RowFlag.NOT_FINITE)
+_FLAGS_OF_GRAMMARS = (0, *RowFlag)
+
 
 def check_result(result: StepResult, sent: StepInFlight, batch: Batch, limits: CoreLimits) -> None:
     """Accept a result of the oldest step in flight.
@@ -35,7 +39,7 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, limits: C
     if len(token_ids) != num_rows:
         raise ExecutorFaultError(f"step {result.step_id} has {len(token_ids)} sampled tokens for {num_rows} rows")
     if result.row_flags is not None:
-        _check_flags(result.row_flags, num_rows, result.step_id, flags_rows=limits.flags_rows)
+        _check_flags(result.row_flags, num_rows, result.step_id, limits)
     if layout.num_candidates is not None:
         _check_candidates(result, layout.num_candidates, vocab_size)
         token_ids = token_ids[layout.num_candidates == 0]
@@ -65,10 +69,10 @@ def _refuse_what_nobody_asked_for(result: StepResult, layout: StepLayout) -> Non
             raise ExecutorFaultError(f"step {result.step_id} has {len(found)} {what}, but none were requested")
 
 
-def _check_flags(flags: RowFlags, num_rows: int, step_id: int, *, flags_rows: bool) -> None:
-    if not flags_rows or len(flags) != num_rows:
+def _check_flags(flags: RowFlags, num_rows: int, step_id: int, limits: CoreLimits) -> None:
+    if not limits.flags_rows or len(flags) != num_rows:
         raise ExecutorFaultError(f"step {step_id} has {len(flags)} row flags for {num_rows} rows")
-    unknown = flags[(flags != 0) & (flags != RowFlag.NOT_FINITE)]
+    unknown = flags[~np.isin(flags, _FLAGS_OF_GRAMMARS if limits.num_grammar_slots else _FLAGS)]
     if len(unknown):
         raise ExecutorFaultError(f"step {step_id} has the row flag {unknown[0]}, which was not negotiated")
 

@@ -11,9 +11,9 @@ from itertools import count
 import numpy as np
 
 from octavo_shared.step_wire.batch_table import StepLayout
-from octavo_shared.step_wire.step import BoolArray, StepResult
+from octavo_shared.step_wire.step import BoolArray, RowFlag, RowFlags, StepResult
 from scheduler_svc.core.beam_search import Candidates
-from scheduler_svc.core.group_event import GroupFailure
+from scheduler_svc.core.group_event import FlaggedGroup
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmittedGroups
 from scheduler_svc.core.step.preemption import PreemptedGroups
@@ -39,7 +39,7 @@ class StepUpdates:
     `advanced_searches` are groups whose beams got their next tokens, `finished_searches` those whose
     search is over; `SequenceGroup.beams` has the hypotheses. `alternatives` maps an index of the lists to
     the likeliest tokens in that place, where they were asked for. `prompt_logprobs` come before all tokens.
-    `failures`: groups whose logits are not finite, and where. They have ended, or wait elsewhere and are to be ended.
+    `failures`: groups that have a row with a flag, and where. They have ended, or wait elsewhere and are to be ended.
     `num_void_rows`: rows of sequences that had ended or lost their beam when the result came.
     """
 
@@ -51,7 +51,7 @@ class StepUpdates:
     finished_searches: list[SequenceGroup] = field(default_factory=list)
     alternatives: dict[int, Alternatives] = field(default_factory=dict)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-    failures: list[GroupFailure] = field(default_factory=list)
+    failures: list[FlaggedGroup] = field(default_factory=list)
     num_void_rows: int = 0
 
     @property
@@ -81,7 +81,8 @@ class Results:
         prompt_logprobs, failures = _take_prompt_logprobs(sent, result)
         for failure in failures:
             self._end(failure.group)
-        is_flagged = None if result.row_flags is None else result.row_flags != 0
+        flags = result.row_flags
+        is_flagged = None if flags is None else flags != 0
         is_current = self._current_rows(sent)
         self._acknowledge(layout, is_current)
         if is_current is None:
@@ -90,8 +91,8 @@ class Results:
         else:
             current = batch.table.record(layout, result.sampled_token_ids)
             current &= ~batch.is_vacated[layout.sample_slots]
-        if is_flagged is not None:
-            failures += self._failures(layout, current, is_flagged)
+        if flags is not None:
+            failures += self._failures(layout, current, flags)
         updates = self._collect_updates(layout, result, current, is_flagged)
         updates.prompt_logprobs, updates.failures = prompt_logprobs, failures
         if layout.num_candidates is not None:
@@ -100,10 +101,10 @@ class Results:
             self._end(failure.group)
         return updates
 
-    def _failures(self, layout: StepLayout, current: BoolArray | None, is_flagged: BoolArray) -> list[GroupFailure]:
+    def _failures(self, layout: StepLayout, current: BoolArray | None, flags: RowFlags) -> list[FlaggedGroup]:
         """Return the groups that have rows with a flag, each once; the rows of others are void."""
-        failed: dict[SequenceGroup, GroupFailure] = {}
-        for row in is_flagged.nonzero()[0].tolist():
+        failed: dict[SequenceGroup, FlaggedGroup] = {}
+        for row in flags.nonzero()[0].tolist():
             slot, generation = int(layout.sample_slots[row]), int(layout.sample_generations[row])
             if current is None or current[row]:
                 sequence: Sequence | None = self._batch.sequence_in_slot[slot]
@@ -113,7 +114,9 @@ class Results:
                 group = sequence.group
                 token = int(layout.sample_positions[row]) - group.num_prompt_tokens
                 what = "a beam" if group.beams is not None else f"output {sequence.index}"
-                failed[group] = GroupFailure(group, f"{what} are not finite at token {token}")
+                flag = RowFlag(flags[row])
+                where = f"{what} are not finite" if flag is RowFlag.NOT_FINITE else what
+                failed[group] = FlaggedGroup(group, flag, f"{where} at token {token}")
         return list(failed.values())
 
     def _end(self, group: SequenceGroup) -> None:
@@ -247,7 +250,7 @@ def _alternatives_of(
     return found
 
 
-def _take_prompt_logprobs(sent: StepInFlight, result: StepResult) -> tuple[list[PromptLogprobs], list[GroupFailure]]:
+def _take_prompt_logprobs(sent: StepInFlight, result: StepResult) -> tuple[list[PromptLogprobs], list[FlaggedGroup]]:
     """Return what of the prompts' log-probabilities is new, and count it; and the groups that have one of NaN.
 
     They depend on the prompt alone, so that they are good whatever became of the slot since. What was
@@ -268,7 +271,7 @@ def _take_prompt_logprobs(sent: StepInFlight, result: StepResult) -> tuple[list[
         logprobs = result.prompt_logprobs[span]
         if np.isnan(logprobs).any():
             token = num_known + 1 + int(np.isnan(logprobs).argmax())
-            failures.append(GroupFailure(group, f"the prompt are not finite at token {token}"))
+            failures.append(FlaggedGroup(group, RowFlag.NOT_FINITE, f"the prompt are not finite at token {token}"))
             continue
         alternatives = Alternatives([], [])
         if width and result.prompt_alternative_token_ids is not None and result.prompt_alternative_logprobs is not None:

@@ -8,6 +8,7 @@ from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.step import (
     Admission,
     Fork,
+    GrammarLoad,
     Int32Array,
     Step,
     TableDelta,
@@ -42,6 +43,8 @@ class StepPlan:
     events: list[GroupEvent] = field(default_factory=list)
     failures: list[GroupFailure] = field(default_factory=list)
     has_held_back: bool = False
+    grammar_drops: list[int] = field(default_factory=list)
+    grammar_loads: list[GrammarLoad] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     beam_forks: list[Fork] = field(default_factory=list)
@@ -84,6 +87,8 @@ class StepPlan:
             appended_blocks = np.concatenate((appended_blocks, pairs(*self.appended_blocks_of_chunks)))
         delta = TableDelta(
             released_slots=self.released_slots,
+            grammar_drops=tuple(self.grammar_drops),
+            grammar_loads=tuple(self.grammar_loads),
             admissions=tuple(self.admissions),
             beam_forks=tuple(self.beam_forks),
             appended_tokens=_pairs(self.appended_tokens),

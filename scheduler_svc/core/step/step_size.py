@@ -4,6 +4,7 @@ Pure, and as fast as a few additions: the scheduler asks while it decides. `test
 the bounds with real messages; a field of the proto that is not counted here fails there.
 """
 
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import BLOCK_NAME_BYTES, Admission, Step
 from octavo_shared.step_wire.token_rules import NO_TOKEN, TokenRules
 
@@ -19,8 +20,8 @@ _SAMPLING = _HEADER + _FLOATS * 5 + 9 + _NUMBERS * _FIELD
 
 FORK_BYTES = _HEADER + 3 * _FIELD + _SAMPLING
 
-# Slot, generation, two counts of tokens, alternatives of the prompt; tokens, blocks; sampling; the salt.
-_ADMISSION = _HEADER + 5 * _FIELD + 2 * _HEADER + _SAMPLING + 9
+# Slot, generation, two counts of tokens, alternatives of the prompt, grammar slot; tokens, blocks; sampling; the salt.
+_ADMISSION = _HEADER + 6 * _FIELD + 2 * _HEADER + _SAMPLING + 9
 
 # Of `00-<32 hexadecimal digits>-<16>-01`, with room for a later version of W3C Trace Context.
 MAX_TRACEPARENT_BYTES = 256
@@ -28,6 +29,9 @@ MAX_TRACEPARENT_BYTES = 256
 # Epoch, step id, digest and feature bits, the headers of all lists, and what is around a step on the stream.
 _STEP = 2 * 11 + 11 + 12 + 20 * (_HEADER + 1)
 
+
+# Of the load of a grammar but its body: slot and digest; and of the drop of the one before.
+GRAMMAR_LOAD_BYTES = 1 + _HEADER + _FIELD + 2 + 32 + _HEADER + _NUMBER
 
 # Of a registered block and its name.
 BYTES_OF_A_NAME = _NUMBER + BLOCK_NAME_BYTES
@@ -56,8 +60,13 @@ def admission_bytes(num_tokens: int, num_blocks: int, num_rules_bytes: int = 0) 
     return _ADMISSION + 4 * num_tokens + _NUMBER * num_blocks + num_rules_bytes + MAX_TRACEPARENT_BYTES
 
 
+def grammar_bytes(grammar: Grammar) -> int:
+    """Return a bound of the size of the load of a grammar."""
+    return GRAMMAR_LOAD_BYTES + len(grammar.body)
+
+
 def other_bytes(*, num_slots: int, num_block_appends: int, num_block_moves: int) -> int:
-    """Return a bound of the size of everything in a step but its admissions.
+    """Return a bound of the size of everything in a step but its admissions and their grammars.
 
     Args:
         num_slots: Of the batch table: each may be released, deactivated, activated, forked twice, have a block
@@ -89,7 +98,9 @@ def step_bytes(step: Step) -> int:
     num_forks = len(delta.forks) + len(delta.beam_forks)
     admissions = sum(_bytes_of(admission) for admission in delta.admissions)
     names = BYTES_OF_A_NAME * len(step.registered_blocks)
-    return _STEP + _NUMBER * sum(numbers.size for numbers in lists) + FORK_BYTES * num_forks + admissions + names
+    grammars = _NUMBER * len(delta.grammar_drops) + sum(grammar_bytes(load.grammar) for load in delta.grammar_loads)
+    numbers = _NUMBER * sum(numbers.size for numbers in lists)
+    return _STEP + numbers + FORK_BYTES * num_forks + admissions + grammars + names
 
 
 def _bytes_of(admission: Admission) -> int:

@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo_shared.errors import NoExecutorError, RequestAbortedError, UnavailableError
+from octavo_shared.errors import InvalidFieldError, NoExecutorError, RequestAbortedError, UnavailableError
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.access.identity import current_identity, private_deployment
@@ -26,10 +27,11 @@ from scheduler_svc.front.api.running_checks import RunningChecks
 from scheduler_svc.front.api.text_validation import refuse_text
 from scheduler_svc.front.api.token_rule_validation import tokenize_words
 from scheduler_svc.front.api.tokenization import Tokenization, tokenize_prompt
-from scheduler_svc.front.api_meter import ApiMeter
 from scheduler_svc.front.delta_pace import DeltaPace
+from scheduler_svc.front.grammars.grammar_checks import GrammarChecks
+from scheduler_svc.front.grammars.parts import AskedGrammar, message_part, whole
 from scheduler_svc.front.response import Response
-from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
+from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel, check_model
 from scheduler_svc.front.text.text_threads import TextThreads
 from scheduler_svc.request.engine_client import EngineClient
 from scheduler_svc.request.served_model import ServedModel
@@ -40,23 +42,28 @@ if TYPE_CHECKING:  # imports opentelemetry
 # Returns what a call says of its trace: keys in small letters, and values; asked only if requests are traced.
 Metadata: TypeAlias = Callable[[], Iterable[tuple[str, str | bytes]] | None]
 
+# Returns the grammar of a request's outputs, given its prompt; for APIs that say it otherwise than the native one.
+GrammarMaker: TypeAlias = Callable[[Sequence[int] | Int32Array], AskedGrammar]
+
 # For people who ask what became of a request; nobody is there any more to be told it.
 CLIENT_LEFT = "the client cancelled the call or disconnected"
 
 
 class Generation:
-    """Runs requests on one engine.
+    """Runs the requests for one model.
 
     Args:
         engine: Computes them.
         tokenizer: That of the served model.
         settings: The front's part of the configuration.
         tracer: Makes the spans of requests; None: nothing does.
+        grammars: Checks their grammars; None: in a process of its own.
+        pace: Of the streams of all models of the front; None: one of its own.
 
     Attributes:
         pace: Of all streams; somebody has to run its `watch`.
         text_threads: Where requests with text are checked.
-        meter: Counts requests; whoever speaks a protocol tells it of each.
+        grammars: As above.
     """
 
     def __init__(
@@ -65,16 +72,18 @@ class Generation:
         tokenizer: ModelTokenizer,
         settings: FrontSettings,
         tracer: "RequestTracer | None" = None,
+        grammars: GrammarChecks | None = None,
+        pace: DeltaPace | None = None,
     ) -> None:
         self.engine = engine
         self.settings = settings
         self.text_threads = TextThreads()
-        self.meter = ApiMeter()
+        self.grammars = grammars or GrammarChecks()
         self.tokenization = Tokenization(self.served, self.text_threads)
         self._tokenizer = tokenizer
         self._tracer = tracer
         self._checks = RunningChecks()
-        self.pace = DeltaPace()
+        self.pace = pace or DeltaPace()
 
     @property
     def model(self) -> TextModel | None:
@@ -107,6 +116,7 @@ class Generation:
         why_left: Callable[[], str] = lambda: CLIENT_LEFT,
         *,
         time_left_s: float | None = None,
+        make_grammar: GrammarMaker | None = None,
     ) -> AsyncIterator[Response]:
         """Check and submit a request, and give its response; a request that is left before its end is aborted.
 
@@ -115,10 +125,11 @@ class Generation:
             metadata: Of the call.
             why_left: Asked why the caller left, if it did.
             time_left_s: See `accept`.
+            make_grammar: See `accept`.
 
         Raises: OctavoServiceError: it is refused.
         """
-        accepted = await self.accept(request, metadata, time_left_s=time_left_s)
+        accepted = await self.accept(request, metadata, time_left_s=time_left_s, make_grammar=make_grammar)
         try:
             yield accepted.response
         finally:
@@ -132,6 +143,7 @@ class Generation:
         returns_text: bool = True,
         listener: Callable[[], None] | None = None,
         time_left_s: float | None = None,
+        make_grammar: GrammarMaker | None = None,
     ) -> "AcceptedRequest":
         """Check and submit a request; the caller closes it.
 
@@ -141,6 +153,7 @@ class Generation:
             returns_text: Whether the answer is to have text.
             listener: See `Response`.
             time_left_s: How long the caller still waits for the answer; None: for as long as it takes.
+            make_grammar: Makes the grammar of the outputs; None: the request has it, or none.
 
         Raises: OctavoServiceError: it is refused.
         """
@@ -152,9 +165,13 @@ class Generation:
             new_id = "" if request.HasField("continuation") else request.request_id
             with self.engine.checking(new_id, request.tenant) as served, self._checks.running(request):
                 model = self._tokenizer.model(served)
+                if request.model:
+                    check_model(request.model, model)
                 run = self.text_threads.run if has_text(request) else asyncio.to_thread
-                valid = await run(check_request, request, model, self.settings)
+                valid = await run(check_request, request, model, self.settings, make_grammar)
                 check_weights(request.continuation, served)
+                if valid.grammar is not None:
+                    await self.grammars.check(valid.grammar, model)
             deadline_s = None if time_left_s is None else received_at_s + time_left_s
             asked = replace(valid.engine, received_at_s=received_at_s, deadline_s=deadline_s)
             if trace is not None:
@@ -205,7 +222,12 @@ def has_text(request: pb.GenerateRequest) -> bool:
     return request.WhichOneof("prompt") != "token_ids" or bool(request.sampling_params.banned_words)
 
 
-def check_request(request: pb.GenerateRequest, model: TextModel, settings: FrontSettings) -> ValidRequest:
+def check_request(
+    request: pb.GenerateRequest,
+    model: TextModel,
+    settings: FrontSettings,
+    make_grammar: GrammarMaker | None = None,
+) -> ValidRequest:
     """Return the request in the service's own values; for a thread, as it may take long.
 
     Raises: InvalidFieldError: the first wrong field.
@@ -215,10 +237,21 @@ def check_request(request: pb.GenerateRequest, model: TextModel, settings: Front
     limits = accepted_limits(request, served)
     prompt_token_ids, banned_words = tokenize(request, model, limits)
     valid = validate_request(request, prompt_token_ids, limits, model.tokenizer, banned_words)
+    if make_grammar is not None or request.sampling_params.HasField("grammar"):
+        asked = (make_grammar or partial(own_grammar, request))(prompt_token_ids)
+        valid = replace(valid, engine=replace(valid.engine, grammar=asked.grammar), grammar=asked)
+        if valid.engine.beam_search is not None:
+            raise InvalidFieldError(asked.field, "set", "unset with beam_width: beams follow no grammar")
     num_tokens = len(prompt_token_ids) + valid.answer_options.max_output_tokens
     if num_tokens <= served.max_len:
         return valid
     return replace(valid, answer_options=replace(valid.answer_options, waits_for_larger_executor=True))
+
+
+def own_grammar(request: pb.GenerateRequest, prompt_token_ids: Sequence[int] | Int32Array) -> AskedGrammar:
+    """Return the grammar that is in a request. Raises InvalidFieldError: it is refused."""
+    del prompt_token_ids  # whatever the prompt is
+    return whole(message_part(request.sampling_params.grammar, "sampling_params.grammar"))
 
 
 def check_weights(continuation: pb.Continuation, served: ServedModel) -> None:

@@ -15,6 +15,7 @@ from octavo_shared.step_wire.token_rules import (
 from scheduler_svc.front.api.message_scan import CountLimit, peek
 from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
 from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, MAX_STOP_STRINGS
+from scheduler_svc.front.grammars.parts import MAX_CHOICES
 
 # Where a continuation says the length that the request was accepted for, behind its outputs.
 _MAX_MODEL_LEN = (pb.GenerateRequest.CONTINUATION_FIELD_NUMBER, pb.Continuation.MAX_MODEL_LEN_FIELD_NUMBER)
@@ -44,6 +45,7 @@ def generate_request_limits(limits: RequestLimits, content: bytes = b"") -> dict
         "token_ids.ids": prompt_limit(limits),
         "messages.messages": CountLimit(MAX_CHAT_MESSAGES, "messages long", "messages"),
         "sampling_params.stop": CountLimit(MAX_STOP_STRINGS, "strings"),
+        "sampling_params.grammar.choice.choices": CountLimit(MAX_CHOICES, "texts long"),
         "sampling_params.stop_token_ids": CountLimit(MAX_STOP_TOKEN_IDS, "ids long"),
         "sampling_params.logit_bias": CountLimit(MAX_BIASED_TOKENS, "ids long"),
         "sampling_params.banned_words": CountLimit(MAX_BANNED_WORDS, "words"),

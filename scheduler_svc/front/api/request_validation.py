@@ -31,6 +31,7 @@ from scheduler_svc.front.api.token_rule_validation import (
     token_rules,
 )
 from scheduler_svc.front.continued import ContinuedAnswer
+from scheduler_svc.front.grammars.parts import AskedGrammar
 from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.front.text.tokenizer import Tokenizer
@@ -45,11 +46,12 @@ MAX_DELTA_INTERVAL_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """A checked request: what the engine computes, and what the client gets of it."""
+    """A checked request: what the engine computes, what the client gets of it, and its grammar, not compiled yet."""
 
     engine: EngineRequest
     answer_options: AnswerOptions
     continued: ContinuedAnswer | None = None
+    grammar: AskedGrammar | None = None
 
 
 def validate_request(
@@ -128,10 +130,7 @@ def check_request_fields(request: generation_service_pb2.GenerateRequest) -> Non
     if request.WhichOneof("prompt") is None:
         raise InvalidFieldError("prompt", "absent", "one of text, token_ids and messages")
     require_delta_interval(request.min_delta_interval_ms)
-    unsupported = "unset: this release does not support it"
-    require(not request.lora_adapter, "lora_adapter", request.lora_adapter, unsupported)
-    params = request.sampling_params
-    require_param(not params.HasField("grammar"), "grammar", "set", unsupported)
+    require(not request.lora_adapter, "lora_adapter", request.lora_adapter, "unset: this release does not support it")
 
 
 def require_delta_interval(interval_ms: int) -> None:
@@ -170,7 +169,7 @@ def stop_conditions(params: generation_pb2.SamplingParams, vocab_size: int) -> S
     return StopConditions(
         max_tokens=None if max_tokens is None else min(int(max_tokens), INT32_MAX // 2),
         stop_token_ids=frozenset(params.stop_token_ids),
-        ignore_eos=params.ignore_eos,
+        ignore_eos=params.ignore_eos and not params.HasField("grammar"),  # whose end ends the output
     )
 
 

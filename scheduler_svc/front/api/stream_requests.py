@@ -30,8 +30,9 @@ from octavo_shared.errors import (
 from octavo_shared.process.events import Event
 from octavo_shared.process.turns import in_turns
 from octavo_shared.step_wire.message_bytes import decode
-from scheduler_svc.front.api.generation import Generation, Metadata
+from scheduler_svc.front.api.generation import Metadata
 from scheduler_svc.front.api.message_scan import MessageScan, cut
+from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.stream_batch import StreamBatch
 from scheduler_svc.front.api.streamed_request import StreamedRequest
@@ -68,7 +69,7 @@ class StreamRequestsCall:
     """Runs the requests of one call.
 
     Args:
-        generation: Runs them.
+        models: What runs them.
         read: Returns the request in a body.
         metadata: Of the call.
         time_left_s: Returns how long the caller still waits; None: for as long as it takes.
@@ -76,12 +77,12 @@ class StreamRequestsCall:
 
     def __init__(
         self,
-        generation: Generation,
+        models: Models,
         read: ReadRequest,
         metadata: Metadata,
         time_left_s: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self._generation = generation
+        self._models = models
         self._read = read
         self._metadata = metadata
         self._time_left_s = time_left_s
@@ -167,7 +168,7 @@ class StreamRequestsCall:
         if len(self._requests) >= MAX_UNTAKEN_REQUESTS:
             raise TooManyUntakenError(MAX_UNTAKEN_REQUESTS)
         self._last_number = message.number
-        counted = self._generation.meter.request("stream_requests")
+        counted = self._models.meter.request("stream_requests")
         request = StreamedRequest(
             message.number, body, includes_text=message.include_text, tell=self._announced, counted=counted
         )
@@ -209,7 +210,7 @@ class StreamRequestsCall:
         if not request.is_aborted:
             request.asked = asked = await self._read(body)
             request.counted.tenant = asked.tenant
-            request.accepted = await self._generation.accept(
+            request.accepted = await self._models.choose(asked.model).accept(
                 asked,
                 self._metadata,
                 returns_text=request.includes_text,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -45,7 +46,7 @@ class Chat:
     def __init__(self, answering: Answering, tool_call_parser: str, reasoning_parser: str) -> None:
         self._answering = answering
         self._parsers = tool_call_parser, reasoning_parser
-        self._format: ChatFormat | None = None
+        self._formats: dict[str, ChatFormat] = {}  # of the last tokenizer of each model
 
     async def answer(self, call: Call) -> web.StreamResponse:
         """Answer one request."""
@@ -57,6 +58,7 @@ class Chat:
             rule = "unset: this server was started with --tool-call-parser none, so it cannot parse tool calls"
             raise InvalidFieldError("tools", "set", rule)
         outputs = ChatOutputs(fields, asked, model, self._chat_format(model))
+        asked = replace(asked, make_grammar=outputs.make_grammar)
         identifier = answer_id("chatcmpl", call, fields)
         shows_ids = bool(fields.return_tokens_as_token_ids)
         tokens = TokenLogprobs(self._answering.token_texts(model), shows_ids=shows_ids)
@@ -79,10 +81,10 @@ class Chat:
         return call.answer_bytes(body)
 
     def _chat_format(self, model: TextModel) -> ChatFormat:
-        """Return how a model writes; that of the last one is kept."""
-        if self._format is None or self._format.tokenizer is not model.tokenizer:
-            self._format = ChatFormat.of(model.tokenizer, *self._parsers)
-        return self._format
+        """Return how a model writes; it is kept."""
+        if (known := self._formats.get(model.name)) is None or known.tokenizer is not model.tokenizer:
+            known = self._formats[model.name] = ChatFormat.of(model.tokenizer, *self._parsers)
+        return known
 
 
 def _answer_body(

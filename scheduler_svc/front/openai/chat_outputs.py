@@ -2,8 +2,11 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from scheduler_svc.front.api.generation import GrammarMaker
+from scheduler_svc.front.grammars.chat_grammar import chat_grammar, check_chat_grammar
 from scheduler_svc.front.openai.answering import finish_reason
 from scheduler_svc.front.openai.fields import ChatFields
 from scheduler_svc.front.openai.requests import Asked
@@ -38,7 +41,9 @@ class ChatOutputs:
     def __init__(self, fields: ChatFields, asked: Asked, model: TextModel, chat_format: ChatFormat) -> None:
         self._tools: RequestedTools | None = check_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
         chat_format.check_tools(self._tools)
+        check_chat_grammar(chat_format, self._tools)
         self._format = chat_format
+        self._part = asked.part
         self.tells_reasoning = fields.include_reasoning is not False
         self._end_token_ids: set[int] = set()
         self._skips_special_tokens = hides_special = fields.skip_special_tokens is not False
@@ -49,6 +54,13 @@ class ChatOutputs:
         if fields.skip_special_tokens is not False and chat_format.needs_special_tokens(self._tools):
             request.sampling_params.skip_special_tokens = self._skips_special_tokens = False
             self._end_token_ids = {*model.info.eos_token_ids, *(fields.stop_token_ids or ())}
+
+    @property
+    def make_grammar(self) -> GrammarMaker | None:
+        """What makes the grammar of the outputs; None: nothing holds them."""
+        if self._part is None and (self._tools is None or self._tools.holds is None):
+            return None
+        return partial(chat_grammar, self._format, self._tools, self._part)
 
     @property
     def are_plain(self) -> bool:

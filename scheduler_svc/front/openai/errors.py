@@ -12,6 +12,7 @@ from pydantic_core import to_json
 
 from octavo_shared.errors import (
     CacheTooSmallError,
+    GrammarNotFollowedError,
     InvalidFieldError,
     NotFiniteError,
     OctavoServiceError,
@@ -24,12 +25,22 @@ from octavo_shared.errors import (
 from octavo_shared.grpc.grpc_status import status_code
 from scheduler_svc.front.api.request_limits import PromptTooLongError
 from scheduler_svc.front.refusals import INTERNAL, refusal_reason
+from scheduler_svc.front.text.text_model import UnknownModelError
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 
 # Clients of OpenAI send a request again by themselves after 408, 409, 429 and 5xx, unless this header says no.
 _NO_RETRY = MappingProxyType({"x-should-retry": "false"})
+
+# They would end the same way again.
+_NOT_TO_BE_SENT_AGAIN = (
+    RequestAbortedError,
+    RequestExistsError,
+    NotFiniteError,
+    GrammarNotFollowedError,
+    TokenizerFailedError,
+)
 
 # Of an answer behind which no request can be read.
 CLOSE = MappingProxyType({"Connection": "close"})
@@ -115,6 +126,8 @@ def api_error(
         return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, _SERVER, headers=_NO_RETRY)
     status = _STATUSES.get(status_code(error), HTTPStatus.INTERNAL_SERVER_ERROR)
     answer = ApiError(status, str(error), _INVALID if status < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER)
+    if isinstance(error, UnknownModelError):
+        return replace(answer, status=HTTPStatus.NOT_FOUND, param="model", code="model_not_found")
     if isinstance(error, InvalidFieldError):
         param = openai_name(error.field, names)
         if isinstance(error, PromptTooLongError):
@@ -129,7 +142,7 @@ def api_error(
         return replace(answer, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
     if isinstance(error, CacheTooSmallError):  # however often it is sent
         return replace(answer, status=HTTPStatus.BAD_REQUEST, code="context_length_exceeded")
-    if isinstance(error, RequestAbortedError | RequestExistsError | NotFiniteError | TokenizerFailedError):
+    if isinstance(error, _NOT_TO_BE_SENT_AGAIN):
         return replace(answer, param="request_id" if isinstance(error, RequestExistsError) else None, headers=_NO_RETRY)
     if status == HTTPStatus.UNAUTHORIZED:
         return replace(answer, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

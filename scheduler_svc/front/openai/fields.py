@@ -108,7 +108,21 @@ class SamplingFields(RequestFields):
     stream_options: StreamOptions | None = Field(
         None, description="`include_usage`, `continuous_usage_stats`; `include_obfuscation` must be false."
     )
+    response_format: Any = Field(
+        None,
+        description=(
+            "What the answer looks like: `text`, `json_object`, or `json_schema`. A schema holds with `strict` true; "
+            "otherwise a chat asks for it in the last message of the user, and a completion is refused."
+        ),
+    )
     # vLLM's
+    structured_outputs: Any = Field(
+        None, description="One of `json`, `regex`, `choice`, `grammar` (Lark), `json_object`: the output follows it."
+    )
+    guided_json: Any = Field(None, description="Older name of `structured_outputs.json`.")
+    guided_regex: Any = Field(None, description="Older name of `structured_outputs.regex`.")
+    guided_choice: Any = Field(None, description="Older name of `structured_outputs.choice`.")
+    guided_grammar: Any = Field(None, description="Older name of `structured_outputs.grammar`.")
     top_k: int | None = Field(None, description="Sample from this many of the most likely tokens; 0 or -1: all.")
     min_p: float | None = Field(None, description="Drop tokens less likely than this fraction of the most likely one.")
     typical_p: float | None = Field(None, description="Typical sampling, up to this probability.")
@@ -174,8 +188,10 @@ class ChatFields(SamplingFields, TemplateFields):
     include_reasoning: bool | None = Field(
         None, description="Whether the answer includes the model's reasoning (vLLM's field). Default: true."
     )
-    tool_choice: Any = Field(None, description="auto or none; none: the model gets no tools. Calls cannot be forced.")
-    parallel_tool_calls: bool | None = Field(None, description="Must be true: parallel tool calls cannot be disabled.")
+    tool_choice: Any = Field(
+        None, description="auto, none (the model gets no tools), required, or the function that is called."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="False: the answer has one call at most.")
 
 
 class TokenizeFields(RequestFields, TemplateFields):

@@ -22,7 +22,6 @@ class FieldRule:
 
 
 _LABEL = "a label for the operator; Octavo ignores it"
-_NO_GRAMMARS = "structured output is not supported"
 _TEXT_ONLY = "the model handles text only"
 _ONE_MODEL = "there are no service tiers"
 
@@ -45,7 +44,6 @@ REFUSED: Mapping[str, FieldRule] = {
     "prediction": FieldRule((), "predicted outputs are not supported"),
     "reasoning_effort": FieldRule((), "set the chat template's own variables with `chat_template_kwargs`"),
     "verbosity": FieldRule((), "ask for it in the prompt"),
-    "response_format": FieldRule(({"type": "text"},), _NO_GRAMMARS),
     "service_tier": FieldRule(("auto", "default"), _ONE_MODEL),
     "store": FieldRule((False,), "nothing is stored"),
     "web_search_options": FieldRule((), "web search is not supported"),
@@ -58,13 +56,8 @@ REFUSED: Mapping[str, FieldRule] = {
     "logits_processors": FieldRule(([],), "templates from clients are never run"),
     "prompt_embeds": FieldRule((), "prompts are token ids"),
     "mm_processor_kwargs": FieldRule(({},), _TEXT_ONLY),
-    "structured_outputs": FieldRule(({},), _NO_GRAMMARS),
-    "guided_json": FieldRule((), _NO_GRAMMARS),
-    "guided_regex": FieldRule((), _NO_GRAMMARS),
-    "guided_choice": FieldRule((), _NO_GRAMMARS),
-    "guided_grammar": FieldRule((), _NO_GRAMMARS),
-    "guided_decoding_backend": FieldRule((), _NO_GRAMMARS),
-    "guided_whitespace_pattern": FieldRule((), _NO_GRAMMARS),
+    "guided_decoding_backend": FieldRule(("auto", "guidance"), "grammars are held by llguidance"),
+    "guided_whitespace_pattern": FieldRule((), "white space is bounded by the server"),
     "kv_transfer_params": FieldRule(({},), "KV blocks are not transferred between executors"),
     "vllm_xargs": FieldRule(({},), "plug-ins are not supported"),
     "lora_path": FieldRule((), "adapters are not supported; merge them into the model"),

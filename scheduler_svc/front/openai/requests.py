@@ -9,11 +9,14 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.values.sampling_parameters import INT32_MAX, UINT32_MAX
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.step_wire.token_rules import MAX_BIASED_TOKENS
+from scheduler_svc.front.api.generation import GrammarMaker
 from scheduler_svc.front.api.group_validation import priority_rule
 from scheduler_svc.front.api.request_limits import RequestLimits, unknown_token
 from scheduler_svc.front.api.request_validation import require_delta_interval
+from scheduler_svc.front.grammars.parts import AskedGrammar, Part, whole
 from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, SamplingFields
 from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
+from scheduler_svc.front.openai.structured import add_advice, advised_schema, asked_part
 from scheduler_svc.front.openai.unknown_fields import in_place_of
 from scheduler_svc.front.text.json_text import shown_json
 
@@ -60,6 +63,8 @@ class Asked:
         num_alternatives: How many there are for each token; None: no log-probabilities were asked for.
         names: OpenAI's names of the fields that the native API calls otherwise.
         numbers: The sampling parameters as they were sent, by the native name.
+        part: What each answer follows; None: nothing holds it.
+        make_grammar: Makes the grammar of the outputs from the prompt; None: they have none.
     """
 
     requests: Sequence[pb.GenerateRequest]
@@ -67,6 +72,8 @@ class Asked:
     num_alternatives: int | None
     names: Mapping[str, str]
     numbers: Mapping[str, float]
+    part: Part | None = None
+    make_grammar: GrammarMaker | None = None
 
 
 def asked_completion(fields: CompletionFields, limits: RequestLimits) -> Asked:
@@ -93,7 +100,12 @@ def asked_completion(fields: CompletionFields, limits: RequestLimits) -> Asked:
         else:
             extend_ids(request.token_ids.ids, "prompt", prompt, limits)
         requests.append(request)
-    return Asked(requests, num_copies, fields.logprobs, names, numbers.sent)
+    part = asked_part(fields)
+    if advised_schema(fields):
+        rule = "true: a completion has no instructions that could ask for the schema"
+        raise InvalidFieldError("response_format.json_schema.strict", "false", rule)
+    make_grammar = None if part is None else _always(whole(part))
+    return Asked(requests, num_copies, fields.logprobs, names, numbers.sent, part, make_grammar)
 
 
 def asked_chat(fields: ChatFields, limits: RequestLimits) -> Asked:
@@ -120,7 +132,15 @@ def asked_chat(fields: ChatFields, limits: RequestLimits) -> Asked:
         "logprobs": "top_logprobs",
         **CONVERSATION_NAMES,
     }
-    return Asked([request], num_copies, num_alternatives, names, numbers.sent)
+    part = asked_part(fields)
+    if schema := advised_schema(fields):
+        add_advice(request.messages, schema)
+    return Asked([request], num_copies, num_alternatives, names, numbers.sent, part)
+
+
+def _always(grammar: AskedGrammar) -> GrammarMaker:
+    """Return what makes a grammar whatever the prompt is."""
+    return lambda prompt_token_ids: grammar
 
 
 def prompts_of(prompt: Any, in_its_place: str = "") -> Sequence[str | list[int]]:
@@ -165,7 +185,7 @@ def _kind(value: object) -> str:
 def _request(
     fields: SamplingFields, params: generation_pb2.SamplingParams, limits: RequestLimits
 ) -> pb.GenerateRequest:
-    request = pb.GenerateRequest(sampling_params=params, cache_salt=fields.cache_salt or "")
+    request = pb.GenerateRequest(sampling_params=params, cache_salt=fields.cache_salt or "", model=fields.model or "")
     if fields.priority is not None:
         try:
             request.priority = fields.priority

@@ -17,29 +17,29 @@ from octavo_shared.errors import InvalidFieldError
 from octavo_shared.process.metric import Family
 from scheduler_svc.front.api import tokenization
 from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import ApiError, api_error
 from scheduler_svc.front.openai.field_reader import Reader
 from scheduler_svc.front.openai.fields import DetokenizeFields, TokenizeFields
 from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
-from scheduler_svc.front.openai.models import check_model
 from scheduler_svc.front.openai.requests import extend_ids
 from scheduler_svc.front.openai.routing import Access, Route
-from scheduler_svc.front.text.text_model import TextModel
+from scheduler_svc.front.text.text_model import TextModel, check_model
 
 
 class ServiceRoutes:
     """Answers them.
 
     Args:
-        generation: Knows the model, its tokenizer, and whether requests find an executor.
+        models: Know their tokenizers, and whether requests find an executor.
         reader: Reads the fields of requests.
         collect: Returns the metrics of the scheduler.
     """
 
-    def __init__(self, generation: Generation, reader: Reader, collect: Callable[[], Iterable[Family]]) -> None:
-        self._generation = generation
+    def __init__(self, models: Models, reader: Reader, collect: Callable[[], Iterable[Family]]) -> None:
+        self._models = models
         self._reader = reader
         self._collect = collect
         self._created = int(time.time())
@@ -60,10 +60,11 @@ class ServiceRoutes:
         }
 
     async def _health(self, call: Call) -> web.Response:
-        """Say whether requests find an executor; why not is the operators' business."""
-        if not self._generation.engine.why_not_ready:
+        """Say whether requests for any model find an executor; why not is the operators' business."""
+        engines = [generation.engine for generation in self._models.all.values()]
+        if not all(engine.why_not_ready for engine in engines):
             return call.answer({"status": "ok"})
-        is_draining = self._generation.engine.is_draining
+        is_draining = all(engine.is_draining for engine in engines)
         what = "the scheduler is draining" if is_draining else "no executor accepts requests"
         raise ApiError(
             HTTPStatus.SERVICE_UNAVAILABLE, f"{what}; retry in a moment", "server_error", headers={"Retry-After": "1"}
@@ -86,21 +87,28 @@ class ServiceRoutes:
         )
 
     async def _list_models(self, call: Call) -> web.Response:
-        model, _ = self._generation.served()
-        return call.answer({"object": "list", "data": [self._entry(model)]})
+        entries = [self._entry(name, generation) for name, generation in self._models.all.items()]
+        return call.answer({"object": "list", "data": entries})
 
     async def _show_model(self, call: Call) -> web.Response:
-        model, _ = self._generation.served()
-        check_model(call.request.path.removeprefix("/v1/models/"), model)
-        return call.answer(self._entry(model))
+        name = call.request.path.removeprefix("/v1/models/")
+        generation = self._models.choose(name)
+        if name not in self._models.names:
+            check_model(name, generation.served()[0])
+        return call.answer(self._entry(name, generation))
 
-    def _entry(self, model: TextModel) -> dict[str, object]:
+    def _entry(self, name: str, generation: Generation) -> dict[str, object]:
+        """Describe a model; one with a name of its own is listed before it has executors.
+
+        Raises: NoExecutorError: nobody knows its name yet.
+        """
+        model = generation.model if name else generation.served()[0]
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "octavo",
-            "max_model_len": model.max_model_len,
+            "max_model_len": model and model.max_model_len,
         }
 
     async def _tokenize(self, call: Call) -> web.Response:
@@ -111,7 +119,6 @@ class ServiceRoutes:
             raise InvalidFieldError("prompt", "set" if has_prompt else "absent", "set, or messages, but not both")
 
         def tokenize(model: TextModel, limits: RequestLimits) -> dict[str, Any]:
-            _check_name(fields.model, model)
             request = pb.TokenizeRequest()
             if fields.messages is None:
                 request.text = fields.prompt or ""
@@ -123,14 +130,13 @@ class ServiceRoutes:
             tokens = [model.tokenizer.token_of(token_id) for token_id in ids] if fields.return_token_strs else None
             return {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids, "token_strs": tokens}
 
-        return await self._run(call, tokenize)
+        return await self._run(call, fields.model, tokenize)
 
     async def _detokenize(self, call: Call) -> web.Response:
         """Return the text of tokens, special ones included."""
         fields = await call.read(lambda parsed: self._reader.read(parsed, DetokenizeFields, call.headers))
 
         def detokenize(model: TextModel, limits: RequestLimits) -> dict[str, Any]:
-            _check_name(fields.model, model)
             limit = tokenization.count_limits(model)["token_ids"]
             if len(fields.tokens) > limit.most:
                 rule = f"at most {limit.most} tokens long ({limit.cause})"
@@ -139,19 +145,28 @@ class ServiceRoutes:
             extend_ids(request.token_ids, "tokens", fields.tokens, limits)
             return {"prompt": tokenization.detokenize(request, model, limits).text}
 
-        return await self._run(call, detokenize)
+        return await self._run(call, fields.model, detokenize)
 
     async def _tokenizer_info(self, call: Call) -> web.Response:
-        """Return what a client needs beside /tokenize to make prompts by itself, as in vLLM."""
-        model, _ = self._generation.served()
+        """Return what a client needs beside /tokenize to make prompts by itself, as in vLLM; of several, of ?model=."""
+        asked = call.request.query.get("model")
+        model, _ = self._models.choose(asked or "").served()
+        _check_name(asked, model)
         template = model.tokenizer.chat_template
         names = dict.fromkeys(("bos_token", "eos_token", "pad_token"))
         shown = {**names, **model.tokenizer.special_tokens, "chat_template": template and template.source}
         return call.answer({**shown, "model_max_length": model.max_model_len})
 
-    async def _run(self, call: Call, work: Callable[[TextModel, RequestLimits], dict[str, Any]]) -> web.Response:
+    async def _run(
+        self, call: Call, asked: str | None, work: Callable[[TextModel, RequestLimits], dict[str, Any]]
+    ) -> web.Response:
+        def check_and_work(model: TextModel, limits: RequestLimits) -> dict[str, Any]:
+            _check_name(asked, model)
+            return work(model, limits)
+
+        tokenization = self._models.choose(asked or "").tokenization
         try:
-            return call.answer(await self._generation.tokenization.run(work, is_small=call.is_small))
+            return call.answer(await tokenization.run(check_and_work, is_small=call.is_small))
         except InvalidFieldError as error:
             raise api_error(error, {"token_ids": "tokens", **CONVERSATION_NAMES}) from error
 

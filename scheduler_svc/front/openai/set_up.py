@@ -6,7 +6,7 @@ from octavo.values.address import is_loopback
 from octavo_shared.process.metric import Family
 from scheduler_svc.config.client_side_config import ClientSideConfig
 from scheduler_svc.front.access.access_control import AccessControl
-from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.openai.answering import Answering
 from scheduler_svc.front.openai.chat import Chat
 from scheduler_svc.front.openai.completions import Completions
@@ -20,7 +20,7 @@ from scheduler_svc.http.http_tls import http_tls
 def openai_server(
     config: ClientSideConfig,
     listen: str,
-    generation: Generation,
+    models: Models,
     access: AccessControl | None,
     collect: Callable[[], Iterable[Family]],
     *,
@@ -31,7 +31,7 @@ def openai_server(
     Args:
         config: Of the scheduler.
         listen: Where it listens, host:port.
-        generation: Runs the requests.
+        models: What runs the requests.
         access: Who may call; None: everybody.
         collect: Returns the metrics of the scheduler.
         is_shared: Whether other processes serve at the address too.
@@ -39,15 +39,15 @@ def openai_server(
     Raises: TlsFileError: a file cannot be used.
     """
     reader = Reader(UnknownFields(config.openai_unknown_fields))
-    answering = Answering(generation, reader)
+    answering = Answering(models, reader)
     chat = Chat(answering, config.tool_call_parser, config.reasoning_parser)
     routes = {
         "/v1/chat/completions": Route("POST", chat.answer, "chat_completions"),
         "/v1/completions": Route("POST", Completions(answering).answer, "completions"),
-        **ServiceRoutes(generation, reader, collect).routes(),
+        **ServiceRoutes(models, reader, collect).routes(),
     }
     tls = http_tls(config)
     settings = RouteSettings(
         max_bytes=config.max_request_bytes, is_local=is_loopback(listen), speaks_tls=tls is not None
     )
-    return OpenAIServer(listen, Routes(routes, access, settings, generation.meter), tls, is_shared=is_shared)
+    return OpenAIServer(listen, Routes(routes, access, settings, models.meter), tls, is_shared=is_shared)

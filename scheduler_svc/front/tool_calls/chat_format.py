@@ -74,6 +74,13 @@ class ChatFormat:
             markers += self.tool_calls.markers
         return any(self.tokenizer.id_of(marker) in self.tokenizer.special_token_ids for marker in markers)
 
+    def opens_reasoning(self, prompt_token_ids: Sequence[int] | Int32Array) -> bool:
+        """Return whether a prompt ends with the marker in front of reasoning."""
+        if self.reasoning is None:
+            return False
+        last = [int(token_id) for token_id in prompt_token_ids[-NUM_LAST_TOKENS:]]
+        return opens_reasoning(self.reasoning, self.tokenizer.decode(last, skip_special_tokens=False))
+
     def output_parser(
         self,
         tools: RequestedTools | None,
@@ -90,10 +97,7 @@ class ChatFormat:
         """
         reasoning = tool_calls = None
         if self.reasoning is not None:
-            last = [int(token_id) for token_id in prompt_token_ids[-NUM_LAST_TOKENS:]]
-            prompt_end = self.tokenizer.decode(last, skip_special_tokens=False)
-            starts_inside = opens_reasoning(self.reasoning, prompt_end)
-            reasoning = ReasoningParser(self.reasoning, starts_inside=starts_inside)
+            reasoning = ReasoningParser(self.reasoning, starts_inside=self.opens_reasoning(prompt_token_ids))
         if self.tool_calls is not None and tools is not None:
             tool_calls = ToolCallParser(self.tool_calls, tools.schemas)
         special_ids = self.tokenizer.special_token_ids.intersection(end_token_ids)

@@ -1,8 +1,8 @@
 """What a chat request says of tools, checked: `tools`, `tool_choice` and `parallel_tool_calls` of OpenAI's API."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_shared.errors import InvalidFieldError
@@ -10,8 +10,7 @@ from scheduler_svc.front.text.json_text import shown_json
 
 MAX_TOOLS = 128  # as at OpenAI
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_CHOICES = '"auto" or "none"'
-_CANNOT_FORCE = "this server cannot force a model to call a tool"
+_CHOICES = '"auto", "none", "required", or {"type": "function", "function": {"name": ...}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +20,28 @@ class RequestedTools:
     Attributes:
         definitions: As the client sent them; the chat template gets them like this.
         schemas: The JSON schema of each tool's arguments, by name.
+        fields: What errors call each schema.
+        strict: The tools whose arguments are valid by their schema.
+        forced: The tools of which the model must call one; empty: it may answer.
+        is_parallel: Whether it may call several.
     """
 
     definitions: Sequence[Mapping[str, Any]]
     schemas: Mapping[str, Mapping[str, object]]
+    fields: Mapping[str, str] = field(default_factory=dict)
+    strict: frozenset[str] = frozenset()
+    forced: frozenset[str] = frozenset()
+    is_parallel: bool = True
+
+    @property
+    def holds(self) -> tuple[str, str] | None:
+        """The field that asks for what only a grammar can hold, and its value; None: none does."""
+        if self.forced:
+            return "tool_choice", '"required"' if len(self.forced) == len(self.schemas) else "a function"
+        if self.strict:
+            first = next(name for name in self.schemas if name in self.strict)
+            return self.fields[first].replace("parameters", "strict"), "true"
+        return None if self.is_parallel else ("parallel_tool_calls", "false")
 
 
 def check_tools(
@@ -47,30 +64,37 @@ def check_tools(
         shown = f"{len(tools)} tools long" if tools else "empty"
         raise InvalidFieldError("tools", shown, f"1 to {MAX_TOOLS} tools long, or unset")
     schemas: dict[str, Mapping[str, object]] = {}
+    paths: dict[str, str] = {}
     for place, tool in enumerate(tools):
         name, schema = _check_tool(tool, f"tools[{place}]")
         if name in schemas:
             rule = "a unique name"
             raise InvalidFieldError(f"tools[{place}].function.name", shown_json(name), rule)
-        schemas[name] = schema
-    if not _check_choice(tool_choice):
+        schemas[name], paths[name] = schema, f"tools[{place}].function.parameters"
+    forced = _forced(tool_choice, schemas)
+    if tool_choice == "none":
         return None
-    if parallel_tool_calls is False:
-        rule = "unset or true: this server cannot prevent parallel tool calls"
-        raise InvalidFieldError("parallel_tool_calls", "false", rule)
-    return RequestedTools(tools, schemas)
+    strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict"))
+    for name in strict:
+        if schemas[name] and schemas[name].get("type") != "object":
+            rule = 'a schema with "type": "object", as the function is strict'
+            raise InvalidFieldError(paths[name], shown_json(schemas[name]), rule)
+    return RequestedTools(tools, schemas, paths, strict, forced, is_parallel=parallel_tool_calls is not False)
 
 
-def _check_choice(tool_choice: object) -> bool:
-    """Return whether the model may call tools."""
-    if isinstance(tool_choice, Mapping):
-        shown = f"an object of type {shown_json(tool_choice.get('type'))}"
-        raise InvalidFieldError("tool_choice", shown, f"{_CHOICES}: {_CANNOT_FORCE}")
+def _forced(tool_choice: object, names: Collection[str]) -> frozenset[str]:
+    """Return the tools of which the model must call one."""
+    if tool_choice in (None, "auto", "none"):
+        return frozenset()
     if tool_choice == "required":
-        raise InvalidFieldError("tool_choice", '"required"', f"{_CHOICES}: {_CANNOT_FORCE}")
-    if tool_choice not in (None, "auto", "none"):
+        return frozenset(names)
+    if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "function":
         raise InvalidFieldError("tool_choice", _shown(tool_choice), _CHOICES)
-    return tool_choice != "none"
+    function = tool_choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or name not in names:
+        raise InvalidFieldError("tool_choice.function.name", _shown(name), "the name of a function in tools")
+    return frozenset([name])
 
 
 def _check_tool(tool: Any, field: str) -> tuple[str, Mapping[str, object]]:
@@ -91,12 +115,8 @@ def _check_tool(tool: Any, field: str) -> tuple[str, Mapping[str, object]]:
     schema = function.get("parameters")
     if not isinstance(schema, Mapping | None):
         raise InvalidFieldError(f"{field}.function.parameters", _shown(schema), "a JSON schema, or unset")
-    if function.get("strict"):
-        rule = (
-            "unset or false: this server cannot enforce a schema. openai.pydantic_function_tool sets it: "
-            'set tool["function"]["strict"] = False afterwards, and validate the arguments of calls'
-        )
-        raise InvalidFieldError(f"{field}.function.strict", "true", rule)
+    if not isinstance(function.get("strict"), bool | None):
+        raise InvalidFieldError(f"{field}.function.strict", _shown(function["strict"]), "true, false, or unset")
     return name, schema or {}
 
 

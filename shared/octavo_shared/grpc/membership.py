@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 DNS_SCHEME = "dns:///"
 
+# How long the addresses that are known wait for a name server, in seconds; it is waited for beside them.
+LOOK_UP_S = 1.0
+
 Resolve = Callable[[str, int], Awaitable[set[str]]]
 
 
@@ -72,15 +75,26 @@ class Membership:
         Returns at once if there is no name to look up, since nothing can change; else until cancelled.
         """
         last: list[str] | None = None
-        while True:
-            for name in self._names:
-                await self._look_up(name)
-            if self.addresses != last:
-                last = self.addresses
-                await on_change(last)
-            if not self._names:
-                return
-            await asyncio.sleep(self._interval_s)
+        under_way: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for name in self._names:
+                    if name not in under_way:
+                        under_way[name] = asyncio.create_task(self._look_up(name), name="look-up")
+                if under_way:
+                    done, _ = await asyncio.wait(under_way.values(), timeout=LOOK_UP_S)
+                    for task in done:
+                        task.result()
+                    under_way = {name: task for name, task in under_way.items() if task not in done}
+                if self.addresses != last:
+                    last = self.addresses
+                    await on_change(last)
+                if not self._names:
+                    return
+                await asyncio.sleep(self._interval_s)
+        finally:
+            for task in under_way.values():
+                task.cancel()
 
     async def _look_up(self, name: str) -> None:
         host, _, port = name.rpartition(":")

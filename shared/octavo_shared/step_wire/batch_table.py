@@ -43,7 +43,7 @@ from octavo_shared.step_wire.step import (
 )
 from octavo_shared.step_wire.step_layout import IndexArray as IndexArray
 from octavo_shared.step_wire.step_layout import StepLayout as StepLayout
-from octavo_shared.step_wire.table_columns import TableColumns
+from octavo_shared.step_wire.table_columns import NO_GRAMMAR, TableColumns
 from octavo_shared.step_wire.table_digest import digest_of
 
 
@@ -61,8 +61,15 @@ class _Slots:
 class BatchTable(TableColumns):
     """The live sequences in dense slots, and the two ways in which they change."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_device_blocks: int) -> None:
-        super().__init__(max_num_seqs, max_model_len, block_size, num_device_blocks)
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_device_blocks: int,
+        num_grammar_slots: int = 0,
+    ) -> None:
+        super().__init__(max_num_seqs, max_model_len, block_size, num_device_blocks, num_grammar_slots)
         self._flat_token_ids: Int32Array = self.token_ids.reshape(-1)  # a view
         # What a step that only decodes needs each time. Layouts share it: it is never written to.
         self._decodes: _Slots | None = None  # the active slots; None: they changed
@@ -84,6 +91,10 @@ class BatchTable(TableColumns):
         if len(delta.released_slots):
             self.live[delta.released_slots] = False
             self._set_active(delta.released_slots, False)
+        for grammar_slot in delta.grammar_drops:
+            self.grammars[grammar_slot] = None
+        for load in delta.grammar_loads:
+            self.grammars[load.slot] = load.grammar
         for admission in delta.admissions:
             self._admit(admission)
         for fork in delta.beam_forks:
@@ -145,13 +156,14 @@ class BatchTable(TableColumns):
         self.cache_salt[slot] = admission.cache_salt
         self.token_rules[slot] = admission.token_rules
         self.num_prompt_logprobs[slot] = admission.num_prompt_logprobs
+        self.grammar_slot[slot] = NO_GRAMMAR if admission.grammar_slot is None else admission.grammar_slot
 
     def _fork(self, fork: Fork) -> None:
         """Copy the parent as it is now; the child is inactive."""
         parent, child = fork.parent_slot, fork.slot
         num_tokens, num_blocks = self.num_tokens[parent], self.num_blocks[parent]
         counters = (self.num_prompt_tokens, self.num_tokens, self.num_scheduled_tokens, self.num_blocks)
-        for column in (*counters, self.cache_salt, self.token_rules):
+        for column in (*counters, self.cache_salt, self.token_rules, self.grammar_slot):
             column[child] = column[parent]
         self.token_ids[child, :num_tokens] = self.token_ids[parent, :num_tokens]
         self.block_tables[child, :num_blocks] = self.block_tables[parent, :num_blocks]

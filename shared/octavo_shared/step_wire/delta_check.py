@@ -6,6 +6,7 @@ its fields, and the invariants of the table are checked on the projection.
 
 import numpy as np
 
+from octavo.values.wording import counted
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.step_wire.request_check import check_answerable, check_sampling
 from octavo_shared.step_wire.step import (
@@ -45,11 +46,14 @@ class _Projection:
         self.num_scheduled_tokens = table.num_scheduled_tokens
         self.num_blocks = table.num_blocks
         self.num_candidates = table.num_candidates
+        self.has_grammar: list[bool] | None = None  # by grammar slot, once a load or a drop was checked
         self._copied: set[str] = set()
 
     def check(self, delta: TableDelta) -> None:
         if len(delta.released_slots):
             self._release(delta.released_slots)
+        if delta.grammar_drops or delta.grammar_loads:
+            self._change_grammars(delta)
         for admission in delta.admissions:
             self._admit(admission)
         for fork in delta.beam_forks:
@@ -86,6 +90,35 @@ class _Projection:
         self.live[slots] = False
         self.active[slots] = False
 
+    def _change_grammars(self, delta: TableDelta) -> None:
+        has_grammar = self.has_grammar = [grammar is not None for grammar in self.table.grammars]
+        for grammar_slot in delta.grammar_drops:
+            self._require_grammar_slot(grammar_slot, "dropped")
+            users = (self.live & (self.table.grammar_slot == grammar_slot)).nonzero()[0]
+            if len(users):
+                raise InvalidStepError(f"grammar slot {grammar_slot} is dropped but slot {users[0]} uses it")
+            if not has_grammar[grammar_slot]:
+                raise InvalidStepError(f"grammar slot {grammar_slot} is dropped but empty")
+            has_grammar[grammar_slot] = False
+        for load in delta.grammar_loads:
+            self._require_grammar_slot(load.slot, "loaded into")
+            if has_grammar[load.slot]:
+                raise InvalidStepError(f"grammar slot {load.slot} is loaded into but not empty")
+            has_grammar[load.slot] = True
+
+    def _require_grammar_slot(self, grammar_slot: int, what: str) -> None:
+        num_slots = len(self.table.grammars)
+        if not 0 <= grammar_slot < num_slots:
+            raise InvalidStepError(f"grammar slot {grammar_slot} is {what}; there are {counted(num_slots, 'slot')}")
+
+    def _require_grammar(self, slot: int, grammar_slot: int) -> None:
+        """Require that a slot may follow the grammar in a grammar slot."""
+        what = f"used by slot {slot}"
+        self._require_grammar_slot(grammar_slot, what)
+        loaded = self.has_grammar
+        if not (self.table.grammars[grammar_slot] is not None if loaded is None else loaded[grammar_slot]):
+            raise InvalidStepError(f"grammar slot {grammar_slot} is {what} but empty")
+
     def _admit(self, admission: Admission) -> None:
         table, slot, num_tokens = self.table, admission.slot, len(admission.token_ids)
         self._require_free(slot, admission.generation, "admitted")
@@ -102,6 +135,8 @@ class _Projection:
         if len(admission.block_ids) > table.block_tables.shape[1]:
             raise InvalidStepError(f"slot {slot} has {len(admission.block_ids)} blocks, more than a table holds")
         self._require_blocks(np.full_like(admission.block_ids, slot), admission.block_ids)
+        if admission.grammar_slot is not None:
+            self._require_grammar(slot, admission.grammar_slot)
         self._write_to(*_OF_A_SEQUENCE)
         self.live[slot], self.active[slot] = True, False
         self.num_tokens[slot] = num_tokens

@@ -37,12 +37,16 @@ class ExecutorInfo:
     is_invariant: bool = False
     weights_digest: str = ""  # empty: not known, as with executors of wire version 1
     why_not_invariant: str = ""  # empty: it is, or does not say why
+    num_grammar_slots: int = 0  # 0: it cannot follow grammars
+    matcher_id: str = ""
+    max_grammar_bytes: int = 0
 
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What it can do beyond wire version 1."""
         of_numerics = {Capability.NUMERICS, Capability.NAMED_BLOCKS} if self.numerics_id else set()
-        return frozenset({Capability.ROW_FLAGS, *of_numerics})
+        of_grammars = {Capability.GRAMMARS} if self.num_grammar_slots else set()
+        return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_grammars})
 
     @property
     def max_cached_tokens(self) -> int:

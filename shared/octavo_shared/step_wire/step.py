@@ -15,6 +15,7 @@ import numpy.typing as npt
 from octavo.values.sampling_parameters import INT32_MAX as INT32_MAX
 from octavo.values.sampling_parameters import NO_LOGPROBS as NO_LOGPROBS
 from octavo_shared.errors import InvalidStepError
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW as SAMPLING_ROW
 from octavo_shared.step_wire.sampling_row import SamplingRow as SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
@@ -34,8 +35,11 @@ _NO_TRIPLES: Int32Array = np.empty((0, 3), np.int32)
 
 
 class RowFlag(IntEnum):
-    """Why the output of a sample row ends; the enum of the same name in step.proto, where grammars have 1 to 3."""
+    """Why the output of a sample row ends; the enum of the same name in step.proto."""
 
+    NO_TOKEN_ALLOWED = 1
+    GRAMMAR_LIMIT = 2
+    GRAMMAR_FAILED = 3
     NOT_FINITE = 4
 
 
@@ -75,7 +79,8 @@ class Admission:
     chunk; another slot may still be computing them. `token_rules` are those of its group; its forks have
     them too. `num_prompt_logprobs`: with how many alternatives the log-probabilities of its prompt are
     wanted; those are answered by the chunks that compute the prompt. `traceparent`: the span of its request, as
-    W3C Trace Context writes it; None: it is not traced.
+    W3C Trace Context writes it; None: it is not traced. `grammar_slot`: of the grammar that its output follows, and
+    that of its forks; None: none.
     """
 
     slot: int
@@ -89,6 +94,7 @@ class Admission:
     token_rules: TokenRules | None = None
     num_prompt_logprobs: int = NO_LOGPROBS
     traceparent: str | None = None
+    grammar_slot: int | None = None
 
 
 def next_generation(generation: int) -> int:
@@ -109,6 +115,14 @@ class Fork:
     sampling: SamplingRow
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarLoad:
+    """A grammar that enters an empty grammar slot."""
+
+    slot: int
+    grammar: Grammar
+
+
 @dataclass(slots=True)
 class TableDelta:
     """What one step changes in the table, and what it runs.
@@ -120,6 +134,8 @@ class TableDelta:
     """
 
     released_slots: Int32Array = field(default_factory=no_slots)
+    grammar_drops: tuple[int, ...] = ()  # grammar slots that become empty
+    grammar_loads: tuple[GrammarLoad, ...] = ()
     admissions: tuple[Admission, ...] = ()
     beam_forks: tuple[Fork, ...] = ()
     appended_tokens: Int32Array = field(default_factory=no_pairs)  # [n, 2]: slot, token id

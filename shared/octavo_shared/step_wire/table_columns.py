@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
 from octavo_shared.step_wire.step import NO_LOGPROBS, BoolArray, Int32Array
 from octavo_shared.step_wire.step_layout import IndexArray
@@ -16,9 +17,12 @@ from octavo_shared.step_wire.token_rules import TokenRules
 # What of a table has a value of fixed size for each slot; views of others, and what is long, are left out.
 _COPIED_COLUMNS = (
     *("live", "active", "generation", "num_prompt_tokens", "num_tokens", "num_scheduled_tokens", "num_blocks"),
-    *("sampling", "num_prompt_logprobs", "cache_salt"),
+    *("sampling", "num_prompt_logprobs", "cache_salt", "grammar_slot"),
 )
 _Row: TypeAlias = tuple[Int32Array, Int32Array, TokenRules | None]
+_State: TypeAlias = tuple[dict[str, npt.NDArray[np.generic]], dict[int, _Row], list[Grammar | None]]
+
+NO_GRAMMAR = -1
 
 
 class TableColumns:
@@ -33,9 +37,19 @@ class TableColumns:
     - `num_blocks`: entries of `block_tables` in use; what lies beyond is garbage.
 
     An active slot has num_scheduled_tokens == num_tokens - 1: it decodes one token in every step.
+
+    `grammars` has an entry a grammar slot, None while it is empty; `grammar_slot` of a sequence is which of them its
+    output follows, or `NO_GRAMMAR`.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_device_blocks: int) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_device_blocks: int,
+        num_grammar_slots: int = 0,
+    ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.block_size = block_size
@@ -57,17 +71,19 @@ class TableColumns:
         self.token_rules = np.full(max_num_seqs, None, np.object_)  # of `TokenRules`, mostly None
         self.num_prompt_logprobs: Int32Array = np.full(max_num_seqs, NO_LOGPROBS, np.int32)
         self.cache_salt: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, np.uint64)
+        self.grammar_slot: Int32Array = np.full(max_num_seqs, NO_GRAMMAR, np.int32)
+        self.grammars: list[Grammar | None] = [None] * num_grammar_slots
 
     def __reduce__(self) -> tuple[object, ...]:
         """Reduce to the sizes and what the live slots hold: the rest is garbage, and views are made anew."""
         columns = {name: getattr(self, name) for name in _COPIED_COLUMNS}
         slots = self.live.nonzero()[0].tolist()
         rows = {slot: (self.tokens_of(slot), self.blocks_of(slot), self.token_rules[slot]) for slot in slots}
-        sizes = self.max_num_seqs, self.max_model_len, self.block_size, self.num_device_blocks
-        return type(self), sizes, (columns, rows)
+        sizes = self.max_num_seqs, self.max_model_len, self.block_size, self.num_device_blocks, len(self.grammars)
+        return type(self), sizes, (columns, rows, self.grammars)
 
-    def __setstate__(self, state: tuple[dict[str, npt.NDArray[np.generic]], dict[int, _Row]]) -> None:
-        columns, rows = state
+    def __setstate__(self, state: _State) -> None:
+        columns, rows, self.grammars = state
         for name, column in columns.items():
             getattr(self, name)[:] = column
         for slot, (token_ids, block_ids, rules) in rows.items():

@@ -6,7 +6,7 @@ import numpy as np
 
 from octavo.values.sampling_parameters import NO_LOGPROBS, ROW_PARAMETERS
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
-from octavo_shared.step_wire.table_columns import TableColumns
+from octavo_shared.step_wire.table_columns import NO_GRAMMAR, TableColumns
 
 # The columns of release 0.1.0 are always in the digest; a later one where it says something, so that a peer of
 # another release comes to the same number until somebody uses it.
@@ -36,4 +36,9 @@ def digest_of(table: TableColumns) -> int:
             hasher.update(table.token_rules[slot].content())
     if np.count_nonzero(table.num_prompt_logprobs[slots] != NO_LOGPROBS):
         hasher.update(table.num_prompt_logprobs[slots].tobytes())
+    if np.count_nonzero((grammar_slots := table.grammar_slot[slots]) != NO_GRAMMAR):
+        hasher.update(b"grammar_slot" + grammar_slots.tobytes())
+    for grammar_slot, grammar in enumerate(table.grammars):
+        if grammar is not None:
+            hasher.update(b"grammar" + grammar_slot.to_bytes(4, "little") + grammar.digest)
     return int.from_bytes(hasher.digest(), "little")

@@ -16,6 +16,7 @@ from octavo.execution.v1 import capability_pb2, execution_service_pb2, sampling_
 from octavo.values.sampling_parameters import BY_NAME, ROW_PARAMETERS
 from octavo.values.wording import counted
 from octavo_shared.errors import InvalidStepError
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import (
@@ -24,6 +25,7 @@ from octavo_shared.step_wire.step import (
     Admission,
     Float32Array,
     Fork,
+    GrammarLoad,
     Int32Array,
     SamplingRow,
     Step,
@@ -43,7 +45,11 @@ MAX_WIRE_VERSION = 2
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
 
-_PLAIN_INFO = tuple(name for name in ExecutorInfo.__dataclass_fields__ if name != "sampling_defaults")
+# What `ExecutorInfo` has of the parameters of capabilities.
+_GRAMMAR_PARAMETERS = ("num_grammar_slots", "matcher_id", "max_grammar_bytes")
+_PLAIN_INFO = tuple(
+    name for name in ExecutorInfo.__dataclass_fields__ if name not in {"sampling_defaults", *_GRAMMAR_PARAMETERS}
+)
 _NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMETERS)
 
 
@@ -55,6 +61,8 @@ def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.Execute
         epoch=step.epoch,
         step_id=step.step_id,
         released_slots=delta.released_slots.tolist(),
+        grammar_drops=delta.grammar_drops,
+        grammar_loads=[encode_grammar_load(load) for load in delta.grammar_loads],
         admissions=[encode_admission(admission) for admission in delta.admissions],
         beam_forks=[encode_fork(fork) for fork in delta.beam_forks],
         forks=[encode_fork(fork) for fork in delta.forks],
@@ -82,6 +90,8 @@ def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
     """
     delta = TableDelta(
         released_slots=_slots(message.released_slots),
+        grammar_drops=tuple(message.grammar_drops),
+        grammar_loads=tuple(decode_grammar_load(load) for load in message.grammar_loads),
         admissions=tuple(decode_admission(admission) for admission in message.admissions),
         beam_forks=tuple(decode_fork(fork) for fork in message.beam_forks),
         appended_tokens=_rows(message, "appended_tokens", 2),
@@ -102,6 +112,31 @@ def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
         table_digest=message.table_digest if message.HasField("table_digest") else None,
         **_registered_blocks(message),
     )
+
+
+def feature_bits_of(step: Step) -> int:
+    """Return the bits of the capabilities whose fields a step has."""
+    bits = 1 << Capability.NAMED_BLOCKS if step.block_names else 0
+    delta = step.delta
+    if delta.grammar_loads or delta.grammar_drops or any(a.grammar_slot is not None for a in delta.admissions):
+        bits |= 1 << Capability.GRAMMARS
+    return bits
+
+
+def encode_grammar_load(load: GrammarLoad) -> step_pb2.GrammarLoad:
+    """Turn the load of a grammar into its message."""
+    return step_pb2.GrammarLoad(grammar_slot=load.slot, digest=load.grammar.digest, body=load.grammar.body)
+
+
+def decode_grammar_load(message: step_pb2.GrammarLoad) -> GrammarLoad:
+    """Turn a message into the load of a grammar. Raises InvalidStepError: its digest is another one."""
+    load = GrammarLoad(message.grammar_slot, Grammar(message.body))
+    if message.digest != load.grammar.digest:
+        raise InvalidStepError(
+            f"the grammar for grammar slot {load.slot} has the SHA-256 {load.grammar.digest.hex()}, but its digest "
+            f"says {message.digest.hex()[:64]}"
+        )
+    return load
 
 
 def encode_registered_blocks(block_ids: Int32Array, names: bytes) -> step_pb2.RegisteredBlocks:
@@ -193,6 +228,7 @@ def encode_admission(admission: Admission) -> step_pb2.Admission:
         token_rules=None if admission.token_rules is None else encode_rules(admission.token_rules),
         num_prompt_logprobs=_unless(NO_LOGPROBS, admission.num_prompt_logprobs),
         traceparent=admission.traceparent,
+        grammar_slot=admission.grammar_slot,
     )
 
 
@@ -210,6 +246,7 @@ def decode_admission(message: step_pb2.Admission) -> Admission:
         token_rules=decode_rules(message.token_rules) if message.HasField("token_rules") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
         traceparent=message.traceparent if message.HasField("traceparent") else None,
+        grammar_slot=message.grammar_slot if message.HasField("grammar_slot") else None,
     )
 
 
@@ -246,6 +283,7 @@ def encode_info(info: ExecutorInfo) -> execution_service_pb2.GetExecutorInfoResp
         max_wire_version=MAX_WIRE_VERSION,
         sampling_defaults=encode_sampling_defaults(info.sampling_defaults),
         capabilities=encode_capabilities(info.capabilities),
+        capability_parameters=encode_parameters(info),
         **{name: getattr(info, name) for name in _PLAIN_INFO},
     )
 
@@ -254,12 +292,26 @@ def decode_info(message: execution_service_pb2.GetExecutorInfoResponse) -> Execu
     """Turn a message into an executor's description."""
     values = {name: getattr(message, name) for name in _PLAIN_INFO}
     values["sampling_defaults"] = decode_sampling_defaults(message.sampling_defaults)
+    values.update(decode_grammar_parameters(message.capability_parameters))
     return ExecutorInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
 
 
 def encode_capabilities(capabilities: Iterable[Capability]) -> list[capability_pb2.Capability.ValueType]:
     """Turn capabilities into numbers of the wire, ascending."""
     return [capability_pb2.Capability.ValueType(number) for number in sorted(capabilities)]
+
+
+def encode_parameters(info: ExecutorInfo) -> capability_pb2.CapabilityParameters | None:
+    """Return the parameters of what an executor can do; None: there are none."""
+    if Capability.GRAMMARS not in info.capabilities:
+        return None
+    return capability_pb2.CapabilityParameters(**{name: getattr(info, name) for name in _GRAMMAR_PARAMETERS})
+
+
+def decode_grammar_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
+    """Return what `ExecutorInfo` has of the parameters of grammars; None: they are not agreed on."""
+    parameters = capability_pb2.CapabilityParameters() if message is None else message
+    return {name: getattr(parameters, name) for name in _GRAMMAR_PARAMETERS}
 
 
 def encode_sampling_defaults(defaults: Mapping[str, float]) -> sampling_params_pb2.SamplingDefaults | None:

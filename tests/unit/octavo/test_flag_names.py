@@ -21,7 +21,9 @@ from tests.unit.octavo.test_cli import run as run_with
     ("text is 9 characters long; it must be short", "the prompt is 9 characters long; it must be short"),
     ("messages is set; it must be unset", "messages is set; it must be unset"),
     ("it is too long (max_model_len is 64); stop it", "it is too long (max_model_len is 64); stop it"),
-    ("sampling_params.grammar is set", "sampling_params.grammar is set"),
+    ("sampling_params.grammar.json_schema is []; it must be a JSON", "--json-schema is []; it must be a JSON"),
+    ("sampling_params.grammar.regex is [; it must be one", "--regex is [; it must be one"),
+    ("sampling_params.grammar.lark is x; it must be one", "--grammar is x; it must be one"),
 )
 def test_a_field_is_called_by_the_flag_that_sets_it(said: str, shown: str) -> None:
     assert in_flags(said, click.Context(generate)) == shown

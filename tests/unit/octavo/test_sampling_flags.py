@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from google.protobuf.json_format import MessageToDict
@@ -12,6 +13,8 @@ from octavo.commands.options import DEFAULT_MAX_TOKENS
 from octavo.values.sampling_params import SamplingParams
 from tests.support.each_row import each_row
 from tests.unit.octavo.stand_in import StandIn
+
+LICENSE = Path(__file__).parents[3] / "LICENSE"
 
 # The flag and its value, as typed; the field of the message and its value, as JSON has it (64-bit integers are text).
 # The numbers are powers of two, which float32 holds exactly.
@@ -38,6 +41,11 @@ FLAGS: list[tuple[str, str, object]] = [
     ("--stop a --stop b", "stop", ["a", "b"]),
     ("--stop-token-id 9", "stop_token_ids", [9]),
     ("--ignore-eos", "ignore_eos", True),
+    (f"--json-schema {LICENSE}", "grammar", {"json_schema": LICENSE.read_text()}),
+    ("--json-object", "grammar", {"json_object": True}),
+    ("--regex a+", "grammar", {"regex": "a+"}),
+    ("--choice yes --choice no", "grammar", {"choice": {"choices": ["yes", "no"]}}),
+    (f"--grammar {LICENSE}", "grammar", {"lark": LICENSE.read_text()}),
     ("--n 2", "n", 2),
     ("--best-of 3", "best_of", 3),
     ("--beam-width 4", "beam_width", 4),
@@ -103,6 +111,8 @@ def test_the_table_has_every_sampling_flag() -> None:
     ("--seed -3", "octavo: --seed is -3; "),
     ("--seed 18446744073709551616", "octavo: --seed is 18446744073709551616; "),
     ("--n -1", "octavo: --n is -1; "),
+    ("--json-schema /nowhere", "'--json-schema': '/nowhere' cannot be read: No such file or directory"),
+    ("--regex a --json-object", "octavo: --regex is set, and so is --json-object; an output follows one of them"),
     ("--beam-width -1", "octavo: --beam-width is -1; "),
 )
 async def test_a_value_that_no_field_takes_is_one_sentence(

@@ -221,8 +221,8 @@ WRONG_CALLS: list[tuple[Callable[[Any], object], str]] = [
         "sampling_params.logit_bias is [1]; it must be a dict from token ids",
     ),
     (
-        lambda llm: llm.generate("x", grammar="a+"),
-        "sampling_params.grammar is 'a+'; it must be Grammar(json_schema=...)",
+        lambda llm: llm.generate("x", choice="yes"),
+        "sampling_params.choice is 'yes'; it must be a list of strings",
     ),
     (lambda llm: llm.generate("x", priority="high"), "priority is 'high'; it must be a whole number from -2^31 to"),
     (

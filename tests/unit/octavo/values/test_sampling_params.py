@@ -1,23 +1,26 @@
 import inspect
+import json
 import math
 import pickle
 import reprlib
 from dataclasses import fields, replace
 from typing import Any
 
+import pydantic
 import pytest
 
 from octavo import SamplingParams
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_pb2
 from octavo.values.sampling_parameters import SAMPLING_PARAMETERS
-from octavo.values.sampling_params import EarlyStopping, Grammar
+from octavo.values.sampling_params import _GRAMMARS, EarlyStopping
 from tests.support.each_row import each_row
 
 
 def test_names_are_those_of_the_wire() -> None:
     wire_names = {field.name for field in generation_pb2.SamplingParams.DESCRIPTOR.fields}
-    assert {field.name for field in fields(SamplingParams)} == wire_names
+    assert {field.name for field in fields(SamplingParams)} - {"grammar", *_GRAMMARS} == wire_names - {"grammar"}
+    assert set(_GRAMMARS.values()) == {field.name for field in generation_pb2.Grammar.DESCRIPTOR.fields}
 
 
 def test_an_unknown_field_is_named_with_the_nearest() -> None:
@@ -64,7 +67,7 @@ def test_every_field_arrives() -> None:
         presence_penalty=0.5,
         frequency_penalty=-0.5,
         logit_bias={5: -1.0},
-        grammar=Grammar(regex="a+"),
+        regex="a+",
         length_penalty=-0.5,
         early_stopping="never",
         typical_p=0.75,
@@ -74,7 +77,7 @@ def test_every_field_arrives() -> None:
         prompt_logprobs=2,
     )
     proto = params.to_proto()
-    assert len(proto.ListFields()) == len(fields(SamplingParams))
+    assert len(proto.ListFields()) == len(fields(SamplingParams)) - len(_GRAMMARS) + 1
     assert (proto.temperature, proto.seed, proto.max_tokens) == (0.5, 2**64 - 1, 9)
     assert (list(proto.stop), list(proto.stop_token_ids)) == (["\n", "END"], [1, 2])
     assert [(bias.token_id, bias.bias) for bias in proto.logit_bias] == [(5, -1.0)]
@@ -99,6 +102,22 @@ def test_early_stopping_has_the_values_of_transformers(
 
 def test_one_stop_string_stands_for_a_list_of_it() -> None:
     assert list(SamplingParams(stop="END").to_proto().stop) == ["END"]
+
+
+class City(pydantic.BaseModel):
+    name: str
+
+
+@each_row(
+    (SamplingParams(json_schema=City), generation_pb2.Grammar(json_schema=json.dumps(City.model_json_schema()))),
+    (SamplingParams(json_schema={"title": "é"}), generation_pb2.Grammar(json_schema='{"title": "é"}')),
+    (SamplingParams(json_schema="{}"), generation_pb2.Grammar(json_schema="{}")),
+    (SamplingParams(json_object=True), generation_pb2.Grammar(json_object=True)),
+    (SamplingParams(choice=["a", "b"]), generation_pb2.Grammar(choice=generation_pb2.GrammarChoice(choices="ab"))),
+    (SamplingParams(grammar='start: "a"'), generation_pb2.Grammar(lark='start: "a"')),
+)
+def test_what_an_output_follows_has_one_field_on_the_wire(params: SamplingParams, sent: generation_pb2.Grammar) -> None:
+    assert params.to_proto() == generation_pb2.SamplingParams(grammar=sent)
 
 
 HUGE = (2**31, 2**32, 2**63, 2**64)
@@ -137,8 +156,15 @@ def test_nan_travels_for_the_scheduler_to_refuse() -> None:
         SamplingParams(stop_token_ids=[2**31]),
         "sampling_params.stop_token_ids is [2147483648]; it must contain whole numbers from 0 to 2^31-1",
     ),
-    (SamplingParams(grammar=Grammar()), "sampling_params.grammar "),
-    (SamplingParams(grammar=Grammar(json_schema="{}", regex="a")), "sampling_params.grammar "),
+    (SamplingParams(json_schema=int), "sampling_params.json_schema is <class 'int'>; it must be a pydantic model"),
+    (SamplingParams(json_schema={"const": math.nan}), "sampling_params.json_schema is {'const': nan}; it must be"),
+    (SamplingParams(choice=[]), "sampling_params.choice is []; it must be a list of strings"),
+    (SamplingParams(choice="yes"), "sampling_params.choice is 'yes'; it must be a list of strings"),
+    (SamplingParams(regex=5), "sampling_params.regex is 5; it must be a string"),  # type: ignore[arg-type]
+    (
+        SamplingParams(json_schema={}, regex="a"),
+        "sampling_params.regex is set, and so is json_schema; an output follows one of them",
+    ),
     (
         SamplingParams(early_stopping="always"),  # type: ignore[arg-type]
         "sampling_params.early_stopping is 'always'; it must be True, False or 'never'",

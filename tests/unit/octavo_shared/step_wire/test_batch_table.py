@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.step import (
     NO_LOGPROBS,
     UNKNOWN_TOKEN,
     Admission,
     Fork,
+    GrammarLoad,
     SamplingRow,
     TableDelta,
     no_slots,
@@ -172,16 +174,18 @@ CHILD = Fork(parent_slot=0, slot=3, generation=1, sampling=SamplingRow())
 
 
 @each_row(TableDelta(forks=(CHILD,)), TableDelta(beam_forks=(CHILD,)))
-def test_a_fork_has_the_salt_and_the_rules_of_its_parent_and_answers_no_prompt(delta: TableDelta) -> None:
+def test_a_fork_has_the_salt_the_rules_and_the_grammar_of_its_parent_and_answers_no_prompt(delta: TableDelta) -> None:
     table, rules = small_table(), TokenRules(banned_token_ids=slots(7))
     parent = admission(num_tokens=2)
-    parent.cache_salt, parent.token_rules, parent.num_prompt_logprobs = 5, rules, 1
-    table.apply(TableDelta(admissions=(parent,), prefill_chunks=pairs((0, 2))))
+    parent.cache_salt, parent.token_rules, parent.num_prompt_logprobs, parent.grammar_slot = 5, rules, 1, 2
+    loads = (GrammarLoad(2, Grammar(b"one")),)
+    table.apply(TableDelta(grammar_loads=loads, admissions=(parent,), prefill_chunks=pairs((0, 2))))
 
     table.apply(delta)
 
     assert table.cache_salt[3] == 5
     assert table.token_rules[3] is rules
+    assert table.grammar_slot[3] == 2
     assert table.num_prompt_logprobs[3] == NO_LOGPROBS
 
 
@@ -251,6 +255,9 @@ def test_views_are_copies() -> None:
     TableDelta(prefill_chunks=pairs((1, 1))),
     TableDelta(admissions=(admission(slot=2),)),
     TableDelta(forks=(Fork(0, 3, 1, SamplingRow()),)),
+    TableDelta(grammar_drops=(1,)),
+    TableDelta(grammar_loads=(GrammarLoad(2, Grammar(b"one")),)),
+    TableDelta(grammar_drops=(1,), grammar_loads=(GrammarLoad(1, Grammar(b"other")),)),
 )
 def test_digest_differs_after_any_change(delta: TableDelta) -> None:
     changed, unchanged = decoding_table(), decoding_table()
@@ -270,9 +277,12 @@ def test_digest_differs_after_any_change(delta: TableDelta) -> None:
     replace(admission(), cache_salt=5),
     replace(admission(), token_rules=TokenRules(banned_token_ids=slots(7))),
     replace(admission(), num_prompt_logprobs=0),
+    replace(admission(), grammar_slot=0),
 )
 def test_digest_covers_each_part_of_an_admission(entry: Admission) -> None:
     table, other = small_table(), small_table()
+    for loaded in (table, other):
+        loaded.apply(TableDelta(grammar_loads=(GrammarLoad(0, Grammar(b"one")),)))
 
     table.apply(TableDelta(admissions=(admission(),)))
     other.apply(TableDelta(admissions=(entry,)))

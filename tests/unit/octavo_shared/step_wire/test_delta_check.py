@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from octavo_shared.errors import InvalidStepError
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.step import Fork, SamplingRow, TableDelta, pairs
+from octavo_shared.step_wire.step import Fork, GrammarLoad, SamplingRow, TableDelta, pairs
 from octavo_shared.step_wire.token_rules import TokenRules
 from tests.support.each_row import each_row
 from tests.support.sampling_ranges import AT_THE_ENDS, OUT_OF_RANGE
@@ -22,6 +23,10 @@ def slots(*values: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
 def admitting(**changes: object) -> TableDelta:
     """Return a delta that admits slot 2, with `changes`."""
     return TableDelta(admissions=(admission(**{"slot": 2, "blocks": (5,), **changes}),))  # type: ignore[arg-type]
+
+
+def loading(*grammar_slots: int) -> TableDelta:
+    return TableDelta(grammar_loads=tuple(GrammarLoad(slot, Grammar(b"new")) for slot in grammar_slots))
 
 
 def forking(parent_slot: int = 0, slot: int = 3, generation: int = 1) -> TableDelta:
@@ -181,6 +186,28 @@ REFUSED = {
         TableDelta(forks=(Fork(0, 3, 1, SamplingRow()), Fork(0, 3, 1, SamplingRow()))),
         "slot 3 is forked into but live",
     ),
+    "load into a grammar slot that is not empty": (loading(1), "grammar slot 1 is loaded into but not empty"),
+    "load twice": (loading(2, 2), "grammar slot 2 is loaded into but not empty"),
+    "load beyond the grammar slots": (loading(3), "grammar slot 3 is loaded into; there are 3 slots"),
+    "drop of a grammar that a slot uses": (
+        TableDelta(grammar_drops=(0,)),
+        "grammar slot 0 is dropped but slot 0 uses it",
+    ),
+    "drop of an empty grammar slot": (TableDelta(grammar_drops=(2,)), "grammar slot 2 is dropped but empty"),
+    "drop twice": (TableDelta(grammar_drops=(1, 1)), "grammar slot 1 is dropped but empty"),
+    "drop of a negative grammar slot": (
+        TableDelta(grammar_drops=(-1,)),
+        "grammar slot -1 is dropped; there are 3 slots",
+    ),
+    "admission with an empty grammar slot": (admitting(grammar_slot=2), "grammar slot 2 is used by slot 2 but empty"),
+    "admission with a dropped grammar": (
+        replace(admitting(grammar_slot=1), grammar_drops=(1,)),
+        "grammar slot 1 is used by slot 2 but empty",
+    ),
+    "admission with an unknown grammar slot": (
+        admitting(grammar_slot=3),
+        "grammar slot 3 is used by slot 2; there are 3 slots",
+    ),
 }
 
 
@@ -305,6 +332,18 @@ def test_a_chunk_below_max_model_len_is_accepted() -> None:
     layout = table.apply(TableDelta(admissions=(entry,), prefill_chunks=pairs((2, 15))))
 
     assert layout.slots.tolist() == [0, 2]
+
+
+def test_a_grammar_may_be_dropped_with_its_last_user_and_another_loaded_in_its_place_in_one_delta() -> None:
+    table = decoding_table()
+    delta = replace(
+        admitting(grammar_slot=0), released_slots=slots(0), grammar_drops=(0,), grammar_loads=loading(0).grammar_loads
+    )
+
+    table.apply(delta)
+
+    assert table.grammars == [Grammar(b"new"), Grammar(b"two"), None]
+    assert table.grammar_slot[2] == 0
 
 
 def test_a_slot_may_be_released_and_given_out_in_one_delta() -> None:

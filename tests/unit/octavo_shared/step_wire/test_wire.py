@@ -8,8 +8,9 @@ import pytest
 
 from octavo.execution.v1 import execution_service_pb2, sampling_params_pb2, step_pb2
 from octavo_shared.errors import InvalidStepError
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.executor_info import ExecutorInfo
-from octavo_shared.step_wire.step import Admission, Fork, SamplingRow, Step, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.step import Admission, Fork, GrammarLoad, SamplingRow, Step, StepResult, TableDelta, pairs
 from octavo_shared.step_wire.token_rules import TokenRules, pad_words
 from octavo_shared.step_wire.wire import (
     MAX_WIRE_VERSION,
@@ -26,6 +27,7 @@ from octavo_shared.step_wire.wire import (
     encode_result,
     encode_sampling,
     encode_step,
+    feature_bits_of,
 )
 from octavo_shared.step_wire.wire_rules import decode_rules, encode_rules
 from tests.support.each_row import each_row
@@ -84,6 +86,7 @@ def full_step() -> Step:
         token_rules=RULES,
         num_prompt_logprobs=3,
         traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        grammar_slot=0,
     )
     plainer = dataclasses.replace(
         admission,
@@ -93,9 +96,12 @@ def full_step() -> Step:
         token_rules=None,
         num_prompt_logprobs=-1,
         traceparent=None,
+        grammar_slot=None,
     )
     delta = TableDelta(
         released_slots=np.array([0, 7], np.int32),
+        grammar_drops=(3, 0),
+        grammar_loads=(GrammarLoad(0, Grammar(b"{}")), GrammarLoad(5, Grammar(b""))),
         admissions=(admission, plainer),
         beam_forks=(Fork(2, 13, 3, SAMPLING), Fork(13, 14, 1, SamplingRow(num_candidates=3))),
         appended_tokens=pairs((1, 11), (2, 12)),
@@ -118,6 +124,28 @@ def full_step() -> Step:
 
 def test_a_step_with_everything_survives_the_wire() -> None:
     assert plain(over_the_wire(full_step())) == plain(full_step())
+
+
+@each_row(
+    (TableDelta(), 0),
+    (TableDelta(admissions=(dataclasses.replace(full_step().delta.admissions[0], grammar_slot=None),)), 0),
+    (TableDelta(admissions=full_step().delta.admissions), 1 << 4),
+    (TableDelta(grammar_drops=(0,)), 1 << 4),
+    (TableDelta(grammar_loads=(GrammarLoad(0, Grammar(b"")),)), 1 << 4),
+)
+def test_the_feature_bits_of_a_step_are_those_of_what_it_has(delta: TableDelta, bits: int) -> None:
+    assert feature_bits_of(Step(1, 1, delta)) == bits
+    assert (
+        feature_bits_of(Step(1, 1, delta, registered_blocks=np.zeros(1, np.int32), block_names=bytes(16))) == bits | 4
+    )
+
+
+def test_a_grammar_with_another_digest_is_refused() -> None:
+    message = encode_step(Step(1, 1, TableDelta(grammar_loads=(GrammarLoad(5, Grammar(b"{}")),))))
+    message.grammar_loads[0].digest = bytes(32)
+
+    with pytest.raises(InvalidStepError, match=r"^the grammar for grammar slot 5 has the SHA-256 44136fa"):
+        decode_step(message)
 
 
 def test_a_swap_out_survives_the_wire() -> None:
@@ -259,6 +287,7 @@ def test_executor_info_survives_the_wire_with_the_wire_versions() -> None:
         "i", "m", "h", "float32", 16, 100, 3, 2048, 49152, 256, 4096, 2**22, (2, 0), 2, sliding_window_tokens=4096,
         sampling_defaults={"temperature": 0.0, "top_k": 20, "top_p": 0.75, "repetition_penalty": 1.0},
         numerics_id="1f", is_invariant=True, weights_digest="2e", why_not_invariant="of torch",
+        num_grammar_slots=256, matcher_id="of a version", max_grammar_bytes=2**18,
     )  # fmt: skip
 
     message = execution_service_pb2.GetExecutorInfoResponse.FromString(encode_info(info).SerializeToString())

@@ -3,13 +3,16 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
 
-from octavo.execution.v1 import capability_pb2, step_pb2
+from octavo.execution.v1 import capability_pb2, execution_service_pb2, step_pb2
 from octavo_shared.errors import ExecutorFaultError, InvalidStepError
+from octavo_shared.step_wire.attach_agreement import agreed_capabilities, agreed_parameters
 from octavo_shared.step_wire.capability import Capability, common, names_of
+from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS, WireAgreement
 from tests.support.each_row import each_row
 
@@ -114,3 +117,32 @@ def test_a_step_beyond_what_was_agreed_on_is_refused_by_name(
     with pytest.raises(InvalidStepError) as refused:
         agreement.check_step(step)
     assert str(refused.value).startswith(f"step 7 {words}")
+
+
+INFO = ExecutorInfo(
+    "i", "m", "h", "float32", 16, 100, 3, 2048, 49152, 256, 4096, 2**22, (2,),
+    num_grammar_slots=256, matcher_id="one", max_grammar_bytes=1000,
+)  # fmt: skip
+
+
+@each_row(
+    ([4, 9], {}, {4, 9}, (256, 1000)),
+    ([4, 9], {"num_grammar_slots": 8, "max_grammar_bytes": 2000}, {4, 9}, (8, 1000)),
+    ([4, 9], {"matcher_id": "one"}, {4, 9}, (256, 1000)),
+    ([4, 9], {"matcher_id": "another"}, {9}, None),
+    ([4], {}, set(), None),
+    ([9], {}, {9}, None),
+)
+def test_grammars_are_agreed_only_with_row_flags_and_the_same_matcher_and_of_each_number_the_lesser_one(
+    wanted: list[int], parameters: dict[str, Any], agreed: set[int], numbers: tuple[int, int] | None
+) -> None:
+    request = execution_service_pb2.AttachRequest(
+        capabilities=wanted,  # type: ignore[arg-type]
+        capability_parameters=capability_pb2.CapabilityParameters(**parameters),
+    )
+
+    capabilities = agreed_capabilities(request, INFO)
+    found = agreed_parameters(request, INFO, capabilities)
+
+    assert capabilities == agreed
+    assert (None if found is None else (found.num_grammar_slots, found.max_grammar_bytes)) == numbers

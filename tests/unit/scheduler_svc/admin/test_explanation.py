@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from octavo.admin.v1 import admin_pb2
+from octavo_shared.grammar.grammar import Grammar
 from scheduler_svc.admin.explanation import ahead_text, explain, obstacle_texts, queued_requests
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.engine.live_request import LiveRequest
@@ -45,6 +46,16 @@ def test_who_fits_and_stands_first_waits_for_a_step() -> None:
     idle = IdleEngine([A], small_limits())
     request = idle.add(group(0, 5))
     assert why(idle, request) == f"waits: next in the queue; on {A}, fits, and waits for token budget in a step"
+
+
+def test_who_finds_no_grammar_slot_says_so_and_those_without_a_grammar_pass_it() -> None:
+    idle = IdleEngine([A], small_limits(grammar_slots=1))
+    idle.add(group(0, 5, grammar=Grammar(b"one")))
+    idle.planners[0].schedule(0.0)
+    waiting, behind = idle.add(group(1, 5, grammar=Grammar(b"two"))), idle.add(group(2, 5))
+    text = f"on {A}, waits for a grammar slot: requests that run use all 1"
+    assert why(idle, waiting).endswith(text)
+    assert why(idle, behind).endswith(f"on {A}, fits, and waits for token budget in a step")
 
 
 def test_blocks_are_counted_as_the_admission_counts_them() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.steplog.v1 import step_log_pb2 as pb
+from octavo_shared.grammar.grammar import Grammar
 from scheduler_svc.core.waiting.tenant_shares import EQUAL_SHARES
 from scheduler_svc.step_log import encoding, writer
 from scheduler_svc.step_log.log_files import files_in
@@ -16,13 +17,15 @@ from tests.support.driving import group, small_limits
 from tests.support.fleet_driving import FleetBench
 from tests.support.step_logs import AMPLE_BYTES, check_replay, recording, replayed
 
+SECRET = b'{"grammars": [{"json_schema": {"title": "what nobody may know"}}]}'
+
 
 def record_some(directory: Path, *, masks_tokens: bool = False, calls_per_file: int | None = None) -> None:
     """Record a fleet that runs three requests."""
     with recording(directory, masks_tokens=masks_tokens, calls_per_file=calls_per_file) as make:
-        bench = FleetBench(small_limits(prefix_caching=True), make_fleet=make)
+        bench = FleetBench(small_limits(prefix_caching=True, grammar_slots=1), make_fleet=make)
         for arrival in range(3):
-            bench.add(group(arrival, 6))
+            bench.add(group(arrival, 6, grammar=None if arrival == 0 else Grammar(SECRET + bytes([arrival]))))
         bench.run()
 
 
@@ -114,13 +117,15 @@ def test_a_folder_that_cannot_be_written_to_is_refused(name: str, words: str, tm
     assert str(refused.value) == f"--step-log {tmp_path / name} {words}"
 
 
-def test_a_masked_log_has_no_prompt_in_it_and_replays(tmp_path: Path) -> None:
+def test_a_masked_log_has_no_prompt_and_no_grammar_in_it_and_replays(tmp_path: Path) -> None:
     record_some(tmp_path / "plain", calls_per_file=20)
     record_some(tmp_path / "masked", masks_tokens=True, calls_per_file=20)
     prompt = group(0, 6).prompt_token_ids.astype("<i4").tobytes()
     for name, is_there in (("plain", True), ("masked", False)):
         content = b"".join(path.read_bytes() for path in files_in(tmp_path / name))
         assert (prompt in content) is is_there
+        assert (SECRET in content) is is_there
+        assert (Grammar(SECRET + bytes([1])).digest in content) is is_there
         assert len(files_in(tmp_path / name)) > 1
         check_replay(tmp_path / name)
 

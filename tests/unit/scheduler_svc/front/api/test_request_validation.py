@@ -206,7 +206,6 @@ def test_what_is_wrong_is_refused_with_field_value_and_limit(name: str) -> None:
 
 UNSUPPORTED: dict[str, pb.GenerateRequest] = {
     "lora_adapter": pb.GenerateRequest(text="a", lora_adapter="x"),
-    "sampling_params.grammar": request(grammar=generation_pb2.Grammar(regex="a")),
 }
 
 

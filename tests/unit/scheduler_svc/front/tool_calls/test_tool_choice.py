@@ -42,26 +42,31 @@ NAMED = {"type": "function", "function": {"name": "now"}}
 
 
 @each_row(
-    ([tool()], "required", "tool_choice", "cannot force"),
-    ([tool()], NAMED, "tool_choice", 'an object of type "function"; it must be "auto" or "none"'),
-    ([tool()], {"type": "allowed_tools"}, "tool_choice", '"allowed_tools"'),
-    ([tool()], "any", "tool_choice", 'is "any"; it must be "auto" or "none"$'),
-    ([tool()], ["none"], "tool_choice", '"auto" or "none"'),
+    ([tool("then")], NAMED, "tool_choice.function.name", '"now"; it must be the name of a function in tools'),
+    ([tool()], {"type": "function", "function": "now"}, "tool_choice.function.name", "unset"),
+    ([tool()], {"type": "allowed_tools"}, "tool_choice", '"allowed_tools"}; it must be "auto", "none", "required", or'),
+    ([tool()], "any", "tool_choice", 'is "any"; it must be "auto", "none", "required", or {"type": "function"'),
+    ([tool()], ["none"], "tool_choice", '"auto", "none"'),
     (None, "auto", "tool_choice", "without tools"),
     (None, NAMED, "tool_choice", "without tools"),
     ([], None, "tools", "tools is empty; it must be 1 to 128 tools long"),
     ([tool(f"f{n}") for n in range(MAX_TOOLS + 1)], None, "tools", "129 tools long"),
-    ([openai.pydantic_function_tool(Now)], None, "tools[0].function.strict", r'\["strict"\] = False afterwards'),
     (["now"], None, "tools[0]", "an object"),
     ([tool(), {"type": "custom", "custom": {"name": "x"}}], None, "tools[1].type", '"custom"; it must be "function"'),
     ([{"type": "function", "name": "now"}], None, "tools[0].function", "unset; it must be an object"),
     ([tool("get weather")], None, "tools[0].function.name", '"get weather"'),
     ([tool("f" * 65)], None, "tools[0].function.name", "1 to 64"),
     ([tool(None)], "none", "tools[0].function.name", "unset"),
-    ([tool(), tool()], None, "tools[1].function.name", '"now"; it must be another name'),
-    ([tool(description=1)], None, "tools[0].function.description", "a text"),
+    ([tool(), tool()], None, "tools[1].function.name", '"now"; it must be a unique name'),
+    ([tool(description=1)], None, "tools[0].function.description", "a string"),
     ([tool(parameters=[])], None, "tools[0].function.parameters", "a JSON schema"),
-    ([tool(strict=True)], None, "tools[0].function.strict", "true"),
+    ([tool(strict="yes")], None, "tools[0].function.strict", '"yes"; it must be true, false, or unset'),
+    (
+        [tool(strict=True, parameters={"type": "array"})],
+        None,
+        "tools[0].function.parameters",
+        '"type": "object", as the',
+    ),
 )
 def test_what_is_wrong_or_cannot_be_done_is_refused_by_name(
     tools: list[Any] | None, choice: Any, field: str, says: str
@@ -72,7 +77,26 @@ def test_what_is_wrong_or_cannot_be_done_is_refused_by_name(
     assert caught.value.field == field
 
 
-@each_row(None, [tool()])
-def test_parallel_calls_cannot_be_switched_off(tools: list[Any] | None) -> None:
+def test_parallel_calls_are_no_matter_without_tools() -> None:
     with pytest.raises(InvalidFieldError, match="parallel_tool_calls"):
-        check_tools(tools, parallel_tool_calls=False)
+        check_tools(None, parallel_tool_calls=False)
+
+
+STRICT = [openai.pydantic_function_tool(Now), tool("then")]
+
+
+@each_row(
+    ([tool()], {}, None, set()),
+    ([tool()], {"tool_choice": "required"}, ("tool_choice", '"required"'), {"now"}),
+    ([tool(), tool("then")], {"tool_choice": NAMED}, ("tool_choice", "a function"), {"now"}),
+    ([tool()], {"parallel_tool_calls": False}, ("parallel_tool_calls", "false"), set()),
+    (STRICT, {}, ("tools[0].function.strict", "true"), set()),
+    (STRICT, {"tool_choice": NAMED}, ("tool_choice", "a function"), {"now"}),
+)
+def test_what_only_a_grammar_holds_is_told(
+    tools: list[Any], fields: dict[str, Any], holds: tuple[str, str] | None, forced: set[str]
+) -> None:
+    tools = [{**one, "function": {**one["function"], "name": one["function"]["name"].lower()}} for one in tools]
+    checked = check_tools(tools, **fields)
+    assert checked is not None
+    assert (checked.holds, {*checked.forced}) == (holds, forced)

@@ -1,0 +1,1 @@
+"""From what clients ask for, a schema, a regular expression, tools, to the grammar that executors follow."""

@@ -1,0 +1,219 @@
+"""Which tokens a grammar allows behind an output: the one place, with `matcher_tokenizer.py`, that knows llguidance.
+
+The state of a matcher is a function of the output's tokens alone, so an executor can build it anew at any time. Two
+things of the library stand against that, and are dealt with here:
+
+- A matcher in error allows exactly the end of the sequence, which would look like a finished output. So it is asked for
+  its error after every call, and where it has one there is no mask.
+- How much it may compute at a time depends on what it has computed before, and copies share that. So at an error the
+  matcher is built anew, on its own, with a mask at every position, as if the output had been drawn with it; only what
+  fails then too counts.
+"""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo_shared.errors import OctavoServiceError
+from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar
+from octavo_shared.grammar.matcher_tokenizer import MatcherTokenizer as MatcherTokenizer
+from octavo_shared.grammar.matcher_tokenizer import UnsupportedTokenizerError as UnsupportedTokenizerError
+from octavo_shared.grammar.matcher_tokenizer import matcher_id_of as matcher_id_of
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+MaskRow = npt.NDArray[np.uint32]
+
+# What a mask may compute at most: some 4 ms of the lexer and 1 ms of the parser, while others of the step wait. Whoever
+# changes them raises _RULES_VERSION.
+_STEP_LEXER_FUEL = 50_000
+_STEP_MAX_ITEMS = 25_000
+
+
+# A chain of 20,000 rules took less than 64 MiB. It is address space: what is not used is not there.
+_STACK_BYTES = 256 * 2**20
+_changing_stack_size = threading.Lock()
+
+# What the library says of a token that does not follow; all else that it says of one is about a limit.
+_MISMATCHES = ("doesn't satisfy the grammar", "out of range", "parser stopped")
+
+
+class GrammarError(OctavoServiceError):
+    """An output cannot go on by its grammar; the message is the library's, in one line."""
+
+
+class GrammarFailedError(GrammarError):
+    """The grammar cannot be compiled, or the output does not follow it."""
+
+
+class GrammarLimitError(GrammarError):
+    """The matcher would have to compute more than it may."""
+
+
+class NoTokenAllowedError(GrammarError):
+    """The grammar allows no token, and the output may not end here."""
+
+
+def check_grammar(tokenizer: MatcherTokenizer, grammar: Grammar) -> str:
+    """Return why outputs cannot follow a grammar, in the words of its parser and with the place; empty: they can.
+
+    Takes up to some 0.3 s, mostly far less, and cannot be stopped: call it on a thread. It works on one of its own.
+    """
+    if len(grammar.body) > MAX_GRAMMAR_BYTES:
+        return f"it has {len(grammar.body)} bytes; the limit is {MAX_GRAMMAR_BYTES}"
+    with thread_of_large_stack("grammar-check") as thread:
+        return thread.submit(reason_against, tokenizer, grammar).result()
+
+
+def thread_of_large_stack(name: str) -> ThreadPoolExecutor:
+    """Return a pool of one thread, on whose stack no grammar of `MAX_GRAMMAR_BYTES` overflows.
+
+    The library calls itself for rules that name each other, and an overflow ends the process.
+    """
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+    with _changing_stack_size:
+        former = threading.stack_size(_STACK_BYTES)
+        try:
+            pool.submit(int).result()  # a pool starts its thread with the first task
+        finally:
+            threading.stack_size(former)
+    return pool
+
+
+def reason_against(tokenizer: MatcherTokenizer, grammar: Grammar) -> str:
+    """See `check_grammar`; on this thread, whose stack a hostile grammar may overflow."""
+    try:
+        OutputMatcher(tokenizer, grammar).fill_mask(np.zeros(tokenizer.num_mask_words, np.uint32))
+    except NoTokenAllowedError:
+        return "no text satisfies it"
+    except GrammarError as error:
+        return str(error)
+    return ""
+
+
+class OutputMatcher:
+    """Follows one output by a grammar. Not thread-safe.
+
+    Raises: GrammarFailedError: the grammar cannot be compiled.
+    """
+
+    def __init__(self, tokenizer: MatcherTokenizer, grammar: Grammar) -> None:
+        self._tokenizer = tokenizer
+        self._grammar = grammar
+        self._matcher = _compile(tokenizer, grammar)
+        self._token_ids: list[int] = []  # followed so far, without what ends an output
+        self._has_ended = False
+        self._has_mask = False  # of this position
+        self._is_on_its_own = True  # shares nothing with a copy, and had a mask at every position
+
+    def follow(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
+        """Consume what an output has beyond what was consumed; what is behind its end is ignored.
+
+        Args:
+            token_ids: All of the output, whose beginning is what was consumed before.
+
+        Raises: GrammarError: as `fill_mask`.
+        """
+        new = [int(token_id) for token_id in token_ids[len(self._token_ids) :]]
+        if not new or self._has_ended:
+            return
+        end = next((index for index, token_id in enumerate(new) if token_id in self._tokenizer.eos_token_ids), None)
+        if new := new[:end]:
+            self._is_on_its_own &= self._has_mask and len(new) == 1
+            self._has_mask = False
+            self._token_ids += new
+            self._matcher.consume_tokens(new)
+            if self._matcher.is_error():
+                self._build_anew()
+        if end is not None:
+            if not self._matcher.is_accepting():
+                raise GrammarFailedError("the output ends where its grammar does not")
+            self._has_ended = True
+
+    def fill_mask(self, row: MaskRow) -> None:
+        """Write which tokens may come next: bit i % 32 of word i // 32 stands for token i.
+
+        Behind the end of an output, and where nothing but its end can follow, these are the tokens that end it.
+
+        Args:
+            row: [num_mask_words], contiguous.
+
+        Raises:
+            NoTokenAllowedError: none.
+            GrammarLimitError: see there.
+            GrammarFailedError: what was followed is not of the grammar.
+        """
+        if self._has_ended:
+            row[:] = 0
+            for token_id in self._tokenizer.eos_token_ids:
+                row[token_id // 32] |= np.uint32(1 << token_id % 32)
+            return
+        _compute_mask(self._matcher, row)
+        if self._matcher.is_error():
+            self._build_anew()
+            _compute_mask(self._matcher, row)
+            _require_sound(self._matcher)
+        self._has_mask = True
+        if not row.any():
+            raise NoTokenAllowedError("the grammar allows no token")
+
+    def fork(self) -> "OutputMatcher":
+        """Return a copy that follows an output with the same tokens so far."""
+        copy = object.__new__(OutputMatcher)
+        copy._tokenizer, copy._grammar = self._tokenizer, self._grammar
+        copy._matcher = self._matcher.deep_copy()
+        copy._token_ids, copy._has_ended, copy._has_mask = [*self._token_ids], self._has_ended, self._has_mask
+        copy._is_on_its_own = self._is_on_its_own = False
+        return copy
+
+    def _build_anew(self) -> None:
+        """Follow the output from its beginning, with a mask at every position. Raises GrammarError: that fails too."""
+        if self._is_on_its_own:
+            _require_sound(self._matcher)
+        self._matcher, self._is_on_its_own = _compile(self._tokenizer, self._grammar), True
+        row = np.zeros(self._tokenizer.num_mask_words, np.uint32)
+        for token_id in self._token_ids:
+            _compute_mask(self._matcher, row)
+            _require_sound(self._matcher)
+            self._matcher.consume_token(token_id)
+            _require_sound(self._matcher)
+
+
+def _compile(tokenizer: MatcherTokenizer, grammar: Grammar) -> "LLMatcher":
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(step_lexer_fuel=_STEP_LEXER_FUEL, step_max_items=_STEP_MAX_ITEMS, verbose_errors=False)
+    try:
+        body = grammar.body.decode()
+    except UnicodeDecodeError as error:
+        raise GrammarFailedError(f"it is not UTF-8: {error}") from error
+    matcher = LLMatcher(tokenizer.loaded, body, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise GrammarFailedError(_words(matcher))
+    return matcher
+
+
+def _compute_mask(matcher: "LLMatcher", row: MaskRow) -> None:
+    matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+
+
+def _require_sound(matcher: "LLMatcher") -> None:
+    """Raise the GrammarError of a matcher in error."""
+    if not matcher.is_error():
+        return
+    words = _words(matcher)
+    if words.startswith("NoExtension"):
+        raise NoTokenAllowedError("the grammar allows no token")
+    if any(mismatch in words for mismatch in _MISMATCHES):
+        raise GrammarFailedError(words)
+    raise GrammarLimitError(words)
+
+
+def _words(matcher: "LLMatcher") -> str:
+    """Return the error of a matcher in one line."""
+    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())

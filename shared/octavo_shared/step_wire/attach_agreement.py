@@ -1,0 +1,29 @@
+"""What both sides agree on at Attach, of what the scheduler wants and the executor has; docs/execution-wire.md."""
+
+from collections.abc import Set as AbstractSet
+
+from octavo.execution.v1 import capability_pb2
+from octavo.execution.v1 import execution_service_pb2 as pb
+from octavo_shared.step_wire.capability import Capability, common
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+
+
+def agreed_capabilities(request: pb.AttachRequest, info: ExecutorInfo) -> frozenset[Capability]:
+    """Return the capabilities that both have; grammars only with row flags, and with the matcher that is asked for."""
+    agreed = common(request.capabilities, info.capabilities)
+    has_matcher = request.capability_parameters.matcher_id in ("", info.matcher_id)
+    return agreed if Capability.ROW_FLAGS in agreed and has_matcher else agreed - {Capability.GRAMMARS}
+
+
+def agreed_parameters(
+    request: pb.AttachRequest, info: ExecutorInfo, capabilities: AbstractSet[Capability]
+) -> capability_pb2.CapabilityParameters | None:
+    """Return the lesser of each number; one that the scheduler did not say is the executor's. None: there are none."""
+    if Capability.GRAMMARS not in capabilities:
+        return None
+    wanted = request.capability_parameters
+    return capability_pb2.CapabilityParameters(
+        num_grammar_slots=min(wanted.num_grammar_slots or info.num_grammar_slots, info.num_grammar_slots),
+        matcher_id=info.matcher_id,
+        max_grammar_bytes=min(wanted.max_grammar_bytes or info.max_grammar_bytes, info.max_grammar_bytes),
+    )
