@@ -187,7 +187,12 @@ async def _end_all(world: World) -> None:
     """Wait until all requests have ended, send the last ones, and look at what is left."""
     checks, loop = world.checks, world.loop
     deadline_s = loop.time() + LIVENESS_BOUND_S
-    await _until(world, lambda: all(s.is_serving for s in world.schedulers), deadline_s, "not ready")
+    await _until(
+        world,
+        lambda: all(machine.is_serving for machine in (*world.schedulers, *world.fronts)),
+        deadline_s,
+        "not ready",
+    )
     await _until_all_ended(world)
     # Until then a client may seem to be there that has gone: its requests go on.
     await asyncio.sleep(SERVER_KEEPALIVE_S + 2 * RECONNECT_BACKOFF_S)
@@ -218,9 +223,10 @@ async def _check_link(world: World, machine: SchedulerMachine) -> None:
     link = machine.scheduler.link
     if link is None:
         return
-    cells, left = [front.front.cell for front in machine.fronts if front.front and front.front.cell], ""
+    joined = [front for front in world.fronts if machine in front.schedulers]
+    cells, left = [front.cell for front in joined if front.cell], ""
     for _ in range(LINK_LOOKS):
-        if not (left := left_on_the_link(link, cells)):
+        if not (left := left_on_the_link(link, cells, len(joined[0].schedulers))):
             return
         await asyncio.sleep(LINK_LOOK_INTERVAL_S)
     world.checks.break_promise(f"all requests have ended, and on the link there is: {left}")

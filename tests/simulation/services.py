@@ -198,11 +198,12 @@ class SimulatedScheduler:
 
 @dataclass(slots=True)
 class SimulatedFront:
-    """A front process of a scheduler; `run` once.
+    """A front process; `run` once.
 
     Attributes:
-        address: Where clients find it, or another front of the scheduler.
-        links: Where the engines are that it joins.
+        address: Where clients find it, or another front beside it.
+        links: Where the engines are that it joins, as `--engine` has them.
+        resolve: Looks a name among them up.
         name: Its id, which a restart keeps.
         unix_s: Returns the date.
     """
@@ -210,6 +211,7 @@ class SimulatedFront:
     network: Network
     address: str
     links: Sequence[str]
+    resolve: Resolve
     name: str
     process: SimulatedProcess
     config: SchedulerConfig
@@ -225,7 +227,10 @@ class SimulatedFront:
         """Join the core, and serve once that one has said how it is."""
         tokenizer = ModelTokenizer()
         cell = self.cell = Cell(
-            Membership(self.links, self.config.resolve_interval_s), self._open_engine, tokenizer.load, self._set_ready
+            Membership(self.links, self.config.resolve_interval_s, self.resolve),
+            self._open_engine,
+            tokenizer.load,
+            self._set_ready,
         )
         self.generation = GenerationServicer(Generation(cell, tokenizer, front_settings(self.config)))
         self.server = SimulatedServer(self.process, self.address, [StatusInterceptor(), KeepBodies(PROMPT_METHODS)])
