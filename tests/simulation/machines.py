@@ -11,7 +11,9 @@ from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.surroundings import PREFIX_KEY_BYTES, Surroundings
 from scheduler_svc.link.cell import Cell
 from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.remote_engine import RemoteEngine
 from tests.simulation.attach_checks import watch_attachment
+from tests.simulation.cell_checks import watch_submissions
 from tests.simulation.link_watch import watch_front, watch_link
 from tests.simulation.plan import BY_NAME, ExecutorPlan
 from tests.simulation.processes import SimulatedProcess
@@ -297,6 +299,7 @@ class FrontMachine(Machine):
         address: Where clients find it, or another front beside it.
         schedulers: Where the cores run that it joins.
         front: The process that runs or ran last.
+        engines: All that this process has joined.
     """
 
     def __init__(self, world: "World", address: str, name: str, schedulers: Sequence[SchedulerMachine]) -> None:
@@ -304,6 +307,7 @@ class FrontMachine(Machine):
         self.address = address
         self.schedulers = schedulers
         self.front: SimulatedFront | None = None
+        self.engines: list[RemoteEngine] = []
 
     @property
     def cell(self) -> Cell | None:
@@ -319,7 +323,14 @@ class FrontMachine(Machine):
         """Start a process."""
         if self.is_up:
             return
-        world, process = self._world, self.begin()
+        world, process, engines = self._world, self.begin(), list[RemoteEngine]()
+
+        def on_engine(engine: RemoteEngine) -> None:
+            engines.append(engine)
+            watch_front(engine, process.name, world.checks.watchers)
+            watch_submissions(engine, self, world.checks.break_promise)
+
+        self.engines = engines
         links = [scheduler.own_address for scheduler in self.schedulers]
         self.front = SimulatedFront(
             world.network,
@@ -330,7 +341,7 @@ class FrontMachine(Machine):
             process,
             self.schedulers[0].config,
             self.wall_clock(self.name),
-            lambda engine: watch_front(engine, process.name, world.checks.watchers),
+            on_engine,
         )
         world.checks.expect_no_end(process.start(self.front.run()), process)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.simulation.abort_checks import AbortChecks
+from tests.simulation.cell_checks import CellChecks, require_use, unused, watch_fronts
 from tests.simulation.checks import Checks, PromiseBrokenError
 from tests.simulation.endless import watching_callbacks
 from tests.simulation.faults import FAULT, strike
@@ -93,7 +94,7 @@ def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -
         watcher.run_begins(loop.time)
     with checks.reading_the_log(), fence(loop, f"{plan.seed}"):
         world = World(plan, loop, checks)
-        checks.watchers = (*checks.watchers, AbortChecks(world))
+        checks.watchers = (*checks.watchers, AbortChecks(world), CellChecks(world))
         try:
             with watching_callbacks(loop, checks.break_promise):
                 loop.run_until_complete(_play(world))
@@ -124,6 +125,8 @@ async def _play(world: World) -> None:
         machine.start()
     faults: list[asyncio.Task[None]] = []
     faults.append(loop.create_task(_strike_all(world, faults)))
+    if plan.cell:
+        loop.create_task(watch_fronts(world))
     for machine in world.schedulers:
         operator = SimulatedProcess(f"operator of {machine.name}", loop)
         address = machine.own_address
@@ -200,12 +203,13 @@ async def _end_all(world: World) -> None:
     asked = [request for request in world.plan.requests if not request.is_duplicate]
     good = [request for request in asked if shape(request.shape).kind != POISON]
     bad = [request for request in asked if shape(request.shape).kind == POISON][:NUM_LAST_POISONS]
-    begin = 0
+    begin, num_requests = 0, checks.num_requests()
     while begin < len(good):
         await _send_last(world, good[begin : begin + NUM_LAST_REQUESTS])
         begin += NUM_LAST_REQUESTS
-        if world.num_steps >= min(MIN_STEPS, 2 * world.plan.num_steps):
+        if world.num_steps >= min(MIN_STEPS, 2 * world.plan.num_steps) and not unused(world, num_requests):
             break
+    require_use(world, num_requests, good[:begin])
     for request in bad:
         checks.is_poisoned = True
         await _send_last(world, [request, *good[begin : begin + NUM_LAST_REQUESTS]])
