@@ -118,17 +118,17 @@ class CellChecks(Watcher):
                     )
 
 
-def unused(world: "World", num_requests: Mapping[Engine, int]) -> list[str]:
-    """Return the schedulers of a cell that got no request since they had so many."""
+def has_used_all(world: "World", num_requests: Mapping[Engine, int], sent: Sequence[RequestPlan]) -> bool:
+    """Return whether each scheduler of a cell got one of these, since it had so many requests, or it needs no more.
+
+    A promise is broken if they are enough to tell that one is left out.
+    """
     if not world.plan.cell:
-        return []
+        return True
     engines = {machine.name: machine.scheduler.engine for machine in world.schedulers if machine.scheduler is not None}
     counts = world.checks.num_requests()
-    return [name for name, engine in engines.items() if counts[engine] == num_requests.get(engine, 0)]
-
-
-def require_use(world: "World", num_requests: Mapping[Engine, int], sent: Sequence[RequestPlan]) -> None:
-    """Break a promise if some scheduler was left out while these were sent, and they are enough to tell."""
-    names = unused(world, num_requests)
-    if names and len({request.shape for request in sent}) >= _PROMPTS_PER_SCHEDULER * world.plan.num_schedulers:
-        world.checks.break_promise(f"{', '.join(names)} got none of {len(sent)} requests, and all is healed")
+    unused = [name for name, engine in engines.items() if counts[engine] == num_requests.get(engine, 0)]
+    has_enough = len({request.shape for request in sent}) >= _PROMPTS_PER_SCHEDULER * len(engines)
+    if unused and has_enough:
+        world.checks.break_promise(f"{', '.join(unused)} got none of {len(sent)} requests, and all is healed")
+    return not unused or has_enough

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.simulation.abort_checks import AbortChecks
-from tests.simulation.cell_checks import CellChecks, require_use, unused, watch_fronts
+from tests.simulation.cell_checks import CellChecks, has_used_all, watch_fronts
 from tests.simulation.checks import Checks, PromiseBrokenError
 from tests.simulation.endless import watching_callbacks
 from tests.simulation.faults import FAULT, strike
@@ -207,9 +207,10 @@ async def _end_all(world: World) -> None:
     while begin < len(good):
         await _send_last(world, good[begin : begin + NUM_LAST_REQUESTS])
         begin += NUM_LAST_REQUESTS
-        if world.num_steps >= min(MIN_STEPS, 2 * world.plan.num_steps) and not unused(world, num_requests):
+        if world.num_steps >= min(MIN_STEPS, 2 * world.plan.num_steps) and has_used_all(
+            world, num_requests, good[:begin]
+        ):
             break
-    require_use(world, num_requests, good[:begin])
     for request in bad:
         checks.is_poisoned = True
         await _send_last(world, [request, *good[begin : begin + NUM_LAST_REQUESTS]])
