@@ -284,7 +284,7 @@ class RemoteEngine:
         if (request := self._requests.pop(number, None)) is not None:
             self._num_untold -= request.request.width
             request.fail(error)
-            self._on_change()
+            asyncio.get_running_loop().call_soon(self._on_change)  # not here: it may move others, and we are in a loop
 
     # The stream ------------------------------------------------------------------------------------------------
 
