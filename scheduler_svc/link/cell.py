@@ -271,7 +271,15 @@ class Cell:
             if not self._has_own_tokenizer:
                 self._joined[address].keep_tokenizer(tuple(await fetch()))
 
-        return self._open_engine(address, read_tokenizer, self._on_change)
+        engine = self._open_engine(address, read_tokenizer, self._on_change)
+
+        def is_joined_elsewhere() -> bool:
+            place = engine.scheduler_id, engine.incarnation
+            others = [other for other in self.engines if other is not engine and other.is_reachable]
+            return any((other.scheduler_id, other.incarnation) == place for other in others)
+
+        engine.is_joined_elsewhere = is_joined_elsewhere
+        return engine
 
     async def wait_until_told(self) -> None:
         """Return once an engine has said how it is."""
@@ -292,9 +300,14 @@ class Cell:
 
     def families(self) -> Iterator[Family]:
         """Yield what this front knows of its engines."""
-        names = {joined.engine: joined.engine.scheduler_id or address for address, joined in self._joined.items()}
-        yield ENGINE_REQUESTS.family({(name,): engine.num_requests for engine, name in names.items()})
-        yield ENGINE_USED.family({(name,): engine in self._used for engine, name in names.items()})
+        requests: Counter[tuple[str]] = Counter()  # of a scheduler there may be several engines
+        used: Counter[tuple[str]] = Counter()
+        for address, joined in self._joined.items():
+            name = joined.engine.scheduler_id or address
+            requests[name,] += joined.engine.num_requests
+            used[name,] += joined.engine in self._used
+        yield ENGINE_REQUESTS.family(requests)
+        yield ENGINE_USED.family(used)
 
     # How the engines change --------------------------------------------------------------------------------------
 
