@@ -300,8 +300,8 @@ class Cell:
 
     def families(self) -> Iterator[Family]:
         """Yield what this front knows of its engines."""
-        requests: Counter[tuple[str]] = Counter()  # of a scheduler there may be several engines
-        used: Counter[tuple[str]] = Counter()
+        requests: Counter[tuple[str, ...]] = Counter()  # of a scheduler there may be several engines
+        used: Counter[tuple[str, ...]] = Counter()
         for address, joined in self._joined.items():
             name = joined.engine.scheduler_id or address
             requests[name,] += joined.engine.num_requests

@@ -83,7 +83,7 @@ def watch_submissions(engine: RemoteEngine, front: "FrontMachine", accuse: Calla
             accuse(f"{front.name} gives a request to an engine that is away, and others take some")
         await submit(*arguments)
 
-    engine.submit = looked_at  # type: ignore[method-assign]
+    engine.submit = looked_at  # type: ignore[method-assign, assignment]
 
 
 @dataclass(slots=True)

@@ -65,6 +65,11 @@ class Machine(ABC):
         """Return the date as a machine or a process has it."""
         return wall_clock(self._world.loop, f"{whose} {self._world.plan.seed}")
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether its process is ready."""
+        return self.is_up
+
     @abstractmethod
     def start(self) -> None:
         """Start a process, if none is there."""
