@@ -20,7 +20,7 @@ from octavo_shared.errors import DrainingError, NoExecutorError, OctavoServiceEr
 from octavo_shared.grpc.membership import Membership
 from octavo_shared.process.asking import any_says_yes
 from octavo_shared.process.events import Event
-from octavo_shared.process.metric import Family, Metric
+from octavo_shared.process.metric import Family, LabelValues, Metric
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from scheduler_svc.link.agreement import Candidate, Kind, agree, merged
 from scheduler_svc.link.placement import choose_place, prefix_of
@@ -273,7 +273,15 @@ class Cell:
             if not self._has_own_tokenizer:
                 self._joined[address].keep_tokenizer(tuple(await fetch()))
 
-        return self._open_engine(address, read_tokenizer, self._on_change)
+        engine = self._open_engine(address, read_tokenizer, self._on_change)
+
+        def is_joined_elsewhere() -> bool:
+            place = engine.scheduler_id, engine.incarnation
+            others = [other for other in self.engines if other is not engine and other.is_reachable]
+            return any((other.scheduler_id, other.incarnation) == place for other in others)
+
+        engine.is_joined_elsewhere = is_joined_elsewhere
+        return engine
 
     async def wait_until_told(self) -> None:
         """Return once an engine has said how it is."""
@@ -292,13 +300,12 @@ class Cell:
         while self.num_requests:
             await self._changed.wait()
 
-    @property
-    def engines_by_labels(self) -> dict[tuple[str, str], tuple[RemoteEngine, bool]]:
-        """The engines, and whether each is used, by the labels of metrics."""
-        return {
-            (self.name, joined.engine.scheduler_id or address): (joined.engine, joined.engine in self._used)
-            for address, joined in self._joined.items()
-        }
+    def count(self, requests: Counter[LabelValues], used: Counter[LabelValues]) -> None:
+        """Add what this front has at its engines, by the labels of metrics: of a scheduler there may be several."""
+        for address, joined in self._joined.items():
+            labels = self.name, joined.engine.scheduler_id or address
+            requests[labels] += joined.engine.num_requests
+            used[labels] += joined.engine in self._used
 
     # How the engines change --------------------------------------------------------------------------------------
 
@@ -313,7 +320,8 @@ class Cell:
 
     def _choose(self) -> None:
         """Say which engines are used, and with them the model that new requests are checked for."""
-        offers = {address: offer for address, joined in self._joined.items() if (offer := joined.candidate())}
+        listed = {address: self._joined[address] for address in self._addresses if address in self._joined}
+        offers = {address: offer for address, joined in listed.items() if (offer := joined.candidate())}
         agreement = agree(offers, self._kind)
         for address, cause in agreement.odd.items():
             if self._odd.get(address) != cause:
@@ -378,7 +386,7 @@ class Cell:
         """Leave engines that are no longer named, once nothing of ours waits for them."""
         for address, joined in list(self._joined.items()):
             engine = joined.engine
-            if address not in self._addresses and not engine.is_reachable and not engine.num_requests:
+            if address not in self._addresses and not engine.num_requests:
                 joined.task.cancel()
                 del self._joined[address]
 
@@ -407,6 +415,8 @@ class Cell:
 
 def cell_families(cells: Iterable[Cell]) -> Iterator[Family]:
     """Yield what a front knows of the engines of its cells."""
-    engines = {labels: state for cell in cells for labels, state in cell.engines_by_labels.items()}
-    yield ENGINE_REQUESTS.family({labels: engine.num_requests for labels, (engine, _) in engines.items()})
-    yield ENGINE_USED.family({labels: is_used for labels, (_, is_used) in engines.items()})
+    requests, used = Counter[LabelValues](), Counter[LabelValues]()
+    for cell in cells:
+        cell.count(requests, used)
+    yield ENGINE_REQUESTS.family(requests)
+    yield ENGINE_USED.family(used)

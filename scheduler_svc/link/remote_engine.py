@@ -95,6 +95,7 @@ class RemoteEngine:
         scheduler_id: The scheduler that it belongs to; "": it has not been joined.
         incarnation, prefix_key_fingerprint: See `CoreWelcome`.
         core_trouble: Why it did not answer, when it last did not.
+        is_joined_elsewhere: Whether we are joined to it at another address: a second session would end that one.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class RemoteEngine:
         self.incarnation = 0
         self.prefix_key_fingerprint = b""
         self._incarnations = {} if incarnations is None else incarnations
+        self.is_joined_elsewhere: Callable[[], bool] = lambda: False
         self._trouble = ""  # that broke the last stream
         self._num_taken = 0
 
@@ -289,13 +291,16 @@ class RemoteEngine:
         if (request := self._requests.pop(number, None)) is not None:
             self._num_untold -= request.request.width
             request.fail(error)
-            self._on_change()
+            asyncio.get_running_loop().call_soon(self._on_change)  # not here: it may move others, and we are in a loop
 
     # The stream ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Be joined to the engine, and join again whenever the stream breaks; until cancelled."""
         while True:
+            if self.is_joined_elsewhere():
+                await asyncio.sleep(LONGEST_PAUSE_S)
+                continue
             trouble = "it closed the stream"
             try:
                 async with self._open_channel() as channel:

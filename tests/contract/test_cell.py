@@ -13,7 +13,7 @@ from octavo.client import Client
 from octavo.values.outputs import Output
 from octavo.values.sampling_params import SamplingParams
 from scheduler_svc.config.client_side_config import FrontConfig
-from scheduler_svc.link.cell import Cell
+from scheduler_svc.link.cell import Cell, cell_families
 from scheduler_svc.processes.front_process import FrontService
 from tests.support.stack import Stack, running_stack, until
 
@@ -65,7 +65,7 @@ async def front_of(*stacks: Stack, **settings: object) -> AsyncIterator[Running]
     task = asyncio.create_task(front.run(told))
     try:
         await front.is_ready.wait()
-        await until(lambda: all(engine.model for engine in front.cells[""].engines))
+        await until(lambda: sum(engine.model is not None for engine in front.cells[""].engines) >= len(stacks))
         async with Client(front.address, resume_timeout_s=0) as client:  # nobody hides what a front lets through
             yield Running(list(stacks), front, client)
     finally:
@@ -187,6 +187,18 @@ async def test_a_request_that_waits_goes_on_where_its_scheduler_is_back(
         await until(lambda: second.engine.requests)
         assert await answer == expected
         await until(lambda: len(running.cell.engines) == 1)
+
+
+async def test_an_engine_that_has_two_addresses_is_joined_once() -> None:
+    """A name may have both kinds of IP addresses; a second session of a front ends the first one."""
+    async with scheduler_with(FakeWorker(step_ms=2), "scheduler-0") as stack:
+        port = engine_port(stack).rpartition(":")[2]
+        async with front_of(stack, engine=(f"127.0.0.1:{port}", f"localhost:{port}")) as running:
+            assert len(await running.ask(*range(6))) == 6
+            await asyncio.sleep(1.0)
+            assert sum(past.num_sessions for past in stack.link._past.values()) <= 3
+            [_, used] = cell_families([running.cell])
+            assert [(sample.labels, sample.value) for sample in used.samples] == [({"scheduler": "scheduler-0"}, 1)]
 
 
 async def test_an_abort_reaches_every_scheduler() -> None:

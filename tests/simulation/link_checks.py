@@ -43,10 +43,18 @@ class LinkChecks:
             self.accuse(f"sessions have {num_requests} requests, and their core {len(self.engine.requests)}")
 
 
-def left_on_the_link(link: CoreServicer, cells: Sequence[Cell]) -> str:
-    """Return what is left of requests and sessions that have ended, in words; `cells`: of the engine's fronts."""
+def left_on_the_link(link: CoreServicer, cells: Sequence[Cell], num_engines: int) -> str:
+    """Return what is left of requests, sessions and engines that have ended, in words.
+
+    Args:
+        link: Of an engine.
+        cells: Of the fronts that join it.
+        num_engines: How many they join.
+    """
     checked = [f"{num} requests that are checked" for cell in cells if (num := cell._num_checked_of.total())]
-    engines = [engine for cell in cells for engine in cell.engines]
+    checked += [f"{num} engines" for cell in cells if (num := len(cell.engines)) != num_engines]
+    all_engines = [engine for cell in cells for engine in cell.engines]
+    engines = [engine for engine in all_engines if engine.scheduler_id == link.incarnation.scheduler_id]
     of_fronts = (what for engine in engines for what in _left_at(link, engine))
     return ", ".join([*_left_at_the_engine(link, len(cells)), *checked, *of_fronts])
 

@@ -460,4 +460,49 @@ BUGS = (
         "            self.metrics.end(number)\n",
         "",
     ),
+    # Cells
+    Bug(
+        "the requests of a scheduler that is gone wait for it, and another one has nothing to do",
+        f"{LINK}/cell.py",
+        "        self._choose()\n        self._rescue()\n",
+        "        self._choose()\n",
+    ),
+    Bug(
+        "all fronts stay at one scheduler for ever",
+        f"{LINK}/cell.py",
+        "[self._joined[address] for address in agreement.used]",
+        "[self._joined[address] for address in agreement.used[:1]]",
+        LIVENESS,
+    ),
+    Bug(
+        "a scheduler that the name has no more is left with requests",
+        f"{LINK}/cell.py",
+        "not engine.is_reachable and not engine.num_requests:\n",
+        "not engine.is_reachable:\n",
+    ),
+    Bug(
+        "a scheduler that the name has no more is never left",
+        f"{LINK}/cell.py",
+        "            if address not in self._addresses and not engine.is_reachable",
+        "            if address is None and not engine.is_reachable",
+        LIVENESS,
+    ),
+    Bug(
+        "a request keeps its number at another scheduler",
+        f"{LINK}/remote_engine.py",
+        "        own_number = next(self._numbers)\n",
+        "        own_number = number\n",
+    ),
+    Bug(
+        "what a client says of a request that was moved goes to the scheduler that had it",
+        f"{LINK}/remote_request.py",
+        "        self._core, self._number = core, number\n",
+        "        self._number = number\n",
+    ),
+    Bug(
+        "a scheduler that is away is given new requests",
+        f"{LINK}/cell.py",
+        "        if engine.is_away or engine.why_not_ready or engine.model is None:\n",
+        "        if engine.model is None:\n",
+    ),
 )

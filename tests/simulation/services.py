@@ -204,11 +204,12 @@ class SimulatedScheduler:
 
 @dataclass(slots=True)
 class SimulatedFront:
-    """A front process of a scheduler; `run` once.
+    """A front process; `run` once.
 
     Attributes:
-        address: Where clients find it, or another front of the scheduler.
-        links: Where the engines are that it joins.
+        address: Where clients find it, or another front beside it.
+        links: Where the engines are that it joins, as `--engine` has them.
+        resolve: Looks a name among them up.
         name: Its id, which a restart keeps.
         unix_s: Returns the date.
     """
@@ -216,6 +217,7 @@ class SimulatedFront:
     network: Network
     address: str
     links: Sequence[str]
+    resolve: Resolve
     name: str
     process: SimulatedProcess
     config: SchedulerConfig
@@ -231,7 +233,10 @@ class SimulatedFront:
         """Join the core, and serve once that one has said how it is."""
         tokenizer = ModelTokenizer()
         cell = self.cell = Cell(
-            Membership(self.links, self.config.resolve_interval_s), self._open_engine, tokenizer.load, self._set_ready
+            Membership(self.links, self.config.resolve_interval_s, self.resolve),
+            self._open_engine,
+            tokenizer.load,
+            self._set_ready,
         )
         self.generation = generation_servicer(cell, tokenizer, self.config)
         self.server = SimulatedServer(self.process, self.address, [StatusInterceptor(), KeepBodies(PROMPT_METHODS)])
