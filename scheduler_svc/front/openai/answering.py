@@ -1,4 +1,4 @@
-"""What completions and chats have in common: the way from fields to responses, and the count of tokens."""
+"""What completions, chats and messages have in common: the way from fields to responses, and the count of tokens."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -13,7 +13,7 @@ from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLi
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import PROMPT_FIELDS, api_error
 from scheduler_svc.front.openai.field_reader import Reader
-from scheduler_svc.front.openai.fields import SamplingFields
+from scheduler_svc.front.openai.fields import RequestFields, SamplingFields
 from scheduler_svc.front.openai.models import check_model, fingerprint
 from scheduler_svc.front.openai.requests import Asked
 from scheduler_svc.front.openai.token_texts import TokenTexts
@@ -23,13 +23,14 @@ from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.request.outputs import FinishReason
 
-_Fields = TypeVar("_Fields", bound=SamplingFields)
+_Fields = TypeVar("_Fields", bound=RequestFields)
+_Asked = TypeVar("_Asked")
 
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 class Answering:
-    """Runs the requests of both endpoints.
+    """Runs the requests of an API's endpoints.
 
     Args:
         generation: Runs them.
@@ -42,8 +43,8 @@ class Answering:
         self._texts: TokenTexts | None = None
 
     async def read(
-        self, call: Call, kind: type[_Fields], ask: Callable[[_Fields, RequestLimits], Asked]
-    ) -> tuple[_Fields, Asked, TextModel]:
+        self, call: Call, kind: type[_Fields], ask: Callable[[_Fields, RequestLimits], _Asked]
+    ) -> tuple[_Fields, _Asked, TextModel]:
         """Return what a call asks for, and of which model; it counts as waiting while it is read.
 
         Raises: OctavoServiceError: it is refused.
@@ -52,16 +53,12 @@ class Answering:
         with self._generation.reading() as limits:
             model, _ = self._generation.served()
 
-            def make(parsed: dict[str, Any]) -> tuple[_Fields, Asked]:
+            def make(parsed: dict[str, Any]) -> tuple[_Fields, _Asked]:
                 fields = self._reader.read(parsed, kind, call.headers)
                 if fields.model is None:
                     rule = f"the name of the served model, {model.name}"
                     raise InvalidFieldError("model", "absent", rule + in_place_of("model", parsed, kind))
                 check_model(fields.model, model)
-                if fields.stream and fields.prompt_logprobs is not None:
-                    raise InvalidFieldError("prompt_logprobs", fields.prompt_logprobs, "unset with stream")
-                if fields.stream_options is not None:
-                    _check_stream_options(fields)
                 return fields, ask(fields, limits)
 
             fields, asked = await call.read(make)
@@ -167,12 +164,3 @@ def _of_prompt(error: InvalidFieldError, place: int) -> InvalidFieldError:
     if isinstance(error, PromptTooLongError):
         return PromptTooLongError(name, error.size, error.limits, name)
     return InvalidFieldError(name, error.value, error.limit) if error.field in PROMPT_FIELDS else error
-
-
-def _check_stream_options(fields: SamplingFields) -> None:
-    options = fields.stream_options
-    assert options is not None
-    if not fields.stream:
-        raise InvalidFieldError("stream_options", "set", "unset without stream true")
-    if options.include_obfuscation:
-        raise InvalidFieldError("stream_options.include_obfuscation", "true", "false or unset: chunks are not padded")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.api.generation import GrammarMaker
 from scheduler_svc.front.grammars.chat_grammar import chat_grammar, check_chat_grammar
 from scheduler_svc.front.openai.answering import finish_reason
@@ -24,6 +25,31 @@ from scheduler_svc.front.tool_calls.events import (
 )
 from scheduler_svc.front.tool_calls.output_parser import OutputParser
 from scheduler_svc.front.tool_calls.tool_choice import RequestedTools, check_tools
+
+# To parse so many tokens takes a few milliseconds.
+FEW_PARSED_TOKENS = 1024
+
+
+class ChatFormats:
+    """Knows how the served model writes tool calls and reasoning.
+
+    Args:
+        tool_call_parser: The name of the format of calls.
+        reasoning_parser: That of the reasoning.
+    """
+
+    def __init__(self, tool_call_parser: str, reasoning_parser: str) -> None:
+        self._parsers = tool_call_parser, reasoning_parser
+        self._format: ChatFormat | None = None
+
+    def outputs(self, fields: ChatFields, asked: Asked, model: TextModel) -> "ChatOutputs":
+        """Return what parses the outputs of a request, which is changed. Raises InvalidFieldError: see there."""
+        if self._parsers[0] == "none" and fields.tools and fields.tool_choice != "none":
+            rule = "unset: this server was started with --tool-call-parser none, so it cannot parse tool calls"
+            raise InvalidFieldError("tools", "set", rule)
+        if self._format is None or self._format.tokenizer is not model.tokenizer:
+            self._format = ChatFormat.of(model.tokenizer, *self._parsers)
+        return ChatOutputs(fields, asked, model, self._format)
 
 
 class ChatOutputs:

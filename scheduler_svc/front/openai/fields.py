@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 
-class _FailFast(FailFast):
+class FailFastList(FailFast):
     """Ends the check of a list at its first mistake: a million of them take seconds. In unions it must be hashable."""
 
     __hash__ = object.__hash__
 
 
-Texts = Annotated[list[str], _FailFast()]
-TokenIds = Annotated[list[int], _FailFast()]
+Texts = Annotated[list[str], FailFastList()]
+TokenIds = Annotated[list[int], FailFastList()]
 
 
 class RequestFields(BaseModel):
@@ -57,7 +57,7 @@ class Message(BaseModel):
     reasoning: str | None = Field(None, description="Alias of `reasoning_content`, as in vLLM.")
 
 
-Messages = Annotated[list[Message], _FailFast()]
+Messages = Annotated[list[Message], FailFastList()]
 
 
 class StreamOptions(BaseModel):

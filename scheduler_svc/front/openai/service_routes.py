@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -15,6 +16,7 @@ import octavo
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.process.metric import Family
+from scheduler_svc.front.anthropic.errors import speaks_anthropic
 from scheduler_svc.front.api import tokenization
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.request_limits import RequestLimits
@@ -87,12 +89,17 @@ class ServiceRoutes:
 
     async def _list_models(self, call: Call) -> web.Response:
         model, _ = self._generation.served()
+        if speaks_anthropic(call.request):
+            entry = self._entry_of_anthropic(model)
+            ends = {"first_id": model.name, "last_id": model.name, "has_more": False}
+            return call.answer({"data": [entry], **ends})
         return call.answer({"object": "list", "data": [self._entry(model)]})
 
     async def _show_model(self, call: Call) -> web.Response:
         model, _ = self._generation.served()
         check_model(call.request.path.removeprefix("/v1/models/"), model)
-        return call.answer(self._entry(model))
+        is_anthropics = speaks_anthropic(call.request)
+        return call.answer(self._entry_of_anthropic(model) if is_anthropics else self._entry(model))
 
     def _entry(self, model: TextModel) -> dict[str, object]:
         return {
@@ -101,6 +108,16 @@ class ServiceRoutes:
             "created": self._created,
             "owned_by": "octavo",
             "max_model_len": model.max_model_len,
+        }
+
+    def _entry_of_anthropic(self, model: TextModel) -> dict[str, object]:
+        return {
+            "type": "model",
+            "id": model.name,
+            "display_name": model.name,
+            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z"),
+            "max_input_tokens": model.max_model_len,
+            "max_tokens": model.max_model_len,
         }
 
     async def _tokenize(self, call: Call) -> web.Response:

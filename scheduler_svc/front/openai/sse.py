@@ -23,12 +23,10 @@ class EventStream:
 
     Args:
         call: What is answered.
-        head: What the JSON object of every event begins with: id, object, created, model.
     """
 
-    def __init__(self, call: Call, head: Mapping[str, object]) -> None:
+    def __init__(self, call: Call) -> None:
         self._call = call
-        self._begin = b"data: " + to_json(head)[:-1]
         self._response = web.StreamResponse(headers={**call.headers, **_HEADERS})
         self._writer: AbstractStreamWriter
 
@@ -41,25 +39,38 @@ class EventStream:
         assert writer is not None, "it has not been sent yet"
         self._writer = writer
 
-    def event(self, *parts: bytes) -> bytes:
-        """Return an event whose JSON object goes on with these parts, the closing bracket included."""
-        return b"".join((self._begin, *parts, b"\n\n"))
-
     async def send(self, events: bytes) -> None:
         """Send events; wait while the client has not taken those before."""
         await self._response.write(events)
         await self._writer.drain()
 
+    async def end(self, events: bytes) -> web.StreamResponse:
+        """Send the last events, and end."""
+        await self._response.write(events)
+        await self._response.write_eof()
+        return self._response
+
+
+class ChunkStream(EventStream):
+    """Sends the chunks of completions and chats.
+
+    Args:
+        call: What is answered.
+        head: What the JSON object of every event begins with: id, object, created, model.
+    """
+
+    def __init__(self, call: Call, head: Mapping[str, object]) -> None:
+        super().__init__(call)
+        self._begin = b"data: " + to_json(head)[:-1]
+
+    def event(self, *parts: bytes) -> bytes:
+        """Return an event whose JSON object goes on with these parts, the closing bracket included."""
+        return b"".join((self._begin, *parts, b"\n\n"))
+
     async def fail(self, error: ApiError) -> web.StreamResponse:
         """End with an error; there is no [DONE], so that no client takes the answer for complete."""
-        await self._response.write(b"data: " + error.body + b"\n\n")
-        return await self._end()
+        return await self.end(b"data: " + error.body + b"\n\n")
 
     async def finish(self) -> web.StreamResponse:
         """End."""
-        await self._response.write(_DONE)
-        return await self._end()
-
-    async def _end(self) -> web.StreamResponse:
-        await self._response.write_eof()
-        return self._response
+        return await self.end(_DONE)

@@ -17,7 +17,7 @@ from scheduler_svc.front.openai.answering import finish_reason, stop_reason, usa
 from scheduler_svc.front.openai.errors import api_error
 from scheduler_svc.front.openai.fields import SamplingFields
 from scheduler_svc.front.openai.requests import Asked
-from scheduler_svc.front.openai.sse import EventStream
+from scheduler_svc.front.openai.sse import ChunkStream
 from scheduler_svc.front.output import Delta, Output, PromptDelta
 from scheduler_svc.front.response import Response
 
@@ -41,7 +41,7 @@ class Pieces(ABC):
     """
 
     def __init__(
-        self, stream: EventStream, response: Response, place: int, asked: Asked, fields: SamplingFields
+        self, stream: ChunkStream, response: Response, place: int, asked: Asked, fields: SamplingFields
     ) -> None:
         self.response = response
         self.fields = fields
@@ -119,7 +119,7 @@ class Pieces(ABC):
 
 
 async def stream_answer(
-    stream: EventStream, pieces: Sequence[Pieces], names: Mapping[str, str], *, tells_outputs: bool = True
+    stream: ChunkStream, pieces: Sequence[Pieces], names: Mapping[str, str], *, tells_outputs: bool = True
 ) -> web.StreamResponse:
     """Send the answer of all prompts, as it comes.
 
