@@ -25,7 +25,14 @@ BLOCK_FIELDS: Mapping[str, tuple[str, ...]] = {
     "tool_result": ("tool_use_id", "content", "is_error"),
 }
 
-# Of a tool; the last two change how Anthropic's servers send its calls.
+# The fields of objects that a request has once.
+_OBJECT_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "tool_choice": ("type", "name", "disable_parallel_tool_use"),
+    "thinking": ("type", "budget_tokens", "display"),
+    "output_config": ("format", "effort"),
+}
+
+# Of a tool; the last two change what Anthropic's servers do with it.
 TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", CACHE_CONTROL, "eager_input_streaming")
 
 
@@ -116,15 +123,17 @@ REFUSED: Mapping[str, FieldRule] = {
 
 
 def unknown_inside(fields: RequestFields, notes: Collection[str]) -> Iterator[str]:
-    """Yield the paths of unknown fields in messages, in their blocks, in `system` and in tools; `notes` are known."""
+    """Yield the paths of unknown fields inside the others; `notes` are known in blocks."""
     assert isinstance(fields, ConversationFields)
     for place, turn in enumerate(fields.messages):
         yield from (f"messages[{place}].{name}" for name in turn.model_extra or {})
         yield from _in_blocks(turn.content, f"messages[{place}].content", notes)
     yield from _in_blocks(fields.system, "system", notes)
-    for place, tool in enumerate(fields.tools or ()):
-        if isinstance(tool, Mapping):
-            yield from (f"tools[{place}].{name}" for name, value in tool.items() if _asks(name, value, TOOL_FIELDS))
+    objects = {name: (getattr(fields, name), known) for name, known in _OBJECT_FIELDS.items()}
+    objects |= {f"tools[{place}]": (tool, TOOL_FIELDS) for place, tool in enumerate(fields.tools or ())}
+    for path, (value, known) in objects.items():
+        if isinstance(value, Mapping):
+            yield from (f"{path}.{name}" for name, inner in value.items() if _asks(name, inner, known))
 
 
 def _in_blocks(content: object, path: str, notes: Collection[str]) -> Iterator[str]:

@@ -49,9 +49,6 @@ def chat_format(fields: ConversationFields) -> dict[str, Any]:
         return {}
     config = _object(fields.output_config, "output_config")
     asked = config.get("format")
-    for name in config:
-        if name not in ("format", "effort"):
-            raise InvalidFieldError(f"output_config.{name[:64]}", "set", "unset: output_config has format, effort")
     if asked is None:
         return {}
     path = "output_config.format"
