@@ -204,7 +204,7 @@ class _ChatPieces(Pieces):
     def _deltas_of(self, output_index: int) -> OutputDeltas:
         """Return what makes the deltas of an output."""
         if output_index not in self._deltas:
-            parser = None if self._outputs.are_plain else self._outputs.parser(self.response)
+            parser = None if self._outputs.are_plain else self._outputs.parser(self.response, output_index)
             self._deltas[output_index] = OutputDeltas(parser, tells_reasoning=self._outputs.tells_reasoning)
         return self._deltas[output_index]
 
