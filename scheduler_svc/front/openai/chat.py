@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -22,7 +23,7 @@ from scheduler_svc.front.openai.chat_outputs import ChatOutputs, OutputDeltas
 from scheduler_svc.front.openai.fields import ChatFields
 from scheduler_svc.front.openai.logprobs import TokenLogprobs
 from scheduler_svc.front.openai.requests import Asked, asked_chat
-from scheduler_svc.front.openai.sse import EventStream
+from scheduler_svc.front.openai.sse import ChunkStream
 from scheduler_svc.front.openai.streaming import NULL, Pieces, stream_answer
 from scheduler_svc.front.output import Delta, Output
 from scheduler_svc.front.response import Response
@@ -64,7 +65,8 @@ class Chat:
         tokens = TokenLogprobs(self._answering.token_texts(model), shows_ids=shows_ids)
         async with self._answering.running(call, identifier, asked) as [response]:
             if fields.stream:
-                stream = EventStream(call, answer_head(identifier, "chat.completion.chunk", model))
+                head = answer_head(identifier, "chat.completion.chunk", model)
+                stream = ChunkStream(call, partial(self._answering.waits_for, response), head)
                 pieces = _ChatPieces(stream, response, asked, fields, tokens, outputs)
                 return await stream_answer(stream, [pieces], asked.names)
             await response.wait_until_ended()
@@ -142,7 +144,7 @@ class _ChatPieces(Pieces):
 
     def __init__(
         self,
-        stream: EventStream,
+        stream: ChunkStream,
         response: Response,
         asked: Asked,
         fields: ChatFields,
