@@ -175,6 +175,11 @@ class RemoteEngine:
         """See `EngineClient`."""
         return self._state.load
 
+    def waits_for(self, request_id: str, tenant: str) -> str:
+        """See `EngineClient`; the place of one request is not known here."""
+        num_waiting = self._state.load.num_waiting
+        return f"{num_waiting} in line" if num_waiting else ""
+
     @property
     def max_requests(self) -> int | None:
         """See `EngineClient`."""

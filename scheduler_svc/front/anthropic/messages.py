@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -13,7 +14,7 @@ from scheduler_svc.front.anthropic.blocks import Blocks, content_json
 from scheduler_svc.front.anthropic.conversation import chat_conversation
 from scheduler_svc.front.anthropic.errors import PATH, messages_error
 from scheduler_svc.front.anthropic.fields import ConversationFields, CountTokensFields, MessagesFields
-from scheduler_svc.front.anthropic.streaming import MessageStream, ended_by, parsed_events, usage
+from scheduler_svc.front.anthropic.streaming import MessageStream, ended_by, message_head, parsed_events, usage
 from scheduler_svc.front.anthropic.tools import chat_format, chat_thinking, chat_tools
 from scheduler_svc.front.api import tokenization
 from scheduler_svc.front.api.generation import Generation
@@ -24,6 +25,7 @@ from scheduler_svc.front.openai.chat_outputs import FEW_PARSED_TOKENS, ChatForma
 from scheduler_svc.front.openai.fields import ChatFields
 from scheduler_svc.front.openai.requests import Asked, asked_chat
 from scheduler_svc.front.openai.routing import Route
+from scheduler_svc.front.openai.streaming import stream_events
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
 
@@ -75,14 +77,15 @@ class Messages:
     async def _answer_chat(self, call: Call, chat: AskedChat, model: TextModel) -> web.StreamResponse:
         outputs = self._formats.outputs(chat.fields, chat.asked, model)
         asked = replace(chat.asked, make_grammar=outputs.make_grammar)
-        identifier = f"msg_{call.request_id}"
-        async with self._answering.running(call, identifier, asked) as [response]:
+        async with self._answering.running(call, f"msg_{call.request_id}", asked) as [response]:
             if chat.fields.stream:
-                return await MessageStream(call, identifier, model.name, response, outputs).send_all()
+                waits_for = partial(self._answering.waits_for, response)
+                stream = MessageStream(call, waits_for, model.name, response, outputs)
+                return await stream_events(stream, stream.send_all, asked.names, response.request_id)
             await response.wait_until_ended()
 
         def write() -> bytes:
-            return _message(identifier, model.name, response, outputs)
+            return _message(model.name, response, outputs)
 
         is_quick = outputs.are_plain or len(response.outputs[0].token_ids) <= FEW_PARSED_TOKENS
         return call.answer_bytes(write() if is_quick else await asyncio.to_thread(write))
@@ -110,13 +113,13 @@ def _asked_chat(fields: ConversationFields, limits: RequestLimits) -> AskedChat:
     return AskedChat(chat, conversation.places, asked_chat(chat, limits))
 
 
-def _message(identifier: str, model_name: str, response: Response, outputs: ChatOutputs) -> bytes:
+def _message(model_name: str, response: Response, outputs: ChatOutputs) -> bytes:
     """Return an answer that is complete."""
     [output] = response.outputs
     blocks = Blocks(tells_thinking=outputs.tells_reasoning)
-    parser = None if outputs.are_plain else outputs.parser(response)
+    parser = None if outputs.are_plain else outputs.parser(response, 0)
     events = [*blocks.add(parsed_events(parser, output.text, output)), *blocks.end()]
-    head = {"id": identifier, "type": "message", "role": "assistant", "model": model_name}
+    head = message_head(response, model_name)
     rest = {**ended_by(output, blocks), "usage": usage(response)}
     return b"".join((to_json(head)[:-1], b',"content":', content_json(events), b",", to_json(rest)[1:]))
 

@@ -5,26 +5,23 @@
 A ping follows the first content_block_start. The text of an event that comes with every token is written once.
 """
 
-import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiohttp import web
 from pydantic_core import to_json
 
-from octavo_shared.errors import OctavoServiceError
-from octavo_shared.process.events import Event
 from scheduler_svc.front.anthropic.blocks import SIGNATURE, BlockBegin, BlockDelta, BlockEvent, Blocks
-from scheduler_svc.front.anthropic.errors import in_shape_of, messages_error
+from scheduler_svc.front.anthropic.errors import in_shape_of
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.chat_outputs import ChatOutputs
+from scheduler_svc.front.openai.errors import ApiError
 from scheduler_svc.front.openai.sse import EventStream
-from scheduler_svc.front.output import Output, PromptDelta
+from scheduler_svc.front.output import Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.tool_calls.events import ContentDelta, OutputEvent
 from scheduler_svc.front.tool_calls.output_parser import OutputParser
 from scheduler_svc.request.outputs import FinishReason
-
-log = logging.getLogger(__name__)
 
 _DELTAS = {
     "text": (b"text_delta", b"text"),
@@ -34,61 +31,57 @@ _DELTAS = {
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-class MessageStream:
+class MessageStream(EventStream):
     """Sends one answer as it comes.
 
     Args:
         call: What is answered.
-        identifier: Of the answer.
+        waits_for: See `EventStream`.
         model_name: Of the model.
         response: Brings the deltas.
         outputs: Parses them.
     """
 
-    def __init__(self, call: Call, identifier: str, model_name: str, response: Response, outputs: ChatOutputs) -> None:
-        self._call = call
-        self._id = identifier
+    def __init__(
+        self, call: Call, waits_for: Callable[[], str], model_name: str, response: Response, outputs: ChatOutputs
+    ) -> None:
+        super().__init__(call, waits_for)
         self._model_name = model_name
-        self._response = response
-        self._parser = None if outputs.are_plain else outputs.parser(response)
+        self._answer = response
+        self._parser = None if outputs.are_plain else outputs.parser(response, 0)
         self._blocks = Blocks(tells_thinking=outputs.tells_reasoning)
-        self._stream = EventStream(call)
 
-    async def send_all(self) -> web.StreamResponse:
-        """Send it; what fails from now on is an event."""
-        await self._stream.open()
-        try:
-            await self._send_all()
-        except ConnectionError:
-            raise
-        except Exception as error:
-            if not isinstance(error, OctavoServiceError):
-                log.exception(Event("http_stream_failed", request_id=self._response.request_id))
-            return await self._stream.end(_frame("error", in_shape_of(self._call, messages_error(error)).body))
-        return await self._stream.end(_event({"type": "message_stop"}))
-
-    async def _send_all(self) -> None:
-        response, stream, blocks = self._response, self._stream, self._blocks
-        await stream.send(self._start())
-        while (delta := await response.next_delta()) is not None:
-            if isinstance(delta, PromptDelta) or not delta.text:
-                continue
-            if events := self._written(blocks.add(parsed_events(self._parser, delta.text))):
-                await stream.send(events)
+    async def send_all(self) -> None:
+        """Send all events but the last one. Raises OctavoServiceError: the request failed."""
+        response, blocks = self._answer, self._blocks
+        await self.send(self._start())
+        while (deltas := await response.next_token_deltas()) is not None:
+            made = [event for delta in deltas for event in blocks.add(parsed_events(self._parser, delta.text))]
+            if made:
+                await self.send(_written(made))
         [output] = response.outputs
-        last = self._written([*blocks.add(parsed_events(self._parser, "", output)), *blocks.end()])
+        last = _written([*blocks.add(parsed_events(self._parser, "", output)), *blocks.end()])
         end = {"type": "message_delta", "delta": ended_by(output, blocks), "usage": usage(response)}
-        await stream.send(last + _event(end))
+        await self.send(last + _event(end))
+
+    async def fail(self, error: ApiError) -> web.StreamResponse:
+        """End with an error; there is no message_stop, so that no client takes the answer for complete."""
+        return await self.end(_frame("error", in_shape_of(self._call, error).body))
+
+    async def finish(self) -> web.StreamResponse:
+        """End."""
+        return await self.end(_event({"type": "message_stop"}))
 
     def _start(self) -> bytes:
         """Return the first event; what was in the prefix cache is known at the end."""
-        message = {"id": self._id, "type": "message", "role": "assistant", "model": self._model_name, "content": []}
-        ending = {"stop_reason": None, "stop_sequence": None}
-        counts = _usage(len(self._response.request.prompt_token_ids), 0, 0)
-        return _event({"type": "message_start", "message": {**message, **ending, "usage": counts}})
+        head, ending = message_head(self._answer, self._model_name), {"stop_reason": None, "stop_sequence": None}
+        counts = _usage(len(self._answer.request.prompt_token_ids), 0, 0)
+        return _event({"type": "message_start", "message": {**head, "content": [], **ending, "usage": counts}})
 
-    def _written(self, events: list[BlockEvent]) -> bytes:
-        return b"".join(map(_block_event, events))
+
+def message_head(response: Response, model_name: str) -> dict[str, Any]:
+    """Return what a message begins with."""
+    return {"id": response.request_id, "type": "message", "role": "assistant", "model": model_name}
 
 
 def parsed_events(parser: OutputParser | None, text: str, ended: Output | None = None) -> list[OutputEvent]:
@@ -126,6 +119,10 @@ def _usage(num_prompt_tokens: int, num_cached_tokens: int, num_output_tokens: in
         "cache_read_input_tokens": num_cached_tokens,
         "output_tokens": num_output_tokens,
     }
+
+
+def _written(events: Iterable[BlockEvent]) -> bytes:
+    return b"".join(map(_block_event, events))
 
 
 def _block_event(event: BlockEvent) -> bytes:

@@ -84,6 +84,10 @@ class Answering:
                     raise _of_prompt(error, place) from error
             yield responses
 
+    def waits_for(self, response: Response) -> str:
+        """Say what a stream waits for that has nothing new."""
+        return self._generation.engine.waits_for(response.request_id, response.request.tenant)
+
     def token_texts(self, model: TextModel) -> TokenTexts:
         """Return the texts of the tokens of a model; those of the last one are kept."""
         if self._texts is None or self._texts.tokenizer is not model.tokenizer:

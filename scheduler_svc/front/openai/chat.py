@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -56,7 +57,8 @@ class Chat:
         tokens = TokenLogprobs(self._answering.token_texts(model), shows_ids=shows_ids)
         async with self._answering.running(call, identifier, asked) as [response]:
             if fields.stream:
-                stream = ChunkStream(call, answer_head(identifier, "chat.completion.chunk", model))
+                head = answer_head(identifier, "chat.completion.chunk", model)
+                stream = ChunkStream(call, partial(self._answering.waits_for, response), head)
                 pieces = _ChatPieces(stream, response, asked, fields, tokens, outputs)
                 return await stream_answer(stream, [pieces], asked.names)
             await response.wait_until_ended()
@@ -190,7 +192,7 @@ class _ChatPieces(Pieces):
     def _deltas_of(self, output_index: int) -> OutputDeltas:
         """Return what makes the deltas of an output."""
         if output_index not in self._deltas:
-            parser = None if self._outputs.are_plain else self._outputs.parser(self.response)
+            parser = None if self._outputs.are_plain else self._outputs.parser(self.response, output_index)
             self._deltas[output_index] = OutputDeltas(parser, tells_reasoning=self._outputs.tells_reasoning)
         return self._deltas[output_index]
 

@@ -93,10 +93,10 @@ class ChatOutputs:
         """Whether all text is content."""
         return self._tools is None and self._format.reasoning is None
 
-    def parser(self, response: Response) -> OutputParser:
+    def parser(self, response: Response, output_index: int) -> OutputParser:
         """Return the parser of one output."""
-        prompt = response.request.prompt_token_ids
-        return self._format.output_parser(self._tools, prompt, self._end_token_ids)
+        prompt, output_id = response.request.prompt_token_ids, f"{response.request_id}-{output_index}"
+        return self._format.output_parser(self._tools, prompt, self._end_token_ids, output_id)
 
     def num_content_tokens(self, output: Output) -> int:
         """Return how many tokens of an output have entries in `logprobs`: all but the special one that ended it."""
@@ -129,7 +129,7 @@ class ChatOutputs:
         """Return the message of a whole output, and why it ended."""
         if self.are_plain:
             return {"role": "assistant", "content": output.text, "refusal": None}, finish_reason(output)
-        parser = self.parser(response)
+        parser = self.parser(response, output.output_index)
         reason = finish_reason(output)
         events = [*parser.feed(output.text), *parser.finish(is_cut=reason == "length")]
         content = "".join(event.text for event in events if isinstance(event, ContentDelta))
