@@ -213,7 +213,7 @@ def test_calls_are_found_and_all_else_is_content(
     parsed = parse(call_format, [text])
 
     assert (parsed.content, parsed.calls) == (content, calls)
-    assert parsed.ids == [f"call{number}" for number in range(len(calls))]
+    assert parsed.ids == [format_named(call_format).call_id("a", number) for number in range(len(calls))]
 
 
 @each_row(*NO_CALLS)
