@@ -9,6 +9,7 @@ from tests.support.each_row import each_row
 from tests.support.echo_worker import EchoWorker
 from tests.support.tool_worker import ToolWorker
 
+ONE = {"disable_parallel_tool_use": True}
 MARK = {"cache_control": {"type": "ephemeral"}}
 SCHEMA: Json = {
     "type": "object",
@@ -108,9 +109,9 @@ async def test_what_clients_send_is_answered(name: str, body: Json) -> None:
 
 
 @each_row(
-    ({"tool_choice": {"type": "any"}}, "Read"),
-    ({"tool_choice": {"type": "tool", "name": "Read", "disable_parallel_tool_use": True}}, "Read"),
-    ({"tools": [tool("Read", strict=True)], "tool_choice": {"type": "any"}}, "Read, by its schema"),
+    ({"tool_choice": {"type": "any", **ONE}}, "Read"),
+    ({"tool_choice": {"type": "tool", "name": "Read", **ONE}}, "Read"),
+    ({"tools": [tool("Read", strict=True)], "tool_choice": {"type": "any", **ONE}}, "Read, by its schema"),
     ({"tools": None, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, "text, by the schema"),
 )
 async def test_what_is_asked_for_holds(fields: Json, expected: str) -> None:
