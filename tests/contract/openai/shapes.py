@@ -7,7 +7,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from openai.types import Completion, CompletionChoice, CompletionUsage, Model
+from openai.types import Completion, CompletionChoice, CompletionUsage, Model, responses
 from openai.types.chat import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -60,6 +60,7 @@ OTHERS: dict[type[BaseModel], set[str]] = {
     ChatCompletionMessage: {"reasoning_content", "reasoning"},
     chat_completion_chunk.ChoiceDelta: {"reasoning_content", "reasoning"},
     Model: {"max_model_len"},
+    responses.Response: {"store"},
 }
 
 
