@@ -149,7 +149,8 @@ def unknown_inside(fields: RequestFields, notes: Collection[str]) -> Iterator[st
             for name in ("content", "output", "summary"):
                 parts = item.get(name)
                 for number, part in enumerate(parts if isinstance(parts, list) else ()):
-                    yield from _unknown(part, f"input[{place}].{name}[{number}]", _OF_PARTS)
+                    if isinstance(part, Mapping) and isinstance(kind := part.get("type"), str) and kind in TEXT_PARTS:
+                        yield from _unknown(part, f"input[{place}].{name}[{number}]", _OF_PARTS)
     for name, known in _OBJECT_FIELDS.items():
         if name != "text":  # what is left out there is named whatever is asked for
             yield from _unknown(getattr(fields, name), name, known)

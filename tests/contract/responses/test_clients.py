@@ -1,14 +1,14 @@
 """OpenAI's own client, and what agents send."""
 
 import json
-from typing import Any
 
 import openai
 from pydantic import BaseModel
 
+from scheduler_svc.front.responses.conversation import chat_conversation
+from scheduler_svc.front.responses.fields import ResponseFields
 from tests.contract.openai.api import Api, Json, running_api
 from tests.contract.responses.answers import TOOLS, respond
-from tests.support.echo_worker import EchoWorker
 from tests.support.tool_worker import ToolWorker
 
 READ = '<tool_call>{"name": "read", "arguments": {"path": "a.txt"}}</tool_call>'
@@ -30,7 +30,8 @@ async def test_openais_client_gets_texts_streams_and_objects(api: Api) -> None:
         whole = await sdk.responses.create(model="fake", input="SAY:Ünd 🦊", metadata={"a": "b"}, store=True)
         assert (whole.output_text, whole.status, whole.metadata) == ("Ünd 🦊", "completed", {"a": "b"})
         assert whole.model_dump()["store"] is False
-        assert whole.usage is not None and whole.usage.output_tokens == len("Ünd 🦊".encode()) + 1
+        assert whole.usage is not None
+        assert whole.usage.output_tokens == len("Ünd 🦊".encode()) + 1
         async with sdk.responses.stream(model="fake", input="SAY:Ünd 🦊") as stream:
             deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
             assert deltas == list("Ünd 🦊")
@@ -74,12 +75,24 @@ async def test_an_agent_sends_back_what_it_got(api: Api) -> None:
     ]
     answer = await respond(api, instructions="You are Codex.", input=items, tools=TOOLS)
     assert answer.json["output"][0]["content"][0]["text"] == "It is 42."
-    prompts: list[Any] = []
-    template = '{{ messages | tojson }}{# </think>, "arguments", <tool_call>, tools, tool_calls #}'
-    async with running_api(EchoWorker(template)) as other:
-        await respond(other, instructions="You are Codex.", input=[*items[:-1], {**items[-1], "output": "42"}])
-        [ended] = other.stack.engine.ended.values()
-        prompts.append(ended)
+    chat = chat_conversation(ResponseFields(instructions="You are Codex.", input=items))
+    assert [message.model_dump(exclude_none=True) for message in chat.messages] == [
+        {"role": "system", "content": "You are Codex.\n\nBe brief."},
+        {"role": "user", "content": "hello"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "reasoning_content": "Which file?",
+            "tool_calls": [
+                {
+                    "id": call["call_id"],
+                    "type": "function",
+                    "function": {"name": "read", "arguments": call["arguments"]},
+                }
+            ],
+        },
+        {"role": "tool", "content": "SAY:It is 42.", "tool_call_id": call["call_id"]},
+    ]
 
 
 # What Codex CLI sends, but for its long texts.

@@ -1,5 +1,7 @@
 """What the Responses API refuses: by status and field, in one sentence, in the shape of OpenAI's errors."""
 
+import io
+
 from tests.contract.openai.api import Api, Json
 from tests.contract.responses.answers import TOOLS, respond
 
@@ -28,7 +30,7 @@ REFUSED: list[tuple[Json, str, str]] = [
     (
         {"input": [{**USER, "content": [{"type": "input_image", "image_url": "data:"}]}]},
         "input[0].content[0]",
-        'a part of type "input_image"; it must be a part of type input_text or output_text: the model accepts text only',
+        'a part of type "input_image"; it must be a part of type input_text or output_text: the model',
     ),
     (
         {"input": [{**USER, "content": [{"type": "input_text"}]}]},
@@ -48,7 +50,7 @@ REFUSED: list[tuple[Json, str, str]] = [
         "not a field",
     ),
     ({"input": "x", "colour": "red"}, "colour", '"colour" is not a field of this request'),
-    ({"input": "x", "max_tokens": 5}, "max_tokens", "did you mean max_output_tokens?"),
+    ({"input": "x", "max_tokens": 5}, "max_tokens", '"max_tokens" is not a field of this request'),
     ({"input": "x", "max_output_tokens": 0}, "max_output_tokens", "0; it must be"),
     ({"input": "x", "temperature": -1}, "temperature", "-1; it must be from 0 to 100"),
     (
@@ -114,7 +116,9 @@ async def test_wrong_fields_are_named(api: Api) -> None:
 
 async def test_bodies_that_are_none_are_refused_and_others_go_on(api: Api) -> None:
     for body, status in ((b"", 400), (b"{", 400), (b"[]", 400), (b'{"input": "' + b"x" * 5_000_000 + b'"}', 413)):
-        answer = await api.send("POST", "/v1/responses", data=body, headers={"Content-Type": "application/json"})
+        answer = await api.send(
+            "POST", "/v1/responses", data=io.BytesIO(body), headers={"Content-Type": "application/json"}
+        )
         assert (answer.status, answer.error["type"]) == (status, "invalid_request_error")
     answer = await respond(api, input="x" * 100_000)
     assert (answer.error["param"], answer.error["code"]) == ("input", "context_length_exceeded")
