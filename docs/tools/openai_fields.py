@@ -39,13 +39,13 @@ def page(text: str) -> str:
     names = dict.fromkeys(name for kind in _ENDPOINTS.values() for name in kind.model_fields)
     sections = [
         _HEAD,
-        "## Carried\n\n" + _table(("field", "of", "what it does"), (_carried(name) for name in names)),
+        "## Carried\n\n" + table(("field", "of", "what it does"), (_carried(name) for name in names)),
         "## Carried in a message\n\nThe chat template gets these. Any other field is refused unless it is empty.\n\n"
-        + _table(("field", "what it is"), ((f"`{k}`", v.description or "") for k, v in Message.model_fields.items())),
+        + table(("field", "what it is"), ((f"`{k}`", v.description or "") for k, v in Message.model_fields.items())),
         "## Without effect\n\nThey may have any value: nothing in an answer depends on them.\n\n"
-        + _table(("field", "why"), ((f"`{name}`", rule.why) for name, rule in NO_EFFECT.items())),
+        + table(("field", "why"), ((f"`{name}`", rule.why) for name, rule in NO_EFFECT.items())),
         "## Refused\n\nThey may be there with a value that asks for nothing.\n\n"
-        + _table(("field", "may be", "why, and what serves instead"), (_refused(*item) for item in REFUSED.items())),
+        + table(("field", "may be", "why, and what serves instead"), (refused(*item) for item in REFUSED.items())),
     ]
     return "\n".join(sections)
 
@@ -56,7 +56,8 @@ def _carried(name: str) -> tuple[str, str, str]:
     return f"`{name}`", ", ".join(endpoints), " ".join(texts)
 
 
-def _refused(name: str, rule: FieldRule) -> tuple[str, str, str]:
+def refused(name: str, rule: FieldRule) -> tuple[str, str, str]:
+    """Return the row of a field that is refused."""
     neutral = ", ".join(["null", *(f"`{_json(value)}`" for value in rule.neutral)])
     return f"`{name}`", neutral, rule.why
 
@@ -65,6 +66,7 @@ def _json(value: object) -> str:
     return to_json(value).decode()
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a table in Markdown."""
     lines = [head, tuple("---" for _ in head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

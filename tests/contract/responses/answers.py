@@ -47,7 +47,7 @@ def put_together(events: list[Json]) -> Json:
     assert [event["type"] for event in events[:2]] == _FIRST
     assert all(event["response"]["output"] == [] for event in events[:2])
     assert events[-1]["type"] in _ENDS
-    items = []
+    items: list[Json] = []
     rest = events[2:-1]
     while rest:
         end = next(place for place, event in enumerate(rest) if event["type"] == "response.output_item.done")

@@ -53,7 +53,7 @@ async def test_streams_tell_what_whole_answers_have(api: Api) -> None:
         assert comparable(put_together(streamed)) == comparable(whole.json), fields
         slow = events_of(await respond(api, **fields, stream=True, min_delta_interval_ms=40))
         assert slow[2:-1] == streamed[2:-1], fields
-        return " ".join(item["type"] for item in whole.json["output"]) + whole.json["status"]
+        return " ".join([*(item["type"] for item in whole.json["output"]), whole.json["status"]])
 
     shapes = set(await asyncio.gather(*map(case, range(NUM_CASES))))
     assert len(shapes) > 8, "the cases are all alike"
