@@ -18,6 +18,7 @@ from scheduler_svc.front.text.json_text import shown_json
 _T = TypeVar("_T")
 
 _NAMES = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "messages": "input"}
+_NAMES |= {name: name for name in ("text", "prompt")}  # elsewhere they are prompts
 _OF_TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?(.*)")
 _OF_MESSAGE = re.compile(r"messages\[(\d+)\](.*)")
 _FORMATS = ("response_format.json_schema", "response_format")
@@ -41,7 +42,14 @@ class AskedChat:
 
 
 def asked_response(fields: ResponseFields, limits: RequestLimits) -> AskedChat:
-    """Return the chat that a request asks for. Raises InvalidFieldError: a field is wrong."""
+    """Return the chat that a request asks for. Raises ApiError: a field is wrong."""
+    try:
+        return _asked_chat(fields, limits)
+    except InvalidFieldError as error:
+        raise api_error(error, _NAMES) from error
+
+
+def _asked_chat(fields: ResponseFields, limits: RequestLimits) -> AskedChat:
     _check(fields)
     conversation, tools = chat_conversation(fields), chat_tools(fields)
     text_format, left_out = chat_format(fields)

@@ -56,7 +56,7 @@ async def test_streams_tell_what_whole_answers_have(api: Api) -> None:
         return " ".join([*(item["type"] for item in whole.json["output"]), whole.json["status"]])
 
     shapes = set(await asyncio.gather(*map(case, range(NUM_CASES))))
-    assert len(shapes) > 8, "the cases are all alike"
+    assert len(shapes) >= 8, "the cases are all alike"
 
 
 async def test_nobody_notices_a_killed_executor() -> None:
