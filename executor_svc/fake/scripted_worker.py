@@ -105,8 +105,9 @@ class ScriptedWorker(FakeWorker):
         return tuple(TokenizerFile(name, content) for name, content in files.items())
 
     def _replace_samples(self, step: Step, rows: SampleRows, result: StepResult) -> None:
-        for newcomer in (*step.delta.admissions, *step.delta.forks, *step.delta.beam_forks):
-            self._said.pop(newcomer.slot, None)
+        forks = (*step.delta.forks, *step.delta.beam_forks)
+        for slot in (*(one.slot for one in step.delta.admissions), *(fork.slot for fork in forks)):
+            self._said.pop(slot, None)
         masks: dict[int, npt.NDArray[np.uint8]] = {}
         if rows.is_guided is not None:
             held, allowed = rows.allowed_masks()

@@ -34,7 +34,7 @@ from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.provenance import UNKNOWN, Numerics, Provenance, Span
 
-_News = TypeVar("_News", bound=Delta | PromptDelta | list[Delta])
+_News = TypeVar("_News")
 
 
 class Response:

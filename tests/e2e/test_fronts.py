@@ -208,6 +208,36 @@ async def test_streams_of_messages_do_not_notice_that_their_core_is_killed(tmp_p
     assert {len(events) for events in whole} == {190 + 3}
 
 
+async def test_streams_of_events_are_the_same_when_their_core_is_killed() -> None:
+    async with running(2, "--openai-listen", "127.0.0.1:0") as services, aiohttp.ClientSession() as session:
+        url = f"http://{services.scheduler.other_addresses['openai']}/v1/responses"
+        body = {"model": "fake", "temperature": 0, "max_output_tokens": 200, "stream": True}
+        num_events = 0
+
+        async def events(number: int) -> list[bytes]:
+            nonlocal num_events
+            told = []
+            asked = {**body, "input": f"hello {number}", "request_id": f"r{number}"}
+            async with session.post(url, json=asked) as response:
+                async for line in response.content:
+                    if line.startswith(b"data: "):
+                        told.append(line)
+                        num_events += 1
+            assert b'"status":"incomplete"' in told[-1], "it has ended by its length"
+            return told[2:-1]  # the others have the time
+
+        whole = await asyncio.gather(*map(events, range(20)))
+        num_events_of_whole = num_events
+        reading = asyncio.gather(*map(events, range(20)))
+        async with asyncio.timeout(PATIENCE_S):
+            while num_events < num_events_of_whole + 500:
+                await asyncio.sleep(0.01)
+        [core] = services.cores()
+        os.kill(core, signal.SIGKILL)
+        assert await reading == whole
+        assert services.cores() != [core]
+
+
 async def test_a_front_that_stands_still_keeps_no_other_from_the_next_core() -> None:
     async with running(2) as services, contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Client(services.scheduler.address)) for _ in PROMPTS]

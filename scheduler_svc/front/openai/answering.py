@@ -13,7 +13,7 @@ from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLi
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import PROMPT_FIELDS, api_error
 from scheduler_svc.front.openai.field_reader import Reader
-from scheduler_svc.front.openai.fields import RequestFields, SamplingFields
+from scheduler_svc.front.openai.fields import DecodingFields, RequestFields
 from scheduler_svc.front.openai.models import check_model, fingerprint
 from scheduler_svc.front.openai.requests import Asked
 from scheduler_svc.front.openai.token_texts import TokenTexts
@@ -103,7 +103,7 @@ async def in_openai_words(asked: Asked, answering: Awaitable[web.StreamResponse]
         raise api_error(error, asked.names, asked.numbers) from error
 
 
-def answer_id(prefix: str, call: Call, fields: SamplingFields) -> str:
+def answer_id(prefix: str, call: Call, fields: DecodingFields) -> str:
     """Return the `id` of an answer, by which the request is known here too."""
     return f"{prefix}-{fields.request_id or call.request_id}"
 

@@ -1,7 +1,7 @@
 """Makes the fields of a request from its JSON object, and says what is wrong with one."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
@@ -84,8 +84,7 @@ class Reader:
         ignored += islice(self._others.inside(fields, PART_NOTES if refuses else ()), _MAX_NAMED)
         if ignored and refuses:
             raise refusal_of(ignored[0], kind, self._others.no_effect, self._others.known_inside)
-        if ignored:
-            headers[IGNORED_HEADER] = ", ".join(map(_header_name, ignored[:_MAX_NAMED]))
+        name_ignored(headers, ignored)
         return fields
 
     def _is_known(self, name: str, value: object) -> bool:
@@ -140,6 +139,13 @@ def _first_of(error: ValidationError, kind: type[RequestFields]) -> InvalidField
     if path and path[0] == "stop":
         rule = "a string, or an array of strings"
     return InvalidFieldError(name, shown_json(problem["input"]), rule)
+
+
+def name_ignored(headers: dict[str, str], names: Sequence[str]) -> None:
+    """Add the names of fields that are ignored to the headers of an answer."""
+    if names:
+        shown = [headers[IGNORED_HEADER]] if IGNORED_HEADER in headers else []
+        headers[IGNORED_HEADER] = ", ".join((*shown, *map(_header_name, names[:_MAX_NAMED])))
 
 
 def _header_name(name: str) -> str:

@@ -18,6 +18,8 @@ from scheduler_svc.front.openai.field_reader import Reader, UnknownFields
 from scheduler_svc.front.openai.routing import Route, Routes, RouteSettings
 from scheduler_svc.front.openai.server import OpenAIServer
 from scheduler_svc.front.openai.service_routes import ServiceRoutes
+from scheduler_svc.front.responses.endpoint import Responses
+from scheduler_svc.front.responses.fields import OTHER_FIELDS as RESPONSES
 from scheduler_svc.http.http_tls import http_tls
 
 
@@ -49,6 +51,7 @@ def openai_server(
     routes = {
         "/v1/chat/completions": Route("POST", Chat(answering, formats).answer),
         "/v1/completions": Route("POST", Completions(answering).answer),
+        "/v1/responses": Route("POST", Responses(Answering(generation, Reader(unknown, RESPONSES)), formats).answer),
         **Messages(generation, Answering(generation, Reader(unknown, OTHER_FIELDS)), formats).routes(),
         **ServiceRoutes(generation, reader, collect).routes(),
     }
