@@ -86,7 +86,7 @@ class EventStream(ABC):
                 if self._is_silent:
                     why = self._waits_for()
                     await self._response.write(
-                        f": waiting, {why}\n\n".encode() if why else b": waiting for a token\n\n"
+                        f": waiting, {why}\n\n".encode() if why else b": waiting for the next token\n\n"
                     )
 
 

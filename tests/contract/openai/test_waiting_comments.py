@@ -35,7 +35,7 @@ async def test_comments_say_why_a_request_waits(num_fronts: int, monkeypatch: py
         for place in places:
             waiting.append(comments(api))
             first = await anext(waiting[-1])
-            while "for a token" in first:  # it has not been queued yet
+            while "next token" in first:  # it has not been queued yet
                 first = await anext(waiting[-1])
             assert re.fullmatch(place, first)
         for stream in waiting:

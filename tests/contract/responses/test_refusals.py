@@ -98,7 +98,7 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"input": "x", "text": "json"}, "text", '"json"; it must be an object'),
     ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type", '"xml"; it must be "text"'),
     ({"input": "x", "text": {"format": SCHEMA}}, "text.format.schema", "absent; it must be a JSON schema"),
-    ({"input": "x", "text": {"format": {**SCHEMA, "schema": {"type": 3}}}}, "text.format.schema.type", ""),
+    ({"input": "x", "text": {"format": {**SCHEMA, "schema": {"type": 3}}}}, "text.format.schema", "it must be"),
     ({"input": "x", "reasoning": "high"}, "reasoning", '"high"; it must be an object'),
     ({"input": "x", "reasoning": {"effort": 3}}, "reasoning.effort", "3; it must be a text"),
 ]
