@@ -205,7 +205,7 @@ async def test_streams_of_messages_do_not_notice_that_their_core_is_killed(tmp_p
             os.kill(core, signal.SIGKILL)
             assert await reading == whole
         assert services.cores() != [core]
-    assert {len(events) for events in whole} == {190 + 3}
+    assert {len(events) for events in whole} == {200 + 3}
 
 
 async def test_streams_of_events_are_the_same_when_their_core_is_killed() -> None:
