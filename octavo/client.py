@@ -64,10 +64,11 @@ class Client(GenerationCalls):
         token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
         resume_timeout_s: How long to try to go on with an answer whose call was cut, in seconds from the first loss
             since something new came; 0: the error is raised at once.
+        model: Which of the models at the address all calls are for, by its name; "": the only one.
 
     Raises:
-        ConnectionOptionsError: an address or the time is none, or the token cannot be sent; when the client is opened,
-            also: a file cannot be used.
+        ConnectionOptionsError: an address, the time or the model is none, or the token cannot be sent; when the client
+            is opened, also: a file cannot be used.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class Client(GenerationCalls):
         tls: TlsOptions | None = None,
         token: str | None = None,
         resume_timeout_s: float = DEFAULT_RESUME_TIMEOUT_S,
+        model: str = "",
     ) -> None:
-        super().__init__(address, tls=tls, token=token, resume_timeout_s=resume_timeout_s)
+        super().__init__(address, tls=tls, token=token, resume_timeout_s=resume_timeout_s, model=model)
 
     def _to_octavo_error(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> OctavoError:
         """Add which port was dialled: what answers there may be another one of Octavo's, or no gRPC server at all."""
@@ -137,6 +139,7 @@ class Client(GenerationCalls):
             tenant=tenant,
             cache_salt=cache_salt,
             min_delta_interval_ms=min_delta_interval_ms,
+            model=self.model,
         )
         request.include_provenance = include_provenance
         request.require_same_numerics = require_same_numerics
@@ -224,6 +227,7 @@ class Client(GenerationCalls):
             tenant=tenant,
             cache_salt=cache_salt,
             min_delta_interval_ms=min_delta_interval_ms,
+            model=self.model,
         )
         requests = [(prompt, make_request(prompt, params)) for prompt, params in zip(prompts, each, strict=True)]
         running = self.run_requests(requests, max_in_flight=max_in_flight, include_text=include_text)
@@ -296,7 +300,8 @@ class Client(GenerationCalls):
         Raises:
             UnavailableError: no executor is attached yet.
         """
-        answer = await self._answer(lambda stub: stub.GetModel, generation_service_pb2.GetModelRequest())
+        request = generation_service_pb2.GetModelRequest(model=self.model)
+        answer = await self._answer(lambda stub: stub.GetModel, request)
         with reading_answers():
             return model_from_proto(answer)
 
@@ -313,7 +318,7 @@ class Client(GenerationCalls):
         Raises:
             OctavoError: `generate` would refuse the prompt, too; or the model has no tokenizer.
         """
-        request = tokenize_request(prompt, add_special_tokens)
+        request = tokenize_request(prompt, add_special_tokens, self.model)
         response = await self._answer(lambda stub: stub.Tokenize, request)
         return TokenizedPrompt(tuple(response.token_ids), response.max_model_len)
 
@@ -327,7 +332,7 @@ class Client(GenerationCalls):
         Raises:
             OctavoError: the model does not know a token, or has no tokenizer.
         """
-        request = detokenize_request(token_ids, skip_special_tokens)
+        request = detokenize_request(token_ids, skip_special_tokens, self.model)
         return (await self._answer(lambda stub: stub.Detokenize, request)).text
 
     async def wait_until_ready(self, timeout_s: float | None = None) -> None:

@@ -24,6 +24,7 @@ DEFAULTS: dict[str, Any] = {
     "num_host_blocks": None,
     "max_model_len": None,
     "block_size_tokens": None,
+    "max_grammar_slots": 256,
     "max_num_seqs": 256,
     "max_num_batched_tokens": 2048,
     "max_message_bytes": 64 * 2**20,

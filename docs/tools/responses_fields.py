@@ -1,6 +1,6 @@
 """The page of the fields of the Responses API, from the models and tables that read them."""
 
-from docs.tools.openai_fields import refused, table
+from docs.tools.openai_fields import other_tables, table
 from scheduler_svc.front.responses.fields import ITEM_FIELDS, NO_EFFECT, REFUSED, ResponseFields
 
 _HEAD = """\
@@ -23,9 +23,6 @@ def page(text: str) -> str:
         _HEAD,
         "## Carried\n\n" + table(("field", "what it does"), carried),
         "## Items\n\nEach may have `id` and `status` too, which have no effect.\n\n" + table(("item", "fields"), items),
-        "## Without effect\n\nThey may have any value: nothing in an answer depends on them.\n\n"
-        + table(("field", "why"), ((f"`{name}`", rule.why) for name, rule in NO_EFFECT.items())),
-        "## Refused\n\nThey may be there with a value that asks for nothing.\n\n"
-        + table(("field", "may be", "why, and what serves instead"), (refused(*item) for item in REFUSED.items())),
+        *other_tables(NO_EFFECT, REFUSED),
     ]
     return "\n".join(sections)

@@ -6,7 +6,6 @@ appended tokens, preemptions and continuations need nothing else. Read next: `oc
 
 import functools
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from octavo_shared.grammar.matcher import (
     OutputMatcher,
     UnsupportedTokenizerError,
     matcher_id_of,
+    thread_of_large_stack,
 )
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.batch_table import BatchTable
@@ -35,10 +35,6 @@ _logger = logging.getLogger(__name__)
 
 # Gives the rows of a step their masks; see `GrammarMasks.begin`.
 FinishMasks = Callable[[], RowFlags | None]
-
-# Of the threads that the library runs on. It calls itself for nested rules, and what a front took on a smaller stack
-# must not overflow here.
-STACK_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +145,7 @@ class GrammarMasks:
         if not self._has_threads:
             return lambda: self._fill(rows, guided)
         if self._masking is None:
-            self._masking = _thread("grammar-masks")
+            self._masking = thread_of_large_stack("grammar-masks")
         made = self._masking.submit(self._fill, rows, guided)
         return made.result
 
@@ -160,7 +156,7 @@ class GrammarMasks:
         if not self._has_threads:
             return _Output(compiled=functools.partial(self._compiled, grammar))
         if self._compiling is None:
-            self._compiling = _thread("grammar-compiler")
+            self._compiling = thread_of_large_stack("grammar-compiler")
         compiled: Future[OutputMatcher] = self._compiling.submit(self._compiled, grammar)
         return _Output(compiled=compiled.result)
 
@@ -212,14 +208,3 @@ def _flag_of(error: BaseException) -> RowFlag:
         _logger.error(Event("grammar_tokenizer_failed", reason=str(error)))
         return RowFlag.GRAMMAR_FAILED
     raise error
-
-
-def _thread(name: str) -> ThreadPoolExecutor:
-    """Return a pool of one thread, which has a stack of `STACK_BYTES`."""
-    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-    former = threading.stack_size(STACK_BYTES)
-    try:
-        pool.submit(int).result()  # a pool starts its thread with the first task
-    finally:
-        threading.stack_size(former)
-    return pool

@@ -71,9 +71,6 @@ TARGET_OPTIONS = (
         help="API to call with --openai.",
     ),
     click.option("--api-key", envvar="OPENAI_API_KEY", metavar="KEY", help="API key for --openai. [OPENAI_API_KEY]"),
-    click.option(
-        "--model", metavar="NAME", help="Model to ask for with --openai.  [default: the first that the server lists]"
-    ),
 )
 
 LOAD_OPTIONS = (

@@ -70,6 +70,10 @@ class GenerationCalls(SchedulerChannel):
         tls: See there.
         token: See there.
         resume_timeout_s: See there.
+        model: See there.
+
+    Attributes:
+        model: As above.
     """
 
     channel_options = (
@@ -81,12 +85,21 @@ class GenerationCalls(SchedulerChannel):
     )
 
     def __init__(
-        self, address: str | Sequence[str], *, tls: TlsOptions | None, token: str | None, resume_timeout_s: float
+        self,
+        address: str | Sequence[str],
+        *,
+        tls: TlsOptions | None,
+        token: str | None,
+        resume_timeout_s: float,
+        model: str,
     ) -> None:
         super().__init__(address, tls=tls, token=token)
         if not isinstance(resume_timeout_s, int | float) or not resume_timeout_s >= 0:
             sentence = f"resume_timeout_s is {resume_timeout_s!r}; it must be a number of seconds, 0 or more"
             raise ConnectionOptionsError(sentence)
+        if not isinstance(model, str):
+            raise ConnectionOptionsError(f"model is {model!r}; it must be the name of a model")
+        self.model = model
         self._resume_timeout_s = resume_timeout_s
         self._random = random.random
         self._unknown_fields: set[str] = set()  # to the scheduler
@@ -193,6 +206,7 @@ class GenerationCalls(SchedulerChannel):
         return RequestStream(
             lambda: self._stub(endpoint).StreamRequests(metadata=self._metadata),
             lambda error: self._failed(error, endpoint),
+            self.model,
         )
 
     async def _wait_at(self, endpoint: Endpoint, troubles: dict[Endpoint, str]) -> Endpoint:

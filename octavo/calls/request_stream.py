@@ -71,9 +71,16 @@ class RequestStream:
     Args:
         open_call: Begins the call.
         to_error: Turns a failed call into an error of the tree.
+        model: Of the requests; see `Client`.
     """
 
-    def __init__(self, open_call: Callable[[], _Call], to_error: Callable[[grpc.aio.AioRpcError], OctavoError]) -> None:
+    def __init__(
+        self,
+        open_call: Callable[[], _Call],
+        to_error: Callable[[grpc.aio.AioRpcError], OctavoError],
+        model: str = "",
+    ) -> None:
+        self._model = model
         self._open_call = open_call
         self._to_error = to_error
         self._call: _Call | None = None
@@ -149,6 +156,7 @@ class RequestStream:
             tenant=tenant,
             cache_salt=cache_salt,
             min_delta_interval_ms=min_delta_interval_ms,
+            model=self._model,
         )
         message.include_provenance = include_provenance
         message.include_prompt_token_ids = message.WhichOneof("prompt") != "token_ids"

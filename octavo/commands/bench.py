@@ -33,7 +33,7 @@ _OCTAVO_ONLY = (
     *("address", "speaks_tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token", "token_file"),
     *("priority", "tenant", "cache_salt", "one_stream"),
 )
-_OPENAI_ONLY = ("openai_api", "api_key", "model")
+_OPENAI_ONLY = ("openai_api", "api_key")
 
 
 @click.command()
@@ -49,7 +49,6 @@ def bench(
     openai: str | None,
     openai_api: str,
     api_key: str | None,
-    model: str | None,
     priority: int,
     tenant: str,
     cache_salt: str,
@@ -72,7 +71,7 @@ def bench(
         account = {"priority": priority, "tenant": tenant, "cache_salt": cache_salt}
         target = _octavo_target(context, client, config, account, one_stream=one_stream)
     else:
-        target = _openai_target(context, config, openai, openai_api, api_key, model)
+        target = _openai_target(context, config, openai, openai_api, api_key, client.model or None)
     from octavo.bench.runner import run_bench
 
     if not run_bench(config, target, outputs):

@@ -79,6 +79,14 @@ _SECURITY_OPTIONS = (
 )
 
 
+_model_option = click.option(
+    "--model",
+    default="",
+    metavar="MODEL",
+    help="Name of the model, if the server has several.  [default: the only one]",
+)
+
+
 def _chosen_token(token: str | None, token_file: Path | None) -> str | None:
     """Return the token; of a flag and a variable the flag counts."""
     context = click.get_current_context()
@@ -92,7 +100,7 @@ def _chosen_token(token: str | None, token_file: Path | None) -> str | None:
 
 def connection_options(command: Callable[..., _R]) -> Callable[..., _R]:
     """Give a command the flags of a connection; it gets a Client that is not open yet, as `client`."""
-    return _with_connection(command, Client, address_option)
+    return with_options(_model_option)(_with_connection(command, Client, address_option))
 
 
 def admin_connection_options(command: Callable[..., _R]) -> Callable[..., _R]:
@@ -116,6 +124,7 @@ def _with_connection(
         tls_server_name: str | None,
         token: str | None,
         token_file: Path | None,
+        model: str = "",  # of a Client
         **others: Any,
     ) -> _R:
         tls = TlsOptions(tls_ca, tls_cert, tls_key, tls_server_name)
@@ -124,7 +133,8 @@ def _with_connection(
                 "--tls-cert, --tls-key and --tls-server-name need --tls-ca or --tls", click.get_current_context()
             )
         token = _chosen_token(token, token_file)
-        client = client_type(address, tls=tls if speaks_tls or tls_ca else None, token=token)
+        options: dict[str, Any] = {"model": model} if model else {}
+        client = client_type(address, tls=tls if speaks_tls or tls_ca else None, token=token, **options)
         return command(*args, client=client, **others)
 
     return with_options(address_option, *_SECURITY_OPTIONS)(with_client)

@@ -11,7 +11,13 @@ import grpc.aio
 
 from octavo.admin_client import AdminClient
 from octavo.client import DEFAULT_ADDRESS, Client
-from octavo.errors import LocalServiceError, OctavoError, PermissionDeniedError, UnauthenticatedError
+from octavo.errors import (
+    InvalidRequestError,
+    LocalServiceError,
+    OctavoError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from octavo.values.status_details import is_from_service
 
 # A scheduler of this machine answers sooner.
@@ -84,6 +90,8 @@ async def _describe_scheduler(address: str) -> str | None:
             model_id = (await client.get_model()).model_id
     except (UnauthenticatedError, PermissionDeniedError):
         return f"octavo is already running on {address} and requires a token"
+    except InvalidRequestError:  # we named no model
+        return f"octavo is already running on {address} and serves several models"
     except OctavoError as error:
         is_scheduler = isinstance(error.__cause__, grpc.aio.AioRpcError) and is_from_service(error.__cause__)
         return f"octavo is already running on {address}, but its model is still loading" if is_scheduler else None

@@ -34,14 +34,17 @@ def generate_request(
     tenant: str = "",
     cache_salt: str = "",
     min_delta_interval_ms: int = 0,
+    model: str = "",
     name: str = "prompt",
 ) -> generation_service_pb2.GenerateRequest:
-    """Return the message of a call; the arguments are those of `Client.stream`, and `name` is what it calls the prompt.
+    """Return the message of a call; the arguments are those of `Client.stream`.
+
+    `model` is that of the client, and `name` is what the caller calls the prompt.
 
     Raises:
         InvalidRequestError: a value does not fit its field at all.
     """
-    request = generation_service_pb2.GenerateRequest()
+    request = generation_service_pb2.GenerateRequest(model=model)
     set_prompt(request, prompt, name=name)
     if sampling_params is not None:
         request.sampling_params.CopyFrom(sampling_params.to_proto())
@@ -86,7 +89,9 @@ def set_prompt(request: generation_service_pb2.GenerateRequest, prompt: object, 
         request.token_ids.SetInParent()  # an empty list is a prompt too, for the scheduler to refuse
 
 
-def tokenize_request(prompt: object, add_special_tokens: bool | None) -> generation_service_pb2.TokenizeRequest:
+def tokenize_request(
+    prompt: object, add_special_tokens: bool | None, model: str = ""
+) -> generation_service_pb2.TokenizeRequest:
     """Return the message that asks for the tokens of a text or a conversation; the arguments are of `Client.tokenize`.
 
     Raises:
@@ -96,9 +101,9 @@ def tokenize_request(prompt: object, add_special_tokens: bool | None) -> generat
     set_prompt(holder, prompt)
     match holder.WhichOneof("prompt"):
         case "text":
-            request = generation_service_pb2.TokenizeRequest(text=holder.text)
+            request = generation_service_pb2.TokenizeRequest(text=holder.text, model=model)
         case "messages":
-            request = generation_service_pb2.TokenizeRequest(messages=holder.messages)
+            request = generation_service_pb2.TokenizeRequest(messages=holder.messages, model=model)
         case _:
             raise _refusal("prompt is a list of token ids already; it must be text or a conversation", "prompt")
     if add_special_tokens is not None:
@@ -106,7 +111,9 @@ def tokenize_request(prompt: object, add_special_tokens: bool | None) -> generat
     return request
 
 
-def detokenize_request(token_ids: object, skip_special_tokens: bool | None) -> generation_service_pb2.DetokenizeRequest:
+def detokenize_request(
+    token_ids: object, skip_special_tokens: bool | None, model: str = ""
+) -> generation_service_pb2.DetokenizeRequest:
     """Return the message that asks for the text of tokens; the arguments are those of `Client.detokenize`.
 
     Raises:
@@ -115,7 +122,8 @@ def detokenize_request(token_ids: object, skip_special_tokens: bool | None) -> g
     items = _to_list(token_ids)
     if items is None:
         raise _refusal(f"token_ids is {_shown(token_ids)}; it must be a list of token ids", "token_ids")
-    request = generation_service_pb2.DetokenizeRequest(token_ids=_to_token_ids(items, "token_ids"))
+    ids = _to_token_ids(items, "token_ids")
+    request = generation_service_pb2.DetokenizeRequest(token_ids=ids, model=model)
     if skip_special_tokens is not None:
         request.skip_special_tokens = _checked_bool(skip_special_tokens, "skip_special_tokens")
     return request

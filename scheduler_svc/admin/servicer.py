@@ -96,7 +96,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             uptime_ms=milliseconds(now_s - engine.started_at_s),
             version=octavo.__version__,
             max_waiting_requests=engine.settings.max_waiting_requests,
-            num_refused_requests=engine.waiting.num_refused,
+            num_refused_requests=engine.waiting.num_refused + engine.token_quotas.num_refused,
             has_mixed_numerics=len({planner.numerics for planner in engine.fleet.planners}) > 1,
             step_log_trouble=engine.step_log.trouble if engine.step_log is not None else "",
             fronts=self._fronts(),

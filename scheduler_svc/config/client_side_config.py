@@ -1,5 +1,6 @@
 """The settings of what clients meet, which a scheduler has, and a standalone front beside its way to the engine."""
 
+import re
 import secrets
 import socket
 from collections.abc import Mapping
@@ -7,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from octavo_shared.process.service_config import ADDRESS_PATTERN, ServiceConfig
 
@@ -16,6 +17,27 @@ CertificateName = Annotated[str, Field(min_length=1)]
 
 # In place of an address: the port is not opened.
 OFF = "off"
+
+
+# Longest name that a front gives to a model.
+MAX_MODEL_NAME_CHARS = 128
+
+
+def named_engine(target: str) -> tuple[str, str]:
+    """Return the name of the model, "" if there is none, and the address of an item of --engine."""
+    name, equals, address = target.partition("=")
+    return (name, address) if equals and not target.startswith("unix:") else ("", target)
+
+
+def check_engine(target: str) -> str:
+    """Return an item of --engine. Raises ValueError: it is none."""
+    name, address = named_engine(target)
+    is_name = name.isprintable() and not any(map(str.isspace, name)) and len(name) <= MAX_MODEL_NAME_CHARS
+    has_name = address != target
+    if re.fullmatch(ADDRESS_PATTERN, address) and (not has_name or (name and is_name)):
+        return target
+    rule = f"; NAME is at most {MAX_MODEL_NAME_CHARS} characters without spaces" if has_name else ""
+    raise ValueError(f"{'NAME=' if has_name else ''}host:port, with a port from 0 to 65535{rule}")
 
 
 def none_if_off(value: object) -> object:
@@ -167,9 +189,17 @@ class FrontConfig(ClientSideConfig):
         }
     )
 
-    engine: str = Field(
-        pattern=ADDRESS_PATTERN,
-        description="Address of the scheduler's --engine-listen, host:port.",
+    engine: tuple[Annotated[str, AfterValidator(check_engine)], ...] = Field(
+        min_length=1,
+        description=(
+            "Comma-separated addresses of the schedulers' --engine-listen, host:port. dns:///name:port stands for "
+            "every address of that name; the lookup is repeated every --resolve-interval-s. The front joins all. To "
+            "serve several models, put the model's name before each address: small=a:50054,large=dns:///b:50054. "
+            "Clients then choose by these names."
+        ),
+    )
+    resolve_interval_s: float = Field(
+        5.0, gt=0, description="Interval between DNS lookups of the names in --engine, in seconds."
     )
     engine_tls_ca: Path | None = Field(
         None,
@@ -203,7 +233,30 @@ class FrontConfig(ClientSideConfig):
     @property
     def is_started_by_scheduler(self) -> bool:
         """Whether it joins an engine of this machine, and shares its ports with the other fronts of that scheduler."""
-        return self.engine.startswith("unix:")
+        return self.engine[0].startswith("unix:")
+
+    @property
+    def engines_by_model(self) -> Mapping[str, tuple[str, ...]]:
+        """Addresses of the engines of each model, by the name in --engine; "": they have no names."""
+        engines: dict[str, tuple[str, ...]] = {}
+        for name, address in map(named_engine, self.engine):
+            engines[name] = (*engines.get(name, ()), address)
+        return engines
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = self.engines_by_model
+        if "" in names and len(names) > 1:
+            raise ValueError(
+                f"--engine has a model's name before some addresses and none before {names[''][0]}; give all of them "
+                "one, NAME=host:port, or none"
+            )
+        if self.tokenizer is not None and len(names) > 1:
+            raise ValueError(
+                f"--tokenizer holds for one model, and --engine names {len(names)}; without it the executors send each "
+                "model's own"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_engine_tls(self) -> Self:

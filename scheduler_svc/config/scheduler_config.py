@@ -12,7 +12,6 @@ from octavo_shared.process.service_config import ADDRESS_PATTERN
 from scheduler_svc.config.client_side_config import CertificateName, ClientSideConfig, none_if_off
 
 ExecutorTarget = Annotated[str, Field(pattern=ADDRESS_PATTERN)]
-TenantWeight = Annotated[str, Field(pattern=r"^[^=]{1,256}=(0\.\d*[1-9]\d*|[1-9]\d{0,8}(\.\d{1,9})?)$")]
 
 
 class SchedulerConfig(ClientSideConfig):
@@ -25,6 +24,8 @@ class SchedulerConfig(ClientSideConfig):
             **ClientSideConfig.removed,
             "core_listen": "it is --engine-listen now",
             "core_insecure": "it is --engine-insecure now",
+            "tenant_weights": "write a table for each tenant into a TOML file, such as [red] with weight = 2, and name "
+            "it in --tenants-file",
         }
     )
 
@@ -161,16 +162,16 @@ class SchedulerConfig(ClientSideConfig):
         ge=1,
         description=(
             "Maximum number of waiting requests. Further ones fail with RESOURCE_EXHAUSTED. A full queue still accepts "
-            "a request within its tenant's fair share (--tenant-weights, at least one request); to make space, the "
-            "newest waiting requests of the tenant furthest above its share fail with RESOURCE_EXHAUSTED."
+            "a request within its tenant's fair share (weights in --tenants-file, at least one request); to make "
+            "space, the newest waiting requests of the tenant furthest above its share fail with RESOURCE_EXHAUSTED."
         ),
     )
     max_waiting_requests_per_tenant: int | None = Field(
         None,
         ge=1,
         description=(
-            "Maximum number of waiting requests per tenant. By default one tenant may fill the queue until others "
-            "arrive."
+            "Maximum number of waiting requests per tenant, where --tenants-file does not say another one. By default "
+            "one tenant may fill the queue until others arrive."
         ),
     )
     max_waiting_tokens: int | None = Field(
@@ -186,9 +187,9 @@ class SchedulerConfig(ClientSideConfig):
         None,
         ge=1,
         description=(
-            "Maximum number of sequences per tenant that run at once, over all executors; the tenant's other requests "
-            "wait, and other tenants overtake them. A request with more sequences runs when its tenant has nothing "
-            "else running. By default unlimited."
+            "Maximum number of sequences per tenant that run at once, over all executors, where --tenants-file does "
+            "not say another one; the tenant's other requests wait, and other tenants overtake them. A request with "
+            "more sequences runs when its tenant has nothing else running. By default unlimited."
         ),
     )
     policy: Literal["fcfs", "priority"] = Field(
@@ -199,11 +200,12 @@ class SchedulerConfig(ClientSideConfig):
             "fairly among tenants."
         ),
     )
-    tenant_weights: tuple[TenantWeight, ...] = Field(
-        (),
+    tenants_file: Path | None = Field(
+        None,
         description=(
-            "Comma-separated tenants and their weights, name=weight. Other tenants are rejected. By default every "
-            "tenant is accepted, with weight 1."
+            "TOML file with a table for each tenant: weight, slots, waiting, tokens_per_minute. Tenants without a "
+            'table are rejected, unless there is a table ["*"] for them. The file is reloaded when it changes. By '
+            "default every tenant is accepted, with weight 1."
         ),
     )
     preemption_mode: Literal["auto", "recompute", "swap"] = Field(
@@ -354,8 +356,3 @@ class SchedulerConfig(ClientSideConfig):
     def num_fronts(self) -> int:
         """Return `fronts` as a number, once somebody has chosen one in place of auto."""
         return int(self.fronts)
-
-    @property
-    def weights_of_tenants(self) -> dict[str, float]:
-        """Return `tenant_weights` by tenant; empty: any tenant is served."""
-        return {name: float(weight) for name, _, weight in (item.rpartition("=") for item in self.tenant_weights)}

@@ -20,11 +20,13 @@ from contextlib import contextmanager
 
 from octavo_shared.errors import (
     CacheTooSmallError,
+    DrainingError,
     NoExecutorError,
     RequestAbortedError,
     RequestExistsError,
     UnavailableError,
 )
+from octavo_shared.grpc.membership import Membership
 from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
@@ -40,12 +42,13 @@ from scheduler_svc.engine.readiness import Readiness
 from scheduler_svc.engine.recovery import Recovery
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.surroundings import Surroundings
+from scheduler_svc.engine.tenants import Tenants
+from scheduler_svc.engine.token_quotas import TokenQuotas
 from scheduler_svc.engine.waiting_limits import WaitingLimits
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.drivers import Drivers
 from scheduler_svc.executors.fleet_model import FleetModel, LoadTokenizer
-from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.session import ExecutorSession
 from scheduler_svc.request.engine_client import EngineLoad, TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
@@ -87,7 +90,8 @@ class Engine:
         self.settings = settings
         self.started_at_s = monotonic_s()
         self.step_log = step_log
-        self.queue = WaitingQueue(settings.policy, settings.tenant_weights, settings.max_num_seqs_per_tenant)
+        self.queue = WaitingQueue(settings.policy, settings.tenants.shares)
+        self.token_quotas = TokenQuotas(settings.tenants)
         key = surroundings.prefix_key
         is_complete: Callable[[], bool] = lambda: self.drivers.is_complete  # noqa: E731
         self.fleet = (
@@ -106,6 +110,7 @@ class Engine:
             observers,
             unix_s=surroundings.unix_s,
             on_room=lambda: self.drivers.wake(),
+            token_quotas=self.token_quotas,
         )
         self.fleet_model = FleetModel(
             self.fleet,
@@ -132,15 +137,17 @@ class Engine:
 
         Cheap, so that an overloaded scheduler refuses before it tokenizes.
 
-        Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
+        Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError, TokenQuotaError: it would not be
+            queued.
         """
         model = self._admitting_model(request_id, tenant)
+        self.token_quotas.require(tenant, 1, monotonic_s())
         self.waiting.require_room(tenant)
         return model
 
     def _admitting_model(self, request_id: str, tenant: str, *, needs_executor: bool = True) -> ServedModel:
         if self.readiness.is_draining:
-            raise UnavailableError(f"{self.readiness.why_not}; retry with another scheduler")
+            raise DrainingError(f"{self.readiness.why_not}; retry with another scheduler")
         if self.model is None or (needs_executor and not self.fleet.planners):
             raise NoExecutorError("no executor is attached", self.last_trouble)
         if needs_executor and all(planner.is_draining for planner in self.fleet.planners):
@@ -153,7 +160,8 @@ class Engine:
     def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
         """Let a new request count as waiting while it is tokenized and checked; gives the model to check against.
 
-        Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it would not be queued.
+        Raises: UnavailableError, NoExecutorError, RequestExistsError, QueueFullError, TokenQuotaError: it would not be
+            queued.
         """
         model = self.admitting_model(request_id, tenant)
         with self.waiting.counting(tenant):
@@ -163,7 +171,7 @@ class Engine:
         """Queue a request that was checked for a model, right after `checking`.
 
         Raises:
-            UnavailableError, NoExecutorError, RequestExistsError, QueueFullError: it was not queued.
+            UnavailableError, NoExecutorError, RequestExistsError, QueueFullError, TokenQuotaError: it was not queued.
             CacheTooSmallError: no executor can ever hold it.
             DeadlineTooShortError: it would miss its deadline by far.
         """
@@ -185,7 +193,10 @@ class Engine:
         """
         self._supersede(request)
         model = self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
-        displaced = [] if was_queued else self.waiting.require_room(request.tenant, len(request.prompt_token_ids))
+        num_prompt_tokens = len(request.prompt_token_ids)
+        if not was_queued:
+            self.token_quotas.require(request.tenant, num_prompt_tokens, monotonic_s())
+        displaced = [] if was_queued else self.waiting.require_room(request.tenant, num_prompt_tokens)
         if model.info.model_hash != model_hash:
             raise UnavailableError("the executor came back with a different model, dtype or quantization; retry")
         group = group_of(request, self._num_arrivals + 1, max_model_len)
@@ -202,6 +213,8 @@ class Engine:
             self.estimate.require_time(request, group, request.deadline_s - monotonic_s())
         for other, error in displaced:
             self.requests.abort(self.requests.of(other), error)
+        if not was_queued:
+            self.token_quotas.take(request.tenant, num_prompt_tokens, live.times.arrived_at_s)
         self._num_arrivals += 1
         self.requests.add(live)
         if not is_taken:
@@ -238,6 +251,19 @@ class Engine:
         for request in list(self.requests.values()):
             self.requests.abort(request, UnavailableError(message))
 
+    @property
+    def tenants(self) -> Tenants:
+        """What each tenant may have now."""
+        return self.waiting.tenants
+
+    def set_tenants(self, tenants: Tenants) -> None:
+        """Let other quotas hold from now on: nothing that waits or runs is ended."""
+        self.waiting.tenants = tenants
+        self.token_quotas.set_tenants(tenants, monotonic_s())
+        self.fleet.set_tenant_shares(tenants.shares)
+        self.dispatch()
+        self.drivers.wake()
+
     async def start_draining(self) -> None:
         """Admit nothing more and be not ready; live requests go on."""
         self.readiness.is_draining = True
@@ -250,13 +276,18 @@ class Engine:
         self.drivers.wake()
         await self.readiness.tell()
 
-    async def drain(self, timeout_s: float) -> None:
-        """Start to drain, wait for the live requests, end those that take longer."""
+    async def drain(self, timeout_s: float, let_go: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Start to drain, wait for the live requests, end those that take longer.
+
+        `let_go` is awaited before that: whoever can have requests go on elsewhere takes them away.
+        """
         await self.start_draining()
         try:
             async with asyncio.timeout(timeout_s):
                 await self.requests.wait_until_all_ended()
         except TimeoutError:
+            if let_go is not None:
+                await let_go()
             self._abort_all("the scheduler shut down; retry")
 
     async def run(self) -> None:

@@ -174,6 +174,7 @@ class LiveRequest:
             error_message="" if self.error is None else str(self.error),
             trace_id=self.trace_id,
             provenance=group.provenance,
+            num_earlier_tokens=0 if group.continuation is None else group.continuation.num_tokens,
         )
 
 

@@ -7,7 +7,7 @@ the queue. A request leaves when it has ended, by whatever comes first. Read nex
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TypeAlias
@@ -29,6 +29,8 @@ from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.suspects import Suspects, is_suspect
+from scheduler_svc.engine.tenants import Tenants
+from scheduler_svc.engine.token_quotas import TokenQuotas
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestKey
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
@@ -59,6 +61,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         clock: Monotonic time in seconds.
         unix_s: Returns the seconds since 1970.
         on_room: Called when a request has made room in its planner.
+        token_quotas: Told of generated tokens.
 
     Attributes:
         latest_lengths: Tokens of an output, of the last requests that finished.
@@ -73,6 +76,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         clock: Callable[[], float] = monotonic_s,
         unix_s: Callable[[], float] = time.time,
         on_room: Callable[[], None] = lambda: None,
+        token_quotas: TokenQuotas | None = None,
     ) -> None:
         self.suspects = Suspects()
         self.latest_lengths: deque[int] = deque(maxlen=_NUM_LENGTHS)
@@ -83,6 +87,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         self._fleet = fleet
         self._wake = wake
         self._on_room = on_room
+        self._token_quotas = token_quotas or TokenQuotas(Tenants())
         self._requests: dict[RequestKey, LiveRequest] = {}
         self._tenants_of: dict[str, dict[str, None]] = {}  # by id, in order of arrival
         self._all_ended = asyncio.Event()
@@ -248,6 +253,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         for prompt in updates.prompt_logprobs:
             if (request := self._live(prompt.group)) is not None:
                 request.sink.push_prompt(prompt.logprobs, prompt.alternatives)
+        num_tokens_of: Counter[str] | None = Counter() if self._token_quotas.are_there else None  # by tenant
         requests, finished, alternatives_of = self._requests, updates.finished, updates.alternatives
         rows = zip(count(), updates.sequences, updates.token_ids, logprobs, strict=False)
         for row, sequence, token_id, logprob in rows:
@@ -264,6 +270,8 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
                 continue
             self._note_progress(request, planner, now_s, last_tokens_at_s)
             request.num_tokens_of[index] += 1
+            if num_tokens_of is not None:
+                num_tokens_of[group.tenant] += 1
             if row in finished:
                 request.ends[index] = finished[row]
             request.sink.push(index, token_id, logprob, alternatives_of.get(row))
@@ -286,8 +294,12 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             num_found = sum(len(hypothesis.token_ids) for hypothesis in hypotheses)
             request.note_finished_search(num_found, hypotheses[0].finish_reason)
             num_tokens += num_found
+            if num_tokens_of is not None:
+                num_tokens_of[group.tenant] += num_found
             self._note_progress(request, planner, now_s, last_tokens_at_s)
             self._forget(request, now_s)
+        for tenant, num_taken in (num_tokens_of or {}).items():
+            self._token_quotas.take(tenant, num_taken, now_s)
         self._meter.tokens_delivered(num_tokens, last_tokens_at_s, now_s)
         for failure in updates.failures:
             if (request := self._live(failure.group)) is not None:

@@ -1,9 +1,9 @@
 """The engine's part of the configuration."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.waiting.policy import Policy
+from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.executors.driver_interface import DriverSettings
 from scheduler_svc.executors.serving_limits import PlannerSettings
 
@@ -12,7 +12,7 @@ from scheduler_svc.executors.serving_limits import PlannerSettings
 class EngineSettings:
     """What the engine takes from the configuration.
 
-    `max_waiting_tokens` is how many prompt tokens may wait; None: any number.
+    `tenants` are those of the start. `max_waiting_tokens` is how many prompt tokens may wait; None: any number.
     `max_losses` is how often in a row a request may lose its executor while it runs there, `orphan_timeout_s` how long
     a request waits that no attached executor can take. `served_model_name` None: clients know the model by the name
     that its executor gives it.
@@ -22,9 +22,7 @@ class EngineSettings:
     driver: DriverSettings
     policy: Policy
     max_waiting_requests: int
-    max_waiting_requests_per_tenant: int
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    max_num_seqs_per_tenant: int | None = None
+    tenants: Tenants = field(default_factory=Tenants)
     has_priorities: bool = False
     max_waiting_tokens: int | None = None
     max_losses: int = 3

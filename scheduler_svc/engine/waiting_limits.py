@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from octavo_shared.errors import QueueFullError
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.waiting.policy import DEFAULT_WEIGHT
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.suspects import Suspects
@@ -53,6 +52,7 @@ class WaitingLimits:
         retry_after_s: Returns when those who are refused are to try again, in seconds.
 
     Attributes:
+        tenants: What each tenant may have; may be set.
         num_refused: Requests that were refused since the start.
     """
 
@@ -60,6 +60,7 @@ class WaitingLimits:
         self, queue: WaitingQueue, suspects: Suspects, settings: EngineSettings, retry_after_s: Callable[[], float]
     ) -> None:
         self.settings = settings
+        self.tenants = settings.tenants
         self.num_refused = 0
         self._queue = queue
         self._suspects = suspects
@@ -74,7 +75,7 @@ class WaitingLimits:
     @property
     def most_of_a_tenant(self) -> int:
         """Requests of a tenant that may wait if no others do."""
-        return min(self.settings.max_waiting_requests, self.settings.max_waiting_requests_per_tenant)
+        return self.tenants.max_waiting_of(self.settings.max_waiting_requests)
 
     @property
     def tenants_at_share(self) -> frozenset[str]:
@@ -99,7 +100,7 @@ class WaitingLimits:
         Raises: QueueFullError: it may not wait.
         """
         settings, num_of_tenant = self.settings, self._queue.num_waiting_of(tenant) + self._num_checked_of[tenant]
-        if num_of_tenant >= settings.max_waiting_requests_per_tenant:
+        if num_of_tenant >= self.tenants.of(tenant).max_waiting_of(settings.max_waiting_requests):
             self.num_refused += 1
             raise QueueFullError(num_of_tenant, self._retry_after_s(), tenant)
         displaced: list[SequenceGroup] = []
@@ -162,7 +163,7 @@ class WaitingLimits:
 
     def _shares(self, most: int, tenants: Iterable[str]) -> dict[str, float]:
         """Return the fair share of each of the tenants among which a limit is divided."""
-        weights = {name: self.settings.tenant_weights.get(name, DEFAULT_WEIGHT) for name in tenants}
+        weights = {name: self.tenants.of(name).share.weight for name in tenants}
         unit = most / sum(weights.values())
         return {name: unit * weight for name, weight in weights.items()}
 

@@ -10,12 +10,12 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 
+from octavo_shared.grpc.membership import Membership
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.executors.circuit_breaker import CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings
-from scheduler_svc.executors.membership import Membership
 from scheduler_svc.telemetry.meter import Meter
 
 

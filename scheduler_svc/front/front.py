@@ -22,10 +22,15 @@ from scheduler_svc.config.client_side_config import ClientSideConfig
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
 from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.request_limits import FrontSettings
 from scheduler_svc.front.api.servicer import GenerationServicer
+from scheduler_svc.front.api_meter import ApiMeter
+from scheduler_svc.front.delta_pace import DeltaPace
+from scheduler_svc.front.grammars.grammar_checks import GrammarChecks, GrammarMeter
 from scheduler_svc.front.text.text_model import ModelTokenizer
+from scheduler_svc.front.text.text_threads import LOST_THREADS
 from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from scheduler_svc.request.engine_client import EngineClient
 
@@ -47,8 +52,7 @@ class Front:
 
     Args:
         config: Of the scheduler.
-        engine: Computes requests.
-        tokenizer: Of the served model.
+        models: The engine of each model, and its tokenizer, by name; see `Models`.
         health: What the ports say of the process.
         collect: Returns the metrics of the process, for OpenAI's port.
         call_metrics: Counts the calls.
@@ -56,6 +60,8 @@ class Front:
 
     Attributes:
         main: The gRPC port.
+        generation: What answers there.
+        generations: What runs the requests of each model, by name.
         tls: Of its ports; None: they speak plaintext.
         pace: Of the streams; whoever runs the front runs its `watch`.
         openai: The port of OpenAI's API; None: there is none.
@@ -66,8 +72,7 @@ class Front:
     def __init__(
         self,
         config: ClientSideConfig,
-        engine: EngineClient,
-        tokenizer: ModelTokenizer,
+        models: Mapping[str, tuple[EngineClient, ModelTokenizer]],
         health: Health,
         collect: Callable[[], list[Family]],
         *,
@@ -77,14 +82,26 @@ class Front:
         self.tls = tls = server_tls(config)
         access = access_control(config)
         self._tracing = start_tracing(config.tracing, "octavo-scheduler")
-        generation = Generation(engine, tokenizer, front_settings(config), request_tracer(self._tracing))
-        self.generation = GenerationServicer(generation)
-        self.pace, self._threads = generation.pace, (generation.text_threads, generation.grammars)
+        self.pace, self._grammar_meter = DeltaPace(), GrammarMeter()
+        self.generations = {
+            name: Generation(
+                engine,
+                tokenizer,
+                front_settings(config),
+                request_tracer(self._tracing),
+                GrammarChecks(meter=self._grammar_meter),
+                self.pace,
+            )
+            for name, (engine, tokenizer) in models.items()
+        }
+        self._meter = ApiMeter()
+        chosen = Models(self.generations, self._meter)
+        self.generation = GenerationServicer(chosen)
         self.openai: OpenAIServer | None = None
         if config.openai_listen is not None:
             from scheduler_svc.front.openai.set_up import openai_server
 
-            self.openai = openai_server(config, config.openai_listen, generation, access, collect, is_shared=is_shared)
+            self.openai = openai_server(config, config.openai_listen, chosen, access, collect, is_shared=is_shared)
         self.main = GrpcServer(
             listen=config.listen,
             max_message_bytes=config.max_message_bytes,
@@ -92,7 +109,7 @@ class Front:
             service_names=[GENERATION_SERVICE],
             health=health,
             credentials=None if tls is None else tls.credentials(),
-            interceptors=[] if access is None else [AccessInterceptor(access)],
+            interceptors=[] if access is None else [AccessInterceptor(access, on_refused=self._meter.call_refused)],
             readers=[KeepBodies(PROMPT_METHODS)],
             call_metrics=call_metrics,
             is_shared=is_shared,
@@ -100,9 +117,10 @@ class Front:
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, self.main.server)
 
     def families(self) -> Iterator[Family]:
-        """Yield the metrics of what clients meet beside gRPC."""
-        for threads in self._threads:
-            yield from threads.families()
+        """Yield the metrics of what clients meet, beside those of every gRPC service."""
+        yield from self._meter.families()
+        yield from self._grammar_meter.families()
+        yield LOST_THREADS.single(sum(each.text_threads.num_lost for each in self.generations.values()))
         if self.openai is not None:
             yield from self.openai.families()
 
@@ -128,8 +146,4 @@ def front_settings(config: ClientSideConfig) -> FrontSettings:
     )
     if not isinstance(config, SchedulerConfig):
         return settings
-    return replace(
-        settings,
-        tenants=frozenset(config.weights_of_tenants) or None,
-        has_priorities=config.policy == "priority",
-    )
+    return replace(settings, has_priorities=config.policy == "priority")

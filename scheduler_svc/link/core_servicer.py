@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -63,6 +63,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         tokenizer: The files of the served model's tokenizer.
         incarnation: Orders the engines of our scheduler.
         state_interval_s: How often it is looked whether fronts have to be told how the engine is, in seconds.
+        prefix_key_fingerprint: See `CoreWelcome`.
 
     Attributes:
         incarnation: As above.
@@ -75,11 +76,13 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         tokenizer: TokenizerFiles,
         incarnation: Incarnation,
         state_interval_s: float = STATE_INTERVAL_S,
+        prefix_key_fingerprint: bytes = b"",
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._state_interval_s = state_interval_s
         self._sessions: dict[tuple[bool, str], tuple[int, FrontSession]] = {}  # of our own machine or not, and its name
+        self._prefix_key_fingerprint = prefix_key_fingerprint
         self._numbers = itertools.count()
         self._early_aborts = EarlyAborts()
         self.metrics = FrontMetrics()
@@ -87,7 +90,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         self._changed = asyncio.Event()
         self._past: defaultdict[tuple[bool, str], _Past] = defaultdict(_Past)
         self.incarnation = incarnation
-        self.incarnation.on_granted = self._tell_welcome
+        self.incarnation.on_granted = self.tell_welcome
 
     @property
     def sessions(self) -> list[FrontSession]:
@@ -198,29 +201,36 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         # The next engine of ours is later only if an executor can tell it so, else it would end like this one.
         own.follow(hello.incarnation, f"front {hello.front_id!r}", may_end=bool(hello.scheduler_id) and own.is_known)
 
-    def _tell_welcome(self) -> None:
-        """Our number counts from now on: tell the fronts that have joined before."""
+    def tell_welcome(self) -> None:
+        """Our number counts from now on, or other tenants are served: tell the fronts that have joined before."""
         for session in self.sessions:
-            session.tell_incarnation(self.incarnation.granted)
+            session.tell_welcome(self._welcome)
 
     async def close(self, timeout_s: float) -> None:
         """The engine ends: let each front have what there is for it, end its stream, and let none join."""
+        await self._end_sessions(lambda _: True, timeout_s)
+
+    async def let_go(self, timeout_s: float) -> None:
+        """The engine ends before live requests do: standalone fronts have theirs go on at another one, or the next."""
+        await self._end_sessions(lambda session: bool(session.address), timeout_s)
+
+    async def _end_sessions(self, which: Callable[[FrontSession], bool], timeout_s: float) -> None:
         self._is_closed = True
-        for session in self.sessions:
+        for session in filter(which, self.sessions):
             session.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._sessions:
+                while any(map(which, self.sessions)):
                     await self._next_change()
 
     def _welcome(self, version: int) -> pb.CoreWelcome:
-        settings = self._engine.settings
         return pb.CoreWelcome(
             version=version,
             incarnation=self.incarnation.granted,
             scheduler_id=self.incarnation.scheduler_id,
-            tenants=settings.tenant_weights,
-            has_priorities=settings.has_priorities,
+            tenants=sorted(self._engine.tenants.served or ()),
+            has_priorities=self._engine.settings.has_priorities,
+            prefix_key_fingerprint=self._prefix_key_fingerprint,
         )
 
     async def _end_older(self, key: tuple[bool, str], hello: pb.FrontHello) -> None:

@@ -234,9 +234,9 @@ class FrontSession:
             self._told_state = state
             self.batch().response.state.CopyFrom(encode_state(state))
 
-    def tell_incarnation(self, incarnation: int) -> None:
-        """Say welcome again: the engine has its number only now."""
-        self._welcome.incarnation = incarnation
+    def tell_welcome(self, welcome: Callable[[int], pb.CoreWelcome]) -> None:
+        """Say welcome again, in the version that was agreed."""
+        self._welcome = welcome(self._welcome.version)
         self.batch().response.welcome.CopyFrom(self._welcome)
 
     async def _tell_state(self) -> None:

@@ -1,7 +1,7 @@
-"""The engine as a front in a process of its own has it: `EngineClient` over the wire.
+"""One engine process as a front in a process of its own has it; `cell.py` makes one engine of all that it joins.
 
-One stream carries all requests of the front. When it breaks, the front joins again, as a new session, at whichever
-engine answers, and has it go on with the requests that are live: their clients notice nothing. New ones wait meanwhile.
+One stream carries all requests that the front has there. When it breaks, the front joins again, as a new session, at
+whichever engine answers at the address, and has it go on with the requests that are live: their clients notice nothing.
 """
 
 import asyncio
@@ -9,9 +9,7 @@ import itertools
 import logging
 import os
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -23,9 +21,7 @@ from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from octavo_shared.errors import (
     InvalidFieldError,
     MalformedMessageError,
-    NoExecutorError,
     OctavoServiceError,
-    QueueFullError,
     RequestAbortedError,
     UnavailableError,
 )
@@ -43,7 +39,7 @@ from scheduler_svc.link.outbox import Outbox
 from scheduler_svc.link.remote_request import RemoteRequest
 from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state
 from scheduler_svc.link.tokenizer_fetch import fetch_tokenizer
-from scheduler_svc.request.engine_client import AnswerSink, EngineLoad
+from scheduler_svc.request.engine_client import AnswerSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.served_model import ServedModel
@@ -55,7 +51,7 @@ MIN_VERSION = MAX_VERSION = 1
 # Messages of the engine that may be on their way: a step each, so that the engine never waits for a word of ours.
 MAX_MESSAGES_ON_THEIR_WAY = 32
 
-LEAVING = "this front of the scheduler is shutting down"
+LOADING = "the tokenizer is loading"
 
 # From one attempt to join to the next one, in seconds: twice as long each time while none succeeds.
 FIRST_PAUSE_S = 0.05
@@ -67,7 +63,7 @@ METRICS_INTERVAL_S = 2.0
 # What reading a message raises that no engine sends.
 _UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
-LoadTokenizer = Callable[[ExecutorInfo, Callable[[], Awaitable[tuple[TokenizerFile, ...]]]], Awaitable[None]]
+ReadTokenizer = Callable[[ExecutorInfo, Callable[[], Awaitable[tuple[TokenizerFile, ...]]]], Awaitable[None]]
 
 
 class StaleCoreError(OctavoServiceError):
@@ -79,34 +75,41 @@ class CoreFaultError(OctavoServiceError):
 
 
 class RemoteEngine:
-    """See `EngineClient`.
+    """An engine process at an address.
 
     Args:
-        open_channel: Opens a channel to the engine.
+        open_channel: Opens a channel to it.
         front_id: Our name.
-        load_tokenizer: Called before a model is served whose tokenizer is another one.
-        set_ready: Called with whether new requests find an executor, when that changes.
+        read_tokenizer: Called before a model counts as served here: its tokenizer may be another one.
+        on_change: Called when it may take requests, or no more, and when it has gone.
         collect: Returns what this front has counted, for the metrics of the scheduler.
-        unix_s: Returns the seconds since 1970: sessions are numbered by their beginning.
         loop_lag_s: Returns how late a timer of this front was at most in the last minute, in seconds.
         on_welcome: Called with the engine's first word, at each of them.
         explain: Says why a stream broke or did not begin.
+        unix_s: Returns the seconds since 1970: sessions are numbered by their beginning.
+        incarnations: The largest one of each scheduler, shared by all engines of a front.
 
     Attributes:
-        core_trouble: Why the engine did not answer, when it last did not.
+        state: How it is, as it last told.
+        model: What it serves, or served last; None: it has not said it, or its tokenizer is not here.
+        scheduler_id: The scheduler that it belongs to; "": it has not been joined.
+        incarnation, prefix_key_fingerprint: See `CoreWelcome`.
+        core_trouble: Why it did not answer, when it last did not.
+        is_joined_elsewhere: Whether we are joined to it at another address: a second session would end that one.
     """
 
     def __init__(
         self,
         open_channel: Callable[[], grpc.aio.Channel],
         front_id: str,
-        load_tokenizer: LoadTokenizer,
-        set_ready: Callable[[bool], Awaitable[None]],
+        read_tokenizer: ReadTokenizer,
+        on_change: Callable[[], None],
         collect: Callable[[], Iterable[Family]] = tuple,
         loop_lag_s: Callable[[], float] = float,
         on_welcome: Callable[[pb.CoreWelcome], None] = lambda _: None,
         explain: Callable[[grpc.aio.AioRpcError], str] = failure_text,
         unix_s: Callable[[], float] = time.time,
+        incarnations: dict[str, int] | None = None,
     ) -> None:
         self._unix_s = unix_s
         self._collect = collect
@@ -117,14 +120,11 @@ class RemoteEngine:
         self.core_trouble = ""
         self.front_id = front_id
         self._open_channel = open_channel
-        self._load_tokenizer = load_tokenizer
-        self._set_ready = set_ready
-        self._takes_calls = False
-        self._is_leaving = False
-        self._is_ready: bool | None = None  # None: this session has not said it
-        self._is_told = asyncio.Event()
-        self._state = UNREACHABLE
-        self._model: ServedModel | None = None  # the last one, also while the engine is away
+        self._read_tokenizer = read_tokenizer
+        self._on_change = on_change
+        self._is_front_ready: bool | None = None  # None: this session has not said it
+        self.state = UNREACHABLE
+        self.model: ServedModel | None = None
         self._tokenizer_of = ""
         self._tokenizer_trouble = ""
         self._loading: asyncio.Task[None] | None = None
@@ -132,48 +132,44 @@ class RemoteEngine:
         self._numbers = itertools.count(1)
         self._calls = itertools.count(1)
         self._requests: dict[int, RemoteRequest] = {}
-        self._num_checked_of: Counter[str] = Counter()  # by tenant
+        self._num_untold = 0  # sequences that began here since `state` was told, less those that ended
         self._abort_calls: dict[int, tuple[pb.AbortCall, asyncio.Future[bool]]] = {}
         self._absence = Absence(self._give_up)
-        self._scheduler_id = ""  # of the engine that we joined last
-        self._incarnations: dict[str, int] = {}  # the largest one of each scheduler
+        self.scheduler_id = ""
+        self.incarnation = 0
+        self.prefix_key_fingerprint = b""
+        self._incarnations = {} if incarnations is None else incarnations
+        self.is_joined_elsewhere: Callable[[], bool] = lambda: False
         self._trouble = ""  # that broke the last stream
         self._num_taken = 0
-        self._has_news = asyncio.Event()
-
-    # EngineClient ----------------------------------------------------------------------------------------------
 
     @property
-    def model(self) -> ServedModel | None:
-        """See `EngineClient`."""
-        return self._model
+    def is_reachable(self) -> bool:
+        """Whether we are joined to it."""
+        return self.state is not UNREACHABLE
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it has gone, or has no executor yet, and is expected back."""
+        return self._absence.is_on
 
     @property
     def why_not_ready(self) -> str:
-        """See `EngineClient`."""
-        if self._is_leaving:
-            return LEAVING
-        is_loading = self._model is None and self._state.model is not None
-        return (
-            self._tokenizer_trouble or self._state.why_not_ready or ("the tokenizer is loading" if is_loading else "")
-        )
-
-    @property
-    def is_draining(self) -> bool:
-        """See `EngineClient`."""
-        return self._state.is_draining
+        """Why it takes no requests, in words; "": it takes some."""
+        is_loading = self.model is None and self.state.model is not None
+        return self._tokenizer_trouble or self.state.why_not_ready or (LOADING if is_loading else "")
 
     @property
     def last_trouble(self) -> str:
         """See `EngineClient`."""
-        if self._state is UNREACHABLE and self.core_trouble:
+        if not self.is_reachable and self.core_trouble:
             return f"{UNREACHABLE.why_not_ready}: {self.core_trouble}"
-        return self._tokenizer_trouble or self._state.last_trouble or self.why_not_ready
+        return self._tokenizer_trouble or self.state.last_trouble or self.why_not_ready
 
     @property
-    def load(self) -> EngineLoad:
-        """See `EngineClient`."""
-        return self._state.load
+    def num_slots(self) -> int:
+        """Places in the batches of its executors, as `Place` has them."""
+        return self.state.load.max_num_seqs
 
     def waits_for(self, request_id: str, tenant: str) -> str:
         """See `EngineClient`; the place of one request is not known here."""
@@ -181,42 +177,17 @@ class RemoteEngine:
         return f"{num_waiting} in line" if num_waiting else ""
 
     @property
-    def max_requests(self) -> int | None:
-        """See `EngineClient`."""
-        return self._state.max_requests
-
-    @contextmanager
-    def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
-        """See `EngineClient`: from what the engine has told; the share of a tenant is for the engine to say.
-
-        So others than those it names are refused only when their prompts that are being checked here fill the queue.
-        """
-        state = self._state
-        self._require_core()
-        if self._is_leaving and not state.is_draining:
-            raise UnavailableError(f"{LEAVING}; connect again, and send the request there")
-        if state.is_draining:
-            raise UnavailableError(f"{state.why_not_ready}; retry with another scheduler")
-        if not state.has_executor or self._model is None or self._tokenizer_trouble:
-            raise NoExecutorError("no executor is attached", self.last_trouble)
-        if tenant in state.tenants_at_share or self._num_checked_of[tenant] >= state.max_waiting:
-            num_waiting, num_tokens = state.num_waiting + self._num_checked_of.total(), None
-            if num_waiting < state.max_waiting:
-                num_tokens = state.load.num_waiting_prompt_tokens
-            raise QueueFullError(num_waiting, state.retry_after_s, num_waiting_tokens=num_tokens)
-        self._num_checked_of[tenant] += 1
-        try:
-            yield self._model
-        finally:
-            self._num_checked_of[tenant] -= 1
-            self._num_checked_of += Counter()  # forgets tenants with none
+    def num_taken(self) -> int:
+        """How many of them are taken or waited for, as it told, and by what we know since."""
+        return max(0, self.state.load.num_taken_slots + self.state.load.num_waiting + self._num_untold)
 
     async def submit(self, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel) -> None:
-        """See `EngineClient`."""
-        await self.wait_until_reachable()
-        self._require_core()
+        """Queue a request there, once it is back if it is away; errors as in `EngineClient.submit`."""
+        await self._absence.wait()
+        self.require_reachable()
         number = next(self._numbers)
         remote = self._requests[number] = RemoteRequest(self, number, request, sink, checked_for)
+        self._num_untold += request.width
         self._outbox.submit(remote.submission())
         try:
             await remote.queued
@@ -225,22 +196,21 @@ class RemoteEngine:
             raise
 
     async def abort_request(self, request_id: str, tenant: str | None) -> bool:
-        """See `EngineClient`. Raises UnavailableError: the engine does not answer, or goes away before it does."""
-        if self._absence.is_on and (own := self._held(request_id, tenant)) is not None:
+        """See `EngineClient`; if it has gone, the answer comes from the next one at its address.
+
+        Raises: UnavailableError: it does not answer.
+        """
+        if self.is_away and (own := self._held(request_id, tenant)) is not None:
             self.abort(own, RequestAbortedError(f"request {request_id!r} was aborted"))
             return True
-        await self.wait_until_reachable()
-        self._require_core()
+        await self._absence.wait()
+        self.require_reachable()
         call = pb.AbortCall(call=next(self._calls), request_id=request_id, tenant=tenant)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._abort_calls[call.call] = call, answer
         self._outbox.message.abort_calls.append(call)
         self._outbox.wake()
         return await answer
-
-    async def wait_until_reachable(self) -> None:
-        """See `EngineClient`."""
-        await self._absence.wait()
 
     def _held(self, request_id: str, tenant: str | None) -> int | None:
         """Return the number of a request of this front; None: it has none of that name."""
@@ -249,31 +219,60 @@ class RemoteEngine:
                 return number
         return None
 
-    def _require_core(self) -> None:
-        if self._state is UNREACHABLE:
+    def require_reachable(self) -> None:
+        """Raise UnavailableError if we are not joined to it."""
+        if not self.is_reachable:
             raise UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
+
+    # Requests that go on at another engine -----------------------------------------------------------------------
+
+    @property
+    def waiting_requests(self) -> Sequence[tuple[int, EngineRequest]]:
+        """The requests that wait for it while it is away, or has no executor, with their numbers."""
+        if not self.is_away and (not self.is_reachable or self.state.has_executor):
+            return ()
+        live = ((number, remote) for number, remote in self._requests.items() if remote.aborted_with is None)
+        return [(number, remote.request) for number, remote in live]
+
+    def can_take_over(self, lost: "RemoteEngine") -> bool:
+        """Whether it may go on with what another one had: it is the next one of its scheduler, or computes the same."""
+        if self.scheduler_id == lost.scheduler_id:
+            return True
+        if self.model is None or lost.model is None:
+            return False
+        own, other = self.model.reproducibility, lost.model.reproducibility
+        has_same_weights = own.weights_digest == other.weights_digest != ""
+        return has_same_weights and own.numerics_ids == other.numerics_ids and bool(own.numerics_ids)
+
+    def take_over(self, lost: "RemoteEngine", number: int) -> None:
+        """Go on with a request that another one had under a number."""
+        assert self.model is not None, "it takes requests"
+        remote = lost._requests.pop(number)
+        if not lost.is_away:
+            lost.abort(number, RequestAbortedError("another scheduler has taken over this request"))
+        own_number = next(self._numbers)
+        remote.move_to(self, own_number)
+        self._requests[own_number] = remote
+        self._num_untold += remote.request.width
+        self._resubmit(own_number, remote, self.model)
+
+    def _resubmit(self, number: int, remote: RemoteRequest, model: ServedModel) -> None:
+        try:
+            self._outbox.submit(remote.resubmission(model))
+        except UnavailableError as error:
+            self._end_here(number, error)
 
     @property
     def num_requests(self) -> int:
         """Live requests of this front."""
         return len(self._requests)
 
-    async def leave(self) -> None:
-        """Take no new requests, and return once none is live: this front ends, and the scheduler may not."""
-        self._is_leaving = True
-        await self._tell_readiness()
-        while self._requests:
-            self._has_news.clear()
-            await self._has_news.wait()
-
-    async def wait_until_told(self) -> None:
-        """Return once the engine has said how it is."""
-        await self._is_told.wait()
-
-    async def take_calls(self) -> None:
-        """Clients reach us from now on."""
-        self._takes_calls = True
-        await self._tell_readiness()
+    def tell_ready(self, *, is_ready: bool) -> None:
+        """Tell it whether clients reach this front, and it finds an executor for them."""
+        if is_ready != self._is_front_ready:
+            self._is_front_ready = is_ready
+            self._outbox.message.is_ready = is_ready
+            self._outbox.wake()
 
     # What requests say -----------------------------------------------------------------------------------------
 
@@ -286,7 +285,7 @@ class RemoteEngine:
 
     def abort(self, number: int, error: OctavoServiceError) -> None:
         """A request is to end."""
-        if self._absence.is_on:
+        if self.is_away:
             self._end_here(number, error)
             return
         self._outbox.message.aborts.add(number=number, failure=encode_failure(error))
@@ -295,14 +294,18 @@ class RemoteEngine:
     def _end_here(self, number: int, error: OctavoServiceError) -> None:
         """End a request that no engine has."""
         if (request := self._requests.pop(number, None)) is not None:
+            self._num_untold -= request.request.width
             request.fail(error)
-            self._has_news.set()
+            asyncio.get_running_loop().call_soon(self._on_change)  # not here: it may move others, and we are in a loop
 
     # The stream ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Be joined to the engine, and join again whenever the stream breaks; until cancelled."""
         while True:
+            if self.is_joined_elsewhere():
+                await asyncio.sleep(LONGEST_PAUSE_S)
+                continue
             trouble = "it closed the stream"
             try:
                 async with self._open_channel() as channel:
@@ -327,15 +330,15 @@ class RemoteEngine:
 
     async def _run_session(self, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         self._outbox.clear()
-        self._num_taken, self._is_ready = 0, None
+        self._num_taken, self._is_front_ready = 0, None
         call = stub.Join()
         hello = pb.FrontHello(
             min_version=MIN_VERSION,
             max_version=MAX_VERSION,
             front_id=self.front_id,
             session=int(self._unix_s() * 1e9),
-            scheduler_id=self._scheduler_id,
-            incarnation=self._incarnations.get(self._scheduler_id, 0),
+            scheduler_id=self.scheduler_id,
+            incarnation=self._incarnations.get(self.scheduler_id, 0),
             pid=os.getpid(),
         )
         await call.write(pb.JoinRequest(hello=hello, credits=MAX_MESSAGES_ON_THEIR_WAY))
@@ -365,53 +368,50 @@ class RemoteEngine:
 
     async def _lose(self, trouble: str) -> None:
         """The engine is gone: what was asked of it waits for the next one."""
-        if self._state is not UNREACHABLE:
+        if self.is_reachable:
             self._trouble = trouble
             self._absence.begin()
-        self._state = UNREACHABLE
+        self.state = UNREACHABLE
         for number, request in list(self._requests.items()):
             if request.aborted_with is not None:  # whether that engine heard of it or not: the next one must not go on
                 self._end_here(number, request.aborted_with)
-        await self._tell_readiness()
+        self._num_untold = 0
+        self._on_change()
 
     def _give_up(self, after_s: float) -> None:
         """No engine came: what waits for one ends."""
-        if self._state is UNREACHABLE:
+        if not self.is_reachable:
             error = UnavailableError(
                 f"the scheduler's engine stopped ({self._trouble}), and no new one has started for {after_s:g} s; "
                 "retry in a moment"
             )
         else:
-            why = "the tokenizer did not load" if self._state.has_executor else "no executor was attached"
+            why = "the tokenizer did not load" if self.state.has_executor else "no executor was attached"
             error = UnavailableError(f"{why} within {after_s:g} s (--orphan-timeout-s); retry later")
         requests, self._requests = self._requests, {}
+        self._num_untold = 0
         for request in requests.values():
             request.fail(error)
         calls, self._abort_calls = self._abort_calls, {}
         for _, answer in calls.values():
             if not answer.done():
                 answer.set_exception(error)
-        self._has_news.set()
+        self._on_change()
 
     def _go_on(self) -> None:
         """Have the engine that we joined go on with what the one before it had, once it can."""
-        model = self._state.model
+        model = self.state.model
         has_model = model is not None and model.info.instance_id == self._tokenizer_of
-        if not self._absence.is_on or self._state is UNREACHABLE:
+        if not self._absence.is_on or not self.is_reachable:
             return
-        if not self._state.has_executor or model is None or not has_model:
-            self._absence.wait_for_executor(self._state.orphan_timeout_s or LIMIT_S)
+        if not self.state.has_executor or model is None or not has_model:
+            self._absence.wait_for_executor(self.state.orphan_timeout_s or LIMIT_S)
             return
         for number, request in list(self._requests.items()):
-            try:
-                self._outbox.submit(request.resubmission(model))
-            except UnavailableError as error:
-                del self._requests[number]
-                request.fail(error)
+            self._resubmit(number, request, model)
         self._outbox.message.abort_calls.extend(call for call, _ in self._abort_calls.values())
         self._absence.end()
         self._outbox.wake()
-        self._has_news.set()
         log.info(Event("requests_go_on", front=self.front_id, requests=len(self._requests)))
 
     # What the engine says ----------------------------------------------------------------------------------------
@@ -457,19 +457,25 @@ class RemoteEngine:
         for search in message.search_ends:
             if (request := self._requests.get(search.number)) is not None:
                 request.sink.finish_search(decode_search_end(search))
+        had_requests = bool(self._requests)
         for ended in message.ended:
             if (request := self._requests.get(ended.number)) is not None:
                 request.end(ended)
                 del self._requests[ended.number]  # not before: one that cannot be read ends nothing
+                self._num_untold -= request.request.width
+        if had_requests and not self._requests:
+            self._on_change()
+        if message.HasField("state"):  # it counts what the rest of the message accepted or ended
+            self._num_untold = sum(one.request.width for one in self._requests.values() if not one.queued.done())
         for answer in message.abort_answers:
             _, waiting = self._abort_calls.pop(answer.call, (None, None))
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer.was_live)
-        self._has_news.set()
 
     def _keep_order(self, welcome: pb.CoreWelcome) -> None:
         """Join no engine that is older than one of its scheduler that we have joined. Raises StaleCoreError: it is."""
-        self._scheduler_id = welcome.scheduler_id
+        self.scheduler_id, self.incarnation = welcome.scheduler_id, welcome.incarnation
+        self.prefix_key_fingerprint = welcome.prefix_key_fingerprint
         if not welcome.incarnation:  # it is new, and waits for its executors
             return
         former = self._incarnations.get(welcome.scheduler_id, 0)
@@ -520,35 +526,26 @@ class RemoteEngine:
 
     async def _take_state(self, state: CoreState, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         """Take how the engine is; a model with another tokenizer is served once we have that one."""
-        self._state = state
+        self.state = state
         if state.model is not None:
             if self._tokenizer_of == state.model.info.instance_id:
-                self._model = state.model
+                self.model = state.model
             elif self._loading is None or self._loading.done():  # streams go on meanwhile
                 self._loading = asyncio.create_task(self._load(state.model, stub), name="tokenizer")
-        self._is_told.set()
         self._go_on()
-        await self._tell_readiness()
+        self._on_change()
 
     async def _load(self, model: ServedModel, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         try:
-            await self._load_tokenizer(model.info, lambda: fetch_tokenizer(stub))
+            await self._read_tokenizer(model.info, lambda: fetch_tokenizer(stub))
         except OctavoServiceError as error:
             if str(error) != self._tokenizer_trouble:
                 log.warning(Event("no_tokenizer", front=self.front_id, cause=str(error)))
             self._tokenizer_trouble = str(error)
         else:
-            self._tokenizer_of, self._tokenizer_trouble, self._model = model.info.instance_id, "", model
+            self._tokenizer_of, self._tokenizer_trouble, self.model = model.info.instance_id, "", model
             self._go_on()
-        await self._tell_readiness()
-
-    async def _tell_readiness(self) -> None:
-        is_ready = not self.why_not_ready
-        if self._takes_calls and is_ready != self._is_ready:
-            self._is_ready = is_ready
-            await self._set_ready(is_ready)
-            self._outbox.message.is_ready = is_ready
-            self._outbox.wake()
+        self._on_change()
 
     def _grant(self) -> None:
         self._num_taken += 1

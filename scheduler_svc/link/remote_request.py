@@ -96,8 +96,12 @@ class RemoteRequest:
                 if reason is not None:
                     self.sink.finish_output(index, reason)
 
+    def move_to(self, core: RequestsOfCore, number: int) -> None:
+        """It goes on at another engine, which knows it by a number of its own."""
+        self._core, self._number = core, number
+
     def begin(self) -> None:
-        """A engine has queued it."""
+        """An engine has queued it."""
         self.sink.begin(self)
         if not self.queued.done():
             self.queued.set_result(None)

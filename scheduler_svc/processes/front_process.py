@@ -8,8 +8,9 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -28,6 +29,7 @@ from octavo_shared.grpc.grpc_server import (
 )
 from octavo_shared.grpc.grpc_status import failure_text
 from octavo_shared.grpc.health import Health
+from octavo_shared.grpc.membership import Membership, host_of_name
 from octavo_shared.process.config import load_config_or_exit
 from octavo_shared.process.garbage_collection import IdleCollection, settle
 from octavo_shared.process.metric import Family
@@ -37,10 +39,12 @@ from scheduler_svc.config.client_side_config import FrontConfig
 from scheduler_svc.config.dial_tls import read_credentials
 from scheduler_svc.front.front import Front
 from scheduler_svc.front.text.text_model import ModelTokenizer
-from scheduler_svc.link.remote_engine import RemoteEngine
+from scheduler_svc.link.cell import Cell, cell_families
+from scheduler_svc.link.remote_engine import ReadTokenizer, RemoteEngine
 from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from scheduler_svc.processes.loop_lag import LoopLag
 from scheduler_svc.processes.process import SETTINGS_FROM_STDIN, run_to_end
+from scheduler_svc.telemetry.vllm_metrics import vllm_families
 
 # What the names of the settings of TLS to the engine begin with.
 FLAGS = "--engine-tls"
@@ -70,7 +74,7 @@ async def serve(config: FrontConfig) -> int:
     settle()
     stopping = asyncio.ensure_future(StopRequest(exit_on_stdin_close=config.exit_on_stdin_close).wait())
     service = FrontService(config)
-    announcing = asyncio.create_task(announce(service, f"the scheduler at {config.engine}"))
+    announcing = asyncio.create_task(announce(service, f"the scheduler at {', '.join(config.engine)}"))
     try:
         await service.run(stopping)
     finally:
@@ -83,58 +87,71 @@ async def announce(service: "FrontService", core: str) -> None:
     await service.is_listening.wait()
     announce_listening("front", service.address, service.ports.other_addresses, awaits=core)
     await announce_when_ready(
-        "front", service.address, service.is_ready.wait, lambda: f"{core}: {service.core.last_trouble}"
+        "front", service.address, service.is_ready.wait, lambda: f"{core}: {service.last_trouble}"
     )
 
 
 class FrontService:
-    """One front: ports, texts, and the engine behind the link.
+    """One front: ports, texts, and the engines behind the link.
 
     Args:
         config: Its settings.
 
     Attributes:
-        engine: The engine, as the link has it.
+        cells: The engines, as the links have them, by the name of the model that they serve.
         front: What clients meet.
         ports: Those of clients, and the others.
         is_listening: Set once they are open.
         address: Of clients, then.
-        is_ready: Set while new requests find an executor.
+        is_ready: Set while new requests for any model find an executor.
 
     Raises: OctavoServiceError: see `Front`; or a file of TLS to the engine cannot be used.
     """
 
     def __init__(self, config: FrontConfig) -> None:
         self._config = config
-        self._tls = engine_tls(config)
-        if self._tls is not None:
-            read_credentials(self._tls, FLAGS)  # what cannot be used ends the start, and not only every connection
+        if (tls := engine_tls(config, config.engine)) is not None:
+            read_credentials(tls, FLAGS)  # what cannot be used ends the start, and not only every connection
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
         self._health = Health([GENERATION_SERVICE])
         self.is_listening, self.is_ready = asyncio.Event(), asyncio.Event()
         self.address = ""
-        tokenizer = ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
-        self.core = RemoteEngine(
-            self._open_channel,
-            config.front_id or config.own_name,
-            tokenizer.load,
-            self._set_ready,
-            self._collect,
-            lambda: self._loop_lag.longest_s,
-            self._take_rules,
-            self._explain,
-        )
+        self._name = config.front_id or config.own_name
+        self._incarnations: dict[str, int] = {}
+        self._ready_models: set[str] = set()
+        tokenizers = {
+            name: ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
+            for name in config.engines_by_model
+        }
+        self.cells = {name: self._cell(name, tokenizer) for name, tokenizer in tokenizers.items()}
         self.front = Front(
             config,
-            self.core,
-            tokenizer,
+            {name: (cell, tokenizers[name]) for name, cell in self.cells.items()},
             self._health,
             self._collect,
             call_metrics=self._calls,
             is_shared=config.is_started_by_scheduler,
         )
         self.ports = Ports(self.front.main, self._other_ports())
+
+    def _cell(self, name: str, tokenizer: ModelTokenizer) -> Cell:
+        """Return the engines of a model."""
+        config, targets = self._config, self._config.engines_by_model[name]
+        return Cell(
+            Membership(targets, config.resolve_interval_s),
+            partial(self._open_engine, name, engine_tls(config, targets)),
+            tokenizer.load,
+            partial(self._set_ready, name),
+            has_own_tokenizer=config.tokenizer is not None,
+            name=name,
+        )
+
+    @property
+    def last_trouble(self) -> str:
+        """Why no executor takes requests, of each model that has a name by its name."""
+        said = [f"{name}: {cell.last_trouble}" if name else cell.last_trouble for name, cell in self.cells.items()]
+        return "; ".join(said)
 
     async def run(self, stopping: asyncio.Future[str]) -> None:
         """Serve until somebody wants it to stop, then end in order.
@@ -147,10 +164,10 @@ class FrontService:
         self._warn_if_exposed()
         tasks = [
             asyncio.create_task(self._take_calls(), name="ports"),
-            asyncio.create_task(self.core.run(), name="link"),
+            *(asyncio.create_task(cell.run(), name="links") for cell in self.cells.values()),
             asyncio.create_task(self.front.pace.watch(), name="pace"),
             asyncio.create_task(self._loop_lag.watch(), name="loop-lag"),
-            asyncio.create_task(IdleCollection(lambda: self.core.num_requests == 0).run(), name="collector"),
+            asyncio.create_task(IdleCollection(self._is_idle).run(), name="collector"),
         ]
         grace_s = self._config.shutdown_grace_s
         deadline_s = None
@@ -171,31 +188,47 @@ class FrontService:
     async def _take_calls(self) -> None:
         """Open the ports."""
         if self._config.is_started_by_scheduler:
-            await self.core.wait_until_told()
+            await asyncio.gather(*(cell.wait_until_told() for cell in self.cells.values()))
         self.address = await self.ports.start()
         self.is_listening.set()
-        await self.core.take_calls()
+        for cell in self.cells.values():
+            cell.take_calls()
+
+    def _is_idle(self) -> bool:
+        return not any(cell.num_requests for cell in self.cells.values())
 
     async def _drain(self) -> None:
-        await self.core.leave()
+        await asyncio.gather(*(cell.leave() for cell in self.cells.values()))
         self.front.generation.shut_down()
 
-    async def _set_ready(self, is_ready: bool) -> None:
-        await self._health.set_ready(is_ready)
+    async def _set_ready(self, name: str, is_ready: bool) -> None:
+        """Requests for a model find an executor, or no more."""
         if is_ready:
+            self._ready_models.add(name)
+        else:
+            self._ready_models.discard(name)
+        await self._health.set_ready(bool(self._ready_models))
+        if self._ready_models:
             self.is_ready.set()
         else:
             self.is_ready.clear()
 
-    def _take_rules(self, welcome: pb.CoreWelcome) -> None:
+    def _take_rules(self, name: str, welcome: pb.CoreWelcome) -> None:
         """What a front refuses for the engine's sake, the engine says: its settings are not ours."""
-        generation = self.front.generation
+        generation = self.front.generations[name]
         generation.settings = replace(
             generation.settings, tenants=frozenset(welcome.tenants) or None, has_priorities=welcome.has_priorities
         )
 
     def _collect(self) -> list[Family]:
-        return [*service_families(self._calls, self.front.tls), *self.front.families()]
+        return [*self._counted(), *vllm_families(*self.cells.values())]
+
+    def _counted(self) -> list[Family]:
+        return [
+            *service_families(self._calls, self.front.tls),
+            *self.front.families(),
+            *cell_families(self.cells.values()),
+        ]
 
     def _other_ports(self) -> dict[str, Port]:
         ports: dict[str, Port] = {}
@@ -222,9 +255,29 @@ class FrontService:
             how_to_know_clients="set --tokens-file to ask for tokens, or --tls-client-ca to demand client certificates",
         )
 
-    def _open_channel(self) -> grpc.aio.Channel:
-        """Open a channel to the engine; files of TLS are read as they are now. Raises TlsFileError: one is unusable."""
-        config, tls = self._config, self._tls
+    def _open_engine(
+        self,
+        name: str,
+        tls: TlsOptions | None,
+        address: str,
+        read_tokenizer: ReadTokenizer,
+        on_change: Callable[[], None],
+    ) -> RemoteEngine:
+        return RemoteEngine(
+            lambda: self._open_channel(address, tls),
+            f"{self._name}/{name}" if name else self._name,  # an engine may serve under two names
+            read_tokenizer,
+            on_change,
+            self._counted if self._config.is_started_by_scheduler else tuple,  # else our own port has them
+            lambda: self._loop_lag.longest_s,
+            partial(self._take_rules, name),
+            partial(_explain, tls),
+            incarnations=self._incarnations,
+        )
+
+    def _open_channel(self, address: str, tls: TlsOptions | None) -> grpc.aio.Channel:
+        """Open a channel to an engine; files of TLS are read as they are now. Raises TlsFileError: one is unusable."""
+        config = self._config
         options: list[tuple[str, int | str]] = [
             ("grpc.max_receive_message_length", config.max_message_bytes),
             ("grpc.max_send_message_length", config.max_message_bytes),
@@ -240,13 +293,9 @@ class FrontService:
                 ("grpc.http2.max_pings_without_data", 0),
             ]
         if tls is None:
-            return grpc.aio.insecure_channel(config.engine, options=options)
+            return grpc.aio.insecure_channel(address, options=options)
         credentials = read_credentials(tls, FLAGS)
-        return grpc.aio.secure_channel(config.engine, credentials, options=[*options, *tls.channel_options])
-
-    def _explain(self, error: grpc.aio.AioRpcError) -> str:
-        """Say why it could not join, or was cut."""
-        return handshake_trouble(error.details() or "", self._tls, FLAGS, "--front-tls-ca") or failure_text(error)
+        return grpc.aio.secure_channel(address, credentials, options=[*options, *tls.channel_options])
 
 
 async def _why_to_stop(stopping: asyncio.Future[str], tasks: Iterable[asyncio.Task[None]]) -> str:
@@ -259,15 +308,20 @@ async def _why_to_stop(stopping: asyncio.Future[str], tasks: Iterable[asyncio.Ta
     return stopping.result()
 
 
-def engine_tls(config: FrontConfig) -> TlsOptions | None:
-    """Return how to speak TLS with the engine; None: plaintext."""
+def _explain(tls: TlsOptions | None, error: grpc.aio.AioRpcError) -> str:
+    """Say why an engine could not be joined, or was cut off."""
+    return handshake_trouble(error.details() or "", tls, FLAGS, "--front-tls-ca") or failure_text(error)
+
+
+def engine_tls(config: FrontConfig, targets: Sequence[str]) -> TlsOptions | None:
+    """Return how to speak TLS with the engines at these addresses; None: plaintext."""
     if config.engine_tls_ca is None:
         return None
     return TlsOptions(
         ca=config.engine_tls_ca,
         cert=config.engine_tls_cert,
         key=config.engine_tls_key,
-        server_name=config.engine_tls_server_name,
+        server_name=config.engine_tls_server_name or host_of_name(targets),
     )
 
 

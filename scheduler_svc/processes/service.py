@@ -5,6 +5,7 @@ import functools
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
@@ -12,21 +13,24 @@ from octavo_shared.grpc.exposure import warn_if_exposed
 from octavo_shared.grpc.grpc_metrics import CallMetrics, service_families
 from octavo_shared.grpc.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
 from octavo_shared.grpc.health import Health
+from octavo_shared.grpc.membership import Membership
 from octavo_shared.grpc.tls import server_tls
-from octavo_shared.process.metric import Family
+from octavo_shared.grpc.watched_files import WatchedFiles
+from octavo_shared.process.metric import Family, LabelValues
 from octavo_shared.process.metrics_server import MetricsServer
 from scheduler_svc.admin.servicer import AdminServicer
 from scheduler_svc.config.dial_tls import read_credentials
 from scheduler_svc.config.prefix_key import key_fingerprint, prefix_key
 from scheduler_svc.config.scheduler_config import SchedulerConfig
+from scheduler_svc.config.tenants_file import default_quota, read_tenants
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.surroundings import Surroundings
+from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver_interface import AtFaultPoint, DriverSettings, no_fault
-from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.executors.tls import FLAGS, executor_tls
@@ -39,7 +43,7 @@ from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from scheduler_svc.processes.incarnation import Incarnation
 from scheduler_svc.processes.loop_lag import LoopLag
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
-from scheduler_svc.telemetry.metrics import LOOP_LAG, STEP_LOG, scheduler_families
+from scheduler_svc.telemetry.metrics import FRONTS, LOOP_LAG, STEP_LOG, scheduler_families
 
 if TYPE_CHECKING:  # an engine of fronts does without
     from scheduler_svc.front.front import Front
@@ -53,6 +57,9 @@ HEARTBEATS_PER_LEASE = 5
 
 # How often it is looked at whether any front takes calls, in seconds.
 FRONTS_INTERVAL_S = 0.2
+
+# How often it is looked at whether the file of tenants has changed, in seconds.
+TENANTS_INTERVAL_S = 1.0
 
 # How long fronts of their own may take to hear that requests have ended, in seconds.
 LAST_WORDS_S = 1.0
@@ -90,7 +97,12 @@ class SchedulerService:
         if tls := executor_tls(config):
             read_credentials(tls, FLAGS)  # what cannot be used ends the start, and not only every connection
         key = prefix_key(config)
-        self._step_log = step_log_writer(config)
+        path = config.tenants_file
+        self._tenants_file = (
+            None if path is None else WatchedFiles("tenants", [path], lambda: read_tenants(path, config))
+        )
+        tenants = Tenants(others=default_quota(config)) if self._tenants_file is None else self._tenants_file.current()
+        self._step_log = step_log_writer(config, tenants)
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
         health = self._health = Health([GENERATION_SERVICE, ADMIN_SERVICE])
@@ -101,13 +113,16 @@ class SchedulerService:
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s),
             functools.partial(executor_client, config, self._incarnation, key_fingerprint(key)),
-            engine_settings(config, at_fault_point),
+            engine_settings(config, tenants, at_fault_point),
             files.load if is_joined or tokenizer is None else tokenizer.load,
             self._set_ready,
             self._step_log,
             Surroundings(prefix_key=key),
         )
-        self.link = CoreServicer(self.engine, files, self._incarnation) if is_joined else None
+        self.link: CoreServicer | None = None
+        if is_joined:
+            fingerprint = key_fingerprint(key)
+            self.link = CoreServicer(self.engine, files, self._incarnation, prefix_key_fingerprint=fingerprint)
         self.front: Front | None = None
         self._has_executor = False
         self._is_ready: bool | None = None  # as health has it
@@ -119,11 +134,14 @@ class SchedulerService:
             assert self.link is not None
             main = core_port(config, front_link, self.link, health)
         self._ports = Ports(main, self._other_ports(config, health))
+        self._tell_tenants()
 
     def _own_front(self, tokenizer: "ModelTokenizer", health: Health) -> "Front":
+        from scheduler_svc.front.api.models import UNNAMED
         from scheduler_svc.front.front import Front
 
-        return Front(self._config, self.engine, tokenizer, health, self._metrics, call_metrics=self._calls)
+        model = {UNNAMED: (self.engine, tokenizer)}
+        return Front(self._config, model, health, self._metrics, call_metrics=self._calls)
 
     async def start(self) -> str:
         """Serve and look for the executors; return the address that clients use.
@@ -158,6 +176,8 @@ class SchedulerService:
             self._watching.append(asyncio.create_task(self.front.pace.watch(), name="pace"))
         else:
             self._watching.append(asyncio.create_task(self._watch_fronts(), name="fronts"))
+        if self._tenants_file is not None:
+            self._watching.append(asyncio.create_task(self._watch_tenants(self._tenants_file), name="tenants"))
         return address if self.front is not None else config.listen
 
     async def _set_ready(self, is_ready: bool) -> None:
@@ -175,6 +195,22 @@ class SchedulerService:
         if is_ready != self._is_ready:
             self._is_ready = is_ready
             await self._health.set_ready(is_ready)
+
+    async def _watch_tenants(self, file: WatchedFiles[Tenants]) -> None:
+        while True:
+            await asyncio.sleep(TENANTS_INTERVAL_S)
+            tenants = file.current()
+            if tenants != self.engine.tenants:
+                self.engine.set_tenants(tenants)
+                self._tell_tenants()
+
+    def _tell_tenants(self) -> None:
+        """Tell our front, and all that have joined, whom they serve."""
+        if self.front is not None:
+            for generation in self.front.generations.values():
+                generation.settings = replace(generation.settings, tenants=self.engine.tenants.served)
+        if self.link is not None:
+            self.link.tell_welcome()
 
     async def _watch_fronts(self) -> None:
         while True:
@@ -212,7 +248,8 @@ class SchedulerService:
         drain_s = self._grace_s * DRAIN_SHARE
 
         async def drain() -> None:
-            await self.engine.drain(drain_s)
+            link = self.link
+            await self.engine.drain(drain_s, None if link is None else functools.partial(link.let_go, LAST_WORDS_S))
             if self.link is not None:
                 await self.link.close(LAST_WORDS_S)
             if self.front is not None:
@@ -244,11 +281,21 @@ class SchedulerService:
     def _front_states(self) -> Sequence[admin_pb2.FrontState]:
         return [] if self.link is None else self.link.states(self._num_fronts)
 
+    def _num_fronts_joined(self) -> dict[LabelValues, float]:
+        if self.link is None:
+            return {}
+        own = len(self.link.own_sessions)
+        num_joined: dict[LabelValues, float] = {("own",): own}
+        if self._config.engine_listen is not None:
+            num_joined["standalone",] = len(self.link.sessions) - own
+        return num_joined
+
     def _metrics(self) -> list[Family]:
         families = [
             *scheduler_families(self.engine),
             LOOP_LAG.single(self._loop_lag.longest_s),
             STEP_LOG.single(self._step_log is not None and self._step_log.is_recording),
+            FRONTS.family(self._num_fronts_joined()),
             *service_families(self._calls, self.tls),
             *(() if self.front is None else self.front.families()),
         ]
@@ -292,7 +339,7 @@ def model_tokenizer(config: SchedulerConfig) -> "ModelTokenizer":
     return ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
 
 
-def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:
+def step_log_writer(config: SchedulerConfig, tenants: Tenants) -> StepLogWriter | None:
     """Return what writes the step log; None: none is asked for. Raises StepLogError: its folder cannot be used."""
     if config.step_log is None:
         return None
@@ -302,8 +349,7 @@ def step_log_writer(config: SchedulerConfig) -> StepLogWriter | None:
             max_bytes=config.step_log_max_mb * 2**20,
             masks_tokens=config.step_log_tokens == "masked",
             policy=config.policy,
-            tenant_weights=config.weights_of_tenants,
-            max_num_seqs_per_tenant=config.max_num_seqs_per_tenant,
+            tenants=tenants.shares,
         )
     )
 
@@ -328,7 +374,9 @@ def executor_client(
     )
 
 
-def engine_settings(config: SchedulerConfig, at_fault_point: AtFaultPoint = no_fault) -> EngineSettings:
+def engine_settings(
+    config: SchedulerConfig, tenants: Tenants, at_fault_point: AtFaultPoint = no_fault
+) -> EngineSettings:
     """Return the engine's part of the configuration, and what is called at the fault points of a step."""
     core = PlannerSettings(
         max_num_seqs=config.max_num_seqs,
@@ -352,9 +400,7 @@ def engine_settings(config: SchedulerConfig, at_fault_point: AtFaultPoint = no_f
         policy=PriorityPolicy() if config.policy == "priority" else FcfsPolicy(),
         has_priorities=config.policy == "priority",
         max_waiting_requests=config.max_waiting_requests,
-        max_waiting_requests_per_tenant=config.max_waiting_requests_per_tenant or config.max_waiting_requests,
-        tenant_weights=config.weights_of_tenants,
-        max_num_seqs_per_tenant=config.max_num_seqs_per_tenant,
+        tenants=tenants,
         max_waiting_tokens=config.max_waiting_tokens,
         orphan_timeout_s=config.orphan_timeout_s,
         served_model_name=config.served_model_name,

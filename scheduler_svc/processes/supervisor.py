@@ -173,4 +173,6 @@ def reserve_addresses(config: SchedulerConfig) -> tuple[SchedulerConfig, list[so
 def front_config(config: SchedulerConfig, link: str, number: int) -> FrontConfig:
     """Return the settings of a front: what clients meet is the scheduler's, probes and metrics stay at the engine."""
     shared = config.model_dump(include=set(ClientSideConfig.model_fields) - {"health_listen", "metrics_listen"})
-    return FrontConfig.model_validate(shared | {"engine": link, "front_id": str(number), "exit_on_stdin_close": True})
+    return FrontConfig.model_validate(
+        shared | {"engine": (link,), "front_id": str(number), "exit_on_stdin_close": True}
+    )

@@ -204,6 +204,9 @@ class CoreReplay:
     def _takes_groups(self, call: pb.CoreFlag) -> None:
         self.fleet.set_takes_groups(self.planners[call.core], call.value)
 
+    def _tenants_changed(self, call: pb.TenantShares) -> None:
+        self.fleet.set_tenant_shares(decoding.decode_shares(call))
+
     def _draining(self, call: pb.CoreFlag) -> None:
         self.fleet.set_draining(self.planners[call.core], call.value)
 

@@ -52,6 +52,11 @@ class EngineRequest:
         return max_model_len if first is None else first
 
     @property
+    def width(self) -> int:
+        """How many sequences it runs at once."""
+        return self.num_sequences if self.beam_search is None else self.beam_search.beam_width
+
+    @property
     def num_known_tokens(self) -> list[int]:
         """How many tokens each sampled output has before it is computed: those of its continuation."""
         known = [0] * self.num_sequences

@@ -104,6 +104,7 @@ class EndedRequest:
         error_message: The sentence of its error; empty: it finished.
         trace_id: The trace of its span; None: it has none.
         provenance: Which kind of executor made which of its tokens.
+        num_earlier_tokens: Output tokens of the calls that it continues.
     """
 
     request_id: str
@@ -122,6 +123,7 @@ class EndedRequest:
     error_message: str
     trace_id: str | None = None
     provenance: Provenance = field(default_factory=Provenance)
+    num_earlier_tokens: int = 0
 
     @property
     def has_failed(self) -> bool:

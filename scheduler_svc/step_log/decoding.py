@@ -22,6 +22,7 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.step_cost import StepCost, Sums
+from scheduler_svc.core.waiting.tenant_shares import TenantShare, TenantShares
 from scheduler_svc.request.continuation_message import decode_continuation
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from scheduler_svc.request.provenance import Numerics
@@ -36,6 +37,8 @@ _MAX_LOOKAHEAD_TOKENS = 2**12
 _MAX_BLOCK_SIZE = 2**16
 MAX_OUTPUTS = 2**16
 _MAX_BEAM_WIDTH = 2**12
+# Of a tenant: what was computed for it, divided by it, does not overflow.
+_MAX_WEIGHT = 1e30
 _MAX_GRAMMAR_SLOTS = 2**16
 
 
@@ -71,6 +74,19 @@ def decode_limits(message: pb.CoreJoined) -> CoreLimits:
 def decode_info(message: pb.CoreJoined) -> ExecutorInfo | None:
     """Return what an executor said of itself; None: nobody asked. Raises ValueError: it is nothing known here."""
     return _from_json(ExecutorInfo, message.info_json) if message.info_json else None
+
+
+def decode_shares(message: pb.TenantShares) -> TenantShares:
+    """Return what tenants may have. Raises ValueError: no scheduler gives them that."""
+    named = {share.tenant: _decode_share(share) for share in message.named}
+    return TenantShares(named, _decode_share(message.others))
+
+
+def _decode_share(message: pb.TenantShare) -> TenantShare:
+    most = message.max_num_seqs if message.HasField("max_num_seqs") else None
+    if not 1 / _MAX_WEIGHT <= message.weight <= _MAX_WEIGHT or most == 0:
+        raise ValueError("a tenant of the log has a share that no scheduler gives")
+    return TenantShare(message.weight, most)
 
 
 def decode_step_cost(message: pb.StepCostSet) -> StepCost:

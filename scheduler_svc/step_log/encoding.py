@@ -17,6 +17,7 @@ from octavo_shared.step_wire.wire_rules import encode_rules
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_cost import StepCost
+from scheduler_svc.core.waiting.tenant_shares import TenantShare, TenantShares
 from scheduler_svc.request.continuation_message import encode_continuation
 from scheduler_svc.request.parameters import BeamSearchParams
 from scheduler_svc.request.provenance import Numerics
@@ -64,6 +65,23 @@ def core_left(mask: Mask, number: int) -> pb.LogRecord:
 def core_forgotten(mask: Mask, number: int) -> pb.LogRecord:
     """A planner was forgotten."""
     return pb.LogRecord(core_forgotten=pb.CoreNumber(core=number))
+
+
+def tenants_changed(mask: Mask, shares: TenantShares) -> pb.LogRecord:
+    """Tenants have other shares."""
+    return pb.LogRecord(tenants_changed=encode_shares(shares))
+
+
+def encode_shares(shares: TenantShares) -> pb.TenantShares:
+    """Return the message of the shares of tenants."""
+    return pb.TenantShares(
+        named=[_encode_share(tenant, share) for tenant, share in shares.named.items()],
+        others=_encode_share("", shares.others),
+    )
+
+
+def _encode_share(tenant: str, share: TenantShare) -> pb.TenantShare:
+    return pb.TenantShare(tenant=tenant, weight=share.weight, max_num_seqs=share.max_num_seqs)
 
 
 def takes_groups(mask: Mask, number: int, value: bool) -> pb.LogRecord:

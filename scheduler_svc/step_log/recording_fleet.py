@@ -18,6 +18,7 @@ from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.core.waiting.policy import Policy
+from scheduler_svc.core.waiting.tenant_shares import TenantShares
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from scheduler_svc.step_log import encoding
@@ -118,6 +119,10 @@ class RecordingFleet(Fleet):
         """See `Fleet`."""
         self._recorded(super().note_hang, (planner,), encoding.hang_noted, self._number_of[planner])
 
+    def set_tenant_shares(self, shares: TenantShares) -> None:
+        """See `Fleet`."""
+        self._recorded(super().set_tenant_shares, (shares,), encoding.tenants_changed, shares)
+
     # Decisions -----------------------------------------------------------------------------------
 
     def schedule(self, planner: ExecutorPlanner, now_s: float) -> tuple[Decision, set[ExecutorPlanner]]:
@@ -213,7 +218,7 @@ class RecordingFleet(Fleet):
         self._writer.begin_file(self._header(), dump(snapshot, self._mask))
 
     def _header(self) -> pb.LogHeader:
-        header = self._writer.header(monotonic_s())
+        header = self._writer.header(monotonic_s(), self.queue.shares)
         header.num_earlier_calls, header.num_earlier_cores = self._num_calls, self._num_cores
         for planner in self.planners:
             number = self._number_of[planner]

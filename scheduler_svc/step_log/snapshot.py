@@ -38,9 +38,6 @@ _REQUEST_SOURCES = ("continuation", "life", "outputs", "parameters", "provenance
 
 AnyFleet = TypeVar("AnyFleet", bound=Fleet)
 
-# Of a tenant: what was computed for it, divided by it, does not overflow.
-MAX_WEIGHT = 1e30
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Generic[AnyFleet]):
@@ -90,11 +87,14 @@ def dump(snapshot: Snapshot[Any], mask: TokenMask | None = None) -> pb.Snapshot:
 def empty_fleet(header: pb.LogHeader) -> ReplayedFleet:
     """Return the fleet of a log before its first call. Raises SnapshotError: the header does not say which."""
     policies: dict[str, Policy] = {"fcfs": FcfsPolicy(), "priority": PriorityPolicy()}
-    weights = {item.tenant: item.weight for item in header.tenant_weights}
-    if header.policy not in policies or not all(1 / MAX_WEIGHT <= weight <= MAX_WEIGHT for weight in weights.values()):
-        raise SnapshotError("the header has a policy or a weight of a tenant that no scheduler has")
+    if header.policy not in policies:
+        raise SnapshotError("the header has a policy that no scheduler has")
     policy = policies[header.policy]
-    return ReplayedFleet(WaitingQueue(policy, weights, header.max_num_seqs_per_tenant or None), policy)
+    try:
+        shares = decoding.decode_shares(header.tenants)
+    except ValueError as error:
+        raise SnapshotError(str(error)) from error
+    return ReplayedFleet(WaitingQueue(policy, shares), policy)
 
 
 def load(content: bytes, header: pb.LogHeader) -> Snapshot[ReplayedFleet]:

@@ -11,7 +11,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +21,9 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo_shared.errors import OctavoServiceError
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
+from scheduler_svc.core.waiting.tenant_shares import EQUAL_SHARES, TenantShares
 from scheduler_svc.step_log.block_names import LogNames, NamedBlocks
+from scheduler_svc.step_log.encoding import encode_shares
 from scheduler_svc.step_log.log_files import FORMAT_VERSION, MAGIC, FileName, begin_name, files_in, frame
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.snapshot import core_digest
@@ -52,16 +54,14 @@ class StepLogSettings:
         max_bytes: Size of all files together, about.
         masks_tokens: Whether token ids are written under other names.
         policy: Name of the queue's policy.
-        tenant_weights: Shares by tenant.
-        max_num_seqs_per_tenant: Sequences of one tenant that run at most; None: any number.
+        tenants: What tenants may have at the start.
     """
 
     directory: Path
     max_bytes: int
     masks_tokens: bool = False
     policy: str = "fcfs"
-    tenant_weights: Mapping[str, float] | None = None
-    max_num_seqs_per_tenant: int | None = None
+    tenants: TenantShares = EQUAL_SHARES
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class StepLogWriter:
         self._is_closing = threading.Event()
         try:
             _make_private(settings.directory)
-            self._begin_file(self.header(monotonic_s()))
+            self._begin_file(self.header(monotonic_s(), settings.tenants))
         except FileExistsError as error:
             raise StepLogError(f"--step-log {settings.directory} is a file; give a directory") from error
         except OSError as error:
@@ -161,9 +161,8 @@ class StepLogWriter:
         if self.is_recording:
             self._pending.append((_FileStart(header, snapshot), (), "", None, (), 0.0))
 
-    def header(self, now_s: float) -> pb.LogHeader:
+    def header(self, now_s: float, tenants: TenantShares) -> pb.LogHeader:
         """Return the header of a file that begins now, without a snapshot."""
-        weights = self._settings.tenant_weights or {}
         return pb.LogHeader(
             format_version=FORMAT_VERSION,
             release=octavo.__version__,
@@ -173,8 +172,7 @@ class StepLogWriter:
             has_masked_tokens=self._settings.masks_tokens,
             core_digest=core_digest(),
             policy=self._settings.policy,
-            max_num_seqs_per_tenant=self._settings.max_num_seqs_per_tenant or 0,
-            tenant_weights=[pb.TenantWeight(tenant=name, weight=weight) for name, weight in weights.items()],
+            tenants=encode_shares(tenants),
         )
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.telemetry.recent_steps import RecentStep
+from scheduler_svc.telemetry.tenant_names import TenantNames
 
 # Doubling from 10 ms to 82 s, as OpenTelemetry's conventions for generative AI have it for the duration of a
 # request; from 1.25 ms on, since a prompt in the prefix cache of a small model has its first token so soon.
@@ -42,6 +43,8 @@ class Meter:
         num_finished: Requests that finished, by the reason of their first output.
         num_errors: Requests that ended with an error, by its status code.
         num_flagged: Those of them that ended because a row of theirs had a flag, by the flag.
+        num_requests_of: Requests that ended, by the name of their tenant in metrics.
+        num_output_tokens_of: The tokens of their outputs.
     """
 
     def __init__(self) -> None:
@@ -58,6 +61,9 @@ class Meter:
         self.num_finished: Counter[str] = Counter()
         self.num_errors: Counter[str] = Counter()
         self.num_flagged: Counter[RowFlag] = Counter()
+        self.num_requests_of: Counter[str] = Counter()
+        self.num_output_tokens_of: Counter[str] = Counter()
+        self._tenants = TenantNames()
         self.num_executor_losses = 0
         self.num_void_rows = 0
         self.num_recovered = 0
@@ -105,6 +111,9 @@ class Meter:
 
     def request_ended(self, ended: EndedRequest) -> None:
         """A request has ended, however it did."""
+        tenant = self._tenants.label(ended.tenant)
+        self.num_requests_of[tenant] += 1
+        self.num_output_tokens_of[tenant] += max(0, ended.num_output_tokens - ended.num_earlier_tokens)
         times = ended.times
         if times.first_token_at_s is None and times.queue_s is not None:
             self.queue_time.observe(times.queue_s)

@@ -12,9 +12,9 @@ from octavo_shared.step_wire.step import RowFlag
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
+from scheduler_svc.telemetry.vllm_metrics import vllm_families
 
 _EXECUTOR = ("executor",)
-_VLLM = ("model_name", "engine")
 
 WAITING = Metric(
     "octavo_requests_waiting",
@@ -98,7 +98,7 @@ ERRORS = Metric(
     "octavo_request_errors_total",
     "counter",
     "Accepted requests that failed, by gRPC status code; ABORTED: Abort was called, or the client disconnected. "
-    "Rejected requests are in grpc_server_handled_total.",
+    "Refused requests are in octavo_requests_refused_total.",
     ("code",),
 )
 NOT_FINITE = Metric(
@@ -173,16 +173,23 @@ STEP_LOG = Metric(
     "gauge",
     "1 while recording (--step-log); 0 without a step log, or after it stopped because the disk was full or too slow.",
 )
-VLLM_WAITING = Metric("vllm:num_requests_waiting", "gauge", "Alias: octavo_requests_waiting.", _VLLM)
-VLLM_RUNNING = Metric("vllm:num_requests_running", "gauge", "Alias of the sum of octavo_requests_running.", _VLLM)
-VLLM_KV_USAGE = Metric(
-    "vllm:kv_cache_usage_perc", "gauge", "Alias of octavo_kv_cache_usage_ratio over all executors, 0 to 1.", _VLLM
+TENANT_REQUESTS = Metric(
+    "octavo_tenant_requests_total",
+    "counter",
+    "Accepted requests that ended, by tenant: the first 50 by name, the rest as other; empty: nobody named one.",
+    ("tenant",),
 )
-VLLM_CACHE_CONFIG = Metric(
-    "vllm:cache_config_info",
+TENANT_OUTPUT_TOKENS = Metric(
+    "octavo_tenant_output_tokens_total",
+    "counter",
+    "Output tokens of requests that ended, by tenant as above; those behind a stop string do not count.",
+    ("tenant",),
+)
+FRONTS = Metric(
+    "octavo_fronts_joined",
     "gauge",
-    "Always 1; the labels have the block size in tokens and the number of blocks of all executors.",
-    (*_VLLM, "block_size", "num_gpu_blocks"),
+    "Fronts that have joined, by kind: own (--fronts), or standalone (absent without --engine-listen).",
+    ("kind",),
 )
 
 METRICS = (
@@ -217,8 +224,10 @@ METRICS = (
     RECOVERED,
     LOOP_LAG,
     STEP_LOG,
+    TENANT_REQUESTS,
+    TENANT_OUTPUT_TOKENS,
+    FRONTS,
 )
-ALIASES = (VLLM_WAITING, VLLM_RUNNING, VLLM_KV_USAGE, VLLM_CACHE_CONFIG)
 
 # Finish reasons and status codes that are there from the start: a rate needs the zero before the first one.
 _FINISH_REASONS = ("stop", "length")
@@ -243,7 +252,7 @@ def scheduler_families(engine: Engine) -> Iterator[Family]:
     states.update(map(_state_of, drivers))
     yield EXECUTORS.family(by_label(states))
     yield from _counted_families(engine)
-    yield from _alias_families(engine, sum(running.values()), list(planners.values()))
+    yield from vllm_families(engine)
 
 
 def by_label(values: dict[str, int] | dict[str, float]) -> dict[LabelValues, float]:
@@ -300,20 +309,8 @@ def _counted_families(engine: Engine) -> Iterator[Family]:
     yield GRAMMAR_FAILURES.family(by_label({reason: meter.num_flagged[flag] for flag, reason in _REASONS.items()}))
     yield LOSSES.single(meter.num_executor_losses)
     yield RECOVERED.single(meter.num_recovered)
-
-
-def _alias_families(engine: Engine, num_running: int, planners: list[ExecutorPlanner]) -> Iterator[Family]:
-    """Yield what others look for under vLLM's names, for the fleet as one engine; none before a model is known."""
-    if engine.model is None:
-        return
-    labels = (engine.model.name, "0")
-    pools = [planner.blocks.allocator for planner in planners]
-    num_blocks, num_used = sum(pool.num_blocks for pool in pools), sum(pool.num_used_blocks for pool in pools)
-    block_size = engine.model.info.block_size_tokens
-    yield VLLM_WAITING.family({labels: engine.waiting.num_waiting})
-    yield VLLM_RUNNING.family({labels: num_running})
-    yield VLLM_KV_USAGE.family({labels: num_used / num_blocks if num_blocks else 0.0})
-    yield VLLM_CACHE_CONFIG.family({(*labels, str(block_size), str(num_blocks)): 1})
+    yield TENANT_REQUESTS.family(by_label(meter.num_requests_of))
+    yield TENANT_OUTPUT_TOKENS.family(by_label(meter.num_output_tokens_of))
 
 
 def _state_of(driver: ExecutorDriver) -> str:

@@ -15,10 +15,12 @@
     │   └── PermissionDeniedError  who makes the call may not do this
     ├── WorldError                 nobody's fault: retry later
     │   ├── QueueFullError         the waiting queue is full
+    │   ├── TokenQuotaError        a tenant has used up its tokens of this minute
     │   ├── DeadlineTooShortError  the answer would come long after the deadline of the call
     │   ├── NoExecutorError        no executor accepts requests; has what operators may know of it
     │   └── UnavailableError       draining, or not there yet
     │       ├── AddressError       a port cannot be opened
+    │       ├── DrainingError      it goes away, and takes nothing new
     │       └── LostTooOftenError  the request seems to break executors; do not send it again
     ├── RequestAbortedError        somebody ended the request
     ├── NotFiniteError             the model's logits are no numbers to choose a token by; it will fail again
@@ -159,6 +161,39 @@ class QueueFullError(WorldError):
         super().__init__(f"{queue}{whose} {what} ({requests}{tokens}); retry in {retry_after_s:g} s")
 
 
+class TokenQuotaError(WorldError):
+    """A tenant has fewer tokens left than a request needs at least.
+
+    Args:
+        tenant: Whose tokens.
+        num_tokens: What the request needs: its prompt, or 1 while that is not known.
+        per_minute: What the tenant has in a minute.
+        num_left: What it has now; below 0: what its answers took beyond.
+        retry_after_s: When it has enough, in seconds; None: never, the request needs more than there are in a minute.
+    """
+
+    def __init__(
+        self, tenant: str, num_tokens: int, per_minute: int, num_left: int, retry_after_s: float | None
+    ) -> None:
+        self.retry_after_s = retry_after_s
+        needed = "1 token" if num_tokens == 1 else f"{num_tokens} tokens"
+        if retry_after_s is None:
+            message = (
+                f"the prompt has {needed}, and tenant {tenant!r} may use {per_minute} tokens a minute, so it can never "
+                "run; send a shorter prompt"
+            )
+        else:
+            used_up = (
+                f"has {num_left} of its {per_minute} tokens a minute left"
+                if num_left >= 0
+                else f"has used {-num_left} tokens more than its {per_minute} tokens a minute"
+            )
+            message = (
+                f"tenant {tenant!r} {used_up}, and the request needs at least {needed}; retry in {retry_after_s:g} s"
+            )
+        super().__init__(message)
+
+
 class DeadlineTooShortError(WorldError):
     """The answer would come long after the deadline of the call; do not send the request again as it is.
 
@@ -196,6 +231,10 @@ class AddressError(UnavailableError):
         super().__init__(
             f"cannot listen on {address}: it is in use, or not an address of this machine; set {flag} to another one"
         )
+
+
+class DrainingError(UnavailableError):
+    """The service goes away and takes nothing new; another one may."""
 
 
 class LostTooOftenError(UnavailableError):

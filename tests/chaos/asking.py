@@ -35,6 +35,11 @@ class Ask:
     num_tokens: int = 64
 
     @property
+    def request_id(self) -> str | None:
+        """Its name; None: the scheduler gives it one."""
+        return None
+
+    @property
     def prompt(self) -> list[int]:
         """Its token ids, printable bytes."""
         begin = [33 + self.stream % 94, 33 + self.stream // 94, 33 + self.turn % 94]
@@ -98,7 +103,7 @@ def by_grpc(client: Client, on_token: OnToken = lambda _: None) -> Send:
         is_accepted = False
         while True:
             try:
-                async for event in client.stream(ask.prompt, ask.sampling):
+                async for event in client.stream(ask.prompt, ask.sampling, request_id=ask.request_id):
                     if isinstance(event, Accepted):
                         is_accepted = True
                     elif isinstance(event, Delta):

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from tests.chaos.cancel_storm import CancelStorm
+from tests.chaos.cell import CellFaults
 from tests.chaos.drain import Drain
 from tests.chaos.endless import Endless
 from tests.chaos.every_step import EveryStep
@@ -74,4 +75,5 @@ ROWS: tuple[Row, ...] = (
     CancelStorm(),
     CancelStorm("cancel-fronts", "the same through two fronts", num_fronts=2),
     Drain(),
+    CellFaults(),
 )

@@ -15,6 +15,8 @@ _FIGURES = {
     "empty_after_s": "empty after {:.2f} s at most",
     "ended_after_s": "its process ended after {:.2f} s at most",
     "zero_after_s": "all counts are zero {:.2f} s after the last request",
+    "even_after_s": "the load was even again after {:.1f} s at most",
+    "load_of_mean": "and then {:.2f} times the mean at most",
     "growth_mib": "the scheduler's memory grew by {:.1f} MiB at most, from the second quarter of a piece to the last",
     "scheduler_mib": "and was {:.0f} MiB at most",
 }

@@ -162,6 +162,7 @@ async def test_what_a_client_has_is_not_counted_again() -> None:
         await run(stack, again)
         after = (meter.num_prompt_tokens, meter.num_output_tokens, meter.time_to_first_token.num_observed)
         assert after == (6, NUM_TOKENS + NUM_TOKENS - 4, 1)
+        assert meter.num_output_tokens_of == {"": meter.num_output_tokens}
 
 
 @pytest.mark.parametrize("tokens", ["plain", "masked"])

@@ -14,8 +14,8 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_service_pb2 as admin
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import StepFailedError
+from octavo_shared.grpc.membership import Membership
 from octavo_shared.step_wire.step import Step, StepResult
-from scheduler_svc.executors.membership import Membership
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import Answer, ExecutorProcess, Stack, collect, readiness, running_stack, token_request, until
 

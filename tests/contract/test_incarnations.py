@@ -280,7 +280,7 @@ async def test_a_front_keeps_a_number_for_each_scheduler_and_believes_no_older_c
     core_grpc.add_CoreServiceServicer_to_server(Cores(), server)  # type: ignore[abstract]
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    front = RemoteEngine(lambda: grpc.aio.insecure_channel(address), "raw", nothing, nothing)
+    front = RemoteEngine(lambda: grpc.aio.insecure_channel(address), "raw", nothing, lambda: None)
     running = asyncio.create_task(front.run())
     await until(lambda: len(hellos) == len(welcomes))
     running.cancel()

@@ -11,6 +11,7 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.worker.loading import load_worker
 from octavo.client import Client
 from scheduler_svc.config.scheduler_config import SchedulerConfig
+from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.processes.service import engine_settings
 from tests.numerics.tiny_models import save_tiny_model
 from tests.support.stack import running_stack
@@ -33,7 +34,7 @@ async def test_the_bare_loop_gives_the_tokens_of_the_whole_stack(tmp_path: Path)
     async with running_stack(worker) as stack, Client(stack.address) as client:
         through_stack = [await generate(client, requests(seed)) for seed in (1, 2)]
 
-    bare = BareLoop(worker, engine_settings(SchedulerConfig.model_validate({"executor": ("127.0.0.1:1",)})))
+    bare = BareLoop(worker, engine_settings(SchedulerConfig.model_validate({"executor": ("127.0.0.1:1",)}), Tenants()))
     alone = [bare.generate(requests(seed)) for seed in (1, 2)]
 
     for stacked, done in zip(through_stack, alone, strict=True):

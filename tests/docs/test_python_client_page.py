@@ -131,4 +131,5 @@ def test_the_llm_snippets_answer(demo_model: Path, capsys: pytest.CaptureFixture
     assert "Paris" in capsys.readouterr().out
     asyncio.run(run(refused))
     first, second = capsys.readouterr().out.splitlines()
-    assert (first, second.partition(" tokens")[0]) == ("' 4, 5, 6'", "refused: prompts[1]: text is 101")
+    refusal = "refused: prompts[1]: prompt is too long: it has 101"
+    assert (first, second.partition(" tokens")[0]) == ("' 4, 5, 6'", refusal)

@@ -32,13 +32,13 @@ from octavo.top.report_text import report_lines
 from octavo.top.snapshot import snapshot_json, snapshot_text
 from octavo.values.sampling_params import SamplingParams
 from octavo_shared.errors import OctavoServiceError
+from octavo_shared.grpc.membership import Membership
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver_interface import DriverSettings
-from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.output import AnswerOptions
@@ -229,7 +229,7 @@ class ExecutorAnswers(Answers):
         engine = Engine(
             Membership([address], 1.0),
             lambda address: ExecutorClient(address, "a", timings, 2**23, open_channel=dial, key_fingerprint=b"k"),
-            EngineSettings(PlannerSettings(), DriverSettings(1), FcfsPolicy(), 100, 100),
+            EngineSettings(PlannerSettings(), DriverSettings(1), FcfsPolicy(), 100),
             load_tokenizer,
             nothing,
         )
@@ -266,7 +266,7 @@ class CoreAnswers(Answers):
     async def play(self, address: str, dial: Dial) -> None:
         """Join, submit some requests, and join again when the session ends."""
         with self._stopping:
-            front = RemoteEngine(lambda: dial(address), "fuzz", load_tokenizer, nothing)
+            front = RemoteEngine(lambda: dial(address), "fuzz", load_tokenizer, lambda: None)
             task = asyncio.create_task(front.run())
             submitted: list[asyncio.Task[None]] = []
             try:

@@ -62,7 +62,7 @@ class StepLogs(Target):
 
 def record(directory: Path) -> list[list[bytes]]:
     """Return the records of the files of a log with a bit of everything."""
-    with recording(directory, calls_per_file=40, weights={"a": 2.0}) as make:
+    with recording(directory, calls_per_file=40) as make:
         swapping = small_limits(
             budget=24, blocks=8, host_blocks=8, preemption_mode=PreemptionMode.SWAP, prefix_caching=True
         )

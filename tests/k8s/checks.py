@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 from tests.k8s.manifests import Manifests
 from tests.k8s.policies_autoscaling import check_autoscaling
+from tests.k8s.policies_gateway import check_gateway
 from tests.k8s.policies_network import check_network
-from tests.k8s.policies_pods import check_drain, check_gpus, check_images, check_pod_security, check_probes
+from tests.k8s.policies_pods import check_gpus, check_images, check_pod_security, check_probes
 from tests.k8s.policies_settings import check_settings
+from tests.k8s.policies_updates import check_drain, check_updates
 from tests.k8s.policies_wiring import (
     check_encryption,
     check_labels,
@@ -14,7 +16,6 @@ from tests.k8s.policies_wiring import (
     check_references,
     check_selectors,
     check_services,
-    check_updates,
 )
 from tests.k8s.schemas import check_schemas
 
@@ -35,4 +36,5 @@ CHECKS: dict[str, Callable[[Manifests], list[str]]] = {
     "pod security": check_pod_security,
     "settings": check_settings,
     "network": check_network,
+    "gateway": check_gateway,
 }

@@ -24,6 +24,7 @@ COMBINATIONS = [
     ("fronts",),
     ("fronts", "client-tokens", "tracing"),
     ("mtls", "fronts", "fronts-mtls"),
+    ("mtls", "fronts", "fronts-mtls", "client-tokens", "gateway", "inference-pool"),
     ("fronts", "monitoring", "fronts-hpa", "hpa"),
     ("gpu",),
     ("hpa",),
@@ -33,6 +34,8 @@ COMBINATIONS = [
     ("mtls", "client-tokens"),
     ("monitoring",),
     ("monitoring", "keda"),
+    ("prefix-key",),
+    ("fronts", "placement"),
     ("tracing",),
 ]
 
@@ -82,6 +85,17 @@ class Manifests:
     name: str
     objects: Sequence[Object]
 
+    @property
+    def namespace(self) -> str:
+        """The namespace of all objects."""
+        return str(self.of_kind("Namespace")[0]["metadata"]["name"])
+
+    @property
+    def cell(self) -> str:
+        """The value of app.kubernetes.io/instance."""
+        pod = next(pod for pod in self.pod_templates() if pod.component == "scheduler")
+        return pod.labels["app.kubernetes.io/instance"]
+
     def of_kind(self, *kinds: str) -> list[Object]:
         """Return the objects of the kinds, in order."""
         return [item for item in self.objects if item["kind"] in kinds]
@@ -90,6 +104,10 @@ class Manifests:
         """Return the object, or None."""
         return next((item for item in self.of_kind(kind) if item["metadata"]["name"] == name), None)
 
+    def named(self, kind: str, name: str) -> Object | None:
+        """Return the object of this name, with the prefix that an overlay may have set."""
+        return next((item for item in self.of_kind(kind) if _is_named(item, name)), None)
+
     def pod_templates(self) -> list[PodTemplate]:
         """Return the templates of all workloads."""
         return [template for item in self.objects for template in _templates(item)]
@@ -97,6 +115,10 @@ class Manifests:
     def selected(self, selector: Mapping[str, Any]) -> list[PodTemplate]:
         """Return the pods that a label selector selects."""
         return [pod for pod in self.pod_templates() if selects(selector, pod.labels)]
+
+
+def _is_named(item: Object, name: str) -> bool:
+    return f"-{item['metadata']['name']}".endswith(f"-{name}")
 
 
 def _templates(item: Object) -> Iterator[PodTemplate]:
@@ -151,19 +173,33 @@ def overlay(name: str) -> Manifests:
     return Manifests(name, parse(_render(K8S / "overlays" / name)))
 
 
+def _render_kustomization(**fields: Any) -> str:
+    """Render a kustomization whose paths begin with K8S/."""
+    with tempfile.TemporaryDirectory() as work:
+        kustomization = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", **fields}
+        text = yaml.safe_dump(kustomization).replace("K8S/", f"{os.path.relpath(K8S, Path(work).resolve())}/")
+        (Path(work) / "kustomization.yaml").write_text(text, encoding="utf-8")
+        return _render.__wrapped__(Path(work))
+
+
 @functools.cache
 def _render_components(names: tuple[str, ...]) -> str:
-    with tempfile.TemporaryDirectory() as work:
-        k8s = os.path.relpath(K8S, Path(work).resolve())  # kustomize takes no absolute paths
-        kustomization = {
-            "apiVersion": "kustomize.config.k8s.io/v1beta1",
-            "kind": "Kustomization",
-            "namespace": "octavo",
-            "resources": [f"{k8s}/base"],
-            "components": [f"{k8s}/components/{name}" for name in names],
-        }
-        (Path(work) / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
-        return _render.__wrapped__(Path(work))
+    return _render_kustomization(
+        namespace="octavo", resources=["K8S/base"], components=[f"K8S/components/{name}" for name in names]
+    )
+
+
+def renamed(name: str, cell: str, namespace: str, transformers: list[str]) -> Manifests:
+    """Return an overlay as another cell, in another namespace."""
+    labels = {"pairs": {"app.kubernetes.io/instance": cell}, "includeSelectors": True}
+    text = _render_kustomization(
+        namespace=namespace,
+        namePrefix=f"{cell}-",
+        labels=[labels],
+        resources=[f"K8S/overlays/{name}"],
+        transformers=transformers,
+    )
+    return Manifests(name, parse(text))
 
 
 def components(*names: str) -> Manifests:

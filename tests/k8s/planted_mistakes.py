@@ -4,8 +4,9 @@ from typing import Any
 
 REMOVED = object()
 
-SCHEDULER = "Deployment/octavo-scheduler"
+SCHEDULER = "StatefulSet/octavo-scheduler"
 FRONT = "Deployment/octavo-front"
+POOL = "mtls+fronts+fronts-mtls+client-tokens+gateway+inference-pool"
 FRONTS_MTLS = "mtls+fronts+fronts-mtls"
 FROM_FRONT = "NetworkPolicy/octavo-scheduler-from-front"
 EXECUTOR = "Deployment/octavo-executor"
@@ -18,7 +19,8 @@ TARGET_PORT = "spec.ports.0.targetPort"
 THRESHOLD = "spec.triggers.0.metadata.threshold"
 QUERY = "spec.triggers.0.metadata.query"
 IGNORES = "spec.triggers.1.metadata.ignoreNullValues"
-ATTACHED = 'count(octavo_executor_attached{namespace="octavo"})'
+BY_CPU = {"type": "cpu", "metadata": {"value": "70"}}
+ATTACHED = 'count(octavo_executor_attached{namespace="octavo",app_kubernetes_io_instance="octavo"})'
 SCALE_DOWN = "spec.advanced.horizontalPodAutoscalerConfig.behavior.scaleDown.stabilizationWindowSeconds"
 
 # check, overlay or components, object, place, new value, what the finding says
@@ -26,7 +28,7 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     ("schemas", "production", SCHEDULER, "spec.replica", 2, "'replica' was unexpected"),
     ("schemas", "production", SCHEDULER, f"{CONTAINER}.livenessProbe.grpc.port", "grpc-health", "is not of type"),
     ("schemas", "production", SCHEDULER, "kind", "Deploiment", "has no Deploiment"),
-    ("schemas", "production", SCHEDULER, "apiVersion", "apps/v1beta2", "has no Deployment of apps/v1beta2"),
+    ("schemas", "production", SCHEDULER, "apiVersion", "apps/v1beta2", "has no StatefulSet of apps/v1beta2"),
     ("schemas", "production", "ScaledObject/octavo-executor", "spec.minReplicas", 1, "'minReplicas' was unexpected"),
     ("schemas", "production", "ScaledObject/octavo-executor", "spec.triggers", REMOVED, "'triggers' is a required"),
     (
@@ -50,6 +52,37 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
         "x",
         "selects no pod",
     ),
+    ("schemas", "production", "HTTPRoute/", "spec.rules.0.timeout", "0s", "'timeout' was unexpected"),
+    ("schemas", "production", "GRPCRoute/", "spec.rules.0.backendRefs.0.ports", 1, "'ports' was unexpected"),
+    ("schemas", "production", "BackendTLSPolicy/", "spec.validation.hostname", REMOVED, "'hostname' is a required"),
+    ("schemas", POOL, "InferencePool/", "spec.extensionRef", {}, "'extensionRef' was unexpected"),
+    ("gateway", "production", "HTTPRoute/", "spec.rules.0.filters", [{"type": "URLRewrite"}], "changes what a client"),
+    ("gateway", "production", "HTTPRoute/", "spec.rules.0.timeouts", REMOVED, "a long answer is cut"),
+    ("gateway", "production", "HTTPRoute/", "spec.hostnames", ["grpc.llm.example.com"], "the name of two routes"),
+    ("gateway", "production", "GRPCRoute/", "spec.rules.0.backendRefs.0.port", 8080, "no pods at port 8080"),
+    (
+        "gateway",
+        "production",
+        "GRPCRoute/",
+        "spec.rules.0.backendRefs.0.name",
+        "octavo-engine",
+        "no pods at port 50051",
+    ),
+    ("gateway", "production", FRONT, f"{CONTAINER}.env.OCTAVO_FRONT_TOKENS_FILE", REMOVED, "everybody is one tenant"),
+    ("gateway", "production", "BackendTLSPolicy/", "spec.targetRefs.0.name", "x", "the Gateway does not know"),
+    ("gateway", "production", "BackendTLSPolicy/", "spec.validation.hostname", "x", "whose certificate lacks it"),
+    ("gateway", POOL, "InferencePool/", "spec.targetPorts.0.number", 50051, "serves something else at 50051"),
+    ("gateway", POOL, FRONT, f"{CONTAINER}.ports.metrics.containerPort", 9091, "the picker finds no metrics"),
+    ("network", POOL, "NetworkPolicy/octavo-front-from-picker", "spec.ingress", [], "endpoint picker -> front -> 9090"),
+    ("references", "production", SCHEDULER, f"{POD}.volumes.prefix-key.secret.secretName", "x", "no Secret x"),
+    (
+        "settings",
+        "production",
+        SCHEDULER,
+        f"{CONTAINER}.env.OCTAVO_SCHEDULER_PREFIX_KEY_FILE",
+        "/x",
+        "prefix_key_file is /x",
+    ),
     ("selectors", "production", "PodMonitor/octavo-executor", "spec.selector.matchLabels.a", "b", "selects no pod"),
     ("selectors", "production", "NetworkPolicy/octavo-executor", "spec.podSelector.matchLabels.a", "b", "selects by a"),
     ("selectors", "production", SCHEDULER, "spec.selector.matchLabels.version", "1", "selects by version"),
@@ -70,7 +103,7 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     (
         "services",
         "production",
-        "Certificate/octavo-scheduler-tls",
+        "Certificate/octavo-front-tls",
         "spec.dnsNames.4",
         "x",
         "octavo-openai: Certificate",
@@ -91,6 +124,7 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     ("references", "production", "Certificate/octavo-operator-tls", "spec.issuerRef.name", "x", "there is no issuer x"),
     ("references", "production", "Issuer/octavo-clients", "spec.ca.secretName", "x", "there is no certificate x"),
     ("names", "multi-node", GROUP, "metadata.name", "octavo-executor", "the one that its operator makes"),
+    ("names", "production", SCHEDULER, f"{CONTAINER}.env.EXECUTOR_SERVICE", REMOVED, "dials $(EXECUTOR_SERVICE)"),
     ("names", "production", "Service/octavo-executor", "metadata.name", "executor", "dials octavo-executor"),
     (
         "names",
@@ -109,12 +143,33 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     ("autoscaling", "production", "ScaledObject/octavo-executor", "spec.minReplicaCount", 99, "from 99 to 16"),
     ("autoscaling", "production", "ScaledObject/octavo-executor", SCALE_DOWN, 15, "scales down hastily"),
     ("autoscaling", "production", "ScaledObject/octavo-scheduler", THRESHOLD, "2", "it may stay at"),
-    ("autoscaling", "production", "ScaledObject/octavo-scheduler", "spec.maxReplicaCount", 7, "need 8 schedulers"),
-    ("autoscaling", "production", "ScaledObject/octavo-scheduler", QUERY, ATTACHED, "and max_executors is 2"),
-    ("autoscaling", "production", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_MAX_EXECUTORS", "3", "executors is 3"),
+    ("autoscaling", "production", "ScaledObject/octavo-scheduler", "spec.maxReplicaCount", 3, "need 4 schedulers"),
+    ("autoscaling", "production", "ScaledObject/octavo-scheduler", "spec.maxReplicaCount", 5, "more than a cell"),
+    ("autoscaling", "production", "ScaledObject/octavo-scheduler", "spec.minReplicaCount", 3, "it may stay at 3"),
+    ("autoscaling", "production", "ScaledObject/octavo-scheduler", "spec.triggers", [BY_CPU], "16 executors need 4"),
+    ("autoscaling", "production", "ScaledObject/octavo-scheduler", QUERY, ATTACHED, "16 executors need 4"),
+    ("autoscaling", "production", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_MAX_EXECUTORS", "3", "need 6"),
+    ("autoscaling", "hpa", "HorizontalPodAutoscaler/octavo-executor", "spec.maxReplicas", 9, "more than a cell"),
+    ("autoscaling", "hpa", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_MAX_EXECUTORS", "4", "8 executors need 2"),
     ("autoscaling", "production", "ScaledObject/octavo-executor", IGNORES, "true", "an empty answer of Prometheus"),
     ("autoscaling", "production", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_MAX_EXECUTORS", REMOVED, "is not set"),
-    ("updates", "cpu-demo", SCHEDULER, "spec.strategy.rollingUpdate.maxUnavailable", "25%", "waits for an old one"),
+    ("autoscaling", "production", "Namespace/octavo", "metadata.name", "llm", "counts what is not of this cell"),
+    ("services", "production", "Namespace/octavo", "metadata.name", "llm", "lacks octavo-openai.llm,"),
+    (
+        "references",
+        "fronts+placement",
+        "ServiceAccount/octavo-front",
+        "imagePullSecrets",
+        [{"name": "x"}],
+        "front: there is no Secret x",
+    ),
+    ("references", "fronts+placement", FRONT, f"{POD}.priorityClassName", "x", "no PriorityClass x"),
+    ("pod security", "fronts", FRONT, f"{POD}.topologySpreadConstraints.1", REMOVED, "may all be in one zone"),
+    ("updates", "production", EXECUTOR, "spec.minReadySeconds", 60, "goes on before a new pod is known"),
+    ("updates", "cpu-demo", SCHEDULER, "kind", "Deployment", "no lasting ids"),
+    ("updates", "cpu-demo", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_SCHEDULER_ID", "x", "no lasting ids"),
+    ("updates", "cpu-demo", SCHEDULER, "spec.podManagementPolicy", "OrderedReady", "waits for one that may have no"),
+    ("updates", "production", SCHEDULER, "spec.serviceName", "octavo-scheduler", "no Service of its pods"),
     ("updates", "cpu-demo", EXECUTOR, "spec.strategy.rollingUpdate.maxSurge", 1, "one accelerator more"),
     ("probes", "production", SCHEDULER, f"{CONTAINER}.readinessProbe", REMOVED, "no readinessProbe"),
     ("probes", "production", SCHEDULER, f"{CONTAINER}.livenessProbe.grpc.port", 50051, "grpc-health is 50053"),
@@ -127,11 +182,13 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
         "production",
         SCHEDULER,
         f"{POD}.terminationGracePeriodSeconds",
-        75,
-        "grace 75 s, preStop 15 s and drain 60",
+        135,
+        "grace 135 s, preStop 75 s and drain 60",
     ),
     ("drain", "production", EXECUTOR, f"{CONTAINER}.lifecycle", REMOVED, "no preStop.sleep"),
-    ("drain", "production", EXECUTOR, f"{CONTAINER}.lifecycle.preStop.sleep.seconds", 5, "looked at too rarely"),
+    ("drain", "production", EXECUTOR, f"{CONTAINER}.lifecycle.preStop.sleep.seconds", 60, "everybody knows after 75"),
+    ("drain", "fronts", FRONT, f"{CONTAINER}.readinessProbe.failureThreshold", 1, "one late answer"),
+    ("drain", "cpu-demo", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_RESOLVE_INTERVAL_S", "30", "knows after 100"),
     ("gpus", "one-gpu", EXECUTOR, f"{CONTAINER}.resources.requests.nvidia.com/gpu", REMOVED, "asks for None GPUs"),
     ("gpus", "one-gpu", EXECUTOR, f"{POD}.tolerations", REMOVED, "does not tolerate"),
     ("gpus", "one-gpu", EXECUTOR, f"{CONTAINER}.env.OCTAVO_EXECUTOR_DEVICE", REMOVED, "device is cpu"),
@@ -185,7 +242,7 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     ("settings", "production", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_MAX_EXECUTORS", "many", "a whole number"),
     ("settings", "production", SCHEDULER, f"{CONTAINER}.args", ["--polici=fcfs"], "--polici is not a flag"),
     ("settings", "production", SCHEDULER, f"{CONTAINER}.env.OCTAVO_CONFIG", "/octavo.toml", "where no ConfigMap"),
-    ("settings", "production", SCHEDULER, f"{CONTAINER}.ports.0.containerPort", 50050, "port grpc is 50050"),
+    ("settings", "production", SCHEDULER, f"{CONTAINER}.ports.grpc.containerPort", 50050, "port grpc is 50050"),
     ("settings", "production", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_ADMIN_LISTEN", "0.0.0.0:50052", "open to"),
     ("settings", "production", SCHEDULER, f"{CONTAINER}.env.OCTAVO_SCHEDULER_PAGE_LISTEN", "0.0.0.0:50055", "open to"),
     (
@@ -230,6 +287,8 @@ MISTAKES: list[tuple[str, str, str, str, Any, str]] = [
     ("network", "multi-node", "NetworkPolicy/octavo-executor-ranks", "spec.ingress", [], "executor-rank -> 1024-65535"),
     ("services", "fronts", "Service/octavo-engine", TARGET_PORT, "link", "has no port link"),
     ("services", "fronts", "Service/octavo-scheduler", "spec.clusterIP", REMOVED, "is not balanced"),
+    ("services", "fronts", "Service/octavo-engine", "spec.clusterIP", REMOVED, "is not balanced"),
+    ("services", "fronts", "Service/octavo-engine", "spec.publishNotReadyAddresses", REMOVED, "does not find"),
     ("settings", "fronts", FRONT, f"{CONTAINER}.env.OCTAVO_FRONT_ENGINE", "octavo-engine", "must be host:port"),
     (
         "settings",

@@ -17,23 +17,32 @@ PROMETHEUS = "prometheus in monitoring"
 DNS = "cluster DNS"
 COLLECTOR = "opentelemetry-collector in monitoring"
 INTERNET = "any address"
+PICKER = "endpoint picker"
 RANKS = "1024-65535"
 
+
+def _pods(key: str, value: str) -> Object:
+    """Return a selector of pods of others, which kustomize gives no labels of ours."""
+    return {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}
+
+
+def _namespace(name: str) -> Object:
+    return {"matchLabels": {"kubernetes.io/metadata.name": name}}
+
+
 _PEERS = {
-    CLIENTS: {"podSelector": {"matchLabels": {"octavo/client": "true"}}},
+    CLIENTS: {"podSelector": _pods("octavo/client", "true")},
     CLIENT_NAMESPACES: {"namespaceSelector": {"matchLabels": {"octavo/client": "true"}}},
     PROMETHEUS: {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+        "namespaceSelector": _namespace("monitoring"),
+        "podSelector": _pods("app.kubernetes.io/name", "prometheus"),
     },
-    DNS: {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
-        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
-    },
+    DNS: {"namespaceSelector": _namespace("kube-system"), "podSelector": _pods("k8s-app", "kube-dns")},
     COLLECTOR: {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "opentelemetry-collector"}},
+        "namespaceSelector": _namespace("monitoring"),
+        "podSelector": _pods("app.kubernetes.io/name", "opentelemetry-collector"),
     },
+    PICKER: {"podSelector": _pods("inferencepool", "octavo-epp")},
     INTERNET: {"ipBlock": {"cidr": "0.0.0.0/0"}},
 }
 
@@ -65,6 +74,8 @@ def check_network(manifests: Manifests) -> list[str]:
     if manifests.of_kind("PodMonitor"):
         expected_in |= {(PROMETHEUS, tier, port) for tier, port in _METRICS.items() if tier in tiers}
     expected_out |= {(tier, COLLECTOR, "4317") for tier in _traced_tiers(manifests)}
+    if manifests.of_kind("InferencePool"):
+        expected_in.add((PICKER, "front", "9090"))
     if manifests.name in _DOWNLOADS:
         expected_out.add(("executor", INTERNET, "443"))
     for direction, expected in (("Ingress", expected_in), ("Egress", expected_out)):

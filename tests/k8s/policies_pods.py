@@ -1,15 +1,15 @@
-"""What every pod must have: probes, a drain that fits, restricted security, matching GPUs, images with versions."""
+"""What every pod must have: probes, restricted security, matching GPUs, images with versions."""
 
 from collections.abc import Iterator
 
 import octavo
-from tests.k8s.manifests import Manifests, Object, PodTemplate
+from tests.k8s.manifests import Manifests, Object, PodTemplate, selects
 from tests.k8s.policies_settings import load_settings
 
 GPU = "nvidia.com/gpu"
+SPREAD = {"kubernetes.io/hostname": "node", "topology.kubernetes.io/zone": "zone"}
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "secret", "projected", "downwardAPI"}
-CAPACITY_TO_SPARE_S = 5
 
 
 def check_probes(manifests: Manifests) -> list[str]:
@@ -41,32 +41,6 @@ def _probe_mistake(pod: PodTemplate, probe: str, value: Object) -> str | None:
         allowed = {"livenessProbe": ["liveness"], "readinessProbe": ["readiness"]}.get(probe, ["liveness", "readiness"])
         return None if service in allowed else f"asks for {service}"
     return "is not gRPC"
-
-
-def check_drain(manifests: Manifests) -> list[str]:
-    """The kubelet waits longer than preStop and the drain take together."""
-    findings = []
-    for pod in manifests.pod_templates():
-        for container in pod.containers:
-            where = f"{pod.owner} {container['name']}"
-            sleep = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds")
-            if sleep is None:
-                findings.append(f"{where}: no preStop.sleep")
-                continue
-            config, _ = load_settings(manifests, pod, container)
-            drain_s = config.shutdown_grace_s if config else 0
-            grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
-            if grace_s < sleep + drain_s + CAPACITY_TO_SPARE_S:
-                findings.append(f"{where}: grace {grace_s} s, preStop {sleep} s and drain {drain_s:g} s")
-            if sleep < 2 * _resolve_interval_s(manifests):
-                findings.append(f"{where}: preStop {sleep} s, and DNS is looked at too rarely for that")
-    return findings
-
-
-def _resolve_interval_s(manifests: Manifests) -> float:
-    scheduler = next(pod for pod in manifests.pod_templates() if pod.component == "scheduler")
-    config, _ = load_settings(manifests, scheduler, scheduler.containers[0])
-    return float(getattr(config, "resolve_interval_s", 0))
 
 
 def check_gpus(manifests: Manifests) -> list[str]:
@@ -131,6 +105,10 @@ def _pod_mistakes(pod: PodTemplate) -> Iterator[str]:
     if security.get("seccompProfile", {}).get("type") != "RuntimeDefault":
         yield "has no seccomp profile"
     yield from (f"has {key}" for key in ("hostNetwork", "hostPID", "hostIPC") if pod.spec.get(key))
+    for key, place in SPREAD.items():
+        constraints = [item for item in pod.spec.get("topologySpreadConstraints", []) if item["topologyKey"] == key]
+        if pod.group_size == 1 and not any(selects(item["labelSelector"], pod.labels) for item in constraints):
+            yield f"may all be in one {place}"
     for volume in pod.spec.get("volumes", []):
         kinds = volume.keys() - {"name"}
         if not kinds <= RESTRICTED_VOLUMES:

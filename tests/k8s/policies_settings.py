@@ -38,8 +38,10 @@ FILES = (
     "engine_tls_cert",
     "engine_tls_key",
     "tokens_file",
+    "prefix_key_file",
 )
 KEYS_OF_TLS_SECRETS = {"tls.crt", "tls.key", "ca.crt"}
+KEYS_OF_SECRETS = {"tokens_file": {"tokens"}, "prefix_key_file": {"prefix.key"}}
 
 
 def check_settings(manifests: Manifests) -> list[str]:
@@ -69,11 +71,10 @@ def load_settings(
         if "resourceFieldRef" in item.get("valueFrom", {}):  # whole cores
             kind, _, resource = item["valueFrom"]["resourceFieldRef"]["resource"].partition(".")
             variables[item["name"]] = container["resources"][kind][resource]
-    injected = {"LWS_GROUP_SIZE": str(pod.group_size)}
-    variables = {
-        name: re.sub(r"\$\((\w+)\)", lambda match: injected.get(match[1], match[0]), value)
-        for name, value in variables.items()
-    }
+    known = {"LWS_GROUP_SIZE": str(pod.group_size)}
+    for name, value in variables.items():  # a variable knows those before it
+        known[name] = re.sub(r"\$\((\w+)\)", lambda match: known.get(match[1], match[0]), value)
+    variables = known
     text, mistake = _mounted_file(manifests, pod, container, variables.get(CONFIG_VARIABLE, ""))
     if text is None:
         return None, (mistake,)
@@ -127,7 +128,7 @@ def _file_mistakes(pod: PodTemplate, container: Object, config: ServiceConfig) -
         if path is None:
             continue
         volume = _volume_of(pod, container, str(path))
-        keys = {"tokens"} if setting == "tokens_file" else KEYS_OF_TLS_SECRETS
+        keys = KEYS_OF_SECRETS.get(setting, KEYS_OF_TLS_SECRETS)
         if volume is None or "secret" not in volume or Path(path).name not in keys:
             mistakes.append(f"{setting} is {path}, where no Secret is mounted")
     return mistakes

@@ -1,5 +1,6 @@
 """What refers to something refers to what is there: selectors, ports, mounts, certificates, targets of autoscalers."""
 
+import re
 from collections.abc import Iterator
 
 from tests.k8s.manifests import IDENTITY, Manifests, Object, PodTemplate, environment, title
@@ -9,7 +10,14 @@ from tests.k8s.policies_settings import load_settings
 MADE_BY_HAND = {
     ("PersistentVolumeClaim", "octavo-models"),
     ("Secret", "octavo-client-tokens"),
+    ("Secret", "octavo-prefix-key"),
+    ("Secret", "octavo-hub-token"),
+    ("Secret", "octavo-registry"),
+    ("ConfigMap", "octavo-clients-ca"),
 }
+# The endpoint picker, whose chart brings its pods.
+PICKER = "inferencepool"
+LABELS = ((("name", "octavo"), ("instance", None)), (("part-of", "octavo"),))
 WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
 
 
@@ -21,7 +29,7 @@ def check_selectors(manifests: Manifests) -> list[str]:
             findings.append(f"{title(item)}: selects no pod")
             continue
         selector = _selector(item)
-        if selector is None:
+        if selector is None or PICKER in str(selector):
             continue
         if not manifests.selected(selector):
             findings.append(f"{title(item)}: selects no pod")
@@ -62,8 +70,7 @@ def check_services(manifests: Manifests) -> list[str]:
     findings = []
     for item in manifests.of_kind("Service"):
         labels = item["spec"]["selector"]
-        pod_name = f"{labels['app.kubernetes.io/instance']}-{labels['app.kubernetes.io/component']}"
-        certificate = manifests.find("Certificate", f"{pod_name}-tls")
+        certificate = manifests.named("Certificate", f"octavo-{labels['app.kubernetes.io/component']}-tls")
         for port in item["spec"]["ports"]:
             for pod in manifests.selected({"matchLabels": item["spec"]["selector"]}):
                 number = pod.port(str(port.get("targetPort")))
@@ -71,15 +78,21 @@ def check_services(manifests: Manifests) -> list[str]:
                     findings.append(f"{title(item)}: {pod.owner} has no port {port.get('targetPort')}")
                 elif port["name"] == "grpc" and number != port["port"]:
                     findings.append(f"{title(item)}: headless, so its port must be {number}, not {port['port']}")
-            if port["name"] == "grpc" and item["spec"].get("clusterIP") != "None":
+            if port["name"] in ("grpc", "engine") and item["spec"].get("clusterIP") != "None":
                 findings.append(f"{title(item)}: gRPC behind one address is not balanced")
+            if port["name"] == "engine" and not item["spec"].get("publishNotReadyAddresses"):
+                findings.append(f"{title(item)}: a front does not find a scheduler that has no executor yet")
             if port["name"] not in _PLAINTEXT:
                 continue
             expected = None if certificate else _PLAINTEXT[port["name"]]
             if port.get("appProtocol") != expected:
                 findings.append(f"{title(item)}: appProtocol is {port.get('appProtocol')}, not {expected}")
-            if certificate and item["metadata"]["name"] not in certificate["spec"]["dnsNames"]:
-                findings.append(f"{title(item)}: {title(certificate)} lacks its name")
+            names = {item["metadata"]["name"]}
+            if labels["app.kubernetes.io/component"] != "executor":  # clients may be in another namespace
+                domains = (manifests.namespace, "svc", "cluster", "local")
+                names |= {".".join((item["metadata"]["name"], *domains[:number])) for number in (1, 2, 4)}
+            if certificate and (missing := names.difference(certificate["spec"]["dnsNames"])):
+                findings.append(f"{title(item)}: {title(certificate)} lacks {', '.join(sorted(missing))}")
     for item in manifests.of_kind("PodMonitor"):
         for pod in manifests.selected(item["spec"]["selector"]):
             findings += [
@@ -109,6 +122,12 @@ def check_references(manifests: Manifests) -> list[str]:
         for item in manifests.of_kind("Certificate")
         if item["spec"]["issuerRef"]["name"] not in issuers
     ]
+    findings += [
+        f"{title(item)}: there is no Secret {secret['name']}"
+        for item in manifests.of_kind("ServiceAccount")
+        for secret in item.get("imagePullSecrets", [])
+        if ("Secret", secret["name"]) not in MADE_BY_HAND
+    ]
     return findings + [
         f"{title(item)}: there is no certificate {item['spec']['ca']['secretName']}"
         for item in manifests.of_kind("Issuer")
@@ -118,6 +137,8 @@ def check_references(manifests: Manifests) -> list[str]:
 
 def _references(pod: PodTemplate) -> Iterator[tuple[str, str]]:
     yield "ServiceAccount", pod.spec.get("serviceAccountName", "default")
+    if "priorityClassName" in pod.spec:
+        yield "PriorityClass", pod.spec["priorityClassName"]
     for volume in pod.spec.get("volumes", []):
         if "configMap" in volume:
             yield "ConfigMap", volume["configMap"]["name"]
@@ -155,11 +176,11 @@ def _front_mistakes(manifests: Manifests, pod: PodTemplate, container: Object) -
         return []
     scheduler = next(item for item in manifests.pod_templates() if item.component == "scheduler")
     trusted = environment(scheduler.containers[0]).get("OCTAVO_SCHEDULER_TRUSTED_FRONTS")
-    shown = manifests.find("Certificate", "octavo-front-internal-tls")
+    shown = manifests.named("Certificate", "octavo-front-internal-tls")
     if shown is None or shown["spec"]["commonName"] != trusted:
         return [f"{pod.owner}: the engine trusts {trusted}, which is no name of a front"]
-    served, known = (manifests.find("Certificate", f"octavo-{name}-tls") for name in ("front", "scheduler"))
-    if served is None or known is None or served["spec"]["dnsNames"] != known["spec"]["dnsNames"]:
+    served, known = (manifests.named("Certificate", f"octavo-{name}-tls") for name in ("front", "scheduler"))
+    if served is None or known is None or not set(known["spec"]["dnsNames"]) <= set(served["spec"]["dnsNames"]):
         return [f"{pod.owner}: serves under other names than the scheduler"]
     return []
 
@@ -172,14 +193,10 @@ def _certificate_mistakes(manifests: Manifests, who: str, name: str) -> list[str
 
 
 def _dialled(manifests: Manifests, pod: PodTemplate, container: Object) -> list[str]:
-    if container["name"] == "scheduler":
-        config, _ = load_settings(manifests, pod, container)
-        targets = getattr(config, "executor", ())
-        return [target.removeprefix("dns:///").rpartition(":")[0] for target in targets]
-    if container["name"] == "front":
-        config, _ = load_settings(manifests, pod, container)
-        return [getattr(config, "engine", "").rpartition(":")[0]]
-    return []
+    """Return the names that executors and engines are looked up by."""
+    setting = {"scheduler": "executor", "front": "engine"}.get(container["name"], "")
+    config, _ = load_settings(manifests, pod, container)
+    return re.findall(r"([^/,='\s]+):\d+", str(getattr(config, setting, "")))
 
 
 def check_encryption(manifests: Manifests) -> list[str]:
@@ -202,8 +219,8 @@ def check_labels(manifests: Manifests) -> list[str]:
     findings = [
         f"{title(item)}: has no label app.kubernetes.io/{key}"
         for item in manifests.objects
-        for key in (("part-of",) if item["kind"] == "ConfigMap" else ("name", "instance"))
-        if item["metadata"].get("labels", {}).get(f"app.kubernetes.io/{key}") != "octavo"
+        for key, value in LABELS[item["kind"] == "ConfigMap"]
+        if item["metadata"].get("labels", {}).get(f"app.kubernetes.io/{key}") != (value or manifests.cell)
     ]
     return findings + [
         f"{pod.owner}: its pods have no label {key}"
@@ -211,16 +228,3 @@ def check_labels(manifests: Manifests) -> list[str]:
         for key in (*sorted(IDENTITY), "app.kubernetes.io/part-of")
         if not pod.labels.get(key)
     ]
-
-
-def check_updates(manifests: Manifests) -> list[str]:
-    """An update ends: a new scheduler waits for executors that an old one holds, an executor for an accelerator."""
-    findings = []
-    for item in manifests.of_kind("Deployment"):
-        component = item["metadata"]["labels"]["app.kubernetes.io/component"]
-        update = item["spec"].get("strategy", {}).get("rollingUpdate", {})
-        if component in ("scheduler", "executor") and update.get("maxUnavailable") != 1:
-            findings.append(f"{title(item)}: waits for a new pod that waits for an old one")
-        if component == "executor" and update.get("maxSurge") != 0:
-            findings.append(f"{title(item)}: needs one accelerator more for an update")
-    return findings

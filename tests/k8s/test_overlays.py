@@ -1,12 +1,20 @@
 """Every overlay, and every component on the base, passes every check."""
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.k8s.checks import CHECKS
-from tests.k8s.manifests import COMBINATIONS, COMPONENTS, K8S, OVERLAYS, REPOSITORY, components, overlay
+from tests.k8s.manifests import COMBINATIONS, COMPONENTS, K8S, OVERLAYS, REPOSITORY, components, overlay, renamed, title
+from tests.k8s.policies_updates import (
+    DNS_CACHE_S,
+    DNS_TTL_S,
+    ENDPOINTS_S,
+    RESOLVE_INTERVAL_S,
+    seconds_until_known,
+)
 from tests.k8s.policies_wiring import MADE_BY_HAND
 
 RENDERINGS = [*OVERLAYS, *map("+".join, COMBINATIONS)]
@@ -17,6 +25,21 @@ def test_what_is_rendered_passes_every_check(name: str) -> None:
     manifests = overlay(name) if name in OVERLAYS else components(*name.split("+"))
 
     assert {name: findings for name, check in CHECKS.items() if (findings := check(manifests))} == {}
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_under_other_names_passes_every_check(name: str) -> None:
+    manifests = renamed(name, "blue", "llm", transformers=["K8S/names"])
+
+    assert {name: findings for name, check in CHECKS.items() if (findings := check(manifests))} == {}
+    assert {item["metadata"].get("namespace", "llm") for item in manifests.objects} == {"llm"}
+    assert [title(item) for item in manifests.objects if item["metadata"]["name"].startswith("octavo")] == []
+
+
+def test_without_the_replacements_other_names_are_wrong() -> None:
+    manifests = renamed("production", "blue", "llm", transformers=[])
+
+    assert {name for name, check in CHECKS.items() if check(manifests)} == {"selectors", "services", "autoscaling"}
 
 
 def test_every_component_is_rendered() -> None:
@@ -32,6 +55,27 @@ def test_every_component_is_in_the_documentation() -> None:
     page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8")
 
     assert [name for name in (*OVERLAYS, *COMPONENTS) if f"`{name}`" not in page] == []
+
+
+def test_the_sum_of_an_update_is_in_the_documentation() -> None:
+    page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8")
+    manifests = overlay("production")
+    container = next(pod for pod in manifests.pod_templates() if pod.component == "front").containers[0]
+    probe = container["readinessProbe"]
+    probes_s = probe["periodSeconds"] * probe["failureThreshold"]
+
+    assert (
+        f"readiness probes {probes_s} s + endpoints {ENDPOINTS_S} s + DNS TTL {DNS_TTL_S} s + "
+        f"DNS cache {DNS_CACHE_S} s + resolve_interval_s {RESOLVE_INTERVAL_S:g} s = "
+        f"{seconds_until_known(manifests, container):g} s"
+    ) in page
+
+
+def test_the_endpoint_picker_reads_names_that_are_served() -> None:
+    page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8")
+    served = (REPOSITORY / "docs/metrics.md").read_text(encoding="utf-8")
+
+    assert set(re.findall("`(vllm:.+?)`", page)) == set(re.findall(r"^\| `(vllm:.+?)`", served, re.MULTILINE))
 
 
 def test_what_is_made_by_hand_is_in_the_documentation() -> None:

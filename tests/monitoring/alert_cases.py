@@ -53,9 +53,35 @@ def _ended(num_finished: int, **errors: int) -> Series:
     return finished | failed
 
 
-def _handled(**codes: int) -> Series:
-    name = 'grpc_server_handled_total{namespace="ml",grpc_method="Generate",grpc_code="%s"}'
-    return {name % code: f"0+{num}{_HOUR}" for code, num in codes.items()}
+def _refused(num_answered: int, **reasons: int) -> Series:
+    """Return requests over HTTP, so many answered and refused in each sample; there are none over gRPC."""
+    answered = 'octavo_api_request_duration_seconds_count{namespace="ml",api="%s"}'
+    refused = 'octavo_requests_refused_total{namespace="ml",api="%s",reason="%s"}'
+    none = {answered % "generate": f"0{_HOUR}", refused % ("generate", "queue_full"): f"0{_HOUR}"}
+    counts = {refused % ("chat_completions", reason): f"0+{num}{_HOUR}" for reason, num in reasons.items()}
+    return none | {answered % "chat_completions": f"0+{num_answered}{_HOUR}"} | counts
+
+
+def _running(*num_requests: int) -> Series:
+    """Return the running requests of executors, two of each scheduler."""
+    name = 'octavo_requests_running{namespace="ml",pod="s-%d",executor="%d"}'
+    return {name % (number // 2, number): f"{num}{_HOUR}" for number, num in enumerate(num_requests)}
+
+
+def _fronts(*schedulers: tuple[int, int]) -> Series:
+    """Return schedulers, given how many fronts have joined each and how many executors it has."""
+    fronts, executors = (
+        f'{name},pod="s-%d"}}'
+        for name in (
+            'octavo_fronts_joined{namespace="ml",kind="standalone"',
+            'octavo_executors{namespace="ml",state="attached"',
+        )
+    )
+    return {
+        name % number: f"{num}{_HOUR}"
+        for number, (num_fronts, num_executors) in enumerate(schedulers)
+        for name, num in ((fronts, num_fronts), (executors, num_executors))
+    }
 
 
 def _cache(usage: float, preemptions: int) -> Series:
@@ -101,7 +127,7 @@ CASES = [
     ),
     Case("OctavoTimeToFirstTokenHigh", "30m", _ttft(90, 10), _ttft(1000, 1)),
     Case("OctavoRequestErrors", "20m", _ended(90, INTERNAL=10), _ended(90, INTERNAL=1, ABORTED=50)),
-    Case("OctavoRequestsRefused", "20m", _handled(OK=90, RESOURCE_EXHAUSTED=10), _handled(OK=90, NOT_FOUND=10)),
+    Case("OctavoRequestsRefused", "20m", _refused(1, queue_full=39), _refused(90, invalid=50, queue_full=2)),
     Case("OctavoKvCacheFull", "30m", _cache(0.99, 6), _cache(0.99, 0)),
     Case(
         "OctavoExecutorsLost",
@@ -110,6 +136,8 @@ CASES = [
         {'octavo_executor_losses_total{namespace="ml"}': "0x10 1x110"},
     ),
     Case("OctavoExecutorIdle", "30m", _executor(0.9, 1, 3), _executor(0.9, 1, 0), _POD),
+    Case("OctavoExecutorsUneven", "20m", _running(60, 0, 58, 0), _running(60, 50, 30, 58)),
+    Case("OctavoSchedulerWithoutFronts", "20m", _fronts((0, 1), (2, 2)), _fronts((1, 1), (1, 2)), _POD),
     Case("OctavoExecutorUnattached", "20m", _UNATTACHED | _LOADED, _executor(0.9, 1, 3) | _LOADED, _POD),
     Case("OctavoStepsStuck", "20m", _steps(2, f"500{_HOUR}"), _steps(2, f"0+100{_HOUR}"), _POD),
     Case(
@@ -127,6 +155,11 @@ SILENT = [
     Case("OctavoKvCacheFull", "30m", {}, _cache(0.5, 6)),
     Case("OctavoExecutorIdle", "30m", {}, _executor(0.9, 0, 3)),
     Case("OctavoExecutorIdle", "30m", {}, _executor(0.1, 1, 3)),
+    Case("OctavoRequestsRefused", "20m", {}, _refused(0)),
+    Case("OctavoRequestsRefused", "20m", {}, _refused(0, unauthenticated=50)),
+    Case("OctavoExecutorsUneven", "20m", {}, _running(2, 0, 0, 0)),  # there is little to spread
+    Case("OctavoSchedulerWithoutFronts", "20m", {}, _fronts((0, 0), (2, 2))),  # a standby
+    Case("OctavoSchedulerWithoutFronts", "20m", {}, _fronts((0, 1), (0, 2))),  # clients call schedulers
     Case("OctavoExecutorUnattached", "20m", {}, _UNATTACHED),  # its model loads
     Case("OctavoStepsStuck", "20m", {}, _steps(0, f"500{_HOUR}")),
 ]

@@ -18,6 +18,7 @@ from tests.support.stack import token_request
 
 NUM_REQUESTS = 8
 _METRICS = ("--metrics-listen", "127.0.0.1:0")
+_FRONTS = ("--engine-listen", "127.0.0.1:0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ async def scrape_all(directory: Path) -> Scrapes:
             services.enter_async_context(running_service("executor_svc.fake", *_METRICS, *tls)),
         )
         scheduler = await services.enter_async_context(
-            running_service("scheduler_svc", "--executor", executor.address, *_METRICS)
+            running_service("scheduler_svc", "--executor", executor.address, *_METRICS, *_FRONTS)
         )
         channel = await services.enter_async_context(grpc.aio.insecure_channel(scheduler.address))
         await asyncio.gather(*(_generate(channel, number) for number in range(NUM_REQUESTS)))

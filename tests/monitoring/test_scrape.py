@@ -1,5 +1,6 @@
 """What /metrics says after some work, from real processes, and whether it is what alerts and the dashboard ask for."""
 
+import re
 import time
 
 import pytest
@@ -8,7 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from executor_svc.service.metrics import METRICS as EXECUTOR_METRICS
 from octavo_shared.grpc.grpc_metrics import METRICS as SERVICE_METRICS
 from octavo_shared.process.metric import Metric
-from scheduler_svc.telemetry.metrics import ALIASES, METRICS
+from scheduler_svc.front.api_meter import METRICS as API_METRICS
+from scheduler_svc.front.grammars.grammar_checks import METRICS as GRAMMAR_METRICS
+from scheduler_svc.front.openai.routing import METRICS as HTTP_METRICS
+from scheduler_svc.front.text.text_threads import METRICS as TEXT_METRICS
+from scheduler_svc.telemetry.metrics import METRICS
+from scheduler_svc.telemetry.vllm_metrics import METRICS as VLLM_METRICS
 from tests.monitoring.expressions import dashboard_expressions, missing_names, rule_groups, rules_with, sample_names
 from tests.monitoring.live import NUM_REQUESTS, Scrapes, value_of
 from tests.monitoring.promtool import check_metrics
@@ -21,7 +27,7 @@ OF_PROMETHEUS = {"up"}
 
 
 def test_promtool_has_nothing_against_the_metrics(scrapes: Scrapes) -> None:
-    aliases = sorted(f"{metric.name} {COLON}" for metric in ALIASES)
+    aliases = sorted(f"{metric.name} {COLON}" for metric in VLLM_METRICS)
     assert check_metrics(scrapes.scheduler) == aliases
     assert check_metrics(scrapes.executor) == []
     assert check_metrics(scrapes.tls_executor) == []
@@ -32,10 +38,16 @@ def test_a_bad_name_is_noticed(scrapes: Scrapes) -> None:
     assert check_metrics(bad + "octavo_step_milliseconds 1\n")
 
 
-@each_row(*METRICS, *ALIASES, *SERVICE_METRICS)
+@each_row(*METRICS, *API_METRICS, *VLLM_METRICS, *SERVICE_METRICS)
 def test_the_scheduler_serves_every_metric_with_its_type_and_text(metric: Metric, *, scrapes: Scrapes) -> None:
     assert f"# TYPE {metric.name} {metric.kind}\n" in scrapes.scheduler
     assert f"# HELP {metric.name} {metric.help}\n" in scrapes.scheduler
+
+
+def test_every_metric_of_the_scheduler_is_in_the_tables(scrapes: Scrapes) -> None:
+    tables = (*METRICS, *API_METRICS, *TEXT_METRICS, *GRAMMAR_METRICS, *HTTP_METRICS, *VLLM_METRICS, *SERVICE_METRICS)
+    served = re.findall("^# TYPE ((?:octavo|vllm|grpc)\\S+)", scrapes.scheduler, re.MULTILINE)
+    assert set(served) <= {metric.name for metric in tables}
 
 
 @each_row(*EXECUTOR_METRICS, *SERVICE_METRICS)
@@ -49,6 +61,9 @@ def test_requests_tokens_and_calls_add_up(scrapes: Scrapes) -> None:
     assert value_of(page, "octavo_requests_finished_total", finish_reason="length") == NUM_REQUESTS
     assert value_of(page, "octavo_prompt_tokens_total") == 20 * NUM_REQUESTS
     assert value_of(page, "octavo_output_tokens_total") == 30 * NUM_REQUESTS
+    assert value_of(page, "octavo_tenant_requests_total", tenant="") == NUM_REQUESTS
+    assert value_of(page, "octavo_tenant_output_tokens_total", tenant="") == 30 * NUM_REQUESTS
+    assert value_of(page, "octavo_api_request_duration_seconds_count", api="generate") == NUM_REQUESTS
     assert value_of(page, "octavo_time_to_first_token_seconds_count") == NUM_REQUESTS
     assert value_of(page, "octavo_inter_token_latency_seconds_count") == 29 * NUM_REQUESTS
     assert value_of(page, "octavo_requests_running") == 0
@@ -90,9 +105,9 @@ def test_no_label_holds_what_a_client_sent(scrapes: Scrapes) -> None:
         for s in family.samples
         for name in s.labels
     }
-    known = {label for metric in (*METRICS, *ALIASES, *SERVICE_METRICS) for label in metric.labels}
+    known = {label for metric in (*METRICS, *API_METRICS, *VLLM_METRICS, *SERVICE_METRICS) for label in metric.labels}
     assert labels <= known | {"le"}
-    assert not {"tenant", "request_id", "instance"} & labels
+    assert not {"request_id", "instance"} & labels
 
 
 # What rules and the dashboard ask for -----------------------------------------------------------------

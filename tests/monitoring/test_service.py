@@ -10,9 +10,9 @@ from executor_svc.service.metrics import executor_families
 from executor_svc.service.servicer import ExecutionServicer
 from executor_svc.service.step_meter import StepMeter, StepTokens
 from octavo_shared.errors import UnavailableError
+from octavo_shared.grpc.membership import Membership
 from octavo_shared.process.metrics_server import MetricsServer
 from scheduler_svc.config.scheduler_config import SchedulerConfig
-from scheduler_svc.executors.membership import Membership
 from scheduler_svc.processes.service import SchedulerService
 from tests.monitoring.live import scrape, value_of
 from tests.support.stack import collect, running_stack, token_request, until

@@ -21,8 +21,8 @@ from tests.mutants.mutant import Mutant, read_mutants
 from tests.mutants.run import Verdict, try_mutant
 
 MUTANTS = read_mutants()
-MOST_ROWS = 60
-INVARIANTS = range(1, 9)
+MOST_ROWS = 64
+INVARIANTS = range(1, 10)
 
 
 @functools.cache

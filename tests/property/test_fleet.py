@@ -17,16 +17,19 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
+from scheduler_svc.core.waiting.tenant_shares import TenantShares
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.provenance import Numerics
 from tests.support.fleet import FoundHypothesis, MakeFleet, Member, Output, VirtualFleet
 from tests.support.placement import PlacementCheck, fits_when_empty
 from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone
+from tests.support.waiting import shares_of
 from tests.support.workloads import VOCAB_SIZE, Request, limits, requests_within
 
 LAST_CHANGE_ROUND = 15
 MAX_ROUNDS = 1500
 POLICIES: tuple[Policy, ...] = (FcfsPolicy(), PriorityPolicy())
+OTHER_SHARES = (shares_of({"x": 0.2}), shares_of({"x": 5.0}, 2), shares_of({}, 1))
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class FleetWorkload:
     policy: Policy
     tenant_weights: dict[str, float] = field(default_factory=dict)
     max_num_seqs_per_tenant: int | None = None
+    share_changes: dict[int, TenantShares] = field(default_factory=dict)
+    """Round: what tenants may have from then on."""
     dispatches: bool = False
     """Whether the line is dispatched after every change, as the engine does."""
     num_numerics: int = 1
@@ -92,6 +97,7 @@ def fleet_workloads(draw: st.DrawFn) -> FleetWorkload:
         policy=draw(st.sampled_from(POLICIES)),
         tenant_weights=draw(st.sampled_from([{}, {"x": 3.0}])),
         max_num_seqs_per_tenant=draw(st.sampled_from([None, None, 1, 2, 3])),
+        share_changes=draw(st.dictionaries(rounds, st.sampled_from(OTHER_SHARES), max_size=2)),
         dispatches=draw(st.booleans()),
         num_numerics=draw(st.sampled_from([2, 1])),
     )
@@ -158,6 +164,8 @@ class Run:
         for now in range(MAX_ROUNDS):
             self.let_executors_come_and_go(now)
             self.let_requests_arrive(now)
+            if now in self.workload.share_changes:
+                self.fleet.set_shares(self.workload.share_changes[now])
             self.let_clients_leave(now)
             self.let_a_request_run_alone(now)
             self.dispatch(now)

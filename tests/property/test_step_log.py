@@ -24,8 +24,7 @@ def check(workload: FleetWorkload, num_steps_in_flight: int, calls_per_file: int
     workload = replace(workload, kinds=[replace(kind, names_blocks=True) for kind in workload.kinds])
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder, "log")
-        weights = dict(workload.tenant_weights or {})
-        with recording(directory, masks_tokens=masks_tokens, calls_per_file=calls_per_file, weights=weights) as make:
+        with recording(directory, masks_tokens=masks_tokens, calls_per_file=calls_per_file) as make:
             Run(workload, num_steps_in_flight, make).play()
         check_replay(directory)
         # Each file by itself begins with its snapshot.

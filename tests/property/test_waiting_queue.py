@@ -10,9 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
-from tests.support.waiting import take, waiting_group
+from tests.support.waiting import shares_of, take, waiting_group
 
 TENANTS = ("a", "b", "c", "d")
+WEIGHTS = st.dictionaries(st.sampled_from(TENANTS), st.sampled_from([0.25, 0.5, 2.0, 8.0]))
 
 
 class SortedModel:
@@ -80,9 +81,9 @@ class SortedModel:
 class WaitingQueueMachine(RuleBasedStateMachine):
     """Adds, removes, charges and walks in any order; the model and the queue agree."""
 
-    @initialize(weights=st.dictionaries(st.sampled_from(TENANTS), st.sampled_from([0.25, 0.5, 2.0, 8.0])))
+    @initialize(weights=WEIGHTS)
     def start(self, weights: dict[str, float]) -> None:
-        self.queue, self.model = WaitingQueue(PriorityPolicy(), weights), SortedModel(weights)
+        self.queue, self.model = WaitingQueue(PriorityPolicy(), shares_of(weights)), SortedModel(weights)
         self.arrivals = count()
         self.gone: list[SequenceGroup] = []
 
@@ -130,6 +131,11 @@ class WaitingQueueMachine(RuleBasedStateMachine):
     def charge(self, tenant: str, num_tokens: int) -> None:
         self.queue.charge(tenant, num_tokens)
         self.model.charge(tenant, num_tokens)
+
+    @rule(weights=WEIGHTS)
+    def set_weights(self, weights: dict[str, float]) -> None:
+        self.queue.set_shares(shares_of(weights))
+        self.model.weights = weights
 
     @rule(decisions=st.lists(st.none() | st.integers(0, 12), max_size=6))
     def walk(self, decisions: list[int | None]) -> None:
@@ -186,7 +192,7 @@ sizes = st.integers(1, 100)
 def test_two_backlogged_tenants_stay_within_one_largest_request_of_their_shares(
     weight_a: float, weight_b: float, prompts: list[int]
 ) -> None:
-    queue = WaitingQueue(FcfsPolicy(), {"a": weight_a, "b": weight_b})
+    queue = WaitingQueue(FcfsPolicy(), shares_of({"a": weight_a, "b": weight_b}))
     for arrival, num_prompt_tokens in enumerate(prompts):
         for tenant in ("a", "b"):
             number = 2 * arrival + (tenant == "b")
@@ -210,7 +216,7 @@ def test_with_outputs_charged_as_they_come_the_bound_is_what_may_run_at_once(
     weight_a: float, weight_b: float, num_slots: int, requests: list[tuple[int, int]]
 ) -> None:
     """The paper's bound: nobody is ahead by more than was charged for what ran since its last turn."""
-    queue = WaitingQueue(FcfsPolicy(), {"a": weight_a, "b": weight_b})
+    queue = WaitingQueue(FcfsPolicy(), shares_of({"a": weight_a, "b": weight_b}))
     num_output_tokens = {}
     for number, (num_prompt_tokens, num_outputs) in enumerate((*requests, *requests)):
         num_output_tokens[number] = num_outputs
@@ -270,7 +276,7 @@ def test_nobody_starves_while_the_others_never_stop_asking(
 ) -> None:
     """Once the others have what the patient tenant had, by weight, and one request each, it is its turn."""
     names = [f"{number}" for number in range(len(weights_of))]
-    queue = WaitingQueue(FcfsPolicy(), dict(zip(names, weights_of, strict=True)))
+    queue = WaitingQueue(FcfsPolicy(), shares_of(dict(zip(names, weights_of, strict=True))))
     arrivals = count()
     for name in names:
         queue.add(waiting_group(next(arrivals), name, num_prompt_tokens=prompts[0]))

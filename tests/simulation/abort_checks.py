@@ -118,7 +118,7 @@ class AbortChecks(Watcher):
         sink = machine.scheduler.engine.requests.of(group).sink
         if not isinstance(sink, _RemoteSink):
             return network.reaches(client, process)
-        [now] = [front.process for front in machine.fronts if front.name == sink._session.name]
+        [now] = [front.process for front in self.world.fronts if front.name == sink._session.name]
         front = self._fronts.setdefault(sink._session, now)
         return (
             front is now

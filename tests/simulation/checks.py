@@ -267,6 +267,10 @@ class Checks:
 
         return callback_ran
 
+    def num_requests(self) -> dict[Engine, int]:
+        """Return how many requests each engine was given so far."""
+        return {engine: inside.num_requests for engine, inside in self._engines.items()}
+
     def watch_link(self, link: CoreServicer, engine: Engine) -> None:
         """Look at the link between an engine and its fronts, now and then."""
         self._links[engine] = LinkChecks(link, engine, self.break_promise)

@@ -11,6 +11,9 @@ from typing import Any
 
 from tests.simulation.network.link import Weather
 from tests.simulation.plan import (
+    BY_LIST,
+    BY_NAME,
+    CELL_FAULTS,
     CLIENT_FAULTS,
     CORE_FAULTS,
     EXECUTOR_FAULTS,
@@ -18,6 +21,7 @@ from tests.simulation.plan import (
     LINK_FAULTS,
     LIVENESS,
     MOMENTS,
+    NO_CELL,
     NO_MOMENT,
     SAFETY,
     SCHEDULER_FAULTS,
@@ -49,6 +53,7 @@ _AFTER = {
     "reset_link": ("kill_executor", "stall_executor", "cut_link", "reset_link"),
     "cut_link": ("kill_executor", "stall_scheduler"),
     "kill_core": ("kill_core", "reset_front", "kill_front"),
+    "forget_core": ("kill_core", "power_off_core", "drain_scheduler"),
     "power_off_front": ("kill_front", "stall_scheduler"),
     "cut_front": ("kill_front", "reset_front"),
     "reset_front": ("reset_front", "stall_front"),
@@ -62,6 +67,11 @@ _MOMENT_AFTER = {
 # Two fifths of the seeds have fronts, and a quarter of those only faults of which no client may learn.
 _NUM_FRONTS = (0, 0, 0, 1, 2)
 _SEAMLESS_SHARE = 0.25
+
+# So many of those with fronts are cells: so many fronts join all of so many schedulers.
+_CELL_SHARE = 0.4
+_CELL_FRONTS = (1, 2, 2, 3)
+_CELL_SCHEDULERS = (2, 2, 3)
 
 # Where there are no fronts.
 _FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS)
@@ -123,6 +133,11 @@ def draw_plan(seed: int, mode: str) -> Plan:
     executors = _draw_executors(workload, load)
     num_schedulers = 2 if load.has_rivals else min(len(executors), workload.choice((1, 1, 1, 2)))
     num_schedulers = 1 if is_seamless else num_schedulers
+    cells, cell = random.Random(f"cell {seed}"), NO_CELL
+    if num_fronts > 0 and cells.random() < _CELL_SHARE:
+        cell, num_fronts = cells.choice((BY_LIST, BY_NAME, BY_NAME)), cells.choice(_CELL_FRONTS)
+        executors += (replace(executors[0], address="executor1:1"),) if len(executors) == 1 else ()
+        num_schedulers = min(len(executors), cells.choice(_CELL_SCHEDULERS))
     num_clients = workload.randint(1, 4)
     return Plan(
         seed=seed,
@@ -134,6 +149,7 @@ def draw_plan(seed: int, mode: str) -> Plan:
         is_fair=workload.random() < 0.15,
         num_schedulers=num_schedulers,
         num_fronts=num_fronts,
+        cell=cell,
         num_clients=num_clients,
         num_resuming=random.Random(f"resume {seed}").choice((0, 0, 1, num_clients)),
         sliding_window_tokens=workload.choice((0, 0, 0, 24)),
@@ -142,7 +158,7 @@ def draw_plan(seed: int, mode: str) -> Plan:
         weather=_draw_weather(workload),
         executors=executors,
         requests=_draw_requests(workload, load, seed, num_schedulers, num_clients),
-        faults=_draw_faults(faults, load, _fault_kinds(num_fronts, is_seamless=is_seamless)),
+        faults=_draw_faults(faults, load, _fault_kinds(num_fronts, cell, is_seamless=is_seamless)),
     )
 
 
@@ -180,7 +196,9 @@ def _draw_executors(draw: random.Random, load: Load) -> tuple[ExecutorPlan, ...]
 def _draw_settings(draw: random.Random, load: Load, num_executors: int, num_schedulers: int) -> dict[str, Any]:
     # Each finds one executor at least; if they may have more than their part, they take what another one loses.
     may_have_more = load.has_rivals or (num_executors > 2 and draw.random() < 0.5)
-    most = None if num_schedulers == 1 else num_executors // num_schedulers + may_have_more
+    most = None
+    if num_schedulers > 1:
+        most = min(num_executors // num_schedulers + may_have_more, (num_executors - 1) // (num_schedulers - 1))
     return {
         "policy": draw.choice(("fcfs", "priority")),
         "preemption_mode": draw.choice(("auto", "swap", "swap") if load.swaps else ("auto", "recompute")),
@@ -191,7 +209,7 @@ def _draw_settings(draw: random.Random, load: Load, num_executors: int, num_sche
         "lease_s": 2.0 if load.has_rivals else draw.choice((2.0, 5.0, 10.0)),
         "orphan_timeout_s": draw.choice((5.0, 30.0)),
         "max_waiting_requests": draw.choice((4, 1000, 1000)),
-        "tenant_weights": draw.choice(((), ("a=1", "b=3", "c=0.5"))),
+        "tenant_weights": draw.choice(({}, {"a": 1.0, "b": 3.0, "c": 0.5})),
         "long_prefill_threshold": draw.choice((0, 16)),
         "watermark": draw.choice((0.0, 0.01, 0.1)),
         "resolve_interval_s": 1.0,
@@ -269,11 +287,13 @@ def _draw_times(draw: random.Random, *, is_bursty: bool) -> list[float]:
     return sorted(times)
 
 
-def _fault_kinds(num_fronts: int, *, is_seamless: bool) -> tuple[str, ...]:
+def _fault_kinds(num_fronts: int, cell: str, *, is_seamless: bool) -> tuple[str, ...]:
     """Return the kinds of which some are drawn."""
     if is_seamless:
         return SEAMLESS_FAULTS
-    return (*_FAULTS, *CORE_FAULTS, *FRONT_FAULTS) if num_fronts else _FAULTS
+    if not num_fronts:
+        return _FAULTS
+    return (*_FAULTS, *CORE_FAULTS, *FRONT_FAULTS, *(CELL_FAULTS if cell == BY_NAME else ()))
 
 
 def _draw_faults(draw: random.Random, load: Load, all_kinds: tuple[str, ...]) -> tuple[FaultPlan, ...]:

@@ -41,12 +41,14 @@ class EngineChecks:
 
     Attributes:
         num_callbacks: How many of its callbacks have run.
+        num_requests: How many requests it was given.
     """
 
     engine: Engine
     loop: SimulationLoop
     accuse: Callable[[str], None]
     num_callbacks: int = 0
+    num_requests: int = 0
     _num_computed_tokens: int = 0
     _last_callback_s: float = 0.0
     _awake_since_s: float = 0.0
@@ -68,6 +70,7 @@ class EngineChecks:
         def note_poison(request: LiveRequest) -> None:
             is_poisoned = request.group.prompt_token_ids[0] == POISON_TOKEN
             (self._poisoned.add if is_poisoned else self._poisoned.discard)((request.group.tenant, request.request_id))
+            self.num_requests += 1
             add(request)
 
         self.engine.requests.add = note_poison  # type: ignore[method-assign]

@@ -259,18 +259,18 @@ async def _stall_client(world: World, plan: FaultPlan) -> bool:
 async def _kill_core(world: World, plan: FaultPlan) -> bool:
     """The core ends and its fronts do not: they go on with their requests at the next one."""
     scheduler = _scheduler(world, plan)
-    return bool(scheduler.fronts) and await _kill(scheduler, plan, is_silent=False)
+    return scheduler.has_link and await _kill(scheduler, plan, is_silent=False)
 
 
 async def _power_off_core(world: World, plan: FaultPlan) -> bool:
     """As `_kill_core`, and the fronts are on other machines, and hear nothing."""
     scheduler = _scheduler(world, plan)
-    return bool(scheduler.fronts) and await _kill(scheduler, plan, is_silent=True)
+    return scheduler.has_link and await _kill(scheduler, plan, is_silent=True)
 
 
 async def _twin_core(world: World, plan: FaultPlan) -> bool:
     scheduler = _scheduler(world, plan)
-    return bool(scheduler.fronts) and await _twin(scheduler, plan)
+    return scheduler.has_link and await _twin(scheduler, plan)
 
 
 async def _twin_front(world: World, plan: FaultPlan) -> bool:
@@ -314,16 +314,33 @@ async def _drain_front(world: World, plan: FaultPlan) -> bool:
     return front is not None and await _drain(front, plan)
 
 
+def _joined(front: FrontMachine, plan: FaultPlan) -> SchedulerMachine:
+    """Return one of the schedulers that a front joins."""
+    return front.schedulers[plan.number % len(front.schedulers)]
+
+
 async def _cut_front(world: World, plan: FaultPlan) -> bool:
     front = _front(world, plan)
-    return front is not None and await _cut(world, plan, front.name, front.scheduler.name)
+    return front is not None and await _cut(world, plan, front.name, _joined(front, plan).name)
 
 
 async def _reset_front(world: World, plan: FaultPlan) -> bool:
     front = _front(world, plan)
     if front is not None:
-        world.network.reset(front.name, front.scheduler.name)
+        world.network.reset(front.name, _joined(front, plan).name)
     return front is not None
+
+
+async def _forget_core(world: World, plan: FaultPlan) -> bool:
+    """The name of the schedulers of a cell has not the address of one of them."""
+    address = _scheduler(world, plan).own_address
+    if address not in world.core_addresses:
+        return False
+    del world.core_addresses[address]
+    await asyncio.sleep(plan.duration_s)
+    if address == _scheduler(world, plan).own_address:
+        world.core_addresses[address] = None
+    return True
 
 
 _TABLE: dict[str, Fault] = {kind: globals()[f"_{kind}"] for kind in FAULTS}

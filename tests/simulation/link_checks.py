@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.link.cell import Cell
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.link.front_session import FrontSession, _RemoteSink
 from scheduler_svc.link.remote_engine import MAX_MESSAGES_ON_THEIR_WAY, RemoteEngine
@@ -42,11 +43,20 @@ class LinkChecks:
             self.accuse(f"sessions have {num_requests} requests, and their core {len(self.engine.requests)}")
 
 
-def left_on_the_link(link: CoreServicer, engines: Sequence[RemoteEngine]) -> str:
-    """Return what is left of requests and sessions that have ended, in words; `cores`: as its fronts have it."""
-    return ", ".join(
-        [*_left_at_the_engine(link, len(engines)), *(what for engine in engines for what in _left_at(link, engine))]
-    )
+def left_on_the_link(link: CoreServicer, cells: Sequence[Cell], num_engines: int) -> str:
+    """Return what is left of requests, sessions and engines that have ended, in words.
+
+    Args:
+        link: Of an engine.
+        cells: Of the fronts that join it.
+        num_engines: How many they join.
+    """
+    checked = [f"{num} requests that are checked" for cell in cells if (num := cell._num_checked_of.total())]
+    checked += [f"{num} engines" for cell in cells if (num := len(cell.engines)) != num_engines]
+    all_engines = [engine for cell in cells for engine in cell.engines]
+    engines = [engine for engine in all_engines if engine.scheduler_id == link.incarnation.scheduler_id]
+    of_fronts = (what for engine in engines for what in _left_at(link, engine))
+    return ", ".join([*_left_at_the_engine(link, len(cells)), *checked, *of_fronts])
 
 
 def _left_at_the_engine(link: CoreServicer, num_fronts: int) -> Iterator[str]:
@@ -65,7 +75,6 @@ def _left_at(link: CoreServicer, engine: RemoteEngine) -> Iterator[str]:
     outgoing = engine._outbox.message
     left = {
         "requests": engine.num_requests,
-        "requests that are checked": engine._num_checked_of.total(),
         "calls of Abort": len(engine._abort_calls),
         "messages to the engine": len(engine._outbox._full),
         "submissions": len(outgoing.submissions),

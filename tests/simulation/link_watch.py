@@ -32,6 +32,8 @@ RARE_ON_THE_LINK = {
     "core raised its number": "a front had joined a core of a larger number",
     "absence too long": "no core came for so long that requests of a front ended",
     "attempt took a request over": "a continuation took a request from a call that lived",
+    "moved to another scheduler": "a front had another scheduler of its cell go on with a request",
+    "moved with its scheduler": "and with its own scheduler at another address",
 }
 
 Note = Callable[[str], None]
@@ -56,6 +58,7 @@ def watch_front(engine: RemoteEngine, process: str, watchers: Sequence[Watcher])
     engine._lose = partial(_lose, engine._lose, engine, note)  # type: ignore[method-assign]
     engine._go_on = partial(_go_on, engine._go_on, engine, note)  # type: ignore[method-assign]
     engine._absence._on_limit = partial(_give_up, engine._absence._on_limit, engine, note)
+    engine.take_over = partial(_take_over, engine.take_over, engine, note)  # type: ignore[method-assign]
     engine.abort = partial(_abort, engine.abort, engine, note)  # type: ignore[method-assign]
 
 
@@ -215,3 +218,11 @@ def _abort(
     if engine._absence.is_on and number in engine._requests:
         note("abort without a core")
     abort(number, error)
+
+
+def _take_over(
+    take_over: Callable[[RemoteEngine, int], None], engine: RemoteEngine, note: Note, lost: RemoteEngine, number: int
+) -> None:
+    is_same = engine.scheduler_id == lost.scheduler_id
+    note("moved with its scheduler" if is_same else "moved to another scheduler")
+    take_over(lost, number)

@@ -3,16 +3,21 @@
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from scheduler_svc.config.scheduler_config import SchedulerConfig
+from scheduler_svc.core.waiting.tenant_shares import TenantShare
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.surroundings import PREFIX_KEY_BYTES, Surroundings
+from scheduler_svc.engine.tenants import TenantQuota, Tenants
+from scheduler_svc.link.cell import Cell
 from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.remote_engine import RemoteEngine
 from tests.simulation.attach_checks import watch_attachment
+from tests.simulation.cell_checks import watch_submissions
 from tests.simulation.link_watch import watch_front, watch_link
-from tests.simulation.plan import ExecutorPlan
+from tests.simulation.plan import BY_NAME, ExecutorPlan
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.services import SimulatedExecutor, SimulatedFront, SimulatedScheduler, wall_clock
 from tests.simulation.step_thread import SimulatedStepThread
@@ -23,6 +28,14 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 EXECUTORS = "dns:///executors:1"
+
+# Of a cell: the name of its schedulers, where their fronts find them by it, and where clients find the fronts.
+CORES_NAME = "cores"
+CELL = "cell:1"
+
+# Where a name has the cores, so many starts are at a new address. The former one stays in the name at most so long.
+_SHARE_OF_MOVES = 0.5
+_LONGEST_IN_NAME_S = 5.0
 NUMERICS = ("fake-a", "fake-b")
 
 # Until a scheduler is started again that has ended by itself, in seconds.
@@ -53,6 +66,11 @@ class Machine(ABC):
     def wall_clock(self, whose: str) -> Callable[[], float]:
         """Return the date as a machine or a process has it."""
         return wall_clock(self._world.loop, f"{whose} {self._world.plan.seed}")
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether its process is ready."""
+        return self.is_up
 
     @abstractmethod
     def start(self) -> None:
@@ -175,34 +193,33 @@ class SchedulerMachine(Machine):
 
     Attributes:
         scheduler: The process that runs or ran last.
-        fronts: The machines of its fronts.
+        fronts: The machines of its fronts; those of a cell belong to none.
+        own_address: Where fronts join, and operators ask: not that of clients, where there are fronts.
     """
 
     def __init__(self, world: "World", number: int) -> None:
         super().__init__(world, f"scheduler{number}:1")
         self.scheduler: SimulatedScheduler | None = None
-        self.fronts = [FrontMachine(world, self, f"front{number}.{index}") for index in range(world.plan.num_fronts)]
+        num_fronts = 0 if world.plan.cell else world.plan.num_fronts
+        self.fronts = [FrontMachine(world, self.name, f"front{number}.{index}", [self]) for index in range(num_fronts)]
+        self.own_address = f"core{number}:1" if self.has_link else self.name
         self._number = number
         self._supervisor = SimulatedProcess(f"supervisor of {self.name}", world.loop)
 
     @property
-    def own_address(self) -> str:
-        """Where fronts join, and operators ask: not that of clients, where there are fronts."""
-        return f"core{self._number}:1" if self.fronts else self.name
+    def has_link(self) -> bool:
+        """Whether fronts join it."""
+        return self._world.plan.num_fronts > 0
 
     @property
     def entrances(self) -> list[str]:
         """The machines that clients reach."""
-        return [front.name for front in self.fronts] or [self.name]
+        return [front.name for front in self._world.fronts if self in front.schedulers] or [self.name]
 
     @property
     def is_serving(self) -> bool:
-        """Whether it is ready, and its fronts are."""
-        return (
-            self.scheduler is not None
-            and self.scheduler.is_ready
-            and all(machine.front is not None and machine.front.is_ready for machine in self.fronts)
-        )
+        """Whether it is ready."""
+        return self.scheduler is not None and self.scheduler.is_ready
 
     def start(self) -> None:
         """Start a process."""
@@ -210,8 +227,10 @@ class SchedulerMachine(Machine):
             return
         world, process = self._world, self.begin()
         chance = random.Random(f"{process.name} {world.plan.seed}")
+        if world.plan.cell == BY_NAME:
+            self._take_address()
         # As of a file: a scheduler that starts again finds what its executors have cached.
-        prefix_key = random.Random(f"{self.own_address} {world.plan.seed}").randbytes(PREFIX_KEY_BYTES)
+        prefix_key = random.Random(f"core{self._number}:1 {world.plan.seed}").randbytes(PREFIX_KEY_BYTES)
         # The next core may run on another host, with another clock.
         surroundings = Surroundings(prefix_key, chance.random, self.wall_clock(process.name))
 
@@ -228,6 +247,7 @@ class SchedulerMachine(Machine):
             self.own_address,
             process,
             self.config,
+            self.tenants,
             world.resolve,
             surroundings,
             on_engine,
@@ -235,6 +255,17 @@ class SchedulerMachine(Machine):
             lambda: self._end_superseded(process),
         )
         self.scheduler.start()
+
+    def _take_address(self) -> None:
+        """Have a new address or keep the one that there was, as a pod that starts."""
+        world, former = self._world, self.own_address
+        chance = random.Random(f"address {self._num_starts} of {self.name} {world.plan.seed}")
+        if chance.random() < _SHARE_OF_MOVES:
+            self.own_address = f"core{self._number}.{self._num_starts}:1"
+            gone_in_s = chance.random() * _LONGEST_IN_NAME_S
+            forget = world.core_addresses.pop
+            world.loop.call_later(gone_in_s, forget, former, None, context=self._supervisor.context())
+        world.core_addresses[self.own_address] = None
 
     def _end_superseded(self, process: SimulatedProcess) -> None:
         """A core has ended, as another one is in its place: where it was the last one, it is started again."""
@@ -253,10 +284,16 @@ class SchedulerMachine(Machine):
             {
                 "executor": (EXECUTORS,),
                 "scheduler_id": self.name,
-                "fronts": str(len(self.fronts)),
-                **self._world.plan.settings,
+                "fronts": str(self._world.plan.num_fronts),
+                **{name: value for name, value in self._world.plan.settings.items() if name != "tenant_weights"},
             }
         )
+
+    @property
+    def tenants(self) -> Tenants:
+        """Their weights."""
+        weights: dict[str, float] = self._world.plan.settings["tenant_weights"]
+        return Tenants({name: TenantQuota(TenantShare(weight)) for name, weight in weights.items()})
 
     async def drain(self) -> None:
         """End the process in order, and then its fronts."""
@@ -270,32 +307,55 @@ class SchedulerMachine(Machine):
 
 
 class FrontMachine(Machine):
-    """Where a front of a scheduler runs.
+    """Where a front runs.
 
     Attributes:
-        scheduler: Where its core runs.
+        address: Where clients find it, or another front beside it.
+        schedulers: Where the cores run that it joins.
         front: The process that runs or ran last.
+        engines: All that this process has joined.
     """
 
-    def __init__(self, world: "World", scheduler: SchedulerMachine, name: str) -> None:
+    def __init__(self, world: "World", address: str, name: str, schedulers: Sequence[SchedulerMachine]) -> None:
         super().__init__(world, name)
-        self.scheduler = scheduler
+        self.address = address
+        self.schedulers = schedulers
         self.front: SimulatedFront | None = None
+        self.engines: list[RemoteEngine] = []
+
+    @property
+    def cell(self) -> Cell | None:
+        """What it has joined; None: no process runs there, or it has not begun."""
+        return self.front.cell if self.front is not None and self.is_up else None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it is ready."""
+        return self.front is not None and self.front.is_ready
 
     def start(self) -> None:
         """Start a process."""
         if self.is_up:
             return
-        world, process, scheduler = self._world, self.begin(), self.scheduler
+        world, process, engines = self._world, self.begin(), list[RemoteEngine]()
+
+        def on_engine(engine: RemoteEngine) -> None:
+            engines.append(engine)
+            watch_front(engine, process.name, world.checks.watchers)
+            watch_submissions(engine, self, world.checks.break_promise)
+
+        self.engines = engines
+        links = [scheduler.own_address for scheduler in self.schedulers]
         self.front = SimulatedFront(
             world.network,
-            scheduler.name,
-            scheduler.own_address,
+            self.address,
+            [f"dns:///{CORES_NAME}:1"] if world.plan.cell == BY_NAME else links,
+            world.resolve,
             self.name,
             process,
-            scheduler.config,
+            self.schedulers[0].config,
             self.wall_clock(self.name),
-            lambda engine: watch_front(engine, process.name, world.checks.watchers),
+            on_engine,
         )
         world.checks.expect_no_end(process.start(self.front.run()), process)
 

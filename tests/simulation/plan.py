@@ -39,11 +39,17 @@ FRONT_FAULTS = (
     "reset_front",
     "twin_front",
 )
+# Where the fronts find the schedulers of a cell by a name: it has not the address of one that lives.
+CELL_FAULTS = ("forget_core",)
 # Of which no client learns whose request was accepted: fronts and executors live, and their core is there again soon.
 SEAMLESS_FAULTS = ("kill_core", "stall_scheduler", "stall_front", "slow_front", "reset_front")
 # What stands in place of a fault that was taken away: the draws of the loop stay what they were until then.
 NOTHING = "nothing"
-FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS, *CORE_FAULTS, *FRONT_FAULTS)
+FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS, *CORE_FAULTS, *FRONT_FAULTS, *CELL_FAULTS)
+
+# How the fronts of a cell find its schedulers: each front joins all of them. NO_CELL: each has a scheduler of its own.
+NO_CELL = ""
+BY_LIST, BY_NAME = "list", "name"
 
 # When a fault may wait for a moment in which its target is busy with something rare (`moments.py`).
 NO_MOMENT = ""
@@ -152,7 +158,8 @@ class Plan:
         num_steps, num_faults: When executors have run so many steps, and so many faults have struck, that is enough.
         settings: Of the schedulers.
         drain_s: How long a process may take that ends in order.
-        num_fronts: Of each scheduler; 0: clients call it itself.
+        num_fronts: Of each scheduler, or of the cell; 0: clients call schedulers themselves.
+        cell: NO_CELL, BY_LIST or BY_NAME.
         num_resuming: So many of the clients, the first ones, go on with an answer whose call was cut.
         num_open: No request is sent while clients wait for so many others.
         is_fair: Whether what has been ready for longest runs first.
@@ -167,6 +174,7 @@ class Plan:
     is_fair: bool
     num_schedulers: int
     num_fronts: int
+    cell: str
     num_clients: int
     num_resuming: int
     sliding_window_tokens: int
@@ -181,7 +189,9 @@ class Plan:
     def is_seamless(self) -> bool:
         """Whether no accepted request may end because of a fault."""
         kinds = {fault.kind for fault in self.faults} - {NOTHING}
-        return self.num_fronts > 0 and self.num_schedulers == 1 and kinds <= set(SEAMLESS_FAULTS)
+        return (
+            self.num_fronts > 0 and (self.cell != NO_CELL or self.num_schedulers == 1) and kinds <= set(SEAMLESS_FAULTS)
+        )
 
 
 def shortened(plan: Plan, num_steps: int = 100, num_faults: int = 4) -> Plan:

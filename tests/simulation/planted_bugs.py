@@ -304,14 +304,14 @@ BUGS = (
     Bug(
         "an abort is lost while the engine is away",
         f"{LINK}/remote_engine.py",
-        "        if self._absence.is_on:\n            self._end_here(number, error)\n            return\n",
+        "        if self.is_away:\n            self._end_here(number, error)\n            return\n",
         "",
     ),
     Bug(
         "what was aborted goes on at the next engine, if the one before may not have heard of it",
         f"{LINK}/remote_engine.py",
         "            if request.aborted_with is not None:",
-        "            if request.aborted_with is not None and not self._state:",
+        "            if request.aborted_with is not None and not self.state:",
     ),
     Bug(
         "a client that leaves before its request is queued leaves the request behind",
@@ -390,8 +390,8 @@ BUGS = (
     Bug(
         "nobody goes on with the requests of an engine that is gone",
         f"{LINK}/remote_engine.py",
-        "                self._outbox.submit(request.resubmission(model))\n",
-        "                request.resubmission(model)\n",
+        "            self._outbox.submit(remote.resubmission(model))\n",
+        "            remote.resubmission(model)\n",
     ),
     Bug(
         "the next engine begins anew, and not behind what there is",
@@ -420,8 +420,8 @@ BUGS = (
     Bug(
         "each session of a front has the same numbers of requests again",
         f"{LINK}/remote_engine.py",
-        "        self._num_taken, self._is_ready = 0, None\n",
-        "        self._num_taken, self._is_ready, self._numbers = 0, None, itertools.count(1)\n",
+        "        self._num_taken, self._is_front_ready = 0, None\n",
+        "        self._num_taken, self._is_front_ready, self._numbers = 0, None, itertools.count(1)\n",
     ),
     Bug(
         "what is left to say to an engine that is gone is said to the next one",
@@ -437,7 +437,7 @@ BUGS = (
     ),
     Bug(
         "a request that a front has checked counts as waiting for ever",
-        f"{LINK}/remote_engine.py",
+        f"{LINK}/cell.py",
         "        finally:\n            self._num_checked_of[tenant] -= 1\n",
         "        finally:\n            pass\n",
     ),
@@ -459,5 +459,50 @@ BUGS = (
         f"{LINK}/core_servicer.py",
         "            self.metrics.end(number)\n",
         "",
+    ),
+    # Cells
+    Bug(
+        "the requests of a scheduler that is gone wait for it, and another one has nothing to do",
+        f"{LINK}/cell.py",
+        "        self._choose()\n        self._rescue()\n",
+        "        self._choose()\n",
+    ),
+    Bug(
+        "all fronts stay at one scheduler for ever",
+        f"{LINK}/cell.py",
+        "[self._joined[address] for address in agreement.used]",
+        "[self._joined[address] for address in agreement.used[:1]]",
+        LIVENESS,
+    ),
+    Bug(
+        "a scheduler that the name has no more is left with requests",
+        f"{LINK}/cell.py",
+        "not engine.is_reachable and not engine.num_requests:\n",
+        "not engine.is_reachable:\n",
+    ),
+    Bug(
+        "a scheduler that the name has no more is never left",
+        f"{LINK}/cell.py",
+        "            if address not in self._addresses and not engine.is_reachable",
+        "            if address is None and not engine.is_reachable",
+        LIVENESS,
+    ),
+    Bug(
+        "a request keeps its number at another scheduler",
+        f"{LINK}/remote_engine.py",
+        "        own_number = next(self._numbers)\n",
+        "        own_number = number\n",
+    ),
+    Bug(
+        "what a client says of a request that was moved goes to the scheduler that had it",
+        f"{LINK}/remote_request.py",
+        "        self._core, self._number = core, number\n",
+        "        self._number = number\n",
+    ),
+    Bug(
+        "a scheduler that is away is given new requests",
+        f"{LINK}/cell.py",
+        "        if engine.is_away or engine.why_not_ready or engine.model is None:\n",
+        "        if engine.model is None:\n",
     ),
 )

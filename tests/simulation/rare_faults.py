@@ -87,8 +87,9 @@ def _queues(strike: Strike) -> bool:
     machine = strike.front
     if machine is None or not machine.is_up or strike.fault.kind not in ("kill_front", "power_off_front"):
         return False
-    engine = None if machine.front is None else machine.front.engine
-    return engine is not None and any(not request.queued.done() for request in engine._requests.values())
+    cell = None if machine.front is None else machine.front.cell
+    engines = [] if cell is None else cell.engines
+    return any(not request.queued.done() for engine in engines for request in engine._requests.values())
 
 
 RARE_STRIKES: tuple[Rare[Strike], ...] = (

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.simulation.abort_checks import AbortChecks
+from tests.simulation.cell_checks import CellChecks, has_used_all, watch_fronts
 from tests.simulation.checks import Checks, PromiseBrokenError
 from tests.simulation.endless import watching_callbacks
 from tests.simulation.faults import FAULT, strike
@@ -93,7 +94,7 @@ def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -
         watcher.run_begins(loop.time)
     with checks.reading_the_log(), fence(loop, f"{plan.seed}"):
         world = World(plan, loop, checks)
-        checks.watchers = (*checks.watchers, AbortChecks(world))
+        checks.watchers = (*checks.watchers, AbortChecks(world), CellChecks(world))
         try:
             with watching_callbacks(loop, checks.break_promise):
                 loop.run_until_complete(_play(world))
@@ -124,6 +125,8 @@ async def _play(world: World) -> None:
         machine.start()
     faults: list[asyncio.Task[None]] = []
     faults.append(loop.create_task(_strike_all(world, faults)))
+    if plan.cell:
+        loop.create_task(watch_fronts(world))
     for machine in world.schedulers:
         operator = SimulatedProcess(f"operator of {machine.name}", loop)
         address = machine.own_address
@@ -187,7 +190,12 @@ async def _end_all(world: World) -> None:
     """Wait until all requests have ended, send the last ones, and look at what is left."""
     checks, loop = world.checks, world.loop
     deadline_s = loop.time() + LIVENESS_BOUND_S
-    await _until(world, lambda: all(s.is_serving for s in world.schedulers), deadline_s, "not ready")
+    await _until(
+        world,
+        lambda: all(machine.is_serving for machine in (*world.schedulers, *world.fronts)),
+        deadline_s,
+        "not ready",
+    )
     await _until_all_ended(world)
     # Until then a client may seem to be there that has gone: its requests go on.
     await asyncio.sleep(SERVER_KEEPALIVE_S + 2 * RECONNECT_BACKOFF_S)
@@ -195,11 +203,13 @@ async def _end_all(world: World) -> None:
     asked = [request for request in world.plan.requests if not request.is_duplicate]
     good = [request for request in asked if shape(request.shape).kind != POISON]
     bad = [request for request in asked if shape(request.shape).kind == POISON][:NUM_LAST_POISONS]
-    begin = 0
+    begin, num_requests = 0, checks.num_requests()
     while begin < len(good):
         await _send_last(world, good[begin : begin + NUM_LAST_REQUESTS])
         begin += NUM_LAST_REQUESTS
-        if world.num_steps >= min(MIN_STEPS, 2 * world.plan.num_steps):
+        if world.num_steps >= min(MIN_STEPS, 2 * world.plan.num_steps) and has_used_all(
+            world, num_requests, good[:begin]
+        ):
             break
     for request in bad:
         checks.is_poisoned = True
@@ -218,9 +228,10 @@ async def _check_link(world: World, machine: SchedulerMachine) -> None:
     link = machine.scheduler.link
     if link is None:
         return
-    engines, left = [front.front.engine for front in machine.fronts if front.front and front.front.engine], ""
+    joined = [front for front in world.fronts if machine in front.schedulers]
+    cells, left = [front.cell for front in joined if front.cell], ""
     for _ in range(LINK_LOOKS):
-        if not (left := left_on_the_link(link, engines)):
+        if not (left := left_on_the_link(link, cells, len(joined[0].schedulers))):
             return
         await asyncio.sleep(LINK_LOOK_INTERVAL_S)
     world.checks.break_promise(f"all requests have ended, and on the link there is: {left}")

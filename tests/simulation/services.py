@@ -17,25 +17,31 @@ from octavo.core.v1 import core_service_pb2_grpc
 from octavo.execution.v1 import execution_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2_grpc
 from octavo_shared.grpc.grpc_status import StatusInterceptor
+from octavo_shared.grpc.membership import Membership, Resolve
 from octavo_shared.process.metric import Metric
 from scheduler_svc.admin.servicer import AdminServicer
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.surroundings import Surroundings
+from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.executors.client import ExecutorClient
-from scheduler_svc.executors.membership import Membership, Resolve
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.models import UNNAMED, Models
 from scheduler_svc.front.api.request_body import KeepBodies
 from scheduler_svc.front.api.servicer import GenerationServicer
 from scheduler_svc.front.front import PROMPT_METHODS, front_settings
+from scheduler_svc.front.grammars.compiler import CompilerHere
+from scheduler_svc.front.grammars.grammar_checks import GrammarChecks
 from scheduler_svc.front.text.text_model import ModelTokenizer
+from scheduler_svc.link.cell import Cell
 from scheduler_svc.link.core_servicer import CoreServicer
-from scheduler_svc.link.remote_engine import RemoteEngine
+from scheduler_svc.link.remote_engine import ReadTokenizer, RemoteEngine
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
 from scheduler_svc.processes.front_process import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
 from scheduler_svc.processes.incarnation import Incarnation
 from scheduler_svc.processes.service import HEARTBEATS_PER_LEASE, engine_settings
+from scheduler_svc.request.engine_client import EngineClient
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.network.client import SimulatedChannel
 from tests.simulation.network.link import Network
@@ -108,6 +114,7 @@ class SimulatedScheduler:
     address: str
     process: SimulatedProcess
     config: SchedulerConfig
+    tenants: Tenants
     resolve: Resolve
     surroundings: Surroundings
     on_engine: Callable[[Engine], None] = lambda _: None
@@ -131,7 +138,7 @@ class SimulatedScheduler:
         self.engine = Engine(
             Membership(config.executor, config.resolve_interval_s, self.resolve),
             self._connect,
-            engine_settings(config),
+            engine_settings(config, self.tenants),
             tokenizer.load,
             self._set_ready,
             surroundings=self.surroundings,
@@ -143,7 +150,7 @@ class SimulatedScheduler:
             self.on_link(self.link, self.engine)
             core_service_pb2_grpc.add_CoreServiceServicer_to_server(self.link, server)
         else:
-            self.generation = GenerationServicer(Generation(self.engine, tokenizer, front_settings(config)))
+            self.generation = generation_servicer(self.engine, tokenizer, config)
             generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, server)
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), server)
         self.network.listen(server)
@@ -197,24 +204,27 @@ class SimulatedScheduler:
 
 @dataclass(slots=True)
 class SimulatedFront:
-    """A front process of a scheduler; `run` once.
+    """A front process; `run` once.
 
     Attributes:
-        address: Where clients find it, or another front of the scheduler.
-        link: Where its core is.
+        address: Where clients find it, or another front beside it.
+        links: Where the engines are that it joins, as `--engine` has them.
+        resolve: Looks a name among them up.
         name: Its id, which a restart keeps.
         unix_s: Returns the date.
     """
 
     network: Network
     address: str
-    link: str
+    links: Sequence[str]
+    resolve: Resolve
     name: str
     process: SimulatedProcess
     config: SchedulerConfig
     unix_s: Callable[[], float]
     on_engine: Callable[[RemoteEngine], None] = lambda _: None
-    engine: RemoteEngine | None = None
+    cell: Cell | None = None
+    incarnations: dict[str, int] = field(default_factory=dict)
     generation: GenerationServicer = field(init=False)
     server: SimulatedServer = field(init=False)
     is_ready: bool = False
@@ -222,38 +232,48 @@ class SimulatedFront:
     async def run(self) -> None:
         """Join the core, and serve once that one has said how it is."""
         tokenizer = ModelTokenizer()
-        engine = self.engine = RemoteEngine(
-            self._dial,
-            self.name,
+        cell = self.cell = Cell(
+            Membership(self.links, self.config.resolve_interval_s, self.resolve),
+            self._open_engine,
             tokenizer.load,
             self._set_ready,
-            lambda: [METRIC.single(1.0)],
-            unix_s=self.unix_s,
         )
-        self.on_engine(engine)
-        self.generation = GenerationServicer(Generation(engine, tokenizer, front_settings(self.config)))
+        self.generation = generation_servicer(cell, tokenizer, self.config)
         self.server = SimulatedServer(self.process, self.address, [StatusInterceptor(), KeepBodies(PROMPT_METHODS)])
         added_to: Any = self.server
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, added_to)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._serve(engine))
-            group.create_task(engine.run())
+            group.create_task(self._serve(cell))
+            group.create_task(cell.run())
 
-    async def _serve(self, engine: RemoteEngine) -> None:
-        await engine.wait_until_told()
+    def _open_engine(self, address: str, read_tokenizer: ReadTokenizer, on_change: Callable[[], None]) -> RemoteEngine:
+        def dial() -> Any:
+            return SimulatedChannel(self.network, address, LINK_KEEPALIVE_S)
+
+        engine = RemoteEngine(
+            dial,
+            self.name,
+            read_tokenizer,
+            on_change,
+            lambda: [METRIC.single(1.0)],
+            unix_s=self.unix_s,
+            incarnations=self.incarnations,
+        )
+        self.on_engine(engine)
+        return engine
+
+    async def _serve(self, cell: Cell) -> None:
+        await cell.wait_until_told()
         self.network.listen(self.server, is_shared=True)
-        await engine.take_calls()
+        cell.take_calls()
 
     async def drain(self) -> None:
         """End in order, as after SIGTERM; whoever has not begun ends at once."""
-        if self.engine is None or self.server.network is None:
+        if self.cell is None or self.server.network is None:
             return
-        await self.engine.leave()
+        await self.cell.leave()
         self.generation.shut_down()
         await self.server.stop(self.network.delay_s() * 4)
-
-    def _dial(self) -> Any:
-        return SimulatedChannel(self.network, self.link, LINK_KEEPALIVE_S)
 
     async def _set_ready(self, is_ready: bool) -> None:
         self.is_ready = is_ready
@@ -276,3 +296,9 @@ def wall_clock(loop: SimulationLoop, whose: str) -> Callable[[], float]:
     chance = random.Random(f"the clock of {whose}")
     ahead_s, drift = chance.uniform(-CLOCKS_DIFFER_S, CLOCKS_DIFFER_S), chance.uniform(-CLOCKS_DRIFT, CLOCKS_DRIFT)
     return lambda: 1.7e9 + ahead_s + (1.0 + drift) * loop.time()
+
+
+def generation_servicer(engine: EngineClient, tokenizer: ModelTokenizer, config: SchedulerConfig) -> GenerationServicer:
+    """Return what answers clients."""
+    generation = Generation(engine, tokenizer, front_settings(config), grammars=GrammarChecks(CompilerHere))
+    return GenerationServicer(Models({UNNAMED: generation}))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tests.simulation.loop import START_S
 from tests.simulation.network.link import Weather
-from tests.simulation.plan import NOTHING, FaultPlan, Plan, RequestPlan
+from tests.simulation.plan import NO_CELL, NOTHING, FaultPlan, Plan, RequestPlan
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ _SIMPLE_SETTINGS: dict[str, Any] = {
     "policy": "fcfs",
     "preemption_mode": "recompute",
     "prefill_mode": "chunked",
-    "tenant_weights": (),
+    "tenant_weights": {},
     "long_prefill_threshold": 0,
     "watermark": 0.0,
     "max_waiting_requests": 1000,
@@ -178,7 +178,7 @@ def _simplifications(plan: Plan) -> Iterator[tuple[str, Callable[[Plan], Plan]]]
     yield "fair order", lambda plan: replace(plan, is_fair=True)
     yield "calm weather", lambda plan: replace(plan, weather=Weather())
     yield "one scheduler", _one_scheduler
-    yield "no fronts", lambda plan: replace(plan, num_fronts=0)
+    yield "no fronts", lambda plan: replace(plan, num_fronts=0, cell=NO_CELL)
     yield "no client goes on", lambda plan: replace(plan, num_resuming=0)
     yield "one front", lambda plan: replace(plan, num_fronts=min(1, plan.num_fronts))
     yield "one client", lambda plan: _requests(replace(plan, num_clients=1), client=0)

@@ -11,7 +11,7 @@ from octavo.errors import OctavoError, OverloadedError, UnavailableError
 from octavo.values.outputs import Event, Finished
 from tests.simulation.checks import Checks, RequestRecord
 from tests.simulation.loop import SimulationLoop
-from tests.simulation.machines import ExecutorMachine, FrontMachine, Machine, SchedulerMachine
+from tests.simulation.machines import CELL, CORES_NAME, ExecutorMachine, FrontMachine, Machine, SchedulerMachine
 from tests.simulation.network.link import Network
 from tests.simulation.plan import Plan, RequestPlan
 from tests.simulation.services import SimulatedClient
@@ -73,7 +73,7 @@ class ClientMachine(Machine):
         checks = self._world.checks
         record = checks.begin(plan, request_id)
         self._records.append(record)
-        client = await self._channel(f"scheduler{plan.scheduler}:1", _GOES_ON if record.goes_on else "")
+        client = await self._channel(self._world.entrance(plan.scheduler), _GOES_ON if record.goes_on else "")
         try:
             await self._receive(client, plan, record)
         except OctavoError as error:
@@ -115,7 +115,7 @@ class ClientMachine(Machine):
 
     async def _abort(self, record: RequestRecord) -> None:
         """Abort a request; where a scheduler has fronts, over a connection of its own, which may be to another one."""
-        address = f"scheduler{record.plan.scheduler}:1"
+        address = self._world.entrance(record.plan.scheduler)
         client = await self._channel(address, _ABORTS if self._world.plan.num_fronts else "")
         with suppress(OctavoError):
             await client.abort(record.request_id)
@@ -135,6 +135,8 @@ class World:
 
     Attributes:
         addresses: The executors that the schedulers are told of.
+        core_addresses: The schedulers that the fronts of a cell are told of, where they find them by a name.
+        fronts: The machines of all fronts.
         workers: Of all executor processes so far.
         is_over: Whether no client tries again any more.
     """
@@ -147,6 +149,8 @@ class World:
     schedulers: list[SchedulerMachine] = field(init=False)
     clients: list[ClientMachine] = field(init=False)
     addresses: dict[str, None] = field(init=False)
+    core_addresses: dict[str, None] = field(default_factory=dict)
+    fronts: list[FrontMachine] = field(init=False)
     is_over: bool = False
     workers: list[SimulatedWorker] = field(default_factory=list)
     _awaiting_step: list[asyncio.Future[None]] = field(default_factory=list)
@@ -156,14 +160,24 @@ class World:
         self.network = Network(self.loop, f"{plan.seed}", plan.weather)
         self.executors = [ExecutorMachine(self, executor) for executor in plan.executors]
         self.schedulers = [SchedulerMachine(self, number) for number in range(plan.num_schedulers)]
+        self.fronts = [front for scheduler in self.schedulers for front in scheduler.fronts]
+        if plan.cell:
+            self.fronts = [
+                FrontMachine(self, CELL, f"front{number}", self.schedulers) for number in range(plan.num_fronts)
+            ]
         self.clients = [ClientMachine(self, number) for number in range(plan.num_clients)]
         self.addresses = dict.fromkeys(executor.address for executor in plan.executors)
 
     async def resolve(self, name: str, port: int) -> set[str]:
-        """Return the addresses that the name of the executors has now. Raises OSError: it has none."""
-        if not self.addresses:
+        """Return the addresses that a name has now. Raises OSError: it has none."""
+        addresses = self.core_addresses if name == CORES_NAME else self.addresses
+        if not addresses:
             raise OSError("no address is associated with the name")
-        return set(self.addresses)
+        return set(addresses)
+
+    def entrance(self, scheduler: int) -> str:
+        """Return where clients call a scheduler, or the cell that it is of."""
+        return CELL if self.plan.cell else f"scheduler{scheduler}:1"
 
     @property
     def num_steps(self) -> int:
@@ -186,11 +200,6 @@ class World:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until_s):
                 await future
-
-    @property
-    def fronts(self) -> list[FrontMachine]:
-        """The machines of all fronts."""
-        return [front for scheduler in self.schedulers for front in scheduler.fronts]
 
     def look_at_cores(self) -> None:
         """Look at the cores of all schedulers that run; their last callback has ended."""
@@ -218,3 +227,5 @@ class World:
             self.addresses[plan.address] = None
         for machine in (*self.schedulers, *self.fronts, *self.clients):
             machine.start()
+        for scheduler in self.schedulers:
+            self.core_addresses[scheduler.own_address] = None

@@ -189,12 +189,12 @@ async def test_what_attach_says_of_numerics_and_weights_counts_not_what_was_said
 
 AGREEING: dict[str, tuple[Callable[[pb.AttachResponse], object], str]] = {
     "more than was wanted": (
-        lambda response: response.capabilities.extend([4, 40]),  # type: ignore[list-item]
-        "it accepted capabilities that this scheduler did not offer: GRAMMARS,40",
+        lambda response: response.capabilities.extend([5, 40]),  # type: ignore[list-item]
+        "it accepted capabilities that this scheduler did not offer: ADAPTERS,40",
     ),
     "capabilities of version 1": (
         lambda response: setattr(response, "wire_version", 1),
-        "it accepted capabilities that this scheduler did not offer: NUMERICS,NAMED_BLOCKS,ROW_FLAGS",
+        "it accepted capabilities that this scheduler did not offer: NUMERICS,NAMED_BLOCKS,GRAMMARS,ROW_FLAGS",
     ),
     "numerics without an id": (
         lambda response: response.info.ClearField("numerics_id"),
@@ -228,13 +228,13 @@ async def test_an_executor_that_agrees_on_what_cannot_be_is_refused(what: str, m
 # What an executor agrees on, and what it refuses
 
 
-@each_row((1, [1, 4], []), (2, [], []), (2, [*range(1, 10), 40], [1, 2, 9]), (9, [0, 4], []), (2, [9], [9]))
+@each_row((1, [1, 4], []), (2, [], []), (2, [*range(1, 10), 40], [1, 2, 4, 9]), (9, [0, 4], []), (2, [9], [9]))
 async def test_an_executor_agrees_on_what_it_has_and_is_silent_on_the_rest(
     wire_version: int, wanted: list[int], agreed: list[int]
 ) -> None:
     async with executor_here(FakeWorker()) as executor, grpc.aio.insecure_channel(executor.address) as channel:
         stub = pb_grpc.ExecutionServiceStub(channel)
-        assert list((await stub.GetExecutorInfo(pb.GetExecutorInfoRequest())).capabilities) == [1, 2, 9]
+        assert list((await stub.GetExecutorInfo(pb.GetExecutorInfoRequest())).capabilities) == [1, 2, 4, 9]
         response = await stub.Attach(attach_request(wire_version, *wanted))
         assert list(response.capabilities) == agreed
         assert response.wire_version == min(wire_version, 2)

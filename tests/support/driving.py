@@ -18,6 +18,7 @@ from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from tests.support.toy_executor import NextToken, ToyExecutor, count_up
+from tests.support.waiting import shares_of
 
 MAX_STEPS = 300
 
@@ -124,7 +125,7 @@ class Bench:
     events: list[GroupEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.queue = WaitingQueue(self.policy, self.tenant_weights)
+        self.queue = WaitingQueue(self.policy, shares_of(self.tenant_weights))
         self.planner = ExecutorPlanner(self.limits, self.queue, self.policy, self.epoch, prefix_key=b"key")
         self.executor = ToyExecutor(self.limits, self.next_token)
 

@@ -23,10 +23,12 @@ from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import PromptLogprobs
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
+from scheduler_svc.core.waiting.tenant_shares import TenantShares
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from tests.support.toy_executor import over_the_wire, result_over_the_wire
+from tests.support.waiting import shares_of
 
 MakeFleet: TypeAlias = Callable[[WaitingQueue, Policy, bytes, Callable[[], bool]], Fleet]
 
@@ -165,7 +167,8 @@ class VirtualFleet:
         make_fleet: MakeFleet = Fleet,
     ) -> None:
         policy = policy or FcfsPolicy()
-        self.queue = WaitingQueue(policy, tenant_weights, max_num_seqs_per_tenant)
+        self.queue = WaitingQueue(policy, shares_of(tenant_weights, max_num_seqs_per_tenant))
+        self._all_shares = [self.queue.shares]
         self.fleet = make_fleet(self.queue, policy, b"key", lambda: True)
         self.members: list[Member] = []
         self.checks_integrity = checks_integrity
@@ -317,14 +320,20 @@ class VirtualFleet:
             places = [member for member in self.members if group in member.planner.groups]
             assert len(places) + (group in self.queue) == self.is_live(group), f"{group.request_id} is in {places}"
 
+    def set_shares(self, shares: TenantShares) -> None:
+        """Let tenants have other shares."""
+        self._all_shares.append(shares)
+        self.fleet.set_tenant_shares(shares)
+
     def check_cap_of_tenants(self) -> None:
         """Assert that no tenant runs more sequences than it may, unless they are those of one group."""
         running: dict[str, list[int]] = defaultdict(list)
         for member in self.members:
             for group in (*member.planner.batch.running, *member.planner.groups.returning):
                 running[group.tenant].append(group.num_slots)
-        cap = self.queue.max_num_seqs_per_tenant
-        assert all(cap is None or len(nums) == 1 or sum(nums) <= cap for nums in running.values()), running
+        for tenant, nums in running.items():
+            caps = [shares.of(tenant).max_num_seqs for shares in self._all_shares]  # what runs may be from before
+            assert None in caps or len(nums) == 1 or sum(nums) <= max(cap or 0 for cap in caps), running
 
     def check_all_is_free(self) -> None:
         """Assert that nothing is left of the groups that have ended, on either side."""

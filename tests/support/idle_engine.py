@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from octavo_shared.grpc.membership import Membership
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
@@ -12,7 +13,6 @@ from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver_interface import DriverSettings
-from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.executors.session import SessionTimings
 from tests.support.live_requests import live_request
@@ -41,7 +41,6 @@ class IdleEngine:
             driver=DriverSettings(),
             policy=FcfsPolicy(),
             max_waiting_requests=1000,
-            max_waiting_requests_per_tenant=1000,
         )
         self.readiness: list[bool] = []
         self.engine = Engine(Membership(addresses, 1.0), _client, settings, _load_no_tokenizer, self._set_ready)

@@ -23,13 +23,15 @@ from octavo.admin.v1 import admin_service_pb2_grpc
 from octavo.execution.v1 import execution_service_pb2, execution_service_pb2_grpc
 from octavo.generation.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc
 from octavo_shared.grpc.grpc_server import GrpcServer
+from octavo_shared.grpc.membership import Membership
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
-from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.front import Front
+from scheduler_svc.front.grammars import grammar_checks
+from scheduler_svc.front.grammars.compiler import CompilerHere
 from scheduler_svc.link.core_servicer import CoreServicer
 from scheduler_svc.processes.service import SchedulerService
 from tests.support.fronts import NUM_FRONTS, FrontsInProcess, fronts_in_this_process
@@ -187,6 +189,8 @@ async def running_scheduler(
 ) -> AsyncIterator[Stack]:
     """Run a scheduler for executors that run; the arguments are those of `running_stack`."""
     async with AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(grammar_checks, "CompilerProcess", CompilerHere)  # our grammars take no time
         addresses = tuple(executor.address for executor in executors)
         config = SchedulerConfig.model_validate(
             {

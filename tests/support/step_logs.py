@@ -23,14 +23,13 @@ def recording(
     *,
     masks_tokens: bool = False,
     calls_per_file: int | None = None,
-    weights: dict[str, float] | None = None,
 ) -> Iterator[MakeFleet]:
     """Give what makes a fleet that is recorded, into files of so many calls; None: into one."""
     writers: list[StepLogWriter] = []
 
     def make(queue: WaitingQueue, policy: Policy, prefix_key: bytes, is_complete: Callable[[], bool]) -> Fleet:
         name = "priority" if isinstance(policy, PriorityPolicy) else "fcfs"
-        settings = StepLogSettings(directory, AMPLE_BYTES, masks_tokens, name, weights, queue.max_num_seqs_per_tenant)
+        settings = StepLogSettings(directory, AMPLE_BYTES, masks_tokens, name, queue.shares)
         writer = StepLogWriter(settings)
         writers.append(writer)
         fleet = RecordingFleet(queue, policy, prefix_key, is_complete, writer)

@@ -1,11 +1,20 @@
 """Groups that wait, for tests of the queue and its policies, and the one loop that takes them from it."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting.tenant_shares import TenantShare, TenantShares
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import StopConditions
+
+
+def shares_of(weights: Mapping[str, float] | None, max_num_seqs: int | None = None) -> TenantShares:
+    """Return shares with weights by tenant, and the same number of sequences for each."""
+    named = {tenant: TenantShare(weight, max_num_seqs) for tenant, weight in (weights or {}).items()}
+    return TenantShares(named, TenantShare(max_num_seqs=max_num_seqs))
 
 
 def waiting_group(

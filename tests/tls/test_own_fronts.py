@@ -194,9 +194,11 @@ async def test_a_front_reads_its_renewed_certificate_and_joins(
         assert await num_tokens(front.address) == 4
 
 
-async def test_the_core_says_which_tenants_are_served_and_whether_priorities_count() -> None:
+async def test_the_core_says_which_tenants_are_served_and_whether_priorities_count(tmp_path: Path) -> None:
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text("[red]\n")
     async with AsyncExitStack() as stack:
-        rules = ["--tenant-weights", "red=1", "--policy", "priority"]
+        rules = ["--tenants-file", str(tenants), "--policy", "priority"]
         strict = await stack.enter_async_context(running_core(*rules))
         plain = await stack.enter_async_context(running_core())
         fronts = [

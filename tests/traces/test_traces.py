@@ -116,9 +116,7 @@ class Stage:
         return [f"ended    {other.request_id}: {error}" for other, error in displaced]
 
     def waiting_limits(self) -> WaitingLimits:
-        settings = EngineSettings(
-            PlannerSettings(), DriverSettings(), FcfsPolicy(), self.max_waiting_requests, self.max_waiting_requests
-        )
+        settings = EngineSettings(PlannerSettings(), DriverSettings(), FcfsPolicy(), self.max_waiting_requests)
         return WaitingLimits(self.bench.queue, Suspects(), settings, lambda: 1.0)
 
     def evacuate(self) -> None:

@@ -22,6 +22,7 @@ from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.executors.serving_limits import serving_limits
 from scheduler_svc.processes.service import engine_settings
 from scheduler_svc.request.parameters import StopConditions
@@ -87,7 +88,7 @@ class OctavoCore:
         """Load the model."""
         settings = settings_of(self._options)
         local = LocalOptions(self._options.model, settings)
-        self._loop = BareLoop(load_worker(local.executor.config), engine_settings(local.scheduler.config))
+        self._loop = BareLoop(load_worker(local.executor.config), engine_settings(local.scheduler.config, Tenants()))
         settle()
         told = {name: str(value) for name, value in settings.items()}
         return Description({name: version(name) for name in ("octavo", "torch")}, told)

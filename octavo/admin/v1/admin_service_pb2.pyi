@@ -133,7 +133,9 @@ class GetSchedulerStateResponse(_message.Message):
     max_waiting_requests: _builtins.int
     """Most requests that wait; more are refused."""
     num_refused_requests: _builtins.int
-    """Requests that were refused since the start, because the queue or their tenant's share of it was full."""
+    """Requests that were refused since the start, because the queue or their tenant's share of it was full,
+    or the tenant had used up its tokens of a minute.
+    """
     has_mixed_numerics: _builtins.bool
     """Whether the attached executors are of several kinds: their numerics_id or weights_digest differ."""
     step_log_trouble: _builtins.str

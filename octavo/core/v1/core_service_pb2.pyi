@@ -529,6 +529,7 @@ class CoreWelcome(_message.Message):
     TENANTS_FIELD_NUMBER: _builtins.int
     HAS_PRIORITIES_FIELD_NUMBER: _builtins.int
     SCHEDULER_ID_FIELD_NUMBER: _builtins.int
+    PREFIX_KEY_FINGERPRINT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of this protocol that is spoken from now on."""
     incarnation: _builtins.int
@@ -539,6 +540,10 @@ class CoreWelcome(_message.Message):
     """Whether the priority of a request changes the order; it is refused otherwise."""
     scheduler_id: _builtins.str
     """The scheduler of the core: executors know it by this name. Incarnations are counted for each apart."""
+    prefix_key_fingerprint: _builtins.bytes
+    """Tells whether the names of its blocks are made with the same key as those of another scheduler, 16 bytes. Empty: a
+    core of an earlier release.
+    """
     @_builtins.property
     def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The only tenants that are served. Empty: any."""
@@ -551,10 +556,11 @@ class CoreWelcome(_message.Message):
         tenants: _abc.Iterable[_builtins.str] | None = ...,
         has_priorities: _builtins.bool = ...,
         scheduler_id: _builtins.str = ...,
+        prefix_key_fingerprint: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_priorities", b"has_priorities", "incarnation", b"incarnation", "scheduler_id", b"scheduler_id", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_priorities", b"has_priorities", "incarnation", b"incarnation", "prefix_key_fingerprint", b"prefix_key_fingerprint", "scheduler_id", b"scheduler_id", "tenants", b"tenants", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

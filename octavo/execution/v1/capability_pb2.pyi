@@ -81,8 +81,8 @@ Global___Capability: _TypeAlias = Capability  # noqa: Y015
 class CapabilityParameters(_message.Message):
     """CapabilityParameters are the numbers and names of capabilities. An executor announces the most that it
     has, a scheduler asks for at most that, and what is agreed is the lesser of both. A field whose
-    capability is not announced, asked for or agreed is absent. Of the capabilities of this release none
-    has parameters.
+    capability is not announced, asked for or agreed is absent; a number that the scheduler does not say is
+    the executor's.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

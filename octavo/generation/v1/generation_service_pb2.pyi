@@ -42,6 +42,7 @@ class GenerateRequest(_message.Message):
     CONTINUATION_FIELD_NUMBER: _builtins.int
     INCLUDE_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     REQUIRE_SAME_NUMERICS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request, unique among the live ones of its tenant; at most 256 characters. Empty: the server makes
     one and tells it in `accepted`.
@@ -87,6 +88,10 @@ class GenerateRequest(_message.Message):
     comes, it ends with UNAVAILABLE. A continuation with tokens has to say the kind. Without it the answer goes on at
     another kind, and `finished` tells.
     """
+    model: _builtins.str
+    """Which of the models that are served here, by GetModelResponse.model_id. Refused if there is none of that name, with
+    the names that there are. Empty: the only one; refused if there are several.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are."""
@@ -125,10 +130,11 @@ class GenerateRequest(_message.Message):
         continuation: Global___Continuation | None = ...,
         include_prompt_token_ids: _builtins.bool = ...,
         require_same_numerics: _builtins.bool = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "continuation", b"continuation", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "prompt", b"prompt", "sampling_params", b"sampling_params", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "continuation", b"continuation", "include_prompt_token_ids", b"include_prompt_token_ids", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "require_same_numerics", b"require_same_numerics", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "continuation", b"continuation", "include_prompt_token_ids", b"include_prompt_token_ids", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "require_same_numerics", b"require_same_numerics", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -942,16 +948,21 @@ Global___AbortResponse: _TypeAlias = AbortResponse  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):
-    """GetModelRequest is empty."""
+    """GetModelRequest names a model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Which model, as in GenerateRequest. Empty: the only one; refused with the names if there are several."""
     def __init__(
         self,
+        *,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -975,7 +986,7 @@ class GetModelResponse(_message.Message):
     NUMERICS_IDS_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
-    """Name of the model."""
+    """Name of the model, as requests may give it in `model`."""
     max_model_len: _builtins.int
     """Longest sequence, prompt and output together, that can be served, in tokens."""
     vocab_size: _builtins.int
@@ -1040,12 +1051,15 @@ class TokenizeRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text; it may be empty."""
     add_special_tokens: _builtins.bool
     """Whether to add the special tokens that the tokenizer adds to a text, such as a token for its
     beginning. Refused with messages, as the template writes them itself. Absent: true, as in Generate.
     """
+    model: _builtins.str
+    """Whose tokens, as in GenerateRequest."""
     @_builtins.property
     def messages(self) -> Global___ChatMessages:
         """A conversation, rendered with the model's own chat template."""
@@ -1056,10 +1070,11 @@ class TokenizeRequest(_message.Message):
         text: _builtins.str = ...,
         messages: Global___ChatMessages | None = ...,
         add_special_tokens: _builtins.bool | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "messages", b"messages", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "messages", b"messages", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "messages", b"messages", "model", b"model", "prompt", b"prompt", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -1108,8 +1123,11 @@ class DetokenizeRequest(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     skip_special_tokens: _builtins.bool
     """Whether special tokens stay out of the text. Absent: true, as in Generate."""
+    model: _builtins.str
+    """Whose tokens, as in GenerateRequest."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids; each from 0 to the model's vocab_size less 1. Empty: the text is empty."""
@@ -1119,10 +1137,11 @@ class DetokenizeRequest(_message.Message):
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "model", b"model", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015

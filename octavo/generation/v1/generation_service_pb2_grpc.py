@@ -85,7 +85,8 @@ class GenerationServiceServicer(object):
         INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
         retry. ALREADY_EXISTS: a live request of the tenant has the same request_id. RESOURCE_EXHAUSTED: the waiting
         queue is full, and the error has RetryInfo: at once, or after `accepted` when the request gives way to another
-        tenant's; or, without RetryInfo, the request is above --max-request-bytes, outgrew
+        tenant's; or the tenant's tokens of a minute are used up, with RetryInfo unless the prompt is larger than they
+        ever are; or, without RetryInfo, the request is above --max-request-bytes, outgrew
         the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
         DEADLINE_EXCEEDED: the deadline passed; or at once, with the estimate, if the first token, or the last one that
         min_tokens or ignore_eos force, is expected in twice the time that the call has, or later; do not retry as it is.
@@ -114,7 +115,7 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Abort ends a request. It is idempotent: unknown and finished ids are accepted.
+        """Abort ends a request, whichever model it runs on. It is idempotent: unknown and finished ids are accepted.
 
         INVALID_ARGUMENT: the request_id is empty.
         """
@@ -123,9 +124,10 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """GetModel describes the model that answers.
+        """GetModel describes a model that answers.
 
-        UNAVAILABLE: no executor is attached yet; retry.
+        INVALID_ARGUMENT: no model has this name; or the request names none, and there are several. UNAVAILABLE: no
+        executor is attached yet; retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,7 +44,8 @@ class GenerationServiceStub:
     INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
     retry. ALREADY_EXISTS: a live request of the tenant has the same request_id. RESOURCE_EXHAUSTED: the waiting
     queue is full, and the error has RetryInfo: at once, or after `accepted` when the request gives way to another
-    tenant's; or, without RetryInfo, the request is above --max-request-bytes, outgrew
+    tenant's; or the tenant's tokens of a minute are used up, with RetryInfo unless the prompt is larger than they
+    ever are; or, without RetryInfo, the request is above --max-request-bytes, outgrew
     the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
     DEADLINE_EXCEEDED: the deadline passed; or at once, with the estimate, if the first token, or the last one that
     min_tokens or ignore_eos force, is expected in twice the time that the call has, or later; do not retry as it is.
@@ -65,14 +66,15 @@ class GenerationServiceStub:
     after all requests had ended.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.AbortRequest, _generation_service_pb2.AbortResponse]
-    """Abort ends a request. It is idempotent: unknown and finished ids are accepted.
+    """Abort ends a request, whichever model it runs on. It is idempotent: unknown and finished ids are accepted.
 
     INVALID_ARGUMENT: the request_id is empty.
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GetModelRequest, _generation_service_pb2.GetModelResponse]
-    """GetModel describes the model that answers.
+    """GetModel describes a model that answers.
 
-    UNAVAILABLE: no executor is attached yet; retry.
+    INVALID_ARGUMENT: no model has this name; or the request names none, and there are several. UNAVAILABLE: no
+    executor is attached yet; retry.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.TokenizeRequest, _generation_service_pb2.TokenizeResponse]
     """Tokenize returns the token ids that Generate would make of a prompt. It is answered while the
@@ -105,7 +107,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
     retry. ALREADY_EXISTS: a live request of the tenant has the same request_id. RESOURCE_EXHAUSTED: the waiting
     queue is full, and the error has RetryInfo: at once, or after `accepted` when the request gives way to another
-    tenant's; or, without RetryInfo, the request is above --max-request-bytes, outgrew
+    tenant's; or the tenant's tokens of a minute are used up, with RetryInfo unless the prompt is larger than they
+    ever are; or, without RetryInfo, the request is above --max-request-bytes, outgrew
     the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
     DEADLINE_EXCEEDED: the deadline passed; or at once, with the estimate, if the first token, or the last one that
     min_tokens or ignore_eos force, is expected in twice the time that the call has, or later; do not retry as it is.
@@ -126,14 +129,15 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     after all requests had ended.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.AbortRequest, _generation_service_pb2.AbortResponse]  # type: ignore[assignment]
-    """Abort ends a request. It is idempotent: unknown and finished ids are accepted.
+    """Abort ends a request, whichever model it runs on. It is idempotent: unknown and finished ids are accepted.
 
     INVALID_ARGUMENT: the request_id is empty.
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GetModelRequest, _generation_service_pb2.GetModelResponse]  # type: ignore[assignment]
-    """GetModel describes the model that answers.
+    """GetModel describes a model that answers.
 
-    UNAVAILABLE: no executor is attached yet; retry.
+    INVALID_ARGUMENT: no model has this name; or the request names none, and there are several. UNAVAILABLE: no
+    executor is attached yet; retry.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.TokenizeRequest, _generation_service_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Tokenize returns the token ids that Generate would make of a prompt. It is answered while the
@@ -169,7 +173,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         INVALID_ARGUMENT: a field is wrong; the message has the field, the value and the limit; do not
         retry. ALREADY_EXISTS: a live request of the tenant has the same request_id. RESOURCE_EXHAUSTED: the waiting
         queue is full, and the error has RetryInfo: at once, or after `accepted` when the request gives way to another
-        tenant's; or, without RetryInfo, the request is above --max-request-bytes, outgrew
+        tenant's; or the tenant's tokens of a minute are used up, with RetryInfo unless the prompt is larger than they
+        ever are; or, without RetryInfo, the request is above --max-request-bytes, outgrew
         the KV cache, or a message is too large. UNAVAILABLE: draining, or no executor that could hold the request; retry.
         DEADLINE_EXCEEDED: the deadline passed; or at once, with the estimate, if the first token, or the last one that
         min_tokens or ignore_eos force, is expected in twice the time that the call has, or later; do not retry as it is.
@@ -202,7 +207,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.AbortRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.AbortResponse, _abc.Awaitable[_generation_service_pb2.AbortResponse]]:
-        """Abort ends a request. It is idempotent: unknown and finished ids are accepted.
+        """Abort ends a request, whichever model it runs on. It is idempotent: unknown and finished ids are accepted.
 
         INVALID_ARGUMENT: the request_id is empty.
         """
@@ -213,9 +218,10 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.GetModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.GetModelResponse, _abc.Awaitable[_generation_service_pb2.GetModelResponse]]:
-        """GetModel describes the model that answers.
+        """GetModel describes a model that answers.
 
-        UNAVAILABLE: no executor is attached yet; retry.
+        INVALID_ARGUMENT: no model has this name; or the request names none, and there are several. UNAVAILABLE: no
+        executor is attached yet; retry.
         """
 
     @_abc_1.abstractmethod

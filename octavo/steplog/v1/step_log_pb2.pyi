@@ -43,12 +43,11 @@ class LogHeader(_message.Message):
     HAS_MASKED_TOKENS_FIELD_NUMBER: _builtins.int
     CORE_DIGEST_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
-    TENANT_WEIGHTS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     NUM_EARLIER_CALLS_FIELD_NUMBER: _builtins.int
     NUM_EARLIER_CORES_FIELD_NUMBER: _builtins.int
     CORES_FIELD_NUMBER: _builtins.int
-    MAX_NUM_SEQS_PER_TENANT_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """Version of this format. A reader refuses another one."""
     release: _builtins.str
@@ -75,15 +74,13 @@ class LogHeader(_message.Message):
     """Calls that were recorded before this file."""
     num_earlier_cores: _builtins.int
     """Cores that joined before this file."""
-    max_num_seqs_per_tenant: _builtins.int
-    """Sequences of one tenant that run at most; 0: any number."""
-    @_builtins.property
-    def tenant_weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantWeight]:
-        """The shares of tenants; others have weight 1."""
-
     @_builtins.property
     def cores(self) -> _containers.RepeatedCompositeFieldContainer[Global___CoreJoined]:
         """What the cores of the snapshot serve, by number."""
+
+    @_builtins.property
+    def tenants(self) -> Global___TenantShares:
+        """What tenants may have when the file begins."""
 
     def __init__(
         self,
@@ -97,16 +94,15 @@ class LogHeader(_message.Message):
         has_masked_tokens: _builtins.bool = ...,
         core_digest: _builtins.str = ...,
         policy: _builtins.str = ...,
-        tenant_weights: _abc.Iterable[Global___TenantWeight] | None = ...,
         snapshot: _builtins.bytes | None = ...,
         num_earlier_calls: _builtins.int = ...,
         num_earlier_cores: _builtins.int = ...,
         cores: _abc.Iterable[Global___CoreJoined] | None = ...,
-        max_num_seqs_per_tenant: _builtins.int = ...,
+        tenants: Global___TenantShares | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "snapshot", b"snapshot", "tenants", b"tenants"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "core_digest", b"core_digest", "cores", b"cores", "file_number", b"file_number", "format_version", b"format_version", "has_masked_tokens", b"has_masked_tokens", "log_id", b"log_id", "max_num_seqs_per_tenant", b"max_num_seqs_per_tenant", "num_earlier_calls", b"num_earlier_calls", "num_earlier_cores", b"num_earlier_cores", "policy", b"policy", "release", b"release", "snapshot", b"snapshot", "started_at_s", b"started_at_s", "started_at_unix_us", b"started_at_unix_us", "tenant_weights", b"tenant_weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "core_digest", b"core_digest", "cores", b"cores", "file_number", b"file_number", "format_version", b"format_version", "has_masked_tokens", b"has_masked_tokens", "log_id", b"log_id", "num_earlier_calls", b"num_earlier_calls", "num_earlier_cores", b"num_earlier_cores", "policy", b"policy", "release", b"release", "snapshot", b"snapshot", "started_at_s", b"started_at_s", "started_at_unix_us", b"started_at_unix_us", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__snapshot: _TypeAlias = _typing.Literal["snapshot"]  # noqa: Y015
     _WhichOneofArgType__snapshot: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot"]  # noqa: Y015
@@ -147,30 +143,66 @@ class Snapshot(_message.Message):
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
 
 @_typing.final
-class TenantWeight(_message.Message):
-    """TenantWeight is the share of a tenant."""
+class TenantShares(_message.Message):
+    """TenantShares is what each tenant may have."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMED_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def named(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantShare]:
+        """Those that have shares of their own."""
+
+    @_builtins.property
+    def others(self) -> Global___TenantShare:
+        """What each of the others has; its name is empty."""
+
+    def __init__(
+        self,
+        *,
+        named: _abc.Iterable[Global___TenantShare] | None = ...,
+        others: Global___TenantShare | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["others", b"others"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["named", b"named", "others", b"others"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantShares: _TypeAlias = TenantShares  # noqa: Y015
+
+@_typing.final
+class TenantShare(_message.Message):
+    """TenantShare is what one tenant may have."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANT_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Name of the tenant."""
     weight: _builtins.float
     """Its weight, above 0."""
+    max_num_seqs: _builtins.int
+    """Sequences of it that run at most. Absent: any number."""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         weight: _builtins.float = ...,
+        max_num_seqs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_num_seqs", b"_max_num_seqs", "max_num_seqs", b"max_num_seqs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_num_seqs", b"_max_num_seqs", "max_num_seqs", b"max_num_seqs", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_num_seqs: _TypeAlias = _typing.Literal["max_num_seqs"]  # noqa: Y015
+    _WhichOneofArgType__max_num_seqs: _TypeAlias = _typing.Literal["_max_num_seqs", b"_max_num_seqs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_num_seqs) -> _WhichOneofReturnType__max_num_seqs | None: ...
 
-Global___TenantWeight: _TypeAlias = TenantWeight  # noqa: Y015
+Global___TenantShare: _TypeAlias = TenantShare  # noqa: Y015
 
 @_typing.final
 class LogRecord(_message.Message):
@@ -200,6 +232,7 @@ class LogRecord(_message.Message):
     RESULT_TAKEN_FIELD_NUMBER: _builtins.int
     RUNS_ALONE_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    TENANTS_CHANGED_FIELD_NUMBER: _builtins.int
     RAISED_FIELD_NUMBER: _builtins.int
     AT_S_FIELD_NUMBER: _builtins.int
     NAMED_BLOCKS_FIELD_NUMBER: _builtins.int
@@ -292,6 +325,10 @@ class LogRecord(_message.Message):
     def draining(self) -> Global___CoreFlag:
         """Whether a core gives its groups to others."""
 
+    @_builtins.property
+    def tenants_changed(self) -> Global___TenantShares:
+        """Tenants have other shares from now on."""
+
     def __init__(
         self,
         *,
@@ -315,15 +352,16 @@ class LogRecord(_message.Message):
         result_taken: Global___ResultTaken | None = ...,
         runs_alone: Global___GroupFlag | None = ...,
         draining: Global___CoreFlag | None = ...,
+        tenants_changed: Global___TenantShares | None = ...,
         raised: _builtins.str = ...,
         at_s: _builtins.float = ...,
         named_blocks: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "draining", b"draining", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "draining", b"draining", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups", "tenants_changed", b"tenants_changed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "draining", b"draining", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "named_blocks", b"named_blocks", "probing", b"probing", "raised", b"raised", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "draining", b"draining", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "named_blocks", b"named_blocks", "probing", b"probing", "raised", b"raised", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups", "tenants_changed", b"tenants_changed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["core_joined", "blocks_kept", "core_left", "core_forgotten", "takes_groups", "probing", "step_cost", "hang_noted", "group_added", "group_added_again", "group_withdrawn", "group_aborted", "sequence_finished", "loss_noted", "loss_forgiven", "step_decided", "groups_dispatched", "result_taken", "runs_alone", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["core_joined", "blocks_kept", "core_left", "core_forgotten", "takes_groups", "probing", "step_cost", "hang_noted", "group_added", "group_added_again", "group_withdrawn", "group_aborted", "sequence_finished", "loss_noted", "loss_forgiven", "step_decided", "groups_dispatched", "result_taken", "runs_alone", "draining", "tenants_changed"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
 

@@ -167,8 +167,8 @@ class Dispatcher:
         return None if cap is None else cap.obstacle(group)
 
     def _tenant_cap(self) -> TenantCap | None:
-        max_num_seqs = self.queue.max_num_seqs_per_tenant
-        return None if max_num_seqs is None else TenantCap(max_num_seqs, self.inboxes)
+        shares = self.queue.shares
+        return TenantCap(shares, self.inboxes) if shares.has_caps else None
 
     def _turn_of(self, group: SequenceGroup, level: int) -> Turn:
         """Return the turn of a group that stands first in line."""

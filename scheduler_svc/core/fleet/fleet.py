@@ -29,6 +29,7 @@ from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.core.waiting.policy import Policy
+from scheduler_svc.core.waiting.tenant_shares import TenantShares
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 
@@ -137,6 +138,10 @@ class Fleet:
         for planner in self.planners:
             counts.update(planner.preemption.num_preemptions)
         return {mode: counts[mode] for mode in PreemptionMode}
+
+    def set_tenant_shares(self, shares: TenantShares) -> None:
+        """Let tenants have other shares from now on; what runs goes on."""
+        self.queue.set_shares(shares)
 
     # Decisions -----------------------------------------------------------------------------------
 

@@ -9,18 +9,19 @@ from collections.abc import Iterable
 from scheduler_svc.core.fleet.inbox import Inbox
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import Obstacle, Wait
+from scheduler_svc.core.waiting.tenant_shares import TenantShares
 
 
 class TenantCap:
     """Counts the sequences that run, are to come back to their planner, or were dispatched to one. O(their groups).
 
     Args:
-        max_num_seqs: Of one tenant. A group of more sequences may run where its tenant has nothing else.
+        shares: They have the caps. A group of more sequences may run where its tenant has nothing else.
         inboxes: Of all planners.
     """
 
-    def __init__(self, max_num_seqs: int, inboxes: Iterable[Inbox]) -> None:
-        self._max_num_seqs = max_num_seqs
+    def __init__(self, shares: TenantShares, inboxes: Iterable[Inbox]) -> None:
+        self._shares = shares
         self._num_seqs_of: Counter[str] = Counter()
         for inbox in inboxes:
             for group in (*inbox.planner.batch.running, *inbox.planner.groups.returning):
@@ -34,10 +35,11 @@ class TenantCap:
 
     def obstacle(self, group: SequenceGroup) -> Obstacle | None:
         """Return why no more of a tenant's groups are dispatched; None: this one may be."""
-        num_seqs = self._num_seqs_of[group.tenant]
-        if not num_seqs or num_seqs + group.num_slots <= self._max_num_seqs:
+        num_seqs, most = self._num_seqs_of[group.tenant], self._shares.of(group.tenant).max_num_seqs
+        if most is None or not num_seqs or num_seqs + group.num_slots <= most:
             return None
-        of_tenant = f"tenant {group.tenant!r} runs {num_seqs} of at most {self._max_num_seqs} sequences"
         return Obstacle(
-            Wait.SKIPPED, f"{of_tenant} (--max-num-seqs-per-tenant), and this request needs {group.num_slots}"
+            Wait.SKIPPED,
+            f"tenant {group.tenant!r} runs {num_seqs} of at most {most} sequences (its slots in --tenants-file, or "
+            f"--max-num-seqs-per-tenant), and this request needs {group.num_slots}",
         )

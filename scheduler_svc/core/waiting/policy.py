@@ -13,16 +13,13 @@ Pure arithmetic. Read next: `waiting_queue.py`, which keeps the groups.
 """
 
 import heapq
-import math
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.waiting.tenant_shares import EQUAL_SHARES, TenantShares
 
-DEFAULT_WEIGHT = 1.0
 # How many counters are kept of tenants that do not wait; the one that left longest ago goes first.
 MAX_IDLE_COUNTERS = 1024
 # A heap with stale entries is made anew when it has so many more entries than four for each one that it is about.
@@ -139,19 +136,20 @@ class FairShare:
     What is kept of tenants that do not wait is bounded; a forgotten tenant comes back as a new one.
 
     Args:
-        weights: Shares by tenant, finite and above 0; a tenant that is not named has weight 1.
-
-    Raises: InvalidFieldError: a weight is not a finite number above 0.
+        shares: They have the weights.
     """
 
-    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
-        self._weights = dict(weights or {})
-        for tenant, weight in self._weights.items():
-            if not (math.isfinite(weight) and weight > 0):
-                raise InvalidFieldError(f"tenant_weights[{tenant!r}]", weight, "a finite number above 0")
+    def __init__(self, shares: TenantShares = EQUAL_SHARES) -> None:
+        self._shares = shares
         self._tenants: dict[str, _Tenant] = {}
         self._levels: dict[int, _Level] = {}
         self._idle: OrderedDict[tuple[int, str], None] = OrderedDict()
+
+    def set_shares(self, shares: TenantShares) -> None:
+        """Divide by other weights what is computed from now on."""
+        self._shares = shares
+        for name, tenant in self._tenants.items():
+            tenant.weight = shares.of(name).weight
 
     def enter(self, level: int, tenant: str) -> VirtualTokenCounter:
         """Note that a tenant starts to wait on a level; return its counter, lifted."""
@@ -192,7 +190,7 @@ class FairShare:
     def _new_counter(self, tenant: str) -> VirtualTokenCounter:
         owner = self._tenants.get(tenant)
         if owner is None:
-            owner = self._tenants[tenant] = _Tenant(self._weights.get(tenant, DEFAULT_WEIGHT))
+            owner = self._tenants[tenant] = _Tenant(self._shares.of(tenant).weight)
         owner.num_counters += 1
         return VirtualTokenCounter(owner, base=0.0, served_at_base=owner.served)
 

@@ -26,13 +26,14 @@ Pure: not even a clock. Read next: `dispatcher.py`.
 import bisect
 import heapq
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import NamedTuple
 
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.policy import FairShare, Policy
+from scheduler_svc.core.waiting.tenant_shares import EQUAL_SHARES, TenantShares
 from scheduler_svc.core.waiting.waiting_lines import Level, Line, LineTurn
 from scheduler_svc.core.waiting.waiting_work import WaitingWork, Work
 
@@ -75,25 +76,17 @@ class WaitingQueue:
 
     Args:
         policy: Puts groups on levels.
-        tenant_weights: Shares by tenant, finite and above 0; a tenant that is not named has weight 1.
-        max_num_seqs_per_tenant: Sequences of one tenant that run at most; None: any number. Kept for the dispatcher,
-            which knows what runs, and closes lines.
+        shares: What tenants may have. What they may run is kept for the dispatcher, which closes lines.
 
     Attributes:
         work: What there is to compute for those that wait.
-
-    Raises: InvalidFieldError: a weight is not a finite number above 0.
+        shares: As above.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        tenant_weights: Mapping[str, float] | None = None,
-        max_num_seqs_per_tenant: int | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, shares: TenantShares = EQUAL_SHARES) -> None:
         self._policy = policy
-        self.max_num_seqs_per_tenant = max_num_seqs_per_tenant
-        self._fair_share = FairShare(tenant_weights)
+        self.shares = shares
+        self._fair_share = FairShare(shares)
         self._places: dict[int, _Place] = {}  # by arrival
         self._levels: dict[int, Level] = {}
         self._level_numbers: list[int] = []  # sorted keys of `_levels`
@@ -175,6 +168,14 @@ class WaitingQueue:
         Tokens of a tenant that never waited, or left so long ago that it is forgotten, are not counted.
         """
         self._fair_share.charge(tenant, num_tokens)
+
+    def set_shares(self, shares: TenantShares) -> None:
+        """Let tenants have other shares from now on. O(those that wait)."""
+        self.shares = shares
+        self._fair_share.set_shares(shares)
+        for level in self._levels.values():
+            for tenant, line in level.lines.items():
+                level.renew_entry(tenant, line)
 
     # Dispatching ---------------------------------------------------------------------------------
 

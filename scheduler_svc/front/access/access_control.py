@@ -70,11 +70,18 @@ class AccessInterceptor(HandlerInterceptor):
     Args:
         control: Who may call.
         operator_services: Full names of services that need an identity for all tenants.
+        on_refused: Called with the full name of the method and the error of each call that is refused.
     """
 
-    def __init__(self, control: AccessControl, operator_services: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        control: AccessControl,
+        operator_services: Collection[str] = (),
+        on_refused: Callable[[str, OctavoServiceError], None] = lambda method, error: None,
+    ) -> None:
         self._control = control
         self._operator_services = frozenset(operator_services)
+        self._on_refused = on_refused
 
     def wrap(self, method: str, handler: Handler) -> Handler:
         """Return the handler with its callers checked."""
@@ -97,6 +104,7 @@ class AccessInterceptor(HandlerInterceptor):
                     )
             except OctavoServiceError as error:
                 log.warning(Event("call_refused", method=method, peer=context.peer(), cause=str(error)))
+                self._on_refused(method, error)
                 await abort(context, error)
             set_identity(identity)
             return await run_handler(behavior, request, context)

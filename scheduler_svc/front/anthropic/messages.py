@@ -17,7 +17,7 @@ from scheduler_svc.front.anthropic.fields import ConversationFields, CountTokens
 from scheduler_svc.front.anthropic.streaming import MessageStream, ended_by, message_head, parsed_events, usage
 from scheduler_svc.front.anthropic.tools import chat_format, chat_thinking, chat_tools
 from scheduler_svc.front.api import tokenization
-from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.answering import Answering
 from scheduler_svc.front.openai.call import Call
@@ -53,19 +53,22 @@ class Messages:
     """Answers both endpoints.
 
     Args:
-        generation: Runs their requests.
+        models: What runs their requests.
         answering: Reads their fields.
         formats: How the model writes tool calls and reasoning.
     """
 
-    def __init__(self, generation: Generation, answering: Answering, formats: ChatFormats) -> None:
-        self._generation = generation
+    def __init__(self, models: Models, answering: Answering, formats: ChatFormats) -> None:
+        self._models = models
         self._answering = answering
         self._formats = formats
 
     def routes(self) -> Mapping[str, Route]:
         """Return them by path."""
-        return {PATH: Route("POST", self._answer), f"{PATH}/count_tokens": Route("POST", self._count_tokens)}
+        return {
+            PATH: Route("POST", self._answer, "messages"),
+            f"{PATH}/count_tokens": Route("POST", self._count_tokens, "count_tokens"),
+        }
 
     async def _answer(self, call: Call) -> web.StreamResponse:
         """Answer one request."""
@@ -79,7 +82,7 @@ class Messages:
         asked = replace(chat.asked, make_grammar=outputs.make_grammar)
         async with self._answering.running(call, f"msg_{call.request_id}", asked) as [response]:
             if chat.fields.stream:
-                waits_for = partial(self._answering.waits_for, response)
+                waits_for = partial(self._answering.waits_for, asked, response)
                 stream = MessageStream(call, waits_for, model.name, response, outputs)
                 return await stream_events(stream, stream.send_all, asked.names, response.request_id)
             await response.wait_until_ended()
@@ -93,14 +96,14 @@ class Messages:
     async def _count_tokens(self, call: Call) -> web.StreamResponse:
         """Return how many tokens the prompt of a conversation has."""
         call.headers["request-id"] = call.request_id
-        _, chat, _ = await _in_own_words(self._answering.read(call, CountTokensFields, _asked_chat))
+        _, chat, model = await _in_own_words(self._answering.read(call, CountTokensFields, _asked_chat))
 
         def count(model: TextModel, limits: RequestLimits) -> int:
             self._formats.outputs(chat.fields, chat.asked, model)  # refuses its tools, or leaves them out
             [request] = chat.asked.requests
             return len(tokenization.tokenize_messages(request.messages, model, limits))
 
-        counting = self._generation.tokenization.run(count, is_small=call.is_small)
+        counting = self._models.choose(model.name).tokenization.run(count, is_small=call.is_small)
         return call.answer({"input_tokens": await _in_own_words(counting, chat.places)})
 
 

@@ -31,7 +31,7 @@ from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.grammars.grammar_checks import GrammarChecks
 from scheduler_svc.front.grammars.parts import AskedGrammar, message_part, whole
 from scheduler_svc.front.response import Response
-from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel
+from scheduler_svc.front.text.text_model import ModelTokenizer, TextModel, check_model
 from scheduler_svc.front.text.text_threads import TextThreads
 from scheduler_svc.request.engine_client import EngineClient
 from scheduler_svc.request.served_model import ServedModel
@@ -50,18 +50,20 @@ CLIENT_LEFT = "the client cancelled the call or disconnected"
 
 
 class Generation:
-    """Runs requests on one engine.
+    """Runs the requests for one model.
 
     Args:
         engine: Computes them.
         tokenizer: That of the served model.
         settings: The front's part of the configuration.
         tracer: Makes the spans of requests; None: nothing does.
+        grammars: Checks their grammars; None: in a process of its own.
+        pace: Of the streams of all models of the front; None: one of its own.
 
     Attributes:
         pace: Of all streams; somebody has to run its `watch`.
         text_threads: Where requests with text are checked.
-        grammars: Where their grammars are.
+        grammars: As above.
     """
 
     def __init__(
@@ -70,16 +72,18 @@ class Generation:
         tokenizer: ModelTokenizer,
         settings: FrontSettings,
         tracer: "RequestTracer | None" = None,
+        grammars: GrammarChecks | None = None,
+        pace: DeltaPace | None = None,
     ) -> None:
         self.engine = engine
         self.settings = settings
         self.text_threads = TextThreads()
-        self.grammars = GrammarChecks()
+        self.grammars = grammars or GrammarChecks()
         self.tokenization = Tokenization(self.served, self.text_threads)
         self._tokenizer = tokenizer
         self._tracer = tracer
         self._checks = RunningChecks()
-        self.pace = DeltaPace()
+        self.pace = pace or DeltaPace()
 
     @property
     def model(self) -> TextModel | None:
@@ -161,6 +165,8 @@ class Generation:
             new_id = "" if request.HasField("continuation") else request.request_id
             with self.engine.checking(new_id, request.tenant) as served, self._checks.running(request):
                 model = self._tokenizer.model(served)
+                if request.model:
+                    check_model(request.model, model)
                 run = self.text_threads.run if has_text(request) else asyncio.to_thread
                 valid = await run(check_request, request, model, self.settings, make_grammar)
                 check_weights(request.continuation, served)

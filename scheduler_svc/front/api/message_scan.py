@@ -151,20 +151,41 @@ def peek(content: bytes, path: Sequence[int], most: int) -> int:
 
     0: it is not there, or not among the first `most` fields of its message.
     """
-    begin, end = 0, len(content)
     try:
-        for number in path:
-            position, tag, num_read = begin, 0, 0
-            while tag >> 3 != number:
-                if position >= end or num_read == most:
-                    return 0
-                tag, begin = _varint(content, position)
-                begin, position = _value(content, begin, tag & 7)
-                num_read += 1
-            end = position
-        return _varint(content, begin)[0]
+        begin, end = _find(content, path, most)
+        return _varint(content, begin)[0] if begin < end else 0
     except IndexError:  # it is cut, which the scan will say
         return 0
+
+
+def peek_text(content: bytes, number: int, most: int) -> str:
+    """Return a text of a message that was not scanned, by the number of its field.
+
+    "": it is not there, or not among the first `most` fields.
+    """
+    try:
+        begin, end = _find(content, (number,), most)
+    except IndexError:
+        return ""
+    return content[begin:end].decode(errors="replace")
+
+
+def _find(content: bytes, path: Sequence[int], most: int) -> tuple[int, int]:
+    """Return where the value of a field begins and ends; both are equal if it is not there, or behind `most` others.
+
+    Raises: IndexError: the content ends before it.
+    """
+    begin, end = 0, len(content)
+    for number in path:
+        position, tag, num_read = begin, 0, 0
+        while tag >> 3 != number:
+            if position >= end or num_read == most:
+                return 0, 0
+            tag, begin = _varint(content, position)
+            begin, position = _value(content, begin, tag & 7)
+            num_read += 1
+        end = position
+    return begin, end
 
 
 def _value(content: bytes, position: int, wire_type: int) -> tuple[int, int]:

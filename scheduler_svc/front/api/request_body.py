@@ -28,14 +28,15 @@ class RequestBody(Generic[M]):
         message_class: What they are to be.
 
     Attributes:
+        message_class: As above.
         request_id: Of the request, for the log, once it is decoded; empty: it has none.
     """
 
-    __slots__ = ("_content", "_message_class", "request_id")
+    __slots__ = ("_content", "message_class", "request_id")
 
     def __init__(self, content: bytes, message_class: type[M]) -> None:
         self._content = content
-        self._message_class = message_class
+        self.message_class = message_class
         self.request_id = ""
 
     @property
@@ -53,8 +54,8 @@ class RequestBody(Generic[M]):
 
         Raises: InvalidFieldError, MalformedMessageError: see `MessageScan.check`.
         """
-        MessageScan(limits).check(self._content, self._message_class)
-        message = decode(self._message_class.FromString, self._content)
+        MessageScan(limits).check(self._content, self.message_class)
+        message = decode(self.message_class.FromString, self._content)
         self.request_id = getattr(message, "request_id", "")
         return message
 

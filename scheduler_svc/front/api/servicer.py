@@ -11,14 +11,15 @@ from google.protobuf.message import Message
 from octavo.generation.v1 import generation_pb2, generation_service_pb2_grpc
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError, OctavoServiceError
-from scheduler_svc.front.api.generation import CLIENT_LEFT, Generation
+from scheduler_svc.front.api.generation import CLIENT_LEFT
 from scheduler_svc.front.api.generation_messages import accepted_message, event_message, finished_message
 from scheduler_svc.front.api.message_scan import CountLimit
+from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_counts import generate_request_limits
-from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
+from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.api.stream_requests import StreamRequestsCall, slow_caller_deadline_s, slow_caller_limit
-from scheduler_svc.request.engine_client import EngineClient
+from scheduler_svc.front.text.text_model import check_model
 
 M = TypeVar("M", bound=Message)
 
@@ -31,27 +32,13 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     """Serves clients. Errors of the service's tree become statuses outside.
 
     Args:
-        generation: Runs the requests.
+        models: What runs the requests.
     """
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
+    def __init__(self, models: Models) -> None:
+        self._models = models
         self._streams: set[StreamRequestsCall] = set()
         self._reading = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
-
-    @property
-    def engine(self) -> EngineClient:
-        """Computes the requests."""
-        return self._generation.engine
-
-    @property
-    def settings(self) -> FrontSettings:
-        """The front's part of the configuration; an engine elsewhere says some of it."""
-        return self._generation.settings
-
-    @settings.setter
-    def settings(self, settings: FrontSettings) -> None:
-        self._generation.settings = settings
 
     async def Generate(  # noqa: N802 (named by the proto)
         self,
@@ -59,36 +46,39 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Run one prompt; the call's end, however it comes, ends the request."""
-        if isinstance(request, RequestBody):
-            try:
-                request = await self.read(request, partial(generate_request_limits, content=request.content))
-            except OctavoServiceError:
-                with self._generation.traced(
-                    pb.GenerateRequest(), lambda: context.invocation_metadata()
-                ):  # unknown yet
-                    raise
+        with self._models.meter.request("generate") as counted:
+            if isinstance(request, RequestBody):
+                try:
+                    request = await self.read(request, partial(generate_request_limits, content=request.content))
+                except OctavoServiceError:
+                    with self._models.traced(lambda: context.invocation_metadata()):
+                        raise
+            counted.tenant = request.tenant
 
-        async with self._generation.running(
-            request,
-            lambda: context.invocation_metadata(),
-            lambda: _why_left(context),
-            time_left_s=context.time_remaining(),
-        ) as response:
-            yield pb.GenerateResponse(accepted=accepted_message(request, response))
-            while (delta := await response.next_delta()) is not None:
-                yield event_message(delta)
-            finished = finished_message(
-                response, is_lean=request.lean_finished, shows_provenance=request.include_provenance
-            )
-            yield pb.GenerateResponse(finished=finished)
+            async with self._models.choose(request.model).running(
+                request,
+                lambda: context.invocation_metadata(),
+                lambda: _why_left(context),
+                time_left_s=context.time_remaining(),
+            ) as response:
+                counted.accept()
+                yield pb.GenerateResponse(accepted=accepted_message(request, response))
+                while (delta := await response.next_delta()) is not None:
+                    yield event_message(delta)
+                finished = finished_message(
+                    response, is_lean=request.lean_finished, shows_provenance=request.include_provenance
+                )
+                yield pb.GenerateResponse(finished=finished)
 
     async def read(self, body: RequestBody[M], limits_of: Callable[[RequestLimits], Mapping[str, CountLimit]]) -> M:
         """Return the request of a call; it counts as waiting while it is read in a thread.
 
-        Raises: CallerError: it is no such request, or absurd; and what `EngineClient.checking` raises.
+        Raises: CallerError: it is no such request, or absurd, or for no model that is served; and what
+            `EngineClient.checking` raises.
         """
-        await self.engine.wait_until_reachable()
-        with self._generation.reading() as limits:
+        generation = self._models.choose_for(body)
+        await generation.engine.wait_until_reachable()
+        with generation.reading() as limits:
             if body.is_small:
                 return body.decode(limits_of(limits))
             async with self._reading:
@@ -105,9 +95,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             return self.read(body, partial(generate_request_limits, content=body.content))
 
         await context.send_initial_metadata(())  # the caller may write: the call is not refused
-        stream = StreamRequestsCall(
-            self._generation, read, lambda: context.invocation_metadata(), context.time_remaining
-        )
+        stream = StreamRequestsCall(self._models, read, lambda: context.invocation_metadata(), context.time_remaining)
         self._streams.add(stream)
         try:
             async with stream.served(requests, lambda: _why_left(context)):
@@ -128,13 +116,15 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         """End a live request. To a caller who may not act for its tenant it is unknown."""
         if not request.request_id:
             raise InvalidFieldError("request_id", "empty", "the id of a request")
-        return pb.AbortResponse(was_live=await self._generation.abort(request.request_id))
+        return pb.AbortResponse(was_live=await self._models.abort(request.request_id))
 
     async def GetModel(  # noqa: N802
         self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext[pb.GetModelRequest, pb.GetModelResponse]
     ) -> pb.GetModelResponse:
-        """Describe the model."""
-        model, limits = self._generation.served()
+        """Describe a model."""
+        model, limits = self._models.choose(request.model).served()
+        if request.model:
+            check_model(request.model, model)
         defaults, reproducibility = limits.sampling_defaults, model.reproducibility
         return pb.GetModelResponse(
             model_id=model.name,
@@ -156,7 +146,10 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse],
     ) -> pb.TokenizeResponse:
         """Return the tokens of a prompt."""
-        return await self._generation.tokenization.tokenize(request)
+        with self._models.meter.request("tokenize") as counted:
+            response = await self._models.choose_for(request).tokenization.tokenize(request)
+            counted.accept()
+        return response
 
     async def Detokenize(  # type: ignore[override]  # noqa: N802 (gets the body)
         self,
@@ -164,7 +157,10 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
     ) -> pb.DetokenizeResponse:
         """Return the text of tokens."""
-        return await self._generation.tokenization.detokenize(request)
+        with self._models.meter.request("detokenize") as counted:
+            response = await self._models.choose_for(request).tokenization.detokenize(request)
+            counted.accept()
+        return response
 
 
 def _why_left(context: Context) -> str:

@@ -19,19 +19,20 @@ from typing import TypeAlias
 
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import (
+    DrainingError,
     InvalidFieldError,
     OctavoServiceError,
     QueueFullError,
     RequestAbortedError,
     SlowCallerError,
     TooManyUntakenError,
-    UnavailableError,
 )
 from octavo_shared.process.events import Event
 from octavo_shared.process.turns import in_turns
 from octavo_shared.step_wire.message_bytes import decode
-from scheduler_svc.front.api.generation import Generation, Metadata
+from scheduler_svc.front.api.generation import Metadata
 from scheduler_svc.front.api.message_scan import MessageScan, cut
+from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.stream_batch import StreamBatch
 from scheduler_svc.front.api.streamed_request import StreamedRequest
@@ -68,7 +69,7 @@ class StreamRequestsCall:
     """Runs the requests of one call.
 
     Args:
-        generation: Runs them.
+        models: What runs them.
         read: Returns the request in a body.
         metadata: Of the call.
         time_left_s: Returns how long the caller still waits; None: for as long as it takes.
@@ -76,12 +77,12 @@ class StreamRequestsCall:
 
     def __init__(
         self,
-        generation: Generation,
+        models: Models,
         read: ReadRequest,
         metadata: Metadata,
         time_left_s: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self._generation = generation
+        self._models = models
         self._read = read
         self._metadata = metadata
         self._time_left_s = time_left_s
@@ -110,6 +111,7 @@ class StreamRequestsCall:
             await asyncio.gather(*tasks, return_exceptions=True)
             for request in self._requests.values():
                 request.stop_resting()
+                request.counted.end()
             accepted = [request.accepted for request in self._requests.values() if request.accepted is not None]
             self._requests.clear()
             await in_turns(accepted, lambda request: request.close(why_left), ABORTS_AT_ONCE)
@@ -135,7 +137,7 @@ class StreamRequestsCall:
             if self._is_half_closed and not self._requests:
                 return None
             if self._is_shut_down and not self._requests:
-                raise UnavailableError("the scheduler shut down; send further requests to another scheduler")
+                raise DrainingError("the scheduler shut down; send further requests to another scheduler")
             if self._news and deadline_s is None:
                 deadline_s = slow_caller_deadline_s()  # whatever else the caller sends
             self._changed.clear()
@@ -166,7 +168,10 @@ class StreamRequestsCall:
         if len(self._requests) >= MAX_UNTAKEN_REQUESTS:
             raise TooManyUntakenError(MAX_UNTAKEN_REQUESTS)
         self._last_number = message.number
-        request = StreamedRequest(message.number, body, includes_text=message.include_text, tell=self._announced)
+        counted = self._models.meter.request("stream_requests")
+        request = StreamedRequest(
+            message.number, body, includes_text=message.include_text, tell=self._announced, counted=counted
+        )
         self._requests[request.number] = request
         num_waiting, num_bytes = self._unchecked.qsize(), self._num_unchecked_bytes + len(body.content)
         if num_waiting >= MAX_UNCHECKED_REQUESTS or (num_waiting and num_bytes > MAX_UNCHECKED_BYTES):
@@ -204,13 +209,15 @@ class StreamRequestsCall:
         self._num_unchecked_bytes -= len(body.content)
         if not request.is_aborted:
             request.asked = asked = await self._read(body)
-            request.accepted = await self._generation.accept(
+            request.counted.tenant = asked.tenant
+            request.accepted = await self._models.choose(asked.model).accept(
                 asked,
                 self._metadata,
                 returns_text=request.includes_text,
                 listener=request.announce,
                 time_left_s=self._time_left_s(),
             )
+            request.counted.accept()
             request.announce()
         if request.is_aborted and request.accepted is None:
             raise RequestAbortedError(_aborted(request.number))
@@ -237,6 +244,7 @@ class StreamRequestsCall:
             request.is_announced = False
             if batch.add(request):
                 request.stop_resting()
+                request.counted.end()
                 del self._requests[request.number]
                 if request.accepted is not None:
                     request.accepted.close()

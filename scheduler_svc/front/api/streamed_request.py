@@ -6,6 +6,8 @@ from collections.abc import Callable
 from octavo.generation.v1 import generation_service_pb2 as pb
 from scheduler_svc.front.api.generation import AcceptedRequest
 from scheduler_svc.front.api.request_body import RequestBody
+from scheduler_svc.front.api_meter import ApiRequest
+from scheduler_svc.front.refusals import refusal_reason
 
 
 class StreamedRequest:
@@ -16,6 +18,7 @@ class StreamedRequest:
         body: The request.
         includes_text: Whether the caller wants text.
         tell: Called with it when something of it is new.
+        counted: What the metrics learn of it.
 
     Attributes:
         accepted: The request, once it is queued.
@@ -32,6 +35,7 @@ class StreamedRequest:
         "accepted",
         "asked",
         "body",
+        "counted",
         "error",
         "includes_text",
         "is_aborted",
@@ -47,10 +51,12 @@ class StreamedRequest:
         *,
         includes_text: bool,
         tell: "Callable[[StreamedRequest], None]",
+        counted: ApiRequest,
     ) -> None:
         self.number = number
         self.body: RequestBody[pb.GenerateRequest] | None = body
         self.includes_text = includes_text
+        self.counted = counted
         self.accepted: AcceptedRequest | None = None
         self.asked: pb.GenerateRequest | None = None
         self.error: Exception | None = None
@@ -94,4 +100,5 @@ class StreamedRequest:
     def fail(self, error: Exception) -> None:
         """It was refused."""
         self.error, self.body = error, None
+        self.counted.refuse(refusal_reason(error))
         self.announce()

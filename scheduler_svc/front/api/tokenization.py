@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
-from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import CallerError, InvalidFieldError, QueueFullError
@@ -20,11 +19,11 @@ from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLi
 from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, check_known_ids, check_prompt_length
 from scheduler_svc.front.api.text_validation import check_known
 from scheduler_svc.front.text.conversation import Conversation, num_characters
-from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
+from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel, check_model
 from scheduler_svc.front.text.text_threads import TextThreads
 from scheduler_svc.front.text.tokenizer import TooManyTokensError
 
-Request = TypeVar("Request", bound=Message)
+Request = TypeVar("Request", pb.TokenizeRequest, pb.DetokenizeRequest)
 Result = TypeVar("Result")
 
 # Calls of Tokenize and Detokenize that may be under way at once: each keeps its request in memory.
@@ -73,7 +72,10 @@ class Tokenization:
         self, body: RequestBody[Request], answer: Callable[[Request, TextModel, RequestLimits], Result]
     ) -> Result:
         def read_and_answer(model: TextModel, limits: RequestLimits) -> Result:
-            return answer(body.decode(count_limits(model)), model, limits)
+            request = body.decode(count_limits(model))
+            if request.model:
+                check_model(request.model, model)
+            return answer(request, model, limits)
 
         return await self.run(read_and_answer, is_small=body.is_small)
 

@@ -1,36 +1,36 @@
 """Compiles grammars before their requests are admitted, so that what cannot be followed ends one request.
 
-A compile cannot be stopped. So it runs in threads of its own, a few may wait for one, and who waits too long is
-refused; a grammar that was checked is remembered. The text was bounded before (parts.py), which bounds the time.
+The text was bounded before (parts.py), the time is by compiler.py. A few requests may wait for it, and who waits too
+long is refused; a grammar that was checked is remembered.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import TypeAlias
 
-from octavo_shared.errors import InvalidFieldError, OctavoServiceError, QueueFullError, UnavailableError
-from octavo_shared.grammar.matcher import MatcherTokenizer, check_grammar
+from octavo_shared.errors import InvalidFieldError, QueueFullError, UnavailableError
+from octavo_shared.grammar.matcher import UnsupportedTokenizerError
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.histogram import Histogram
 from octavo_shared.process.metric import Family, Metric
+from octavo_shared.step_wire.executor_info import TokenizerFile
+from scheduler_svc.front.grammars.compiler import TOO_LONG, Compiler, CompilerProcess
 from scheduler_svc.front.grammars.parts import AskedGrammar, Part, grammar_of
 from scheduler_svc.front.grammars.schema import alone, subschemas
 from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
 from scheduler_svc.front.text.text_threads import DaemonThreads
 from scheduler_svc.front.text.tokenizer import Tokenizer
 
-# Grammars that are compiled at a time; other threads run meanwhile.
-NUM_THREADS = 2
-
 # Requests that may wait for it.
 MAX_WAITING = 64
 RETRY_AFTER_S = 1.0
 
-# How long one request waits, in seconds; a grammar of the largest size takes some tenths of one.
+# How long one request waits, in seconds: for those before it, too.
 LIMIT_S = 10.0
 
-# Grammars that are remembered, each by 32 bytes.
+# Grammars that are remembered, each by 32 bytes, and what is wrong with those that are.
 MAX_REMEMBERED = 4096
 
 # How long parts of a schema are compiled alone to find the place of what is wrong, in seconds.
@@ -48,21 +48,45 @@ METRICS = (COMPILE_TIME, REFUSED)
 _BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-class GrammarChecks:
-    """Checks the grammars of requests for the served model."""
+OpenCompiler: TypeAlias = Callable[[Sequence[TokenizerFile], Sequence[int], int], Compiler]
+
+
+class GrammarMeter:
+    """Counts grammars that were compiled.
+
+    Attributes:
+        times: How long that took, in seconds.
+        num_refused: Those that outputs cannot follow.
+    """
 
     def __init__(self) -> None:
-        self._threads = DaemonThreads(NUM_THREADS)
-        self._num_waiting = 0
-        self._matcher: tuple[Tokenizer | None, MatcherTokenizer | None] = None, None
-        self._remembered: OrderedDict[tuple[str, bytes], None] = OrderedDict()
-        self._times = Histogram(_BOUNDS)
-        self._num_refused = 0
+        self.times = Histogram(_BOUNDS)
+        self.num_refused = 0
 
     def families(self) -> Iterator[Family]:
         """Yield the metrics."""
-        yield COMPILE_TIME.histogram_family({(): self._times})
-        yield REFUSED.single(self._num_refused)
+        yield COMPILE_TIME.histogram_family({(): self.times})
+        yield REFUSED.single(self.num_refused)
+
+
+class GrammarChecks:
+    """Checks the grammars of requests for the served model.
+
+    Args:
+        open_compiler: Opens what compiles them for a tokenizer; None: `CompilerProcess`.
+        meter: Counts them, for all models of a front; None: for this one.
+
+    Attributes:
+        meter: As above.
+    """
+
+    def __init__(self, open_compiler: OpenCompiler | None = None, meter: "GrammarMeter | None" = None) -> None:
+        self.meter = meter or GrammarMeter()
+        self._open_compiler = open_compiler or CompilerProcess
+        self._threads = DaemonThreads(1)  # a compiler is for one
+        self._num_waiting = 0
+        self._compiler: tuple[Tokenizer | None, Compiler | None] = None, None
+        self._remembered: OrderedDict[tuple[str, bytes, str], InvalidFieldError | None] = OrderedDict()
 
     async def check(self, asked: AskedGrammar, model: TextModel) -> None:
         """Return if outputs of the model can follow a grammar.
@@ -77,9 +101,11 @@ class GrammarChecks:
             raise InvalidFieldError(field, "set", rule)
         if model.tokenizer.is_absent:
             raise InvalidFieldError(field, "set", f"unset: this model has no tokenizer; {TOKENIZER_FIX}")
-        key = model.info.matcher_id, asked.grammar.digest
+        key = model.info.matcher_id, asked.grammar.digest, field
         if key in self._remembered:
             self._remembered.move_to_end(key)
+            if (known := self._remembered[key]) is not None:
+                raise known.with_traceback(None)
             return
         if self._num_waiting >= MAX_WAITING:
             raise QueueFullError(self._num_waiting, RETRY_AFTER_S, queue="the queue of grammars to compile")
@@ -90,63 +116,72 @@ class GrammarChecks:
                 await work
         except TimeoutError:
             raise UnavailableError(f"the grammar was not compiled within {LIMIT_S:g} s; send it again later") from None
-        except InvalidFieldError:
-            self._num_refused += 1
+        except InvalidFieldError as error:
+            self.meter.num_refused += 1
+            self._remember(key, error)
             raise
         finally:
             self._num_waiting -= 1
-        self._remembered[key] = None
+        self._remember(key, None)
+
+    def _remember(self, key: tuple[str, bytes, str], wrong: InvalidFieldError | None) -> None:
+        self._remembered[key] = wrong
         if len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
 
     def _compile(self, asked: AskedGrammar, model: TextModel) -> None:
         """Compile a grammar, in a thread."""
-        matcher = self._matcher_of(model, asked.field)
+        compiler = self._compiler_of(model, asked.field)
         begun_at_s = monotonic_s()
-        words = check_grammar(matcher, asked.grammar)
-        self._times.observe(monotonic_s() - begun_at_s)
+        words = compiler.check(asked.grammar)
+        self.meter.times.observe(monotonic_s() - begun_at_s)
         if words:
-            raise refusal(asked, words, matcher)
+            raise refusal(asked, words, compiler)
 
-    def _matcher_of(self, model: TextModel, field: str) -> MatcherTokenizer:
-        """Return what the matcher knows of the model's tokens; it is loaded for the first grammar."""
-        tokenizer, matcher = self._matcher
-        if matcher is None or tokenizer is not model.tokenizer:
+    def _compiler_of(self, model: TextModel, field: str) -> Compiler:
+        """Return what compiles grammars for the model's tokens; it is opened for the first grammar."""
+        tokenizer, compiler = self._compiler
+        if compiler is None or tokenizer is not model.tokenizer:
+            if compiler is not None:
+                compiler.close()
             try:
                 files = model.tokenizer.files
-                matcher = MatcherTokenizer.load(files, model.info.eos_token_ids, model.info.vocab_size)
-            except OctavoServiceError as error:
+                compiler = self._open_compiler(files, model.info.eos_token_ids, model.info.vocab_size)
+            except UnsupportedTokenizerError as error:
                 raise InvalidFieldError(field, "set", f"unset: {error}") from error
-            self._matcher = model.tokenizer, matcher
-        if matcher.matcher_id != model.info.matcher_id:
+            self._compiler = model.tokenizer, compiler
+        if compiler.matcher_id != model.info.matcher_id:
             raise UnavailableError(
-                f"the executors check grammars with {model.info.matcher_id}, this scheduler with {matcher.matcher_id}: "
-                "both need the same release of llguidance and the same tokenizer"
+                f"the executors check grammars with {model.info.matcher_id}, this scheduler with "
+                f"{compiler.matcher_id}: both need the same release of llguidance and the same tokenizer"
             )
-        return matcher
+        return compiler
 
 
-def refusal(asked: AskedGrammar, words: str, matcher: MatcherTokenizer) -> InvalidFieldError:
+def refusal(asked: AskedGrammar, words: str, compiler: Compiler) -> InvalidFieldError:
     """Return the refusal of a grammar that does not compile, with the part and the place that are wrong."""
-    alone_wrong = ((part, found) for part in asked.parts if (found := _words_of(part, matcher)))
-    part, words = next(alone_wrong, (asked.parts[0], words))
+    part = asked.parts[0]
+    if words != TOO_LONG:
+        alone_wrong = ((one, found) for one in asked.parts if (found := _words_of(one, compiler)))
+        part, words = next(alone_wrong, (part, words))
     shown = part.shown
-    if part.schema is not None and (place := _place(part.schema, words, part, matcher)) != "#":
+    has_place = part.schema is not None and words != TOO_LONG
+    if has_place and (place := _place(part.schema or {}, words, part, compiler)) != "#":
         shown = f"a schema that cannot be held at {place}"
     return InvalidFieldError(part.field, shown, f"{part.noun} that outputs can follow: {' '.join(words.split())}")
 
 
-def _words_of(part: Part, matcher: MatcherTokenizer) -> str:
-    return check_grammar(matcher, grammar_of([part.rules], part))
+def _words_of(part: Part, compiler: Compiler) -> str:
+    return compiler.check(grammar_of([part.rules], part))
 
 
-def _place(schema: Mapping[str, object], words: str, part: Part, matcher: MatcherTokenizer) -> str:
+def _place(schema: Mapping[str, object], words: str, part: Part, compiler: Compiler) -> str:
     """Return the place of the innermost schema that alone is wrong in the same words, if that is found in time."""
     found, end_s = "#", monotonic_s() + SEARCH_S
     for place, inner in islice(subschemas(schema), 1, None):
         if monotonic_s() > end_s:
             break
         tried = grammar_of([{"json_schema": alone(schema, inner)}], part)
-        if place.startswith(found) and check_grammar(matcher, tried) == words:
+        if place.startswith(found) and compiler.check(tried) == words:
             found = place
     return found

@@ -8,19 +8,19 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from octavo_shared.errors import InvalidFieldError, OctavoServiceError
-from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import PROMPT_FIELDS, api_error
 from scheduler_svc.front.openai.field_reader import Reader
 from scheduler_svc.front.openai.fields import DecodingFields, RequestFields
-from scheduler_svc.front.openai.models import check_model, fingerprint
+from scheduler_svc.front.openai.models import fingerprint
 from scheduler_svc.front.openai.requests import Asked
 from scheduler_svc.front.openai.token_texts import TokenTexts
 from scheduler_svc.front.openai.unknown_fields import in_place_of
 from scheduler_svc.front.output import Output
 from scheduler_svc.front.response import Response
-from scheduler_svc.front.text.text_model import TextModel
+from scheduler_svc.front.text.text_model import TextModel, check_model
 from scheduler_svc.request.outputs import FinishReason
 
 _Fields = TypeVar("_Fields", bound=RequestFields)
@@ -33,14 +33,14 @@ class Answering:
     """Runs the requests of an API's endpoints.
 
     Args:
-        generation: Runs them.
+        models: What runs them.
         reader: Reads their fields.
     """
 
-    def __init__(self, generation: Generation, reader: Reader) -> None:
-        self._generation = generation
+    def __init__(self, models: Models, reader: Reader) -> None:
+        self._models = models
         self._reader = reader
-        self._texts: TokenTexts | None = None
+        self._texts: dict[str, TokenTexts] = {}  # of the last tokenizer of each model
 
     async def read(
         self, call: Call, kind: type[_Fields], ask: Callable[[_Fields, RequestLimits], _Asked]
@@ -49,25 +49,24 @@ class Answering:
 
         Raises: OctavoServiceError: it is refused.
         """
-        await self._generation.engine.wait_until_reachable()
-        with self._generation.reading() as limits:
-            model, _ = self._generation.served()
 
-            def make(parsed: dict[str, Any]) -> tuple[_Fields, _Asked]:
-                fields = self._reader.read(parsed, kind, call.headers)
-                if fields.model is None:
-                    rule = f"the name of the served model, {model.name}"
-                    raise InvalidFieldError("model", "absent", rule + in_place_of("model", parsed, kind))
-                check_model(fields.model, model)
-                return fields, ask(fields, limits)
+        def make(parsed: dict[str, Any]) -> tuple[_Fields, _Asked, TextModel]:
+            fields = self._reader.read(parsed, kind, call.headers)
+            if fields.model is None:
+                rule = f"the name of the served model, {' or '.join(self._models.names)}"
+                raise InvalidFieldError("model", "absent", rule + in_place_of("model", parsed, kind))
+            model, limits = self._models.choose(fields.model).served()
+            check_model(fields.model, model)
+            return fields, ask(fields, limits), model
 
-            fields, asked = await call.read(make)
-        return fields, asked, model
+        async with self._models.reading():
+            return await call.read(make)
 
     @asynccontextmanager
     async def running(self, call: Call, answer_id: str, asked: Asked) -> AsyncIterator[list[Response]]:
         """Run the requests of a call; who leaves ends them. Raises OctavoServiceError: one is refused."""
-        num_prompts, most = len(asked.requests), self._generation.engine.max_requests
+        generation = self._models.choose(asked.requests[0].model)
+        num_prompts, most = len(asked.requests), generation.engine.max_requests
         if most is not None and num_prompts > most:
             limit = f"at most {most} prompts: the number that can wait (--max-waiting-requests) and run at once"
             raise InvalidFieldError("prompt", f"{num_prompts} prompts", limit)
@@ -75,24 +74,27 @@ class Answering:
             responses = []
             for place, request in enumerate(asked.requests):
                 request.request_id = answer_id if len(asked.requests) == 1 else f"{answer_id}-{place}"
-                running = self._generation.running(request, call.trace_metadata, make_grammar=asked.make_grammar)
+                running = generation.running(request, call.trace_metadata, make_grammar=asked.make_grammar)
                 try:
                     responses.append(await stack.enter_async_context(running))
                 except InvalidFieldError as error:
                     if num_prompts == 1:
                         raise
                     raise _of_prompt(error, place) from error
+            if call.counted is not None:
+                call.counted.accept()
             yield responses
 
-    def waits_for(self, response: Response) -> str:
+    def waits_for(self, asked: Asked, response: Response) -> str:
         """Say what a stream waits for that has nothing new."""
-        return self._generation.engine.waits_for(response.request_id, response.request.tenant)
+        engine = self._models.choose(asked.requests[0].model).engine
+        return engine.waits_for(response.request_id, response.request.tenant)
 
     def token_texts(self, model: TextModel) -> TokenTexts:
-        """Return the texts of the tokens of a model; those of the last one are kept."""
-        if self._texts is None or self._texts.tokenizer is not model.tokenizer:
-            self._texts = TokenTexts(model.tokenizer)
-        return self._texts
+        """Return the texts of the tokens of a model; they are kept."""
+        if (texts := self._texts.get(model.name)) is None or texts.tokenizer is not model.tokenizer:
+            texts = self._texts[model.name] = TokenTexts(model.tokenizer)
+        return texts
 
 
 async def in_openai_words(asked: Asked, answering: Awaitable[web.StreamResponse]) -> web.StreamResponse:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from aiohttp import web
 from pydantic_core import to_json
 
+from scheduler_svc.front.api_meter import ApiRequest
 from scheduler_svc.front.openai.body import Bodies
 
 _T = TypeVar("_T")
@@ -24,16 +25,19 @@ class Call:
     Args:
         request: As aiohttp has it.
         bodies: Reads its body.
+        counted: What the metrics learn of it; None: it is not counted.
 
     Attributes:
         request: As above.
         request_id: From the header X-Request-Id, or made here; every answer has it.
+        counted: As above.
         headers: Of the answer.
         is_small: Whether what was read may be dealt with on the event loop.
     """
 
-    def __init__(self, request: web.BaseRequest, bodies: Bodies) -> None:
+    def __init__(self, request: web.BaseRequest, bodies: Bodies, counted: ApiRequest | None = None) -> None:
         self.request = request
+        self.counted = counted
         sent = request.headers.get("X-Request-Id", "")
         self.request_id = sent if _REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)
         self.headers: dict[str, str] = {"x-request-id": self.request_id}

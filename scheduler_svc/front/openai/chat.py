@@ -58,7 +58,7 @@ class Chat:
         async with self._answering.running(call, identifier, asked) as [response]:
             if fields.stream:
                 head = answer_head(identifier, "chat.completion.chunk", model)
-                stream = ChunkStream(call, partial(self._answering.waits_for, response), head)
+                stream = ChunkStream(call, partial(self._answering.waits_for, asked, response), head)
                 pieces = _ChatPieces(stream, response, asked, fields, tokens, outputs)
                 return await stream_answer(stream, [pieces], asked.names)
             await response.wait_until_ended()

@@ -40,16 +40,16 @@ class ChatFormats:
 
     def __init__(self, tool_call_parser: str, reasoning_parser: str) -> None:
         self._parsers = tool_call_parser, reasoning_parser
-        self._format: ChatFormat | None = None
+        self._formats: dict[str, ChatFormat] = {}  # of the last tokenizer of each model
 
     def outputs(self, fields: ChatFields, asked: Asked, model: TextModel) -> "ChatOutputs":
         """Return what parses the outputs of a request, which is changed. Raises InvalidFieldError: see there."""
         if self._parsers[0] == "none" and fields.tools and fields.tool_choice != "none":
             rule = "unset: this server was started with --tool-call-parser none, so it cannot parse tool calls"
             raise InvalidFieldError("tools", "set", rule)
-        if self._format is None or self._format.tokenizer is not model.tokenizer:
-            self._format = ChatFormat.of(model.tokenizer, *self._parsers)
-        return ChatOutputs(fields, asked, model, self._format)
+        if (known := self._formats.get(model.name)) is None or known.tokenizer is not model.tokenizer:
+            known = self._formats[model.name] = ChatFormat.of(model.tokenizer, *self._parsers)
+        return ChatOutputs(fields, asked, model, known)
 
 
 class ChatOutputs:

@@ -54,7 +54,7 @@ class Completions:
         async with self._answering.running(call, identifier, asked) as responses:
             prompts = [_Prompt(fields, asked, place, response, tokens) for place, response in enumerate(responses)]
             if fields.stream:
-                stream = ChunkStream(call, partial(self._answering.waits_for, responses[0]), head)
+                stream = ChunkStream(call, partial(self._answering.waits_for, asked, responses[0]), head)
                 pieces = [_CompletionPieces(stream, prompt) for prompt in prompts]
                 return await stream_answer(stream, pieces, asked.names, tells_outputs=not prompts[0].is_prompt_only)
             for response in responses:

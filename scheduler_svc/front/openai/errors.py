@@ -20,9 +20,12 @@ from octavo_shared.errors import (
     RequestAbortedError,
     RequestExistsError,
     TokenizerFailedError,
+    TokenQuotaError,
 )
 from octavo_shared.grpc.grpc_status import status_code
 from scheduler_svc.front.api.request_limits import PromptTooLongError
+from scheduler_svc.front.refusals import INTERNAL, refusal_reason
+from scheduler_svc.front.text.text_model import UnknownModelError
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
@@ -53,6 +56,14 @@ _STATUSES = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
     grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
     grpc.StatusCode.ABORTED: HTTPStatus.CONFLICT,
+}
+
+# Why requests are refused that get no further than HTTP, in the words of the metrics; the others are invalid.
+_REFUSALS = {
+    HTTPStatus.FORBIDDEN: "permission_denied",
+    HTTPStatus.NOT_FOUND: "not_found",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "too_long",
+    HTTPStatus.TOO_MANY_REQUESTS: "queue_full",
 }
 
 # What the native API advises, and what that is here.
@@ -115,6 +126,8 @@ def api_error(
         return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, _SERVER, headers=_NO_RETRY)
     status = _STATUSES.get(status_code(error), HTTPStatus.INTERNAL_SERVER_ERROR)
     answer = ApiError(status, str(error), _INVALID if status < HTTPStatus.INTERNAL_SERVER_ERROR else _SERVER)
+    if isinstance(error, UnknownModelError):
+        return replace(answer, status=HTTPStatus.NOT_FOUND, param="model", code="model_not_found")
     if isinstance(error, InvalidFieldError):
         param = openai_name(error.field, names)
         if isinstance(error, PromptTooLongError):
@@ -124,8 +137,8 @@ def api_error(
         if param == "logit_bias":  # a list in the native API
             value, limit = value.replace("a list", "an object"), limit.replace("a list", "an object")
         return replace(answer, message=str(InvalidFieldError(param, value, limit)), param=param)
-    if isinstance(error, QueueFullError):
-        headers = {"Retry-After": str(math.ceil(error.retry_after_s))}
+    if isinstance(error, QueueFullError | TokenQuotaError):
+        headers = _NO_RETRY if error.retry_after_s is None else {"Retry-After": str(math.ceil(error.retry_after_s))}
         return replace(answer, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
     if isinstance(error, CacheTooSmallError):  # however often it is sent
         return replace(answer, status=HTTPStatus.BAD_REQUEST, code="context_length_exceeded")
@@ -136,6 +149,16 @@ def api_error(
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return replace(answer, headers={"Retry-After": str(math.ceil(_RETRY_AFTER_S))})
     return answer
+
+
+def refusal_of(error: Exception) -> str:
+    """Return why a request was refused, in the words of the metrics, given what was raised."""
+    if not isinstance(error, ApiError):
+        return refusal_reason(error)
+    if isinstance(error.__cause__, OctavoServiceError) and error.__cause__ is not error:
+        return refusal_of(error.__cause__)
+    otherwise = "invalid" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else INTERNAL
+    return _REFUSALS.get(HTTPStatus(error.status), otherwise)
 
 
 def _in_json(value: object) -> str:

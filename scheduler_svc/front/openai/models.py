@@ -1,20 +1,10 @@
-"""The served model by name, and the fingerprint of what computes it."""
+"""The fingerprint of what computes a model."""
 
 import hashlib
-from http import HTTPStatus
 
-from scheduler_svc.front.openai.errors import ApiError
-from scheduler_svc.front.text.json_text import shown_json
 from scheduler_svc.front.text.text_model import TextModel
 
 _FINGERPRINT_DIGITS = 12
-
-
-def check_model(asked: str, model: TextModel) -> None:
-    """Refuse a request for another model than the served one, with the status that OpenAI's clients know."""
-    if asked != model.name:
-        message = f"model is {shown_json(asked)}; it must be {shown_json(model.name)}, the served model"
-        raise ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
 
 
 def fingerprint(model: TextModel) -> str | None:

@@ -197,7 +197,7 @@ def _kind(value: object) -> str:
 def _request(
     fields: SamplingFields, params: generation_pb2.SamplingParams, limits: RequestLimits
 ) -> pb.GenerateRequest:
-    request = pb.GenerateRequest(sampling_params=params, cache_salt=fields.cache_salt or "")
+    request = pb.GenerateRequest(sampling_params=params, cache_salt=fields.cache_salt or "", model=fields.model or "")
     if fields.priority is not None:
         try:
             request.priority = fields.priority

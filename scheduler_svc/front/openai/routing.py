@@ -16,9 +16,11 @@ from octavo_shared.process.histogram import Histogram
 from octavo_shared.process.metric import Family, LabelValues, Metric
 from scheduler_svc.front.access.access_control import AccessControl
 from scheduler_svc.front.access.http_access import HOW_TO_SEND, identify
+from scheduler_svc.front.access.identity import ANYBODY, set_identity
+from scheduler_svc.front.api_meter import OTHER_API, ApiMeter
 from scheduler_svc.front.openai.body import Bodies
 from scheduler_svc.front.openai.call import Call
-from scheduler_svc.front.openai.errors import CLOSE, ApiError, api_error
+from scheduler_svc.front.openai.errors import CLOSE, ApiError, api_error, refusal_of
 from scheduler_svc.http.origin_checks import is_cross_site, is_local_host
 
 log = logging.getLogger(__name__)
@@ -62,10 +64,11 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What answers a path."""
+    """What answers a path; `api` is its name in the metrics of requests, None: it is not counted there."""
 
     method: str
     answer: Callable[[Call], Awaitable[web.StreamResponse]]
+    api: str | None = None
     access: Access = Access.CLIENTS
 
 
@@ -89,6 +92,7 @@ class Routes:
         routes: By path; one that ends with /{} stands for all that begin like it.
         access: Who may call; None: everybody.
         settings: See there.
+        meter: Counts requests.
         in_shape_of: Returns an error in the shape that the caller reads; without it, OpenAI's.
     """
 
@@ -97,8 +101,10 @@ class Routes:
         routes: Mapping[str, Route],
         access: AccessControl | None,
         settings: RouteSettings,
+        meter: ApiMeter,
         in_shape_of: Callable[[Call, ApiError], ApiError] = lambda call, error: error,
     ) -> None:
+        self._meter = meter
         self._routes = routes
         self._in_shape_of = in_shape_of
         self._access = access
@@ -116,22 +122,31 @@ class Routes:
         """Answer a request; what is raised becomes an error in the shape that its client reads."""
         began_s, status = time.monotonic(), _CLIENT_LEFT
         path = self._path_of(request.path)
-        call = Call(request, self._bodies)
+        set_identity(ANYBODY)  # until it is known; the request before it on this connection may be another's
+        api = self._routes[path].api if path in self._routes else OTHER_API
+        counted = None if api is None else self._meter.request(api)
+        call = Call(request, self._bodies, counted)
         call.headers |= _SAFE_HEADERS
         try:
             response = await self._answer(call, path)
             status = response.status
+            if counted is not None:
+                counted.accept()
         except ConnectionError:  # while it was sent
             raise
         except Exception as error:
             if not isinstance(error, OctavoServiceError):
                 log.exception(Event("http_call_failed", path=path, request_id=call.request_id))
+            if counted is not None:
+                counted.refuse(refusal_of(error))
             refusal = self._in_shape_of(call, api_error(error))
             status = refusal.status
             response = refuse(refusal, call.headers)
             # It may be the error itself, whose traceback has this frame and others with the body: a cycle of megabytes.
             refusal.__traceback__ = None
         finally:
+            if counted is not None:
+                counted.end()
             self._num_answers[path, str(status)] += 1
             self._handling.setdefault((path,), Histogram(_HANDLING_BOUNDS)).observe(time.monotonic() - began_s)
         return response

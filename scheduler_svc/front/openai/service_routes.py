@@ -19,29 +19,29 @@ from octavo_shared.process.metric import Family
 from scheduler_svc.front.anthropic.errors import speaks_anthropic
 from scheduler_svc.front.api import tokenization
 from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import ApiError, api_error
 from scheduler_svc.front.openai.field_reader import Reader
 from scheduler_svc.front.openai.fields import DetokenizeFields, TokenizeFields
 from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
-from scheduler_svc.front.openai.models import check_model
 from scheduler_svc.front.openai.requests import extend_ids
 from scheduler_svc.front.openai.routing import Access, Route
-from scheduler_svc.front.text.text_model import TextModel
+from scheduler_svc.front.text.text_model import TextModel, check_model
 
 
 class ServiceRoutes:
     """Answers them.
 
     Args:
-        generation: Knows the model, its tokenizer, and whether requests find an executor.
+        models: Know their tokenizers, and whether requests find an executor.
         reader: Reads the fields of requests.
         collect: Returns the metrics of the scheduler.
     """
 
-    def __init__(self, generation: Generation, reader: Reader, collect: Callable[[], Iterable[Family]]) -> None:
-        self._generation = generation
+    def __init__(self, models: Models, reader: Reader, collect: Callable[[], Iterable[Family]]) -> None:
+        self._models = models
         self._reader = reader
         self._collect = collect
         self._created = int(time.time())
@@ -51,21 +51,22 @@ class ServiceRoutes:
     def routes(self) -> Mapping[str, Route]:
         """Return them by path."""
         return {
-            "/health": Route("GET", self._health, Access.ANYBODY),
-            "/version": Route("GET", self._version, Access.ANYBODY),
-            "/metrics": Route("GET", self._metrics, Access.OPERATORS),
-            "/v1/models": Route("GET", self._list_models),
-            "/v1/models/{}": Route("GET", self._show_model),
-            "/tokenize": Route("POST", self._tokenize),
-            "/detokenize": Route("POST", self._detokenize),
-            "/tokenizer_info": Route("GET", self._tokenizer_info),
+            "/health": Route("GET", self._health, access=Access.ANYBODY),
+            "/version": Route("GET", self._version, access=Access.ANYBODY),
+            "/metrics": Route("GET", self._metrics, access=Access.OPERATORS),
+            "/v1/models": Route("GET", self._list_models, "models"),
+            "/v1/models/{}": Route("GET", self._show_model, "models"),
+            "/tokenize": Route("POST", self._tokenize, "tokenize"),
+            "/detokenize": Route("POST", self._detokenize, "detokenize"),
+            "/tokenizer_info": Route("GET", self._tokenizer_info, "tokenizer_info"),
         }
 
     async def _health(self, call: Call) -> web.Response:
-        """Say whether requests find an executor; why not is the operators' business."""
-        if not self._generation.engine.why_not_ready:
+        """Say whether requests for any model find an executor; why not is the operators' business."""
+        engines = [generation.engine for generation in self._models.all.values()]
+        if not all(engine.why_not_ready for engine in engines):
             return call.answer({"status": "ok"})
-        is_draining = self._generation.engine.is_draining
+        is_draining = all(engine.is_draining for engine in engines)
         what = "the scheduler is draining" if is_draining else "no executor accepts requests"
         raise ApiError(
             HTTPStatus.SERVICE_UNAVAILABLE, f"{what}; retry in a moment", "server_error", headers={"Retry-After": "1"}
@@ -88,36 +89,46 @@ class ServiceRoutes:
         )
 
     async def _list_models(self, call: Call) -> web.Response:
-        model, _ = self._generation.served()
-        if speaks_anthropic(call.request):
-            entry = self._entry_of_anthropic(model)
-            ends = {"first_id": model.name, "last_id": model.name, "has_more": False}
-            return call.answer({"data": [entry], **ends})
-        return call.answer({"object": "list", "data": [self._entry(model)]})
+        models = self._models.all.items()
+        if not speaks_anthropic(call.request):
+            return call.answer(
+                {"object": "list", "data": [self._entry(name, generation) for name, generation in models]}
+            )
+        entries = [self._entry_of_anthropic(name, generation) for name, generation in models]
+        ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"], "has_more": False}
+        return call.answer({"data": entries, **ends})
 
     async def _show_model(self, call: Call) -> web.Response:
-        model, _ = self._generation.served()
-        check_model(call.request.path.removeprefix("/v1/models/"), model)
-        is_anthropics = speaks_anthropic(call.request)
-        return call.answer(self._entry_of_anthropic(model) if is_anthropics else self._entry(model))
+        name = call.request.path.removeprefix("/v1/models/")
+        generation = self._models.choose(name)
+        if name not in self._models.names:
+            check_model(name, generation.served()[0])
+        entry = self._entry_of_anthropic if speaks_anthropic(call.request) else self._entry
+        return call.answer(entry(name, generation))
 
-    def _entry(self, model: TextModel) -> dict[str, object]:
+    def _entry(self, name: str, generation: Generation) -> dict[str, object]:
+        """Describe a model; one with a name of its own is listed before it has executors.
+
+        Raises: NoExecutorError: nobody knows its name yet.
+        """
+        model = generation.model if name else generation.served()[0]
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "octavo",
-            "max_model_len": model.max_model_len,
+            "max_model_len": model and model.max_model_len,
         }
 
-    def _entry_of_anthropic(self, model: TextModel) -> dict[str, object]:
+    def _entry_of_anthropic(self, name: str, generation: Generation) -> dict[str, object]:
+        entry = self._entry(name, generation)
         return {
             "type": "model",
-            "id": model.name,
-            "display_name": model.name,
+            "id": name,
+            "display_name": name,
             "created_at": datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z"),
-            "max_input_tokens": model.max_model_len,
-            "max_tokens": model.max_model_len,
+            "max_input_tokens": entry["max_model_len"],
+            "max_tokens": entry["max_model_len"],
         }
 
     async def _tokenize(self, call: Call) -> web.Response:
@@ -128,7 +139,6 @@ class ServiceRoutes:
             raise InvalidFieldError("prompt", "set" if has_prompt else "absent", "set, or messages, but not both")
 
         def tokenize(model: TextModel, limits: RequestLimits) -> dict[str, Any]:
-            _check_name(fields.model, model)
             request = pb.TokenizeRequest()
             if fields.messages is None:
                 request.text = fields.prompt or ""
@@ -140,14 +150,13 @@ class ServiceRoutes:
             tokens = [model.tokenizer.token_of(token_id) for token_id in ids] if fields.return_token_strs else None
             return {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids, "token_strs": tokens}
 
-        return await self._run(call, tokenize)
+        return await self._run(call, fields.model, tokenize)
 
     async def _detokenize(self, call: Call) -> web.Response:
         """Return the text of tokens, special ones included."""
         fields = await call.read(lambda parsed: self._reader.read(parsed, DetokenizeFields, call.headers))
 
         def detokenize(model: TextModel, limits: RequestLimits) -> dict[str, Any]:
-            _check_name(fields.model, model)
             limit = tokenization.count_limits(model)["token_ids"]
             if len(fields.tokens) > limit.most:
                 rule = f"at most {limit.most} tokens long ({limit.cause})"
@@ -156,19 +165,28 @@ class ServiceRoutes:
             extend_ids(request.token_ids, "tokens", fields.tokens, limits)
             return {"prompt": tokenization.detokenize(request, model, limits).text}
 
-        return await self._run(call, detokenize)
+        return await self._run(call, fields.model, detokenize)
 
     async def _tokenizer_info(self, call: Call) -> web.Response:
-        """Return what a client needs beside /tokenize to make prompts by itself, as in vLLM."""
-        model, _ = self._generation.served()
+        """Return what a client needs beside /tokenize to make prompts by itself, as in vLLM; of several, of ?model=."""
+        asked = call.request.query.get("model")
+        model, _ = self._models.choose(asked or "").served()
+        _check_name(asked, model)
         template = model.tokenizer.chat_template
         names = dict.fromkeys(("bos_token", "eos_token", "pad_token"))
         shown = {**names, **model.tokenizer.special_tokens, "chat_template": template and template.source}
         return call.answer({**shown, "model_max_length": model.max_model_len})
 
-    async def _run(self, call: Call, work: Callable[[TextModel, RequestLimits], dict[str, Any]]) -> web.Response:
+    async def _run(
+        self, call: Call, asked: str | None, work: Callable[[TextModel, RequestLimits], dict[str, Any]]
+    ) -> web.Response:
+        def check_and_work(model: TextModel, limits: RequestLimits) -> dict[str, Any]:
+            _check_name(asked, model)
+            return work(model, limits)
+
+        tokenization = self._models.choose(asked or "").tokenization
         try:
-            return call.answer(await self._generation.tokenization.run(work, is_small=call.is_small))
+            return call.answer(await tokenization.run(check_and_work, is_small=call.is_small))
         except InvalidFieldError as error:
             raise api_error(error, {"token_ids": "tokens", **CONVERSATION_NAMES}) from error
 

@@ -9,7 +9,7 @@ from scheduler_svc.front.access.access_control import AccessControl
 from scheduler_svc.front.anthropic.errors import in_shape_of
 from scheduler_svc.front.anthropic.fields import OTHER_FIELDS
 from scheduler_svc.front.anthropic.messages import Messages
-from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.openai.answering import Answering
 from scheduler_svc.front.openai.chat import Chat
 from scheduler_svc.front.openai.chat_outputs import ChatFormats
@@ -26,7 +26,7 @@ from scheduler_svc.http.http_tls import http_tls
 def openai_server(
     config: ClientSideConfig,
     listen: str,
-    generation: Generation,
+    models: Models,
     access: AccessControl | None,
     collect: Callable[[], Iterable[Family]],
     *,
@@ -37,7 +37,7 @@ def openai_server(
     Args:
         config: Of the scheduler.
         listen: Where it listens, host:port.
-        generation: Runs the requests.
+        models: What runs the requests.
         access: Who may call; None: everybody.
         collect: Returns the metrics of the scheduler.
         is_shared: Whether other processes serve at the address too.
@@ -46,17 +46,18 @@ def openai_server(
     """
     unknown = UnknownFields(config.openai_unknown_fields)
     reader = Reader(unknown)
-    answering = Answering(generation, reader)
+    answering = Answering(models, reader)
     formats = ChatFormats(config.tool_call_parser, config.reasoning_parser)
+    responses = Responses(Answering(models, Reader(unknown, RESPONSES)), formats)
     routes = {
-        "/v1/chat/completions": Route("POST", Chat(answering, formats).answer),
-        "/v1/completions": Route("POST", Completions(answering).answer),
-        "/v1/responses": Route("POST", Responses(Answering(generation, Reader(unknown, RESPONSES)), formats).answer),
-        **Messages(generation, Answering(generation, Reader(unknown, OTHER_FIELDS)), formats).routes(),
-        **ServiceRoutes(generation, reader, collect).routes(),
+        "/v1/chat/completions": Route("POST", Chat(answering, formats).answer, "chat_completions"),
+        "/v1/completions": Route("POST", Completions(answering).answer, "completions"),
+        "/v1/responses": Route("POST", responses.answer, "responses"),
+        **Messages(models, Answering(models, Reader(unknown, OTHER_FIELDS)), formats).routes(),
+        **ServiceRoutes(models, reader, collect).routes(),
     }
     tls = http_tls(config)
     settings = RouteSettings(
         max_bytes=config.max_request_bytes, is_local=is_loopback(listen), speaks_tls=tls is not None
     )
-    return OpenAIServer(listen, Routes(routes, access, settings, in_shape_of), tls, is_shared=is_shared)
+    return OpenAIServer(listen, Routes(routes, access, settings, models.meter, in_shape_of), tls, is_shared=is_shared)

@@ -59,7 +59,7 @@ class Responses:
         async with self._answering.running(call, f"resp_{fields.request_id or call.request_id}", asked) as [response]:
             answer = _Answer(fields, chat, model, response, outputs, tokens)
             if fields.stream:
-                stream = _ResponseStream(call, partial(self._answering.waits_for, response), answer, response)
+                stream = _ResponseStream(call, partial(self._answering.waits_for, asked, response), answer, response)
                 return await stream_events(stream, stream.send_all, asked.names, response.request_id)
             await response.wait_until_ended()
         is_quick = len(response.outputs[0].token_ids) <= FEW_PARSED_TOKENS

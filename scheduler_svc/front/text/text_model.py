@@ -6,14 +6,29 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo_shared.errors import InvalidFieldError
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from scheduler_svc.front.text.json_text import shown_json
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
 
 log = logging.getLogger(__name__)
 
 TOKENIZER_FIX = "start the scheduler with --tokenizer DIRECTORY, a directory with a tokenizer.json"
+
+
+class UnknownModelError(InvalidFieldError):
+    """A request is for none of the models that are served.
+
+    Args:
+        asked: What it calls its model; "": it names none, and there are several.
+        names: What is served.
+    """
+
+    def __init__(self, asked: str, names: Sequence[str]) -> None:
+        rule = " or ".join(map(shown_json, names)) + (", the served model" if len(names) == 1 else "")
+        super().__init__("model", shown_json(asked), rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +62,12 @@ class TextModel:
     def reproducibility(self) -> Reproducibility:
         """Whether equal requests get equal outputs."""
         return self.served.reproducibility
+
+
+def check_model(asked: str, model: TextModel) -> None:
+    """Raise UnknownModelError if a request is for another model than this one."""
+    if asked != model.name:
+        raise UnknownModelError(asked, [model.name])
 
 
 class ModelTokenizer:

@@ -10,7 +10,9 @@ things of the library stand against that, and are dealt with here:
   fails then too counts.
 """
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +35,14 @@ _STEP_LEXER_FUEL = 50_000
 _STEP_MAX_ITEMS = 25_000
 
 
+# A chain of 20,000 rules took less than 64 MiB. It is address space: what is not used is not there.
+_STACK_BYTES = 256 * 2**20
+_changing_stack_size = threading.Lock()
+
+# What the library says of a token that does not follow; all else that it says of one is about a limit.
+_MISMATCHES = ("doesn't satisfy the grammar", "out of range", "parser stopped")
+
+
 class GrammarError(OctavoServiceError):
     """An output cannot go on by its grammar; the message is the library's, in one line."""
 
@@ -52,10 +62,31 @@ class NoTokenAllowedError(GrammarError):
 def check_grammar(tokenizer: MatcherTokenizer, grammar: Grammar) -> str:
     """Return why outputs cannot follow a grammar, in the words of its parser and with the place; empty: they can.
 
-    Takes up to some 0.1 s, and cannot be stopped: call it on a thread.
+    Takes up to some 0.3 s, mostly far less, and cannot be stopped: call it on a thread. It works on one of its own.
     """
     if len(grammar.body) > MAX_GRAMMAR_BYTES:
         return f"it has {len(grammar.body)} bytes; the limit is {MAX_GRAMMAR_BYTES}"
+    with thread_of_large_stack("grammar-check") as thread:
+        return thread.submit(reason_against, tokenizer, grammar).result()
+
+
+def thread_of_large_stack(name: str) -> ThreadPoolExecutor:
+    """Return a pool of one thread, on whose stack no grammar of `MAX_GRAMMAR_BYTES` overflows.
+
+    The library calls itself for rules that name each other, and an overflow ends the process.
+    """
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+    with _changing_stack_size:
+        former = threading.stack_size(_STACK_BYTES)
+        try:
+            pool.submit(int).result()  # a pool starts its thread with the first task
+        finally:
+            threading.stack_size(former)
+    return pool
+
+
+def reason_against(tokenizer: MatcherTokenizer, grammar: Grammar) -> str:
+    """See `check_grammar`; on this thread, whose stack a hostile grammar may overflow."""
     try:
         OutputMatcher(tokenizer, grammar).fill_mask(np.zeros(tokenizer.num_mask_words, np.uint32))
     except NoTokenAllowedError:
@@ -75,7 +106,7 @@ class OutputMatcher:
         self._tokenizer = tokenizer
         self._grammar = grammar
         self._matcher = _compile(tokenizer, grammar)
-        self._token_ids: list[int] = []  # followed so far, up to the first that ends an output
+        self._token_ids: list[int] = []  # followed so far, without what ends an output
         self._has_ended = False
         self._has_mask = False  # of this position
         self._is_on_its_own = True  # shares nothing with a copy, and had a mask at every position
@@ -92,14 +123,17 @@ class OutputMatcher:
         if not new or self._has_ended:
             return
         end = next((index for index, token_id in enumerate(new) if token_id in self._tokenizer.eos_token_ids), None)
+        if new := new[:end]:
+            self._is_on_its_own &= self._has_mask and len(new) == 1
+            self._has_mask = False
+            self._token_ids += new
+            self._matcher.consume_tokens(new)
+            if self._matcher.is_error():
+                self._build_anew()
         if end is not None:
-            new = new[: end + 1]
-        self._is_on_its_own &= self._has_mask and len(new) == 1
-        self._token_ids += new
-        self._has_mask, self._has_ended = False, end is not None
-        self._matcher.consume_tokens(new)
-        if self._matcher.is_error():
-            self._build_anew()
+            if not self._matcher.is_accepting():
+                raise GrammarFailedError("the output ends where its grammar does not")
+            self._has_ended = True
 
     def fill_mask(self, row: MaskRow) -> None:
         """Write which tokens may come next: bit i % 32 of word i // 32 stands for token i.
@@ -175,7 +209,7 @@ def _require_sound(matcher: "LLMatcher") -> None:
     words = _words(matcher)
     if words.startswith("NoExtension"):
         raise NoTokenAllowedError("the grammar allows no token")
-    if "doesn't satisfy the grammar" in words or "out of range" in words:
+    if any(mismatch in words for mismatch in _MISMATCHES):
         raise GrammarFailedError(words)
     raise GrammarLimitError(words)
 

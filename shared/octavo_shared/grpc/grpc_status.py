@@ -43,6 +43,7 @@ from octavo_shared.errors import (
     SlowCallerError,
     StepFailedError,
     StepGapError,
+    TokenQuotaError,
     TooManyUntakenError,
     UnauthenticatedError,
     UnavailableError,
@@ -85,6 +86,7 @@ def status_code(error: BaseException) -> grpc.StatusCode:
         PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
         WorldError: grpc.StatusCode.UNAVAILABLE,
         QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        TokenQuotaError: grpc.StatusCode.RESOURCE_EXHAUSTED,
         CacheTooSmallError: grpc.StatusCode.RESOURCE_EXHAUSTED,
         DeadlineTooShortError: grpc.StatusCode.DEADLINE_EXCEEDED,
         UnavailableError: grpc.StatusCode.UNAVAILABLE,
@@ -187,7 +189,7 @@ def _details(error: Exception) -> Sequence[Message]:
     if isinstance(error, InvalidFieldError):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=_message(error))
         return [error_details_pb2.BadRequest(field_violations=[violation])]
-    if isinstance(error, QueueFullError):
+    if isinstance(error, QueueFullError | TokenQuotaError) and error.retry_after_s is not None:
         delay = Duration()
         delay.FromMilliseconds(round(error.retry_after_s * 1000))
         return [error_details_pb2.RetryInfo(retry_delay=delay)]

@@ -15,7 +15,8 @@ Its description (what it does, unit, what happens without it) is the help text. 
 
 A key that nobody knows is a mistake in any of the three. All mistakes are reported together, one
 line each, with the name of the place where the value came from. Field types: str, int, float, bool,
-Literal, Path, each also `| None`, and tuples of them (comma-separated in flags and environment).
+Literal, Path, each also `| None`, and tuples of them (comma-separated in flags and environment; such a flag may also be
+given several times).
 """
 
 import argparse
@@ -125,7 +126,8 @@ def _read_flags(
     if not wrong_flags:  # what follows a wrong flag is probably its value
         mistakes += [f"unexpected argument {argument!r}" for argument in unknown]
     return {
-        name: Setting(_split(config_class, name, value), _flag(name)) for name, value in values.items()
+        name: Setting(_split(config_class, name, ",".join(value) if isinstance(value, list) else value), _flag(name))
+        for name, value in values.items()
     }, config_path
 
 
@@ -148,7 +150,8 @@ def _parser(config_class: type[ServiceConfig]) -> _FlagParser:
             parser.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=text)
         else:
             choices = [str(choice) for choice in get_args(info.annotation) if get_origin(info.annotation) is Literal]
-            parser.add_argument(_flag(name), metavar="|".join(choices) or "VALUE", help=text)
+            action = "append" if _is_tuple(config_class, name) else "store"
+            parser.add_argument(_flag(name), metavar="|".join(choices) or "VALUE", help=text, action=action)
     return parser
 
 
@@ -280,11 +283,15 @@ def _number(value: float) -> str:
 
 def _split(config_class: type[ServiceConfig], name: str, value: object) -> object:
     """Split the text of a tuple field at its commas."""
-    annotation = config_class.model_fields[name].annotation
-    alternatives = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    if isinstance(value, str) and any(get_origin(alternative) is tuple for alternative in alternatives):
+    if isinstance(value, str) and _is_tuple(config_class, name):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
+
+
+def _is_tuple(config_class: type[ServiceConfig], name: str) -> bool:
+    annotation = config_class.model_fields[name].annotation
+    alternatives = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return any(get_origin(alternative) is tuple for alternative in alternatives)
 
 
 def _flag(name: str) -> str:

@@ -20,6 +20,7 @@ from tests.support.stack import collect, token_request
 
 # What every row has, or what tests/contract/openai/test_tools.py is about.
 ELSEWHERE = {"model", "prompt", "messages", "stream", "tools", "tool_choice", "parallel_tool_calls"}
+ELSEWHERE |= {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
 
 USAGE = {"include_usage": True}
 

@@ -81,7 +81,8 @@ def test_a_flag_of_several_commands_takes_the_same_and_is_said_the_same_way() ->
             continue
         with click.Context(cli) as context:
             metavar = option.make_metavar(context)
-        is_said_by_command = flag in {"--address", "--interval", "--json", "--tenant"}  # which port, of what, whose
+        # Which port, of what, which model of what, whose.
+        is_said_by_command = flag in {"--address", "--interval", "--json", "--model", "--tenant"}
         said[flag].add((metavar, None) if is_said_by_command else (metavar, option.envvar, option.help, option.default))
     assert {flag: ways for flag, ways in said.items() if len(ways) > 1} == {}
 

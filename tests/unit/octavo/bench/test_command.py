@@ -46,7 +46,6 @@ def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
     ("--samples", "--samples needs --json"),
     ("--slo fast", "Invalid value for '--slo': 'fast' is not an objective"),
     ("--plot x.gif", "Invalid value for '--plot': 'x.gif' does not end in .png, .svg, .pdf"),
-    ("--model x", "--model needs --openai"),
     ("--openai-api chat", "--openai-api needs --openai"),
     ("--openai http://x/v1 --address a:1", "--address works only with an Octavo scheduler, not with --openai"),
     ("--openai http://x/v1 --tenant red", "--tenant works only with an Octavo scheduler, not with --openai"),

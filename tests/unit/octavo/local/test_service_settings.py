@@ -60,7 +60,7 @@ def test_the_help_describes_or_names_every_flag(capsys: pytest.CaptureFixture[st
 
 
 def test_flags_and_keywords_reach_the_services_alike(started: list[LocalOptions]) -> None:
-    flags = "--block-size-tokens 32 --policy priority --no-prefix-caching --tenant-weights a=1,b=2 --log-level debug"
+    flags = "--block-size-tokens 32 --policy priority --no-prefix-caching --tenants-file t.toml --log-level debug"
     one_service = "--set executor.log_level=error --set scheduler.metrics-listen=127.0.0.1:0"
     ports = "--listen 127.0.0.1:0 --scheduler-id same"  # an `octavo up` of this machine may have the usual ones
     assert run(["up", "--model", "some/model", *flags.split(), *one_service.split(), *ports.split()]) == 1
@@ -70,7 +70,7 @@ def test_flags_and_keywords_reach_the_services_alike(started: list[LocalOptions]
             block_size_tokens=32,
             policy="priority",
             prefix_caching=False,
-            tenant_weights=["a=1", "b=2"],
+            tenants_file="t.toml",
             log_level="debug",
             kv_cache_gib=None,
             executor={"log_level": "error"},
@@ -92,7 +92,7 @@ def test_flags_and_keywords_reach_the_services_alike(started: list[LocalOptions]
     ({"block_size_tokens": 0}, "block_size_tokens is 0; it must be at least 1"),
     ({"kv_cache_gib": "much"}, "kv_cache_gib is much; it must be a number"),
     ({"policy": "prio"}, "policy is prio; it must be one of 'fcfs' or 'priority'"),
-    ({"tenant_weights": 7}, "tenant_weights is 7; it must be a list"),
+    ({"trusted_clients": 7}, "trusted_clients is 7; it must be a list"),
     ({"tp": 1.5, "max_beam_width": 1}, "tp is 1.5; it must be a whole number; max_beam_width is 1; it must be at"),
     ({"executor": {"tp": 0}}, "executor.tp is 0; it must be at least 1"),
     ({"executor": {"block_size": 3}}, "executor.block_size is not a setting; did you mean executor.block_size_tok"),

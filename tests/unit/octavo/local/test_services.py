@@ -318,7 +318,7 @@ def test_settings_become_flags_and_absent_ones_stay_with_the_services() -> None:
         "host_cache_gib": 0,
         "max_num_seqs": 8,
         "max_waiting_requests": None,
-        "tenant_weights": ["red=1", "blue=2"],
+        "tenants_file": "tenants.toml",
         "prefix_caching": False,
         "log_level": "debug",
     }
@@ -331,7 +331,7 @@ def test_settings_become_flags_and_absent_ones_stay_with_the_services() -> None:
     ]
     assert options.scheduler_command()[1:] == [
         *(*python, "scheduler_svc", "--listen", "127.0.0.1:1", "--admin-listen", "127.0.0.1:0"),
-        *("--exit-on-stdin-close", "--max-num-seqs", "8", "--tenant-weights", "red=1,blue=2"),
+        *("--exit-on-stdin-close", "--max-num-seqs", "8", "--tenants-file", "tenants.toml"),
         *("--no-prefix-caching", "--log-level", "debug"),
     ]
 

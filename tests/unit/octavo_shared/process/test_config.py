@@ -142,6 +142,44 @@ def test_a_setting_that_was_removed_says_what_to_use(
     )
 
 
+@each_row(
+    (["a:1"], {"": ("a:1",)}),
+    (["a:1,dns:///b:2"], {"": ("a:1", "dns:///b:2")}),
+    (["a:1", "b:2"], {"": ("a:1", "b:2")}),
+    (["small=dns:///a:1,org/Large-2=b:2"], {"small": ("dns:///a:1",), "org/Large-2": ("b:2",)}),
+    (["small=a:1", "large=b:2,small=[::1]:3"], {"small": ("a:1", "[::1]:3"), "large": ("b:2",)}),
+)
+def test_an_engine_may_have_the_name_of_its_model(flags: list[str], engines: dict[str, tuple[str, ...]]) -> None:
+    config = load_config(FrontConfig, [word for flag in flags for word in ("--engine", flag)], {})
+    assert config.engines_by_model == engines
+    assert load_config(FrontConfig, [], {"OCTAVO_FRONT_ENGINE": ",".join(flags)}).engines_by_model == engines
+
+
+@each_row(
+    *(
+        (engine, f"--engine is {engine.split(',')[-1]}; it must be {name}host:port, with a port from 0 to 65535")
+        for name, engines in (
+            ("", ("a", "a:1,b:x", ":1")),
+            ("NAME=", ("=a:1", "small=", "small=:1", "small=a", "my model=a:1", "x\x1b=a:1", f"{'x' * 129}=a:1")),
+        )
+        for engine in engines
+    ),
+    ("small=a:1,b:2", "--engine has a model's name before some addresses and none before b:2; give all of them one"),
+)
+def test_a_wrong_engine_is_refused_with_what_is_right(engine: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(FrontConfig, ["--engine", engine], {})
+    [mistake] = caught.value.mistakes
+    assert mistake.startswith(told)
+
+
+def test_a_tokenizer_of_the_operator_is_for_one_model() -> None:
+    one, two = "small=a:1", "small=a:1,large=b:1"
+    assert load_config(FrontConfig, ["--engine", one, "--tokenizer", "/x"], {}).tokenizer == Path("/x")
+    with pytest.raises(ConfigError, match="--tokenizer holds for one model, and --engine names 2; without it"):
+        load_config(FrontConfig, ["--engine", two, "--tokenizer", "/x"], {})
+
+
 @each_row(SchedulerConfig, ExecutorConfig, FakeConfig)
 def test_version_is_that_of_octavo(config_class: type[ServiceConfig], *, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

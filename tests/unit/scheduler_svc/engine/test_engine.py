@@ -13,6 +13,7 @@ from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine import engine as engine_module
 from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.engine.tenants import TenantQuota, Tenants
 from scheduler_svc.request.served_model import ServedModel
 from tests.support.driving import group, small_limits
 from tests.support.each_row import each_row
@@ -25,7 +26,7 @@ def crowded() -> IdleEngine:
     """An engine where a tenant may let one request wait, and the nameless one does."""
     idle = IdleEngine(["a"], small_limits())
     engine = idle.engine
-    engine.waiting.settings = replace(engine.settings, max_waiting_requests_per_tenant=1)
+    engine.set_tenants(Tenants(others=TenantQuota(max_waiting=1)))
     engine.fleet_model.model = ServedModel(FakeWorker().info, 24, 4)
     idle.add(group(0, 4))
     return idle

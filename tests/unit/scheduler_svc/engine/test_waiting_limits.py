@@ -16,7 +16,9 @@ from executor_svc.fake.worker import FakeWorker
 from octavo_shared.errors import QueueFullError
 from octavo_shared.grpc.grpc_status import rpc_status
 from octavo_shared.step_wire.step import SamplingRow
+from scheduler_svc.core.waiting.tenant_shares import TenantShare
 from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.engine.tenants import TenantQuota, Tenants
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
@@ -31,7 +33,12 @@ class Queue:
     """The queue of an engine whose executor takes nothing."""
 
     def __init__(
-        self, most: int, *, most_tokens: int | None = None, of_a_tenant: int = 1000, weights: Mapping[str, float] = {}
+        self,
+        most: int,
+        *,
+        most_tokens: int | None = None,
+        of_a_tenant: int = 1000,
+        weights: Mapping[str, float] = {},
     ) -> None:
         self.idle = IdleEngine(["a"], small_limits())
         self.engine = self.idle.engine
@@ -40,9 +47,9 @@ class Queue:
             self.engine.settings,
             max_waiting_requests=most,
             max_waiting_tokens=most_tokens,
-            max_waiting_requests_per_tenant=of_a_tenant,
-            tenant_weights=weights,
         )
+        named = {name: TenantQuota(TenantShare(weight), of_a_tenant) for name, weight in weights.items()}
+        self.engine.set_tenants(Tenants(named, TenantQuota(max_waiting=of_a_tenant)))
         self.requests: list[LiveRequest] = []
 
     def fill(self, tenant: str, num: int, *, num_prompt_tokens: int = 1, has_run: bool = False) -> list[LiveRequest]:

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn, cast
 
+from octavo_shared.grpc.membership import Membership
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings
 from scheduler_svc.executors.drivers import Drivers
-from scheduler_svc.executors.membership import Membership
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.telemetry.meter import Meter
 

@@ -16,6 +16,7 @@ from octavo_shared.errors import (
     OctavoServiceError,
     QueueFullError,
     RequestExistsError,
+    TokenQuotaError,
     UnavailableError,
 )
 from octavo_shared.grpc.grpc_status import rpc_status
@@ -94,6 +95,7 @@ ERRORS = [
     InvalidFieldError("sampling_params.top_p", 2.0, "at most 1"),
     QueueFullError(4, 1.5, "red"),
     QueueFullError(4, 1.5, "red", gives_way=True),
+    TokenQuotaError("red", 9, 60, 3, 6.0),
     DeadlineTooShortError("take", 20.0, 1.0),
     RequestExistsError("mine"),
     LostTooOftenError(4),

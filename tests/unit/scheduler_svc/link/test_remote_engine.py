@@ -10,13 +10,12 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.core.v1 import core_service_pb2 as pb
-from octavo_shared.errors import QueueFullError, RequestAbortedError
+from octavo_shared.errors import RequestAbortedError
 from octavo_shared.grpc.certificates import TlsFileError
 from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.link import outbox
 from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.link.state import UNREACHABLE
-from scheduler_svc.request.engine_client import EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
@@ -42,8 +41,8 @@ async def test_no_message_is_larger_than_the_link_takes_and_their_order_is_kept(
 ) -> None:
     monkeypatch.setattr(outbox, "MAX_PROMPT_BYTES", 1000)
     model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
-    core = RemoteEngine(Mock(), "0", nothing, nothing)
-    core._state = replace(UNREACHABLE, why_not_ready="")
+    core = RemoteEngine(Mock(), "0", nothing, Mock())
+    core.state = replace(UNREACHABLE, why_not_ready="")
     prompt = np.zeros(100, np.int32)
     requests = [EngineRequest(f"r{n}", prompt, SamplingRow(), StopConditions()) for n in range(7)]
     tasks = [asyncio.create_task(core.submit(request, Mock(), model)) for request in requests]
@@ -74,7 +73,7 @@ async def test_a_front_asks_for_its_core_ever_less_often_until_it_has_one(monkey
             raise TlsFileError("the file is broken")
         return Welcoming()
 
-    core = RemoteEngine(open_channel, "0", nothing, nothing)
+    core = RemoteEngine(open_channel, "0", nothing, Mock())
     monkeypatch.setattr(core, "_run_session", lambda _: core._take(pb.JoinResponse(welcome=pb.CoreWelcome()), Mock()))
     monkeypatch.setattr(asyncio, "sleep", pause)
     with pytest.raises(asyncio.CancelledError):
@@ -96,8 +95,8 @@ class Welcoming:
 async def test_what_was_aborted_ends_with_its_core_and_no_other_core_goes_on_with_it() -> None:
     """Its core may have gone before the abort came, or before it said that the request ended."""
     model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
-    core = RemoteEngine(Mock(), "0", nothing, nothing)
-    core._state = replace(UNREACHABLE, why_not_ready="")
+    core = RemoteEngine(Mock(), "0", nothing, Mock())
+    core.state = replace(UNREACHABLE, why_not_ready="")
     requests = [EngineRequest(f"r{n}", np.zeros(3, np.int32), SamplingRow(), StopConditions()) for n in range(3)]
     sinks = [Mock(), Mock(), Mock()]
     tasks = [
@@ -121,8 +120,8 @@ async def test_what_was_aborted_ends_with_its_core_and_no_other_core_goes_on_wit
 
 async def test_what_is_aborted_while_the_core_is_away_ends_at_once() -> None:
     model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
-    core, sink = RemoteEngine(Mock(), "0", nothing, nothing), Mock()
-    core._state = replace(UNREACHABLE, why_not_ready="")
+    core, sink = RemoteEngine(Mock(), "0", nothing, Mock()), Mock()
+    core.state = replace(UNREACHABLE, why_not_ready="")
     request = EngineRequest("r1", np.zeros(3, np.int32), SamplingRow(), StopConditions())
     submitted = asyncio.create_task(core.submit(request, sink, model))
     await asyncio.sleep(0)
@@ -133,26 +132,3 @@ async def test_what_is_aborted_while_the_core_is_away_ends_at_once() -> None:
     handle.abort(RequestAbortedError("its client left"))
     assert (core.num_requests, str(sink.end.call_args.args[1])) == (0, "its client left")
     assert not core._outbox.message.aborts
-
-
-def test_a_full_queue_refuses_here_whom_the_core_names_and_who_fills_it_with_what_is_checked() -> None:
-    """All others are asked for at the core, which knows the shares."""
-    model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
-    core = RemoteEngine(Mock(), "0", nothing, nothing)
-    core._model = model
-    full = replace(UNREACHABLE, why_not_ready="", has_executor=True, num_waiting=2, max_waiting=2)
-    core._state = replace(full, tenants_at_share=frozenset({"red"}))
-    with pytest.raises(QueueFullError, match=r"is full \(2 requests\)"), core.checking("new", "red"):
-        pass
-    with core.checking("new", "blue"), core.checking("newer", "blue") as found:
-        assert found is model
-        with pytest.raises(QueueFullError, match=r"is full \(4 requests\)"), core.checking("newest", "blue"):
-            pass
-    with core.checking("newest", "blue"):
-        pass
-    core._state = replace(core._state, num_waiting=1, max_waiting_tokens=9, load=EngineLoad(1, 0, 9, 0, 0, 0, 0))
-    with (
-        pytest.raises(QueueFullError, match=r"is full \(1 request with 9 prompt tokens\)"),
-        core.checking("new", "red"),
-    ):
-        pass

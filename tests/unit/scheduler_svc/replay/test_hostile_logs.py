@@ -117,9 +117,9 @@ def limits_of(**values: Any) -> Callable[[pb.LogHeader], None]:
         (lambda header: setattr(header, "snapshot", header.snapshot[:-9]), "the snapshot was truncated"),
         (
             lambda header: setattr(header, "policy", "__init__"),
-            "a policy or a weight of a tenant that no scheduler has",
+            "a policy that no scheduler has",
         ),
-        (lambda header: header.tenant_weights.add(tenant="a", weight=5e-324), "a policy or a weight of a tenant"),
+        (lambda header: header.tenants.named.add(tenant="a", weight=5e-324), "a share that no scheduler gives"),
         (limits_of(num_blocks=2**24), "the executors of the log have more than the 16777216 blocks"),
         (limits_of(num_blocks=2**60), r"an executor of the log has num_blocks \d+; it is from 1 to 16777216"),
         (limits_of(num_blocks=[]), "num_blocks of an executor of the log is not what this release knows"),

@@ -77,7 +77,14 @@ def test_nobody_changes_a_core_or_the_queue_but_by_the_fleet() -> None:
     """Calls that would not be in the log, as text: the engine and the drivers have no other way."""
     forbidden = (
         *("core.process(", "core.finish(", "core.abort(", "core.schedule(", "core.evacuate(", "note_hang()"),
-        *("queue.add(", "queue.remove(", "dispatcher.dispatch(", "dispatcher.withdraw(", ".lost_on ="),
+        *(
+            "queue.add(",
+            "queue.remove(",
+            "queue.set_shares(",
+            "dispatcher.dispatch(",
+            "dispatcher.withdraw(",
+            ".lost_on =",
+        ),
         *("core.takes_groups =", "core.is_draining =", "core.is_probing =", "core.step_cost ="),
     )
     for folder in ("engine", "executors", "admin", "front", "telemetry"):

@@ -9,6 +9,7 @@ import pytest
 
 from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo_shared.grammar.grammar import Grammar
+from scheduler_svc.core.waiting.tenant_shares import EQUAL_SHARES
 from scheduler_svc.step_log import encoding, writer
 from scheduler_svc.step_log.log_files import files_in
 from scheduler_svc.step_log.writer import StepLogError, StepLogSettings, StepLogWriter
@@ -53,7 +54,7 @@ def test_the_oldest_files_go_and_the_rest_replays(tmp_path: Path) -> None:
     log = StepLogWriter(settings)
     for number in range(40):
         log.put(encoding.group_aborted, (number,), None)
-        log.begin_file(log.header(0.0), pb.Snapshot(arrays=os.urandom(2000)))
+        log.begin_file(log.header(0.0, EQUAL_SHARES), pb.Snapshot(arrays=os.urandom(2000)))
     log.close()
     total = sum(path.stat().st_size for path in files_in(tmp_path))
     assert 3 * 4000 < total <= settings.max_bytes

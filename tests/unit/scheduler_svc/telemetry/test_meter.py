@@ -1,5 +1,7 @@
 """What is counted of tokens, steps and ends."""
 
+from dataclasses import replace
+
 import pytest
 
 from octavo_shared.errors import RequestAbortedError, UnavailableError
@@ -80,3 +82,13 @@ def test_the_wait_of_a_request_that_never_got_a_token_counts_as_well() -> None:
     ended.times.first_scheduled_at_s = 3.0
     meter.request_ended(ended)
     assert meter.queue_time.sum == 3.0
+
+
+def test_a_tenant_has_its_requests_and_the_tokens_that_were_made_here() -> None:
+    meter = Meter()
+    for tenant, num_tokens, num_earlier in (("ml", 5, 0), ("ml", 30, 20), ("web", 7, 0)):
+        ended = replace(ended_request(num_tokens=num_tokens), tenant=tenant, num_earlier_tokens=num_earlier)
+        meter.request_ended(ended)
+    meter.request_ended(replace(ended_request(error=UnavailableError("it was lost"), num_tokens=2), tenant="web"))
+    assert meter.num_requests_of == {"ml": 2, "web": 2}
+    assert meter.num_output_tokens_of == {"ml": 15, "web": 9}

@@ -6,7 +6,7 @@ import pytest
 
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.core.waiting.policy import MAX_IDLE_COUNTERS, FairShare, FcfsPolicy, Policy, PriorityPolicy
-from tests.support.waiting import waiting_group
+from tests.support.waiting import shares_of, waiting_group
 
 
 @pytest.mark.parametrize(("policy", "levels"), [(FcfsPolicy(), [0, 0, 0]), (PriorityPolicy(), [-3, 0, 7])])
@@ -17,7 +17,7 @@ def test_levels_of_the_policies(policy: Policy, levels: list[int]) -> None:
 
 
 def test_a_counter_is_tokens_per_weight() -> None:
-    share = FairShare({"a": 2.0, "b": 0.5})
+    share = FairShare(shares_of({"a": 2.0, "b": 0.5}))
     counters = [share.enter(0, tenant) for tenant in ("a", "b", "unnamed")]
 
     for tenant in ("a", "b", "unnamed"):
@@ -27,7 +27,7 @@ def test_a_counter_is_tokens_per_weight() -> None:
 
 
 def test_a_counter_tells_its_value_after_more_tokens_without_counting_them() -> None:
-    share = FairShare({"a": 4.0})
+    share = FairShare(shares_of({"a": 4.0}))
     counter = share.enter(0, "a")
     share.charge("a", 8)
 
@@ -37,8 +37,8 @@ def test_a_counter_tells_its_value_after_more_tokens_without_counting_them() -> 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.inf, math.nan])
 def test_a_weight_that_is_no_share_is_refused_by_name(weight: float) -> None:
-    with pytest.raises(InvalidFieldError, match=r"^tenant_weights\['b'\] is .*; it must be a finite number above 0$"):
-        FairShare({"a": 1.0, "b": weight})
+    with pytest.raises(InvalidFieldError, match=r"^weight is .*; it must be a finite number above 0$"):
+        FairShare(shares_of({"a": 1.0, "b": weight}))
 
 
 def test_a_newcomer_is_lifted_to_the_least_counter_of_those_who_wait() -> None:
@@ -119,7 +119,7 @@ def test_tokens_of_an_unknown_tenant_are_not_counted() -> None:
 
 
 def test_a_lifted_counter_is_equal_to_the_last_bit() -> None:
-    share = FairShare({"a": 3.0, "b": 7.0})
+    share = FairShare(shares_of({"a": 3.0, "b": 7.0}))
     share.enter(0, "b")
     share.charge("b", 1)
     share.leave(0, "b")

@@ -18,6 +18,7 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo
 from scheduler_svc.front.access import identity
 from scheduler_svc.front.api import generation
 from scheduler_svc.front.api.generation import CLIENT_LEFT, Generation
+from scheduler_svc.front.api.models import UNNAMED, Models
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.servicer import DEADLINE_PASSED, GenerationServicer
@@ -86,7 +87,7 @@ class PlayedTokenizer:
 def servicer_of(engine: PlayedEngine) -> GenerationServicer:
     settings = FrontSettings(max_beam_width=4, tenants=frozenset({"", "red"}))
     generation = Generation(cast("EngineClient", engine), cast("ModelTokenizer", PlayedTokenizer()), settings)
-    return GenerationServicer(generation)
+    return GenerationServicer(Models({UNNAMED: generation}))
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ async def test_an_abort_while_the_prompt_is_checked_ends_the_request(
         else:
             await answer
             await cast("Any", events).aclose()
-    assert not servicer._generation._checks.abort("a")  # its check is over
+    assert not servicer._models.choose("")._checks.abort("a")  # its check is over
 
 
 async def test_a_tenant_whose_share_of_the_queue_is_full_is_refused_and_no_other(engine: PlayedEngine) -> None:

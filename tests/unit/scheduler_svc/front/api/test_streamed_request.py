@@ -5,6 +5,7 @@ from octavo_shared.errors import UnavailableError
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.stream_batch import StreamBatch
 from scheduler_svc.front.api.streamed_request import StreamedRequest
+from scheduler_svc.front.api_meter import ApiMeter
 
 
 def test_what_is_new_of_a_request_is_told_once_it_is_accepted_or_refused() -> None:
@@ -13,7 +14,8 @@ def test_what_is_new_of_a_request_is_told_once_it_is_accepted_or_refused() -> No
     Until then the stream's writer must not meet it: it has nothing to say of it, and all requests would end with it.
     """
     told: list[StreamedRequest] = []
-    request = StreamedRequest(3, RequestBody(b"", pb.GenerateRequest), includes_text=False, tell=told.append)
+    body, counted = RequestBody(b"", pb.GenerateRequest), ApiMeter().request("stream_requests")
+    request = StreamedRequest(3, body, includes_text=False, tell=told.append, counted=counted)
     request.announce()
     assert not told
     request.fail(UnavailableError("no core has come"))

@@ -12,8 +12,9 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_pb2
 from octavo_shared.errors import InvalidFieldError, QueueFullError, UnavailableError
-from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES
+from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar
 from scheduler_svc.front.grammars import grammar_checks
+from scheduler_svc.front.grammars.compiler import CompilerHere, CompilerProcess
 from scheduler_svc.front.grammars.grammar_checks import GrammarChecks
 from scheduler_svc.front.grammars.parts import AskedGrammar, message_part, whole
 from scheduler_svc.front.text.text_model import TextModel
@@ -120,20 +121,20 @@ DEEP = {"type": "object", "properties": {"a": {"type": "array", "items": {"type"
     ({"json_schema": json.dumps({"oneOf": [{}, {}]})}, "grammar.json_schema is {", "oneOf"),
 )
 async def test_what_does_not_compile_is_refused_in_the_parsers_words(kind: Any, begin: str, words: str) -> None:
-    checks = GrammarChecks()
+    checks = GrammarChecks(CompilerHere)
     with pytest.raises(InvalidFieldError) as caught:
         await checks.check(asked(**kind), model_with())
     assert str(caught.value).startswith(begin)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     await checks.check(asked(regex="a"), model_with())
-    counts = {sample.name: sample.value for family in checks.families() for sample in family.samples}
+    counts = {sample.name: sample.value for family in checks.meter.families() for sample in family.samples}
     assert counts["octavo_grammar_compile_seconds_count"] == 2
     assert counts["octavo_grammars_refused_total"] == 1
 
 
 async def test_where_no_executor_has_grammars_or_another_matcher_a_sentence_says_so() -> None:
-    checks, grammar = GrammarChecks(), asked(regex="a")
+    checks, grammar = GrammarChecks(CompilerHere), asked(regex="a")
     with pytest.raises(InvalidFieldError, match=r"^grammar\.regex is set; it must be unset: no executor of"):
         await checks.check(grammar, model_with(num_grammar_slots=0))
     with pytest.raises(
@@ -144,32 +145,46 @@ async def test_where_no_executor_has_grammars_or_another_matcher_a_sentence_says
         await checks.check(grammar, model_with(eos_token_ids=()))
 
 
-async def test_a_compile_that_hangs_keeps_its_thread_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    hang = threading.Event()
+class HangingCompiler(CompilerHere):
+    """One that hangs at some grammars, until `go_on` is set."""
 
-    def compile_grammar(matcher: object, grammar: Any) -> str:
-        del matcher
-        return "" if b"quick" in grammar.body else str(hang.wait(10))
+    go_on = threading.Event()
 
-    monkeypatch.setattr(grammar_checks, "check_grammar", compile_grammar)
+    def check(self, grammar: Grammar) -> str:
+        """See `Compiler`."""
+        return "" if b"quick" in grammar.body else str(self.go_on.wait(10))
+
+
+async def test_who_waits_for_a_compile_waits_neither_long_nor_in_a_long_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_checks, "LIMIT_S", 0.3)
     monkeypatch.setattr(grammar_checks, "MAX_WAITING", 2)
-    checks, model = GrammarChecks(), model_with()
+    checks, model = GrammarChecks(HangingCompiler), model_with()
     await checks.check(asked(regex="quick"), model)
-    first = asyncio.create_task(checks.check(asked(regex="slow"), model))
-    await asyncio.sleep(0.05)
-    await checks.check(asked(regex="quick2"), model)
-    second = asyncio.create_task(checks.check(asked(regex="slow2"), model))
+    waiting = [asyncio.create_task(checks.check(asked(regex=text), model)) for text in ("slow", "quick2")]
     await asyncio.sleep(0.05)
     with pytest.raises(QueueFullError, match="the queue of grammars to compile"):
         await checks.check(asked(regex="quick3"), model)
     await checks.check(asked(regex="quick"), model)  # it is remembered
-    begun_at_s = time.monotonic()
-    for task in (first, second):
+    for task in waiting:
         with pytest.raises(UnavailableError, match=r"was not compiled within 0\.3 s"):
             await task
-    assert time.monotonic() - begun_at_s < 2
-    hang.set()
+    HangingCompiler.go_on.set()
+
+
+async def test_a_grammar_that_takes_too_long_ends_its_process_and_one_request() -> None:
+    """It takes many seconds, and its compile cannot be stopped."""
+    checks, model = GrammarChecks(CompilerProcess), model_with()
+    hostile = asked(regex="a?" * 40_000)
+    for _ in range(2):  # the second time it is remembered
+        begun_at_s = time.process_time()
+        with pytest.raises(InvalidFieldError, match=r"it takes more than 0\.7 s to compile; make it smaller"):
+            await checks.check(hostile, model)
+        assert time.process_time() - begun_at_s < 0.3
+    await checks.check(asked(regex="a+"), model)
+    with pytest.raises(InvalidFieldError, match="unclosed character"):
+        await checks.check(asked(regex="["), model)
+    with pytest.raises(InvalidFieldError, match="grammars need an end-of-sequence token"):
+        await checks.check(asked(regex="a"), model_with(eos_token_ids=()))
 
 
 async def test_a_large_schema_that_is_wrong_is_refused_in_time() -> None:
@@ -181,5 +196,5 @@ async def test_a_large_schema_that_is_wrong_is_refused_in_time() -> None:
     }
     begun_at_s = time.monotonic()
     with pytest.raises(InvalidFieldError, match="look-around"):
-        await GrammarChecks().check(asked(json_schema=json.dumps(wrong)), model_with())
+        await GrammarChecks(CompilerHere).check(asked(json_schema=json.dumps(wrong)), model_with())
     assert time.monotonic() - begun_at_s < 3

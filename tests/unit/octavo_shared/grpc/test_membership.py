@@ -4,7 +4,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from scheduler_svc.executors.membership import Membership, resolve
+from octavo_shared.grpc import membership
+from octavo_shared.grpc.membership import Membership, resolve
 
 INTERVAL_S = 0.001
 
@@ -52,13 +53,31 @@ async def test_a_list_is_told_once_in_its_order_and_without_repetition() -> None
     assert seen == [["b:2", "a:1"]]
 
 
+async def test_a_name_server_that_is_silent_delays_neither_the_list_nor_other_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "LOOK_UP_S", 0.01)
+
+    async def resolve_or_hang(name: str, port: int) -> set[str]:
+        if name == "silent":
+            await asyncio.Event().wait()
+        return {f"{name}:{port}"}
+
+    seen, targets = list[list[str]](), ["dns:///silent:1", "a:1", "dns:///x:1"]
+    async with watching(Membership(targets, 60.0, resolve_or_hang), seen.append):
+        async with asyncio.timeout(10):
+            while not seen:
+                await asyncio.sleep(0.001)
+    assert seen == [["a:1", "x:1"]]
+
+
 async def test_a_name_stands_for_all_its_addresses_behind_those_of_the_list() -> None:
     names, seen = Names(pods={"y", "x", "a"}), list[list[str]]()
-    membership = Membership(["dns:///pods:1", "a:1"], INTERVAL_S, names.resolve)
-    async with watching(membership, seen.append):
+    peers = Membership(["dns:///pods:1", "a:1"], INTERVAL_S, names.resolve)
+    async with watching(peers, seen.append):
         await names.looked_up_again()
     assert seen == [["a:1", "x:1", "y:1"]]
-    assert membership.addresses == seen[0]
+    assert peers.addresses == seen[0]
 
 
 async def test_changes_are_told_and_only_changes() -> None:
@@ -82,16 +101,16 @@ async def test_a_name_that_cannot_be_looked_up_keeps_its_addresses_and_is_in_tro
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     names, seen = Names(pods={"x"}), list[list[str]]()
-    membership = Membership(["dns:///pods:1"], INTERVAL_S, names.resolve)
-    async with watching(membership, seen.append):
+    peers = Membership(["dns:///pods:1"], INTERVAL_S, names.resolve)
+    async with watching(peers, seen.append):
         await names.looked_up_again()
         known = names.addresses.pop("pods")
         await names.looked_up_again()
-        assert membership.addresses == ["x:1"]
-        assert membership.troubles == {"pods:1": "pods:1 cannot be looked up: pods is not known"}
+        assert peers.addresses == ["x:1"]
+        assert peers.troubles == {"pods:1": "pods:1 cannot be looked up: pods is not known"}
         names.addresses["pods"] = known
         await names.looked_up_again()
-        assert membership.troubles == {}
+        assert peers.troubles == {}
     assert seen == [["x:1"]]
     assert [record.getMessage() for record in caplog.records] == [
         "event=name_not_resolved name=pods:1 cause='pods is not known'"

@@ -1,8 +1,8 @@
-"""Which executors there ought to be: a list of addresses, and DNS names that stand for several.
+"""Which peers there ought to be, executors or engines: a list of addresses, and DNS names that stand for several.
 
 A target is `host:port`, taken as it is, or `dns:///name:port`, which is looked up again and again: every
-address that the name has is an executor (a headless Service of Kubernetes names its pods so). A name
-that cannot be looked up keeps the addresses it had: a name server that fails must not end executors
+address that the name has is a peer (a headless Service of Kubernetes names its pods so). A name
+that cannot be looked up keeps the addresses it had: a name server that fails must not end peers
 that work.
 """
 
@@ -16,6 +16,9 @@ from octavo_shared.process.events import Event
 log = logging.getLogger(__name__)
 
 DNS_SCHEME = "dns:///"
+
+# How long the addresses that are known wait for a name server, in seconds; it is waited for beside them.
+LOOK_UP_S = 1.0
 
 Resolve = Callable[[str, int], Awaitable[set[str]]]
 
@@ -31,8 +34,17 @@ async def resolve(name: str, port: int) -> set[str]:
     return {f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts}
 
 
+def host_of_name(targets: Sequence[str]) -> str | None:
+    """Return the first name among targets without its port: certificates have names, and peers are dialled by address.
+
+    None: there is no name.
+    """
+    names = (target.removeprefix(DNS_SCHEME) for target in targets if target.startswith(DNS_SCHEME))
+    return next((name.rpartition(":")[0] for name in names), None)
+
+
 class Membership:
-    """The addresses of the executors.
+    """The addresses of the peers.
 
     Args:
         targets: `host:port` or `dns:///name:port`.
@@ -63,15 +75,26 @@ class Membership:
         Returns at once if there is no name to look up, since nothing can change; else until cancelled.
         """
         last: list[str] | None = None
-        while True:
-            for name in self._names:
-                await self._look_up(name)
-            if self.addresses != last:
-                last = self.addresses
-                await on_change(last)
-            if not self._names:
-                return
-            await asyncio.sleep(self._interval_s)
+        under_way: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for name in self._names:
+                    if name not in under_way:
+                        under_way[name] = asyncio.create_task(self._look_up(name), name="look-up")
+                if under_way:
+                    done, _ = await asyncio.wait(under_way.values(), timeout=LOOK_UP_S)
+                    for task in done:
+                        task.result()
+                    under_way = {name: task for name, task in under_way.items() if task not in done}
+                if self.addresses != last:
+                    last = self.addresses
+                    await on_change(last)
+                if not self._names:
+                    return
+                await asyncio.sleep(self._interval_s)
+        finally:
+            for task in under_way.values():
+                task.cancel()
 
     async def _look_up(self, name: str) -> None:
         host, _, port = name.rpartition(":")

@@ -1,0 +1,139 @@
+"""What a front counts of requests, whichever API they come by: how long they took, and why they were refused.
+
+A request is refused before it is queued. What is queued and fails later is in the engine's own counts.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import product
+from types import TracebackType
+
+from octavo_shared.errors import OctavoServiceError
+from octavo_shared.process.histogram import Histogram
+from octavo_shared.process.metric import Family, LabelValues, Metric
+from scheduler_svc.front.access.identity import current_identity
+from scheduler_svc.front.refusals import REASONS, SERVICE_REASONS, refusal_reason
+from scheduler_svc.telemetry.tenant_names import TenantNames
+
+REFUSED = Metric(
+    "octavo_requests_refused_total",
+    "counter",
+    "Requests refused before they were queued, by API and reason; of a stream each of its requests counts.",
+    ("api", "reason"),
+)
+DURATION = Metric(
+    "octavo_api_request_duration_seconds",
+    "histogram",
+    "Time from a request's arrival to the end of its answer, in seconds, of requests that were not refused.",
+    ("api",),
+)
+TENANT_REFUSED = Metric(
+    "octavo_tenant_requests_refused_total",
+    "counter",
+    "Requests refused, by tenant: the first 50 by name, the rest as other; empty: nobody named one.",
+    ("tenant",),
+)
+METRICS = (REFUSED, DURATION, TENANT_REFUSED)
+
+# Those that generate; they are there from the start, since a rate needs the zero before the first one.
+GENERATING_APIS = ("generate", "stream_requests", "chat_completions", "completions", "responses", "messages")
+OTHER_API = "other"
+APIS = (*GENERATING_APIS, "tokenize", "detokenize", "count_tokens", "tokenizer_info", "models", OTHER_API)
+
+_API_OF_METHOD = {
+    "Generate": "generate",
+    "StreamRequests": "stream_requests",
+    "Tokenize": "tokenize",
+    "Detokenize": "detokenize",
+    "GetModel": "models",
+}
+
+# From a refusal to a long answer: doubling from 1 ms to 131 s.
+_BOUNDS_S = tuple(0.001 * 2**power for power in range(18))
+
+
+class ApiMeter:
+    """Counts of one front since its start.
+
+    Args:
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._durations = {api: Histogram(_BOUNDS_S) for api in GENERATING_APIS}
+        self._num_refused: Counter[LabelValues] = Counter(dict.fromkeys(product(GENERATING_APIS, SERVICE_REASONS), 0))
+        self._num_refused_of: Counter[str] = Counter()
+        self._tenants = TenantNames()
+
+    def request(self, api: str) -> "ApiRequest":
+        """A request has arrived; as a context manager what it returns learns how it ends."""
+        assert api in APIS
+        return ApiRequest(self, api, self._clock())
+
+    def call_refused(self, method: str, error: OctavoServiceError) -> None:
+        """A call of gRPC was refused before anything of it was read; `method` is its full name."""
+        self.refused(_API_OF_METHOD.get(method.rpartition("/")[2], OTHER_API), refusal_reason(error))
+
+    def refused(self, api: str, reason: str, tenant: str = "") -> None:
+        """A request was refused; `tenant` is whose it says it is."""
+        assert reason in REASONS
+        self._num_refused[api, reason] += 1
+        self._num_refused_of[self._tenants.label(current_identity().tenant or tenant)] += 1
+
+    def ended(self, api: str, began_s: float) -> None:
+        """A request has ended that was not refused."""
+        self._durations.setdefault(api, Histogram(_BOUNDS_S)).observe(self._clock() - began_s)
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics as they are now."""
+        yield REFUSED.family(self._num_refused)
+        yield DURATION.histogram_family({(api,): durations for api, durations in self._durations.items()})
+        yield TENANT_REFUSED.family({(tenant,): num for tenant, num in self._num_refused_of.items()})
+
+
+class ApiRequest:
+    """One request, from its arrival to its end. One that its caller leaves before it is accepted counts nowhere.
+
+    Args:
+        meter: Counts it.
+        api: Which it came by.
+        began_s: When.
+
+    Attributes:
+        tenant: Whose it says it is, as far as it is known.
+    """
+
+    __slots__ = ("_api", "_began_s", "_is_accepted", "_meter", "tenant")
+
+    def __init__(self, meter: ApiMeter, api: str, began_s: float) -> None:
+        self._meter = meter
+        self._api = api
+        self._began_s = began_s
+        self._is_accepted = False
+        self.tenant = ""
+
+    def accept(self) -> None:
+        """It is queued, or answered."""
+        self._is_accepted = True
+
+    def refuse(self, reason: str) -> None:
+        """It gets an error; once it is accepted that is no refusal."""
+        if not self._is_accepted:
+            self._meter.refused(self._api, reason, self.tenant)
+
+    def end(self) -> None:
+        """Its caller has the answer, or has left."""
+        if self._is_accepted:
+            self._meter.ended(self._api, self._began_s)
+
+    def __enter__(self) -> "ApiRequest":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            self.refuse(refusal_reason(error))
+        self.end()

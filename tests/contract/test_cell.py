@@ -1,0 +1,230 @@
+"""One front and several schedulers: where requests run, what happens when one goes, and which of them are used."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from executor_svc.fake.worker import FakeWorker
+from octavo.client import Client
+from octavo.values.outputs import Output
+from octavo.values.sampling_params import SamplingParams
+from scheduler_svc.config.client_side_config import FrontConfig
+from scheduler_svc.link.cell import Cell, cell_families
+from scheduler_svc.processes.front_process import FrontService
+from tests.support.stack import Stack, running_stack, until
+
+SHORT = SamplingParams(max_tokens=10, ignore_eos=True)
+LONG = SamplingParams(max_tokens=150, temperature=1.0, ignore_eos=True, logprobs=0)
+
+
+@dataclass(slots=True)
+class Running:
+    """A front and what it has joined."""
+
+    stacks: list[Stack]
+    front: FrontService
+    client: Client
+
+    @property
+    def cell(self) -> Cell:
+        """Its engines, to look at."""
+        return self.front.cells[""]
+
+    @property
+    def running(self) -> list[int]:
+        """Live requests of each scheduler."""
+        return [len(stack.engine.requests) for stack in self.stacks]
+
+    async def ask(self, *numbers: int, params: SamplingParams = LONG) -> list[Output]:
+        """Return the answers to prompts that differ from the first token on."""
+        asked = (self.client.generate([40 + number, 41, 42], params, seed=number) for number in numbers)
+        return [answer.outputs[0] for answer in await asyncio.gather(*asked)]
+
+
+def engine_port(stack: Stack) -> str:
+    """Return where fronts join a scheduler."""
+    return stack.service.other_addresses["fronts"]
+
+
+async def cut(stack: Stack) -> None:
+    """End a scheduler for its fronts as a crash would."""
+    await stack.service._ports._others["fronts"].stop(0)
+
+
+@asynccontextmanager
+async def front_of(*stacks: Stack, **settings: object) -> AsyncIterator[Running]:
+    """Run a front that has joined schedulers, once it takes requests and knows them all."""
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    engines = tuple(engine_port(stack) for stack in stacks)
+    given: dict[str, Any] = {"listen": "127.0.0.1:0", "engine": engines, "front_id": "one", "shutdown_grace_s": 1.0}
+    front = FrontService(FrontConfig.model_validate(given | settings))
+    task = asyncio.create_task(front.run(told))
+    try:
+        await front.is_ready.wait()
+        await until(lambda: sum(engine.model is not None for engine in front.cells[""].engines) >= len(stacks))
+        async with Client(front.address, resume_timeout_s=0) as client:  # nobody hides what a front lets through
+            yield Running(list(stacks), front, client)
+    finally:
+        told.set_result("the test ends")
+        await task
+
+
+@asynccontextmanager
+async def cell_of(*workers: FakeWorker, **settings: object) -> AsyncIterator[Running]:
+    """Run a scheduler for each worker, and a front."""
+    async with AsyncExitStack() as stack:
+        stacks = [
+            await stack.enter_async_context(scheduler_with(worker, f"scheduler-{number}"))
+            for number, worker in enumerate(workers)
+        ]
+        yield await stack.enter_async_context(front_of(*stacks, **settings))
+
+
+def scheduler_with(worker: FakeWorker, scheduler_id: str) -> AbstractAsyncContextManager[Stack]:
+    """Return what runs a scheduler that fronts can join."""
+    return running_stack(worker, fronts=0, engine_listen="127.0.0.1:0", scheduler_id=scheduler_id)
+
+
+async def alone(*numbers: int) -> list[Output]:
+    """Return what one scheduler answers that nobody disturbs."""
+    async with cell_of(FakeWorker()) as running:
+        return await running.ask(*numbers)
+
+
+@pytest.mark.parametrize("prefixes", ["one", "many"])
+async def test_requests_spread_over_the_schedulers(prefixes: str) -> None:
+    async with cell_of(FakeWorker(step_ms=1), FakeWorker(step_ms=1)) as running:
+        tasks = [asyncio.create_task(running.ask(number if prefixes == "many" else 7)) for number in range(40)]
+        await until(lambda: sum(running.running) == 40)
+        assert max(running.running) <= 25
+        await asyncio.gather(*tasks)
+
+
+async def test_what_has_one_prefix_goes_to_one_scheduler_while_that_one_is_not_busier_than_others() -> None:
+    async with cell_of(FakeWorker(step_ms=1), FakeWorker(step_ms=1)) as running:
+        for number in range(3):
+            places = set()
+            for _ in range(4):
+                task = asyncio.create_task(running.ask(number, params=SHORT))
+                await until(lambda: sum(running.running))
+                places.add(running.running.index(1))
+                await task
+            assert len(places) == 1
+
+
+async def test_requests_of_a_scheduler_that_is_gone_go_on_at_another_one_with_the_same_bits() -> None:
+    expected = await alone(*range(12))
+    async with cell_of(FakeWorker(step_ms=2), FakeWorker(step_ms=2)) as running:
+        answers = asyncio.create_task(running.ask(*range(12)))
+        await until(lambda: min(running.running) >= 4)
+        await asyncio.sleep(0.05)
+        await cut(running.stacks[0])
+        await until(lambda: running.running == [0, 12])
+        assert await answers == expected
+        assert await running.ask(3) == expected[3:4], "new ones find the one that is left"
+
+
+async def test_requests_of_a_scheduler_without_executors_go_on_at_another_one() -> None:
+    expected = await alone(*range(12))
+    async with cell_of(FakeWorker(step_ms=2), FakeWorker(step_ms=2)) as running:
+        answers = asyncio.create_task(running.ask(*range(12)))
+        await until(lambda: min(running.running) >= 4)
+        await running.stacks[0].executor.kill()
+        await until(lambda: running.running == [0, 12])
+        assert await answers == expected
+
+
+async def test_requests_of_a_scheduler_whose_grace_ends_go_on_at_another_one() -> None:
+    expected = await alone(*range(12))
+    async with cell_of(FakeWorker(step_ms=20), FakeWorker(step_ms=2)) as running:
+        answers = asyncio.create_task(running.ask(*range(12)))
+        await until(lambda: min(running.running) >= 4)
+        await running.stacks[0].service.stop("it is replaced")
+        assert await answers == expected
+
+
+async def test_they_wait_for_theirs_if_the_other_one_computes_other_bits() -> None:
+    async with cell_of(FakeWorker(step_ms=2), FakeWorker(step_ms=2, numerics_id="another")) as running:
+        answers = asyncio.create_task(running.ask(*range(6)))
+        await until(lambda: sum(running.running) == 6)
+        here, there = running.running
+        session = next(iter(running.stacks[0].link.sessions))
+        session.close()  # it is back at once
+        await until(lambda: sum(running.running) == 6)
+        assert running.running == [here, there]
+        assert [len(answer.token_ids) for answer in await answers] == 6 * [150]
+
+
+@pytest.mark.parametrize("scheduler_id", ["scheduler-0", "other"])
+async def test_a_request_that_waits_goes_on_where_its_scheduler_is_back(
+    scheduler_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At whatever address, as a pod has a new one; with equal bits any other will do."""
+    expected = await alone(1)
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(scheduler_with(FakeWorker(step_ms=2), "scheduler-0"))
+        addresses = {engine_port(first)}
+
+        async def resolve(name: str, port: int) -> set[str]:
+            return addresses
+
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(
+            "octavo_shared.grpc.membership.Membership.__init__.__defaults__", (resolve,)
+        )
+        running = await stack.enter_async_context(
+            front_of(first, engine=("dns:///octavo-engine:1",), resolve_interval_s=0.02)
+        )
+        answer = asyncio.create_task(running.ask(1))
+        await until(lambda: first.engine.requests)
+        await cut(first)
+        second = await stack.enter_async_context(scheduler_with(FakeWorker(step_ms=2), scheduler_id))
+        addresses.clear()
+        addresses.add(engine_port(second))
+        await until(lambda: second.engine.requests)
+        assert await answer == expected
+        await until(lambda: len(running.cell.engines) == 1)
+
+
+async def test_an_engine_that_has_two_addresses_is_joined_once() -> None:
+    """A name may have both kinds of IP addresses; a second session of a front ends the first one."""
+    async with scheduler_with(FakeWorker(step_ms=2), "scheduler-0") as stack:
+        port = engine_port(stack).rpartition(":")[2]
+        async with front_of(stack, engine=(f"127.0.0.1:{port}", f"localhost:{port}")) as running:
+            assert len(await running.ask(*range(6))) == 6
+            await asyncio.sleep(1.0)
+            assert sum(past.num_sessions for past in stack.link._past.values()) <= 3
+            [_, used] = cell_families([running.cell])
+            assert [(sample.labels, sample.value) for sample in used.samples] == [
+                ({"model": "", "scheduler": "scheduler-0"}, 1)
+            ]
+
+
+async def test_an_abort_reaches_every_scheduler() -> None:
+    async with cell_of(FakeWorker(step_ms=5), FakeWorker(step_ms=5)) as running:
+        tasks = [asyncio.create_task(running.ask(number)) for number in range(8)]
+        await until(lambda: sum(running.running) == 8)
+        for stack in running.stacks:
+            for _, request_id in list(stack.engine.requests):
+                assert await running.client.abort(request_id)
+        assert running.running == [0, 0]
+        assert not await running.client.abort("unknown")
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_scheduler_of_another_model_is_not_used_until_the_others_are_drained(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    old, new = FakeWorker(weights_digest="old"), FakeWorker(weights_digest="new")
+    async with cell_of(old, FakeWorker(weights_digest="old"), new) as running:
+        await until(lambda: "it serves other weights than the engines in use" in caplog.text)
+        await running.ask(*range(8), params=SHORT)
+        assert running.cell.model is not None
+        assert running.cell.model.reproducibility.weights_digest == "old"
+        for stack in running.stacks[:2]:
+            await stack.engine.drain(0.1)
+        await until(lambda: running.cell.model.reproducibility.weights_digest == "new")  # type: ignore[union-attr]
+        assert len(await running.ask(1)) == 1
