@@ -171,11 +171,6 @@ class RemoteEngine:
         """Places in the batches of its executors, as `Place` has them."""
         return self.state.load.max_num_seqs
 
-    def waits_for(self, request_id: str, tenant: str) -> str:
-        """See `EngineClient`; the place of one request is not known here."""
-        num_waiting = self._state.load.num_waiting
-        return f"{num_waiting} in line" if num_waiting else ""
-
     @property
     def num_taken(self) -> int:
         """How many of them are taken or waited for, as it told, and by what we know since."""

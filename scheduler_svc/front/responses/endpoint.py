@@ -94,9 +94,9 @@ class _Answer:
             **{name: _number(fields, response, name) for name in ("temperature", "top_p")},
         }
         self._events = EventWriter()
-        summary = (fields.reasoning or {}).get("summary") or (fields.reasoning or {}).get("generate_summary")
+        tells_summary = (fields.reasoning or {}).get("summary") not in (None, "none")
         encrypts = ENCRYPTED_REASONING in (fields.include or ())
-        self._items = Items(response.request_id, self._events, tells_summary=bool(summary), encrypts=encrypts)
+        self._items = Items(response.request_id, self._events, tells_summary=tells_summary, encrypts=encrypts)
 
     def begin(self) -> bytes:
         """Return the first events."""

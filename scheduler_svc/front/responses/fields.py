@@ -49,7 +49,7 @@ TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 # The fields of objects that a request has once.
 _OBJECT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "text": ("format",),
-    "reasoning": ("effort", "summary", "generate_summary"),
+    "reasoning": ("effort", "summary"),
     "tool_choice": ("type", "name", "mode", "tools"),
 }
 

@@ -44,8 +44,8 @@ async def test_a_script_gives_way_to_a_grammar(tmp_path: Path) -> None:
     path.write_text('{"say": "no, never"}')
     async with running_api(make_worker(FakeConfig(script=str(path)))) as api:
         for choices, said in ((["yes"], "yes"), (["no", "no, never"], "no, never")):
-            answer = await api.chat(structured_outputs={"choice": choices})
-            assert answer.json["choices"][0]["message"]["content"] == said
+            answer = await api.complete(structured_outputs={"choice": choices})
+            assert answer.json["choices"][0]["text"] == said
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"when": "a"}', '{"when": 1, "say": ""}', "1"])

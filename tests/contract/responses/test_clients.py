@@ -95,6 +95,14 @@ async def test_an_agent_sends_back_what_it_got(api: Api) -> None:
     ]
 
 
+async def test_reasoning_of_other_servers_is_left_out_and_named(api: Api) -> None:
+    for encrypted in ("gAAAA", "octavo:%"):
+        reasoning = {"type": "reasoning", "summary": [], "encrypted_content": encrypted}
+        answer = await respond(api, input=[{"role": "user", "content": "SAY:a"}, reasoning])
+        assert answer.status == 200, answer.text
+        assert answer.headers["x-octavo-ignored-fields"] == "input[1].encrypted_content"
+
+
 # What Codex CLI sends, but for its long texts.
 CODEX: Json = {
     "instructions": "You are Codex.",
