@@ -190,6 +190,13 @@ class FakeConfig(_BatchConfig):
         le=1,
         description="Probability that a token ends its sequence. 0: outputs always have the requested length.",
     )
+    script: str = Field(
+        "",
+        description=(
+            'File of JSON lines {"when": "...", "say": "..."}: a prompt is answered with the text of the row whose '
+            "`when` stands last in it; a row without `when` answers all others. Empty: outputs are noise."
+        ),
+    )
     sliding_window_tokens: int = Field(
         0,
         ge=0,
