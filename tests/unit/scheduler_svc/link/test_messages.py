@@ -8,6 +8,7 @@ import numpy as np
 from executor_svc.fake.worker import FakeWorker
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo_shared import errors
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.errors import (
     DeadlineTooShortError,
     InvalidFieldError,
@@ -62,6 +63,7 @@ REQUESTS = {
     ),
     "no limit of tokens": replace(PLAIN, stop_conditions=StopConditions(max_tokens=None)),
     "continued": replace(PLAIN, continuation=Continuation(num_prompt_logprobs=2, attempt=3)),
+    "guided": replace(PLAIN, grammar=Grammar(b"g"), matcher_id="of a release"),
     "a search": replace(PLAIN, beam_search=BeamSearchParams(4, 2, -0.5, EarlyStopping.NEVER)),
 }
 
