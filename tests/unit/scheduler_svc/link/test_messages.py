@@ -8,7 +8,6 @@ import numpy as np
 from executor_svc.fake.worker import FakeWorker
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo_shared import errors
-from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.errors import (
     DeadlineTooShortError,
     InvalidFieldError,
@@ -20,6 +19,7 @@ from octavo_shared.errors import (
     TokenQuotaError,
     UnavailableError,
 )
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.grpc.grpc_status import rpc_status
 from octavo_shared.step_wire.step import SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
