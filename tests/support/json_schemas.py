@@ -103,19 +103,20 @@ FORMATS = FormatChecker(("date", "ipv4", "ipv6", "uuid", "email"))
 
 
 @FORMATS.checks("date-time", ValueError)
-def _is_moment(value: str) -> bool:
+def _is_moment(value: object) -> bool:
+    value = str(value)
     datetime.fromisoformat(value[:10])
     return re.fullmatch(r"\S{10}[Tt ][0-2]\d:[0-5]\d:[0-6]\d(\.\d+)?([Zz]|[+-][0-2]\d:[0-5]\d)", value) is not None
 
 
 @FORMATS.checks("hostname")
-def _is_host(value: str) -> bool:
-    return all(re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", label) for label in value.split("."))
+def _is_host(value: object) -> bool:
+    return all(re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", label) for label in str(value).split("."))
 
 
 @FORMATS.checks("uri")
-def _is_uri(value: str) -> bool:
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:[!-~]*$", value) is not None
+def _is_uri(value: object) -> bool:
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:[!-~]*$", str(value)) is not None
 
 
 def require_valid(schema: Schema, output: str) -> None:

@@ -49,7 +49,7 @@ def lone_control(regex: str) -> str | None:
 def control_in(value: object) -> str | None:
     """Return a control character in the texts of a JSON value for which JSON has no short escape."""
     if isinstance(value, str):
-        found = re.search(_CONTROL, value)
-        return None if found is None else found[0]
+        control = re.search(_CONTROL, value)
+        return None if control is None else control[0]
     inside = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
     return next((found for inner in inside if (found := control_in(inner)) is not None), None)
