@@ -80,8 +80,8 @@ class SequenceGroup:
 
     `continuation`: what is known of its answer, which was cut; None: it begins.
     `requires_same_numerics`: only executors of the kind that made its first token may go on with it.
-    `grammar`: what its outputs follow; None: nothing. `matcher_id`: of the executor that they began at; only executors
-    with an equal one go on with them, since they allow the same tokens; empty: they have not begun.
+    `grammar`: what its outputs follow; None: nothing. `matcher_id`: of the front that checked it, else of
+    the executor that they began at; only executors with an equal one take them: they allow the same tokens. Empty: any.
     `traceparent`: the span of the request, passed on as it is with each admission; None: it is not traced.
 
     `has_run`: it was admitted once, so it goes before newcomers if it has to wait again.

@@ -200,4 +200,5 @@ def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> Sequen
         continuation=request.continuation,
         requires_same_numerics=request.requires_same_numerics,
         grammar=request.grammar,
+        matcher_id=request.matcher_id,
     )

@@ -44,6 +44,7 @@ def encode_submission(
         received_before_us=0 if request.received_at_s is None else int(1e6 * (monotonic_s() - request.received_at_s)),
         continuation=None if request.continuation is None else encode_continuation(request.continuation),
         grammar=b"" if request.grammar is None else request.grammar.body,
+        matcher_id=request.matcher_id,
     )
 
 
@@ -69,6 +70,7 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
         requires_same_numerics=message.requires_same_numerics,
         grammar=Grammar(message.grammar) if message.grammar else None,
+        matcher_id=message.matcher_id,
         trace_id=message.trace_id or None,
         traceparent=message.traceparent or None,
         deadline_s=monotonic_s() + message.time_left_us / 1e6 if message.HasField("time_left_us") else None,

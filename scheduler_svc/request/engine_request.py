@@ -20,7 +20,7 @@ class EngineRequest:
     `has_stop_strings`: whether the front looks for some; it then says of each sampled output how many tokens count.
     `continuation`: what is known of its answer, which was cut; None: it begins.
     `requires_same_numerics`: whether only executors of the kind that made its first token may go on with it.
-    `grammar`: what its outputs follow; None: nothing.
+    `grammar`: what its outputs follow; None: nothing. `matcher_id`: of the matcher that the front checked it with.
     `trace_id`: the trace of its span, 32 hexadecimal digits, for the log; `traceparent`: the span, for the executors.
     `received_at_s`: when the front got it, monotonic time in seconds; None: just now.
     `deadline_s`: until when its client waits, monotonic time in seconds; None: for as long as it takes.
@@ -41,6 +41,7 @@ class EngineRequest:
     continuation: Continuation | None = None
     requires_same_numerics: bool = False
     grammar: Grammar | None = None
+    matcher_id: str = ""
     trace_id: str | None = None
     traceparent: str | None = None
     received_at_s: float | None = field(default=None, compare=False)

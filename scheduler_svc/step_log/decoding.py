@@ -141,6 +141,7 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
         continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
         requires_same_numerics=message.requires_same_numerics,
         grammar=Grammar(message.grammar) if message.grammar else None,
+        matcher_id=message.matcher_id,
     )
     check_group(group)
     return group

@@ -151,6 +151,7 @@ def group_added(mask: Mask, group: SequenceGroup) -> pb.LogRecord:
             continuation=None if continuation is None else encode_continuation(continuation),
             requires_same_numerics=group.requires_same_numerics,
             grammar=b"" if grammar is None else grammar.body,
+            matcher_id=group.matcher_id,
         )
     )
 
