@@ -43,11 +43,11 @@ def resolve_model(model: str | os.PathLike[str], *, progress: bool = True) -> st
 def fetch_from_hub(name: str, progress: bool) -> None:
     """Bring what is no directory here into the hub's cache. Raises: ModelLoadError: it cannot be had."""
     # Only here: demo models and directories do without it.
-    from executor_svc.checkpoint.model_location import find_model_directory
+    from executor_svc.checkpoint.model_location import find_model_path
     from octavo.models.hub_transfer import transfer_large_files
 
     def fetch(report: ProgressCallback) -> Path:
-        return find_model_directory(name, lambda found: transfer_large_files(found, report)).path
+        return find_model_path(name, lambda found: transfer_large_files(found, report))
 
     with_bars(fetch, progress, in_bytes=True)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from executor_svc.checkpoint.model_location import find_model_directory
+from executor_svc.checkpoint.model_location import find_model_path
 from octavo_shared.errors import ModelLoadError
 from tests.support.each_row import each_row
 from tests.support.hub import Hub, Repo, running_hub, use_hub
@@ -53,46 +53,46 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def refused(model: str) -> str:
     with pytest.raises(ModelLoadError) as caught:
-        find_model_directory(model)
+        find_model_path(model)
     return str(caught.value)
 
 
 def test_only_what_an_executor_reads_is_downloaded(hub: Hub) -> None:
-    found = {path.name: path.read_bytes() for path in find_model_directory("org/tiny").path.rglob("*")}
+    found = {path.name: path.read_bytes() for path in find_model_path("org/tiny").rglob("*")}
 
     names = "config.json", "generation_config.json", "hf_quant_config.json", "tokenizer.json", "model.safetensors"
     assert found == {name: TINY.files[name] for name in names}
 
 
 def test_of_shards_those_that_the_index_names_are_downloaded(hub: Hub) -> None:
-    names = sorted(os.listdir(find_model_directory("org/sharded").path))
+    names = sorted(os.listdir(find_model_path("org/sharded")))
 
     assert names == ["config.json", "model.safetensors.index.json", "x-1-of-2.safetensors", "x-2-of-2.safetensors"]
 
 
 def test_a_revision_is_named_behind_an_at_sign(hub: Hub) -> None:
-    directory = find_model_directory(f"org/tiny@{TINY.commit}").path
+    directory = find_model_path(f"org/tiny@{TINY.commit}")
 
-    assert find_model_directory("org/tiny@v1").path == directory == find_model_directory("org/tiny").path
+    assert find_model_path("org/tiny@v1") == directory == find_model_path("org/tiny")
 
 
 def test_a_private_model_is_found_with_its_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
 
-    assert find_model_directory("org/private").path.name == TINY.commit
+    assert find_model_path("org/private").name == TINY.commit
 
 
 def test_what_is_complete_in_the_cache_needs_no_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny, sharded = find_model_directory("org/tiny").path, find_model_directory("org/sharded").path
+    tiny, sharded = find_model_path("org/tiny"), find_model_path("org/sharded")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
 
-    assert find_model_directory("org/tiny").path == tiny
-    assert find_model_directory("org/sharded").path == sharded
+    assert find_model_path("org/tiny") == tiny
+    assert find_model_path("org/sharded") == sharded
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
 def test_what_is_not_complete_in_the_cache_needs_the_hub(name: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    (find_model_directory("org/tiny").path / name).unlink()
+    (find_model_path("org/tiny") / name).unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
     assert refused("org/tiny").startswith("there is no directory org/tiny, and HF_HUB_OFFLINE is set, and no complete")

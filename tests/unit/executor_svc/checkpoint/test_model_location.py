@@ -5,7 +5,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from executor_svc.checkpoint.model_location import find_model_directory
+from executor_svc.checkpoint.model_location import find_model_path
 from octavo_shared.errors import ModelLoadError
 
 FORMAT = "config.json and model.safetensors (or shards with model.safetensors.index.json)"
@@ -21,7 +21,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def refused(model: str) -> str:
     with pytest.raises(ModelLoadError) as caught:
-        find_model_directory(model)
+        find_model_path(model)
     return str(caught.value)
 
 
@@ -35,7 +35,7 @@ def write_files(*names: str) -> None:
 def test_a_directory_with_a_configuration_and_weights_is_found(weights: str) -> None:
     write_files("tiny/config.json", f"tiny/{weights}")
 
-    assert find_model_directory("tiny").path == Path("tiny")
+    assert find_model_path("tiny") == Path("tiny")
 
 
 # What is there, what is asked for, the sentence.
