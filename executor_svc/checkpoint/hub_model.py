@@ -165,7 +165,9 @@ def _look_up(name: HubName) -> HubModel:
         chosen = choose_gguf(name, files)
         if not chosen or not set(chosen) <= files.keys():
             what = f"file {name.file}" if name.file else f"GGUF file in {name.quantization}"
-            raise ModelLoadError(f"the hub model {repo_id} has no complete {what}" + (f"; it has {ggufs}" if ggufs else ""))
+            raise ModelLoadError(
+                f"the hub model {repo_id} has no complete {what}" + (f"; it has {ggufs}" if ggufs else "")
+            )
         assert info.sha is not None, "the hub names the commit of whatever it describes"
         return HubModel(repo_id, revision, info.sha, tuple(files[each] for each in chosen))
     if ggufs and "config.json" not in files:

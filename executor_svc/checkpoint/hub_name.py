@@ -1,8 +1,8 @@
 """What people call a model of the hub: the repository, maybe a revision, maybe one of its GGUF files.
 
-    NAME/NAME@REVISION            the directory
-    NAME/NAME@REVISION:Q4_K_M     its GGUF file of a quantization, as llama.cpp and Ollama write it
-    NAME/NAME@REVISION/FILE.gguf  a GGUF file by name
+NAME/NAME@REVISION            the directory
+NAME/NAME@REVISION:Q4_K_M     its GGUF file of a quantization, as llama.cpp and Ollama write it
+NAME/NAME@REVISION/FILE.gguf  a GGUF file by name
 """
 
 import re
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 _NAME = re.compile(
     r"(?P<repo>[^/@:]+(/[^/@:]+)?)(@(?P<revision>[^@:]+?))?(:(?P<quantization>[\w.-]+)|/(?P<file>[^@:]+\.gguf))?"
 )
-_QUANTIZATION = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q|F|BF|FP|MXFP|TQ)\d\w*)(?:-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
+_QUANTIZATION = re.compile(
+    r"(?:^|[-._/])((?:UD-)?(?:I?Q|F|BF|FP|MXFP|TQ)\d\w*)(?:-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE
+)
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 _FIRST_PART = re.compile(r"-00001-of-(\d{5})\.gguf$")
 
@@ -69,6 +71,10 @@ def quantization_of(file_name: str) -> str | None:
 
 def describe_ggufs(repo_id: str, file_names: Collection[str]) -> str:
     """Return the names by which `--model` takes the GGUF files of a repository, for a message."""
-    files = sorted(each for each in file_names if each.endswith(".gguf") and not _LATER_PART.search(each))
-    names = [f"{repo_id}:{found}" if (found := quantization_of(each)) else f"{repo_id}/{each}" for each in files]
-    return ", ".join(dict.fromkeys(names))
+    models = [each for each in file_names if each.endswith(".gguf") and "mmproj" not in each]
+    names = {
+        f"{repo_id}:{found}" if (found := quantization_of(each)) else f"{repo_id}/{each}"
+        for each in models
+        if not _LATER_PART.search(each)
+    }
+    return ", ".join(sorted(names))

@@ -1,4 +1,4 @@
-"""From `--model` to a directory or GGUF file that can be loaded; for whatever else it names, one sentence that says what to do.
+"""From `--model` to a directory or GGUF file; for whatever else it names, one sentence that says what to do.
 
 Nothing here looks into config.json: `executor_svc/models/selection.py` does.
 """
@@ -61,7 +61,9 @@ def check_model_name(model: str) -> Path | None:
         what = "file" if path.suffix == ".gguf" else "directory"
         raise ModelLoadError(f"the model {what} {path} does not exist")
     if not is_hub_id(model):
-        raise ModelLoadError(f"{model} is neither a directory, nor a GGUF file, nor a hub id (NAME or ORGANISATION/NAME)")
+        raise ModelLoadError(
+            f"{model} is neither a directory, nor a GGUF file, nor a hub id (NAME or ORGANISATION/NAME)"
+        )
     return None
 
 

@@ -50,7 +50,10 @@ def test_every_weight_is_that_of_the_file(by: str, kind: FileType, holder: Numbe
     matrix = make(by, holder)
     parts = [order[:-3].contiguous(), order[-3:].contiguous()]
 
-    held = [part.copy_blocks(torch.from_numpy(blocks), int(kind), ids) for part, ids in zip(matrix.weights, parts)]
+    held = [
+        part.copy_blocks(torch.from_numpy(blocks), int(kind), ids)
+        for part, ids in zip(matrix.weights, parts, strict=True)
+    ]
 
     assert all(held)
     expected = torch.from_numpy(dequantize(blocks, kind))[order]

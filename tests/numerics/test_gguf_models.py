@@ -43,10 +43,11 @@ def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType
     path = directory / "model.safetensors"
     keep = of_type(FileType.F32)(name, np.zeros(1))
     weights = {
-        each: values if values.ndim == 1 or each.endswith("gate.weight") or kind == keep
+        each: values
+        if values.ndim == 1 or each.endswith("gate.weight") or kind == keep
         else dequantize(quantize(values, kind), kind)
         for each, values in load_file(path).items()
-    }  # fmt: skip
+    }
     save_file(weights, path, metadata={"format": "pt"})
     return directory
 

@@ -64,9 +64,7 @@ _NAMES_OF_GEMMA = {
 
 def of_type(kind: GGMLQuantizationType) -> TypeOf:
     """Return the rule of files of a type: matrices have it, vectors and routers stay in float32."""
-    return lambda name, values: (
-        GGMLQuantizationType.F32 if values.ndim == 1 or "ffn_gate_inp" in name else kind
-    )
+    return lambda name, values: GGMLQuantizationType.F32 if values.ndim == 1 or "ffn_gate_inp" in name else kind
 
 
 def write_gguf_of(

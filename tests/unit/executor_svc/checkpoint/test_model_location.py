@@ -116,7 +116,9 @@ def test_what_is_no_model_is_refused_without_the_hub(files: tuple[str, ...], mod
 
 @pytest.mark.parametrize("model", ["a b", "-a", "a--b", "a/b!"])
 def test_what_cannot_be_a_hub_id_is_refused_without_the_hub(model: str) -> None:
-    assert refused(model) == f"{model} is neither a directory, nor a GGUF file, nor a hub id (NAME or ORGANISATION/NAME)"
+    assert (
+        refused(model) == f"{model} is neither a directory, nor a GGUF file, nor a hub id (NAME or ORGANISATION/NAME)"
+    )
 
 
 def test_an_empty_directory_is_refused() -> None:
