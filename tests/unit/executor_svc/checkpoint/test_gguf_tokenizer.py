@@ -25,7 +25,10 @@ TEXTS = (
 PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "he", "\u2581he", "ll", "hell", "hello"]
 PIECES += ["\u2581", *"helo12.x,3ays"]
 # Of Llama 3, as its tokenizer.json has it.
-LLAMA3_CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3_CUT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def byte_level(*, first: bool = False, takes_words_whole: bool = False, cut: Any = None) -> tokenizers.Tokenizer:
@@ -80,7 +83,7 @@ def tokenizer_of(path: Path, values: dict[str, Any]) -> tokenizers.Tokenizer:
     writer = GGUFWriter(path, "llama")
     writer.add_context_length(64)
     for key, value in values.items():
-        add = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array, bool: writer.add_bool}
+        add: Any = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array, bool: writer.add_bool}
         add[type(value)](key, value)
     writer.add_tensor("output_norm.weight", np.zeros(32, np.float32))
     writer.write_header_to_file()
