@@ -1,17 +1,22 @@
 """Every type of GGUF files is held exactly: each weight is what the package gguf makes of it, in C and in torch."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as FileType
 from gguf.quants import dequantize
 
+from executor_svc.checkpoint.gguf.header import GGUFTensor
+from executor_svc.checkpoint.gguf.weights import Blocks
 from executor_svc.models.file_formats import HOLDERS
 from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.native.structs import NumberFormat
+from octavo_shared.errors import ModelLoadError
 from tests.numerics.native import LANES, packed_matrix
 from tests.support.each_row import each_row
 
@@ -82,3 +87,23 @@ def test_a_minimum_that_float16_does_not_have_is_told(by: str) -> None:
     told = {holder: make(by, holder).weights[0].copy_blocks(blocks[:-3], 2, None) for holder in HOLDERS[FileType.Q4_0]}
 
     assert told == {NumberFormat.INT4: False, NumberFormat.INT8_A8: True, NumberFormat.INT8: True}
+
+
+@each_row(*[(by, kind) for by in ("widest", "torch") for kind in (FileType.Q4_1, FileType.Q5_0)])
+def test_a_rank_takes_its_rows_and_columns(by: str, kind: FileType) -> None:
+    blocks, order = random_blocks(kind), torch.arange(NUM_OUTPUTS).flip(0)
+    tensor = GGUFTensor("t", (NUM_OUTPUTS, NUM_INPUTS), kind, Path("m.gguf"), 0, blocks.nbytes)
+    source = Blocks(tensor, torch.from_numpy(blocks), NUM_INPUTS, order)
+    holder = HOLDERS[kind][0]
+    matrix: Any = (
+        packed_matrix(by, 64, [7], holder)
+        if by != "torch"
+        else QuantizedLinear(64, [(holder, [7])], has_bias=False, dtype=torch.float32, device=torch.device("cpu"))
+    )
+
+    source[slice(3, 10), slice(32, 96)].copy_to(matrix.weights[0])
+
+    expected = torch.from_numpy(dequantize(blocks, kind))[order][3:10, 32:96]
+    assert torch.equal(matrix.rows(torch.arange(7)), expected)
+    with pytest.raises(ModelLoadError, match=r"each would have inputs 48 to 96, and groups have 32"):
+        source[slice(3, 10), slice(48, 96)]

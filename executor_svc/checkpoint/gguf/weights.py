@@ -185,7 +185,7 @@ class GGUFCheckpoint:
         if tensor.type in FLOATS:
             floats = torch.from_numpy(values).view(FLOATS[tensor.type][0]).view(shape)
             return floats if order is None else floats[order]
-        return _Blocks(tensor, torch.from_numpy(values).view(shape[0], -1), shape[1], order)
+        return Blocks(tensor, torch.from_numpy(values).view(shape[0], -1), shape[1], order)
 
     def _row_order(self, tensor: GGUFTensor) -> torch.Tensor | None:
         """Return which row each row of queries or keys is. None: they lie as transformers has them."""
@@ -199,7 +199,7 @@ class GGUFCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Blocks:
+class Blocks:
     """A quantized matrix in its file; indexing returns where a part lies."""
 
     tensor: GGUFTensor

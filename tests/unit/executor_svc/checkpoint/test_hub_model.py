@@ -154,19 +154,19 @@ REFUSED = [
     ),
     (
         "org/gguf",
-        "the hub model org/gguf has GGUF files only; use one of org/gguf:Q4_0, org/gguf:Q8_0, org/gguf/tiny.gguf for "
+        "the hub model org/gguf has GGUF files only; use one of org/gguf/tiny.gguf, org/gguf:Q4_0, org/gguf:Q8_0 for "
         "--model",
     ),
     (
         "org/gguf:Q5_0",
-        "the hub model org/gguf has no complete GGUF file in Q5_0; it has org/gguf:Q4_0, org/gguf:Q8_0, "
-        "org/gguf/tiny.gguf",
+        "the hub model org/gguf has no complete GGUF file in Q5_0; it has org/gguf/tiny.gguf, org/gguf:Q4_0, "
+        "org/gguf:Q8_0",
     ),
     ("org/tiny:Q4_0", "the hub model org/tiny has no complete GGUF file in Q4_0"),
     (
         "org/gguf/other.gguf",
-        "the hub model org/gguf has no complete file other.gguf; it has org/gguf:Q4_0, org/gguf:Q8_0, "
-        "org/gguf/tiny.gguf",
+        "the hub model org/gguf has no complete file other.gguf; it has org/gguf/tiny.gguf, org/gguf:Q4_0, "
+        "org/gguf:Q8_0",
     ),
     (
         "org/none/x.gguf",
