@@ -10,7 +10,7 @@ computes nothing. So it covers what computes on this executor's path, and nothin
   as they change code, and a comment in a source does not (`executor_svc/native/compiled_code.py`).
 - triton, kernels: on a GPU, the release that compiles our kernels, and their sources (`triton_code.py`).
 - torch, processor: only if torch computes something; on the invariant path it only allocates and moves.
-- weights, cache: number formats.
+- weights, cache: number formats; of a GGUF file all that its matrices have.
 - ranks: of tensor parallelism, since each number of them adds up in an order of its own.
 - filters: what changes and filters logits, in the order of the sampler.
 - probe: the bits of a fixed computation (`probe.py`); only of an invariant path, where they mean something.

@@ -1,4 +1,4 @@
-"""From what people call a model to what the executor takes: a directory or a hub id."""
+"""From what people call a model to what the executor takes: a directory, a GGUF file or a hub id."""
 
 import os
 from collections.abc import Callable
@@ -18,10 +18,10 @@ def is_demo_model(name: str) -> bool:
 
 
 def resolve_model(model: str | os.PathLike[str], *, progress: bool = True) -> str:
-    """Return the directory or hub id to serve; what is not on this machine yet is made or downloaded.
+    """Return the directory, GGUF file or hub id to serve; what is not on this machine yet is made or downloaded.
 
     Args:
-        model: Name of a demo model, a directory, or a hub id. A directory that is named like a demo
+        model: Name of a demo model, a directory, a GGUF file, or a hub id. A directory that is named like a demo
             model is meant with a leading `./`.
         progress: Whether to show on stderr how that goes.
 
