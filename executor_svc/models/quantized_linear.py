@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
+from gguf import GGMLQuantizationType as FileType
 
+from executor_svc.models.file_blocks import read_blocks
 from executor_svc.models.int4_groups import quantize_int4
 from executor_svc.native.structs import NumberFormat
 
@@ -127,6 +129,21 @@ class _QuantizedRows:
         else:
             self.scales.copy_(groups.abs().amax(-1, keepdim=True) / 127)
             self.codes.copy_(_codes(groups, self.scales).clamp(-127, 127))
+
+    def copy_blocks(self, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None) -> bool:
+        """Take over codes; see `BlockTarget`."""
+        codes, scales, minima, offset = read_blocks(FileType(block_type), blocks if order is None else blocks[order])
+        if self.number_format == NumberFormat.INT4:
+            wanted = scales.float() * offset
+            minima = wanted.half() if minima is None else minima
+            if offset and not torch.equal(minima.float(), wanted):
+                return False
+            self.minima.copy_(minima)
+        elif minima is not None:
+            return False
+        self.codes.copy_(codes if self.number_format == NumberFormat.INT4 else codes + offset)
+        self.scales.copy_(scales)
+        return True
 
     def restore(self) -> torch.Tensor:
         """Return the weight, [num_outputs, num_inputs] float32."""

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "dense.h"
+#include "pack.h"
 
 #define LARGEST_INT8 127
 #define LARGEST_INT4 15
@@ -209,6 +210,26 @@ static void pack_row(const Matrix *matrix, long row, const float *weight) {
     else
         for (long k = 0; k < num_inputs; k += GROUP)
             pack_int8_group(matrix, row, k, weight + k, least(GROUP, num_inputs - k));
+}
+
+bool put_group(const Matrix *matrix, long row, long k, const BlockGroup *group) {
+    uint8_t *panels = (uint8_t *)matrix->panels;
+    uint16_t *scales = (uint16_t *)matrix->scales + scale_of(matrix, row, k), minimum = group->minimum;
+    *scales = group->scale;
+    if (matrix->format != INT4) {
+        long offset = group->offset + (matrix->format == INT8_A8 ? 128 : 0);
+        for (long i = 0; i < GROUP; i++) panels[place_of(matrix, row, k + i)] = (uint8_t)(group->codes[i] + offset);
+        return !(minimum & 0x7fff);
+    }
+    if (group->offset) {
+        float wanted = _cvtsh_ss(group->scale) * (float)group->offset;
+        minimum = _cvtss_sh(wanted, _MM_FROUND_TO_NEAREST_INT);
+        if (_cvtsh_ss(minimum) != wanted) return false;
+    }
+    scales[PANEL_COLUMNS] = minimum;
+    for (long i = 0; i < GROUP; i++)
+        panels[place_of(matrix, row, k + i)] |= (uint8_t)(group->codes[i] << (i % 8 < 4 ? 0 : 4));
+    return true;
 }
 
 // Write rows [first, first + num_rows) of a matrix from `weight` [num_rows][num_inputs].
