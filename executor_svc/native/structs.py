@@ -10,7 +10,8 @@ class NumberFormat(IntEnum):
     """How weights are stored, and what their products take: `NumberFormat` of dense.h.
 
     FLOAT32 and BFLOAT16 multiply float32 activations, with the same sums in the same order. INT8 turns the activations
-    of a row into int16 with one scale, INT8_A8 and INT4 into int8 with a scale for each group of 32.
+    of a row into int16 with one scale, the others into int8 with a scale for each group of 32. The K formats are those of
+    llama.cpp: their codes and scales come from a file, and a row has a multiple of 256 inputs.
     """
 
     FLOAT32 = 0
@@ -18,6 +19,11 @@ class NumberFormat(IntEnum):
     INT8 = 2
     INT8_A8 = 3
     INT4 = 4
+    Q2_K = 5
+    Q3_K = 6
+    Q4_K = 7
+    Q5_K = 8
+    Q6_K = 9
 
 
 class MatrixStruct(ctypes.Structure):
