@@ -1,15 +1,17 @@
 // Products of int8 rows with matrices in the K formats.
 //
-// A block of a panel is unpacked once, into a byte a code and a float32 a scale, and stays in L1 for all rows. Products
-// are summed exactly in int32 over the inputs that share a scale, in float32 over those; d * scale and dmin * minimum
-// are exact. Codes of formats without minima are signed: they are multiplied with HALF_OFFSET added, and the sums start
-// at what that adds. The sums of a row go from the first input to the last, whatever the other rows are.
+// Products are summed exactly in int32 over the inputs that share a scale, in float32 over those; d * scale and
+// dmin * minimum are exact. Codes of formats without minima are signed: they are multiplied with HALF_OFFSET added, and a
+// sum starts at what that adds. The sums of a row go from the first input to the last, whatever the other rows are.
+//
+// The scales of a panel's block are unpacked once for all rows; with many rows its codes too, a byte each. Both stay in
+// L1.
 #include <string.h>
 
 #include "k_blocks.h"
 #include "tile.h"
 
-// Rows whose sums are kept while the blocks of a panel go by; half of L1 has them and a block.
+// Rows whose sums are kept while the blocks of a panel go by: L1 has room for them beside a block.
 #define K_ROWS 64
 
 #define MOST_SCALES 16  // of a block
@@ -25,32 +27,30 @@ INLINE vint move_bits(vint v, const int from, const int to) {
     return from < to ? vi_shift_left(v, to - from) : vi_shift_right(v, from - to);
 }
 
-INLINE void unpack_codes(const long format, const uint8_t *panel, const Fetch *fetch, long step, uint8_t *codes) {
-    const vint nibble = vi_all(0x0f0f0f0f), pair = vi_all(0x03030303);
+// Codes 4 * quad .. of a group in a vector of columns, a byte each. `panel` is the group's, at those columns.
+INLINE vint load_codes(const long format, const uint8_t *panel, const int quad) {
     const long stride = 4 * PANEL_COLUMNS;
-    for (long group = 0; group < K_GROUPS; group++, panel += rows_of_group(format) * stride) {
+    const uint8_t *high = panel + (nibble_rows(format) ? nibble_rows(format) : pair_rows(format)) * stride;
+    vint codes = nibble_rows(format)
+                     ? vi_and(move_bits(vi_load(panel + quad / 2 * stride), quad % 2 * 4, 0), vi_all(0x0f0f0f0f))
+                     : vi_and(move_bits(vi_load(panel + quad / 4 * stride), quad % 4 * 2, 0), vi_all(0x03030303));
+    if (bit_rows(format)) {
+        const int to = format == Q3_K ? 2 : 4;
+        codes = vi_or(codes, vi_and(move_bits(vi_load(high), quad, to), vi_all(0x01010101 << to)));
+    }
+    if (format == Q6_K)
+        codes = vi_or(codes, vi_and(move_bits(vi_load(high + quad / 4 * stride), quad % 4 * 2, 4), vi_all(0x30303030)));
+    return format == Q3_K ? vi_add_bytes(codes, vi_all(0x01010101 * (HALF_OFFSET - 4))) : codes;
+}
+
+INLINE void unpack_codes(const long format, const uint8_t *panel, const Fetch *fetch, long step, uint8_t *codes) {
+    for (long group = 0; group < K_GROUPS; group++, panel += rows_of_group(format) * 4 * PANEL_COLUMNS) {
         fetch_lines(fetch, step + group);
-        const uint8_t *low = panel, *high = panel + (nibble_rows(format) ? nibble_rows(format) : pair_rows(format)) * stride;
 #pragma GCC unroll 8
-        for (int quad = 0; quad < QUADS; quad++, codes += stride)
+        for (int quad = 0; quad < QUADS; quad++)
 #pragma GCC unroll 3
-            for (int j = 0; j < PANEL_VECTORS; j++) {
-                const long at = j * 4 * LANES;
-                vint four = nibble_rows(format)
-                                ? vi_and(move_bits(vi_load(low + quad / 2 * stride + at), quad % 2 * 4, 0), nibble)
-                                : vi_and(move_bits(vi_load(low + quad / 4 * stride + at), quad % 4 * 2, 0), pair);
-                if (format == Q3_K || format == Q5_K) {
-                    const int to = format == Q3_K ? 2 : 4;
-                    vint bit = move_bits(vi_load(high + at), quad, to);
-                    four = vi_or(four, vi_and(bit, vi_all(0x01010101 << to)));
-                }
-                if (format == Q6_K) {
-                    vint two = move_bits(vi_load(high + quad / 4 * stride + at), quad % 4 * 2, 4);
-                    four = vi_or(four, vi_and(two, vi_all(0x30303030)));
-                }
-                if (format == Q3_K) four = vi_add_bytes(four, vi_all(0x01010101 * (HALF_OFFSET - 4)));
-                vi_store(codes + at, four);
-            }
+            for (int j = 0; j < PANEL_VECTORS; j++, codes += 4 * LANES)
+                vi_store(codes, load_codes(format, panel + j * 4 * LANES, quad));
     }
 }
 
@@ -63,12 +63,11 @@ INLINE vint six_bits(const vint *words, const int i) {
 }
 
 INLINE void unpack_scales(const long format, const uint8_t *panel, Unpacked *block) {
-    const uint8_t *word = panel + k_words_begin(format);
     const uint16_t *halves = (const uint16_t *)(const void *)(panel + k_halves_begin(format));
 #pragma GCC unroll 3
     for (int j = 0; j < PANEL_VECTORS; j++) {
         vint words[4];
-        for (int i = 0; i < words_of(format); i++) words[i] = vi_load(word + (i * PANEL_COLUMNS + j * LANES) * 4);
+        for (int i = 0; i < words_of(format); i++) words[i] = vi_load(panel + (i * PANEL_COLUMNS + j * LANES) * 4);
         vfloat d = vf_load_half(halves + j * LANES), dmin = vf_zero();
         if (halves_of(format) > 1)
             dmin = vf_mul(vf_load_half(halves + PANEL_COLUMNS + j * LANES),
@@ -93,56 +92,70 @@ INLINE void unpack_scales(const long format, const uint8_t *panel, Unpacked *blo
     }
 }
 
-// Add to totals[rows][PANEL_COLUMNS] what rows from `row` on make of a block. `shared`, `has_minima` and `rows` are
+// A block on its way to products.
+typedef struct {
+    const uint8_t *codes;  // unpacked, or in the panel
+    const float *scales, *minima;
+    const Fetch *fetch;  // NULL: nothing is to be fetched
+    long index;
+} Block;
+
+// Add to totals[rows][PANEL_COLUMNS] what rows from `row` on make of a block. `format`, `is_unpacked` and `rows` are
 // constants at each call, so that all sums stay in registers.
-INLINE void add_block(const long shared, const bool has_minima, const int rows, const Unpacked *unpacked, long block,
-                      const Rows *in, long row, float *totals) {
-    long num_groups = in->stride / GROUP, first = row * num_groups + block * K_GROUPS;
-    const int8_t *inputs = (const int8_t *)in->codes + row * in->stride + block * K_INPUTS;
-    const uint8_t *codes = unpacked->codes;
+INLINE void add_block(const long format, const bool is_unpacked, const int rows, const Block *block, const Rows *in,
+                      long row, float *totals) {
+    const bool has_minima = halves_of(format) > 1;
+    const int parts = (int)(GROUP / inputs_of_scale(format)), quads = QUADS / parts;
+    long num_groups = in->stride / GROUP, group = row * num_groups + block->index * K_GROUPS;
+    const int8_t *inputs = (const int8_t *)in->codes + row * in->stride + block->index * K_INPUTS;
+    const uint8_t *codes = block->codes;
+    const float *scales = block->scales, *minima = block->minima;
     vfloat total[CODE_ROWS][PANEL_VECTORS];
 #pragma GCC unroll 4
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 3
         for (int j = 0; j < PANEL_VECTORS; j++) total[i][j] = vf_load(totals + i * PANEL_COLUMNS + j * LANES);
-    for (long part = 0; part < K_INPUTS / shared; part++) {
-        vint sum[CODE_ROWS][PANEL_VECTORS];
+    for (long k = 0; k < K_GROUPS; k++, group++, inputs += GROUP) {
+        if (block->fetch) fetch_lines(block->fetch, block->index * K_GROUPS + k);
+#pragma GCC unroll 2
+        for (int part = 0; part < parts; part++) {
+            vint sum[CODE_ROWS][PANEL_VECTORS];
 #pragma GCC unroll 4
-        for (int i = 0; i < rows; i++)
+            for (int i = 0; i < rows; i++)
 #pragma GCC unroll 3
-            for (int j = 0; j < PANEL_VECTORS; j++)
-                sum[i][j] = has_minima ? vi_zero() : vi_all(in->half_offsets[2 * (first + i * num_groups) + part]);
+                for (int j = 0; j < PANEL_VECTORS; j++)
+                    sum[i][j] = has_minima ? vi_zero() : vi_all(in->half_offsets[2 * (group + i * num_groups) + part]);
 #pragma GCC unroll 8
-        for (int quad = 0; quad < shared / 4; quad++, inputs += 4, codes += 4 * PANEL_COLUMNS) {
-            vint column[PANEL_VECTORS];
+            for (int quad = part * quads; quad < (part + 1) * quads; quad++) {
+                vint column[PANEL_VECTORS];
 #pragma GCC unroll 3
-            for (int j = 0; j < PANEL_VECTORS; j++) column[j] = vi_load(codes + 4 * j * LANES);
+                for (int j = 0; j < PANEL_VECTORS; j++)
+                    column[j] = is_unpacked ? vi_load(codes + (quad * PANEL_COLUMNS + j * LANES) * 4)
+                                            : load_codes(format, codes + j * 4 * LANES, quad);
 #pragma GCC unroll 4
-            for (int i = 0; i < rows; i++) {
-                int32_t four;
-                memcpy(&four, inputs + i * in->stride, sizeof four);
-                vint value = vi_all(four);
+                for (int i = 0; i < rows; i++) {
+                    int32_t four;
+                    memcpy(&four, inputs + i * in->stride + 4 * quad, sizeof four);
+                    vint value = vi_all(four);
 #pragma GCC unroll 3
-                for (int j = 0; j < PANEL_VECTORS; j++) sum[i][j] = vi_dot_small_quads(sum[i][j], column[j], value);
+                    for (int j = 0; j < PANEL_VECTORS; j++) sum[i][j] = vi_dot_small_quads(sum[i][j], column[j], value);
+                }
+            }
+#pragma GCC unroll 3
+            for (int j = 0; j < PANEL_VECTORS; j++, scales += LANES, minima += LANES) {
+                vfloat scale = vf_load(scales), minimum = has_minima ? vf_load(minima) : vf_zero();
+#pragma GCC unroll 4
+                for (int i = 0; i < rows; i++) {
+                    long index = group + i * num_groups;
+                    vfloat exact = vf_mul(vi_to_float(sum[i][j]), vf_all(in->scales[index]));
+                    total[i][j] = vf_accumulate(total[i][j], exact, scale);
+                    if (!has_minima) continue;
+                    float value = parts == 1 ? in->sums[index] : in->scales[index] * (float)in->half_offsets[2 * index + part];
+                    total[i][j] = vf_accumulate(total[i][j], minimum, vf_all(value));
+                }
             }
         }
-        long of_group = first + part * shared / GROUP;
-#pragma GCC unroll 3
-        for (int j = 0; j < PANEL_VECTORS; j++) {
-            vfloat scale = vf_load(unpacked->scales + part * PANEL_COLUMNS + j * LANES);
-            vfloat minimum = has_minima ? vf_load(unpacked->minima + part * PANEL_COLUMNS + j * LANES) : vf_zero();
-#pragma GCC unroll 4
-            for (int i = 0; i < rows; i++) {
-                long index = of_group + i * num_groups;
-                vfloat exact = vf_mul(vi_to_float(sum[i][j]), vf_all(in->scales[index]));
-                total[i][j] = vf_accumulate(total[i][j], exact, scale);
-                if (!has_minima) continue;
-                float value = in->sums[index];
-                if (shared < GROUP)
-                    value = in->scales[index] * (float)in->half_offsets[2 * (first + i * num_groups) + part];
-                total[i][j] = vf_accumulate(total[i][j], minimum, vf_all(value));
-            }
-        }
+        codes += (is_unpacked ? QUADS : rows_of_group(format)) * 4 * PANEL_COLUMNS;
     }
 #pragma GCC unroll 4
     for (int i = 0; i < rows; i++)
@@ -150,45 +163,41 @@ INLINE void add_block(const long shared, const bool has_minima, const int rows, 
         for (int j = 0; j < PANEL_VECTORS; j++) vf_store(totals + i * PANEL_COLUMNS + j * LANES, total[i][j]);
 }
 
-// Add what all rows make of a block.
-INLINE void add_rows(const long shared, const bool has_minima, const Unpacked *unpacked, long block, const Rows *in,
-                     long first_row, long num_rows, float *totals) {
-    for (long row = 0; row < num_rows; row += CODE_ROWS, totals += CODE_ROWS * PANEL_COLUMNS) {
+// Add what all rows make of a block; meanwhile the first of them fetch what is read next.
+INLINE void add_rows(const long format, const bool is_unpacked, Block block, const Rows *in, long first_row,
+                     long num_rows, float *totals) {
+    for (long row = 0; row < num_rows; row += CODE_ROWS, totals += CODE_ROWS * PANEL_COLUMNS, block.fetch = NULL) {
         switch (least(CODE_ROWS, num_rows - row)) {
 #define ROWS(count) \
-    case count: add_block(shared, has_minima, count, unpacked, block, in, first_row + row, totals); break;
+    case count: add_block(format, is_unpacked, count, &block, in, first_row + row, totals); break;
             CODE_CASES(ROWS)
 #undef ROWS
         }
     }
 }
 
-typedef void AddRows(const Unpacked *unpacked, long block, const Rows *in, long first_row, long num_rows, float *totals);
-static void add_with_minima(const Unpacked *unpacked, long block, const Rows *in, long first_row, long num_rows,
-                            float *totals) {
-    add_rows(32, true, unpacked, block, in, first_row, num_rows, totals);
-}
-static void add_halves_with_minima(const Unpacked *unpacked, long block, const Rows *in, long first_row, long num_rows,
-                                   float *totals) {
-    add_rows(16, true, unpacked, block, in, first_row, num_rows, totals);
-}
-static void add_halves(const Unpacked *unpacked, long block, const Rows *in, long first_row, long num_rows,
-                       float *totals) {
-    add_rows(16, false, unpacked, block, in, first_row, num_rows, totals);
-}
+// Up to so many rows it takes no longer to unpack codes for each CODE_ROWS of them than to write them down.
+INLINE long rows_in_place(long format) { return format == Q4_K ? K_ROWS : CODE_ROWS * CODE_ROWS; }
 
 INLINE void multiply_format(const long format, const Matrix *matrix, long panel, long next, const Rows *in,
                             long first_row, long num_rows, float *totals) {
-    AddRows *add = zero_of(format) ? add_halves : inputs_of_scale(format) == 32 ? add_with_minima : add_halves_with_minima;
     long num_blocks = matrix->num_inputs / K_INPUTS, bytes = k_panel_bytes(format);
     Fetch fetch = fetch_panel(k_block_of(matrix, panel, 0), k_block_of(matrix, next, 0), num_blocks * K_GROUPS,
                               bytes / K_GROUPS, 0, 1);
+    bool in_place = num_rows <= rows_in_place(format);
     Unpacked unpacked;
-    for (long block = 0; block < num_blocks; block++) {
-        const uint8_t *place = k_block_of(matrix, panel, block);
-        unpack_codes(format, place, &fetch, block * K_GROUPS, unpacked.codes);
+    for (long index = 0; index < num_blocks; index++) {
+        const uint8_t *place = k_block_of(matrix, panel, index);
         unpack_scales(format, place, &unpacked);
-        add(&unpacked, block, in, first_row, num_rows, totals);
+        place += k_codes_begin(format);
+        Block block = {place, unpacked.scales, unpacked.minima, &fetch, index};
+        if (in_place) {
+            add_rows(format, false, block, in, first_row, num_rows, totals);
+        } else {
+            unpack_codes(format, place, &fetch, index * K_GROUPS, unpacked.codes);
+            block.codes = unpacked.codes, block.fetch = NULL;
+            add_rows(format, true, block, in, first_row, num_rows, totals);
+        }
     }
 }
 

@@ -6,12 +6,12 @@
 //   weight = d * scale * code - dmin * minimum    Q5_K, Q4_K, Q2_K
 // A matrix has a block of each column of a panel side by side, PANEL_COLUMNS of them; [column] below is
 // [PANEL_COLUMNS]:
+//   of the block           [words][column] uint32, its scales and minima
+//                          [halves][column] float16: d, dmin; what pads them to a cache line
 //   of each GROUP inputs   [nibble rows][column][4], as with INT4: a byte has input i and input i + 4 of eight
 //                          [pair rows][column][4]: a byte has two bits of the inputs i, i + 4, i + 8, i + 12
 //                          [bit rows][column][4]: a byte has a bit of the inputs i, i + 4, .. i + 28
-//   of the block           [words][column] uint32, its scales and minima
-//                          [halves][column] float16: d, dmin
-// As many bytes as in the file, but for what pads a panel to cache lines.
+// As many bytes as in the file, but for what pads.
 #ifndef OCTAVO_K_BLOCKS_H
 #define OCTAVO_K_BLOCKS_H
 
@@ -36,15 +36,19 @@ INLINE long zero_of(long format) { return format == Q6_K ? 32 : format == Q3_K ?
 INLINE long words_of(long format) { return format == Q2_K || format == Q6_K ? 4 : 3; }
 INLINE long halves_of(long format) { return zero_of(format) ? 1 : 2; }
 
-// Bytes of a block in a file, and of a panel's blocks side by side.
+// Bytes of a block in a file.
 INLINE long k_block_bytes(long format) {
     return K_GROUPS * rows_of_group(format) * 4 + words_of(format) * 4 + halves_of(format) * 2;
 }
-INLINE long k_panel_bytes(long format) { return round_up(PANEL_COLUMNS * k_block_bytes(format), 64); }
 
-// The parts of a panel's blocks.
-INLINE long k_words_begin(long format) { return K_GROUPS * rows_of_group(format) * 4 * PANEL_COLUMNS; }
-INLINE long k_halves_begin(long format) { return k_words_begin(format) + words_of(format) * 4 * PANEL_COLUMNS; }
+// Where the parts of a panel's blocks begin behind their words, and where they end.
+INLINE long k_halves_begin(long format) { return words_of(format) * 4 * PANEL_COLUMNS; }
+INLINE long k_codes_begin(long format) {
+    return round_up(k_halves_begin(format) + halves_of(format) * 2 * PANEL_COLUMNS, 64);
+}
+INLINE long k_panel_bytes(long format) {
+    return k_codes_begin(format) + K_GROUPS * rows_of_group(format) * 4 * PANEL_COLUMNS;
+}
 
 INLINE uint8_t *k_block_of(const Matrix *matrix, long panel, long block) {
     long index = panel * (matrix->num_inputs / K_INPUTS) + block;

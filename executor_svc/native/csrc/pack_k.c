@@ -76,7 +76,7 @@ static bool is_number(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
 // Write a block into a column of a panel; false: a float16 of it is no number.
 INLINE bool pack_block(const long format, const uint8_t *file_block, uint8_t *panel, long column) {
     FileBlock block = parts_of(format, file_block);
-    uint32_t *codes = (uint32_t *)(void *)panel + column;
+    uint32_t *codes = (uint32_t *)(void *)(panel + k_codes_begin(format)) + column;
     for (long group = 0; group < K_GROUPS; group++) {
         uint32_t rows[GROUP / 8 + 2] = {0}, *high = rows + (nibble_rows(format) ? GROUP / 8 : GROUP / 16);
         for (long quad = 0; quad < QUADS; quad++) {
@@ -90,9 +90,9 @@ INLINE bool pack_block(const long format, const uint8_t *file_block, uint8_t *pa
         }
         for (long row = 0; row < rows_of_group(format); row++, codes += PANEL_COLUMNS) *codes = rows[row];
     }
-    uint32_t words[4];
+    uint32_t words[4], *place = (uint32_t *)(void *)panel + column;
     pack_scales(format, block.scales, words);
-    for (long i = 0; i < words_of(format); i++, codes += PANEL_COLUMNS) *codes = words[i];
+    for (long i = 0; i < words_of(format); i++, place += PANEL_COLUMNS) *place = words[i];
     bool is_good = true;
     uint16_t *halves = (uint16_t *)(void *)(panel + k_halves_begin(format)) + column;
     for (long i = 0; i < halves_of(format); i++, halves += PANEL_COLUMNS) {
@@ -168,9 +168,10 @@ void read_k_row(const Matrix *matrix, long row, float *out) {
         float d = _cvtsh_ss(halves[0]), dmin = halves_of(format) > 1 ? _cvtsh_ss(halves[PANEL_COLUMNS]) : 0;
         uint32_t words[4] = {0};
         for (long i = 0; i < words_of(format); i++)
-            words[i] = load_word(panel + k_words_begin(format) + (i * PANEL_COLUMNS + column) * 4);
+            words[i] = load_word(panel + (i * PANEL_COLUMNS + column) * 4);
         for (long k = 0; k < K_INPUTS; k++) {
-            const uint8_t *codes = panel + (k / GROUP * rows_of_group(format) * PANEL_COLUMNS + column) * 4;
+            const uint8_t *codes =
+                panel + k_codes_begin(format) + (k / GROUP * rows_of_group(format) * PANEL_COLUMNS + column) * 4;
             int scale, minimum;
             scale_at(format, words, k / shared, &scale, &minimum);
             float weight = d * (float)scale * (float)(code_at(format, codes, k % GROUP) - (int)zero_of(format));
