@@ -72,11 +72,14 @@ class Piece:
     def copy_from(self, source: TensorSource) -> None:
         """Read the part and put it to its place."""
         columns = () if self.columns is None else (slice(*self.columns),)
-        parts = [source[slice(*rows), *columns] for rows in self.rows]
-        if isinstance(parts[0], BlockRows):
-            (rows_of_blocks,) = parts  # no family whose weights are stored so takes them from several ranges
-            rows_of_blocks.copy_to(self.destination)
-            return
+        parts: list[torch.Tensor] = []
+        for rows in self.rows:
+            part = source[slice(*rows), *columns]
+            if isinstance(part, BlockRows):
+                assert len(self.rows) == 1, "no family whose weights are stored so takes them from several ranges"
+                part.copy_to(self.destination)
+                return
+            parts.append(part)
         values = parts[0] if len(parts) == 1 else torch.cat(parts)
         self.destination.copy_(values.float() + self.offset if self.offset else values)
 

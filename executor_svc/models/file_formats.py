@@ -17,8 +17,8 @@ from executor_svc.models.weight_format import NUMBER_FORMATS
 from executor_svc.native.structs import NumberFormat
 from octavo_shared.errors import ModelLoadError
 
-# The formats that have a type exactly, the best one first. To add a type: a line here, its block in csrc/blocks.c and in
-# `models/file_blocks.py`, and its row in tests/numerics/test_file_formats.py, whose oracle is the package gguf.
+# The formats that have a type exactly, the best one first. To add a type: a line here, its block in csrc/blocks.c and
+# in `file_blocks.py`. tests/numerics/test_file_formats.py then compares it with what the package gguf makes of it.
 HOLDERS: Final[Mapping[FileType, tuple[NumberFormat, ...]]] = MappingProxyType(
     {
         FileType.F32: (NumberFormat.FLOAT32,),
@@ -80,7 +80,9 @@ class FileFormats:
                 self.used |= set(formats)
                 return formats
         kinds = ", ".join(each.name for each in types)
-        raise ModelLoadError(f"{self._checkpoint.describe(names[0])} and its companions are {kinds}; they cannot be joined")
+        raise ModelLoadError(
+            f"{self._checkpoint.describe(names[0])} and its companions are {kinds}; they cannot be joined"
+        )
 
 
 def _holders(tensor: GGUFTensor, has_long_inputs: bool) -> list[NumberFormat]:

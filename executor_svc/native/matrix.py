@@ -104,9 +104,7 @@ class _Block:
         """Memory of the weight, scales and padding included."""
         return self._panels.nbytes + (0 if self._scales is None else self._scales.nbytes)
 
-    def pack_blocks(
-        self, first_row: int, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None
-    ) -> bool:
+    def pack_blocks(self, first_row: int, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None) -> bool:
         """Copy codes into the rows from `first_row`; see `NativeLibrary.pack_blocks`."""
         return self._library.pack_blocks(self.struct, first_row, blocks, block_type, order)
 

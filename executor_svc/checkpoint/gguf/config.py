@@ -169,7 +169,8 @@ def _gemma3(metadata: Metadata, tensors: Tensors) -> Config:
 def _query_scalar(config: Config, *, layers_of_largest: int) -> object:
     """Return what scales queries: the size of a head, but in the largest model, 27B, of the hidden state's share."""
     hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
-    assert isinstance(hidden_size, int) and isinstance(num_heads, int)
+    assert isinstance(hidden_size, int)
+    assert isinstance(num_heads, int)
     is_largest = config["num_hidden_layers"] == layers_of_largest
     return hidden_size // max(1, num_heads) if is_largest else config["head_dim"]
 
@@ -197,5 +198,3 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Metadata, Tensors], Config]]] = Mapp
 def has_interleaved_heads(architecture: str) -> bool:
     """Whether queries and keys lie as llama.cpp rotates them: neighbours, where transformers rotates halves."""
     return architecture == "llama"
-
-

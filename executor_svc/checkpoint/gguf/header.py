@@ -1,4 +1,4 @@
-"""The header of a GGUF file: values by key, and where each tensor lies. Everything in it is checked against the file."""
+"""The header of a GGUF file: values by key, and where each tensor lies. All of it is checked against the file."""
 
 import math
 import mmap

@@ -30,7 +30,7 @@ class Metadata:
         return self.key(key) in self.values
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Return a whole number of at least 0, of the architecture; a list of equal ones, one a layer, counts as one."""
+        """Return a whole number of at least 0, of the architecture; a list of equal ones, one a layer, is one."""
         return self.whole_number(self.key(key), default)
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -71,9 +71,7 @@ class GGUFModel:
         prefix = "general.sampling."
         found = {ours: self._metadata.values.get(f"{prefix}{theirs}") for theirs, ours in _SAMPLING.items()}
         # A float32 as the decimal that was written.
-        written = {
-            name: round(value, 6) if isinstance(value, float) else value for name, value in found.items()
-        }
+        written = {name: round(value, 6) if isinstance(value, float) else value for name, value in found.items()}
         return sampling_defaults(written, self.path)
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:

@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, as tokenizer.json: made by transformers' converter, and what that leaves out.
 
-A file has vocabulary, merges and scores, but names how text is cut before (`tokenizer.ggml.pre`). A name that nobody here
-knows is refused: another cut gives other tokens, without any error.
+A file has vocabulary, merges and scores, but names how text is cut before (`tokenizer.ggml.pre`). A name that is not
+known here is refused: another cut gives other tokens, without any error.
 """
 
 import json

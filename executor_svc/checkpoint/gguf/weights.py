@@ -167,7 +167,9 @@ class GGUFCheckpoint:
         if tensor is None:
             raise ModelLoadError(f"the tensor {found}.{suffix} is missing from {self._path}")
         if expert is not None and (len(tensor.shape) != 3 or expert >= tensor.shape[0]):
-            raise ModelLoadError(f"{tensor} has the shape {list(tensor.shape)}; it must have {expert + 1} experts or more")
+            raise ModelLoadError(
+                f"{tensor} has the shape {list(tensor.shape)}; it must have {expert + 1} experts or more"
+            )
         return _Place(tensor, expert)
 
     def _bytes(self, tensor: GGUFTensor) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
