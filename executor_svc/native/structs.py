@@ -2,6 +2,7 @@
 
 import ctypes
 from enum import IntEnum
+from typing import Final
 
 from executor_svc.native.binding import FLOAT, LONG, POINTER
 
@@ -24,6 +25,9 @@ class NumberFormat(IntEnum):
     Q4_K = 7
     Q5_K = 8
     Q6_K = 9
+
+
+K_FORMATS: Final = (NumberFormat.Q2_K, NumberFormat.Q3_K, NumberFormat.Q4_K, NumberFormat.Q5_K, NumberFormat.Q6_K)
 
 
 class MatrixStruct(ctypes.Structure):
