@@ -1,6 +1,7 @@
 """Blocks of quantized weights as a GGUF file has them, in torch: what csrc/blocks.c copies, and its reference.
 
-A block has 32 weights of a row: weight = code * scale + minimum. One of a K format has 256, and a scale for each 16 or 32.
+A block has 32 weights of a row: weight = code * scale + minimum. A block of a K format has 256, and a scale for each 16
+or 32.
 Source: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
 """
 
@@ -37,8 +38,7 @@ def read_k_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, tor
     """Read rows of blocks of a K format, [num_rows, num_bytes] uint8.
 
     Returns:
-        Codes [num_rows, num_groups, inputs that share a scale] int16, scales and minima [num_rows, num_groups, 1] float32:
-        weight = code * scale + minimum.
+        Codes [num_rows, num_groups, inputs of a scale] int16, scales and minima [num_rows, num_groups, 1] float32.
     """
     split = lambda *sizes: torch.split(rows.reshape(len(rows), -1, sum(sizes)), sizes, -1)  # noqa: E731
     if kind == FileType.Q2_K:

@@ -11,8 +11,8 @@ class NumberFormat(IntEnum):
     """How weights are stored, and what their products take: `NumberFormat` of dense.h.
 
     FLOAT32 and BFLOAT16 multiply float32 activations, with the same sums in the same order. INT8 turns the activations
-    of a row into int16 with one scale, the others into int8 with a scale for each group of 32. The K formats are those of
-    llama.cpp: their codes and scales come from a file, and a row has a multiple of 256 inputs.
+    of a row into int16 with one scale, the others into int8 with a scale for each group of 32. The K formats are those
+    of llama.cpp: their codes and scales come from a file, and a row has a multiple of 256 inputs.
     """
 
     FLOAT32 = 0

@@ -32,7 +32,7 @@ def native_library(lanes: str) -> NativeLibrary:
 
 
 def library_path(lanes: str) -> Path:
-    """Return the library, compiled for one of INSTRUCTIONS. Raises: NativeUnavailableError: the machine cannot have it."""
+    """Return the library for some of INSTRUCTIONS. Raises: NativeUnavailableError: the machine cannot have it."""
     return build_library(cache_directory(), flags=(*FLAGS, *INSTRUCTIONS[lanes]))
 
 
