@@ -73,7 +73,7 @@ def describe_ggufs(repo_id: str, file_names: Collection[str]) -> str:
     """Return the names by which `--model` takes the GGUF files of a repository, for a message."""
     models = [each for each in file_names if each.endswith(".gguf") and "mmproj" not in each]
     names = {
-        f"{repo_id}:{found}" if (found := quantization_of(each)) else f"{repo_id}/{each}"
+        f"{repo_id}:{found.upper()}" if (found := quantization_of(each)) else f"{repo_id}/{each}"
         for each in models
         if not _LATER_PART.search(each)
     }

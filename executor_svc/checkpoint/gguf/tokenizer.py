@@ -89,6 +89,12 @@ def _tokenizer(metadata: Metadata) -> dict[str, object]:
         raise ModelLoadError(f"{metadata.path} has a tokenizer that is not valid: {words_of(error)}") from error
     if kind == "gpt2" and cut in _OWN_CUTS:
         tokenizer["pre_tokenizer"] = _OWN_CUTS[cut]
+    if kind == "llama" and not metadata.architecture.startswith("gemma"):
+        # transformers' cut loses a space in front of a text that begins with one.
+        has_prefix = metadata.flag(f"{_TOKENIZER}add_space_prefix", True)
+        steps = [{"type": "Prepend", "prepend": "\u2581"}] if has_prefix else []
+        replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+        tokenizer |= {"normalizer": {"type": "Sequence", "normalizers": [*steps, replace]}, "pre_tokenizer": None}
     if cut in _LLAMA3:
         model = tokenizer["model"]
         assert isinstance(model, dict)
