@@ -19,21 +19,15 @@ from executor_svc.native.structs import NumberFormat
 from executor_svc.native.weight_memory import WeightMemory
 from tests.numerics.native import INSTRUCTIONS, LANES, library_path, packed_matrix
 from tests.support.each_row import each_row
+from tests.support.gguf_files import HALVES_OF_K
 
 NUM_OUTPUTS = 70
 CODED = [kind for kind in HOLDERS if GGML_QUANT_SIZES[kind][0] > 1]
 
 
 # Where a block has numbers of two bytes; at 0 where nothing is said.
-HALVES: Mapping[FileType, tuple[int, ...]] = {
-    FileType.Q4_1: (0, 2),
-    FileType.Q2_K: (80, 82),
-    FileType.Q3_K: (108,),
-    FileType.Q4_K: (0, 2),
-    FileType.Q5_K: (0, 2),
-    FileType.Q6_K: (208,),
-}
-K_TYPES = [kind for kind in CODED if GGML_QUANT_SIZES[kind][0] == 256]
+HALVES: Mapping[FileType, tuple[int, ...]] = {FileType.Q4_1: (0, 2), **HALVES_OF_K}
+K_TYPES = [kind for kind in CODED if kind in HALVES_OF_K]
 
 
 def inputs_of(kind: FileType) -> int:
