@@ -12,6 +12,7 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file, save_file
 
 from executor_svc.checkpoint.gguf.model import GGUFModel
+from executor_svc.checkpoint.weight_map import BlockRows
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.config import RopeConfig
 from executor_svc.models.fields import ConfigFields
@@ -22,6 +23,7 @@ from executor_svc.native.structs import K_FORMATS, NumberFormat
 from executor_svc.numerics.identity import find_numerics
 from executor_svc.numerics.probe_k_formats import probe_k_format
 from executor_svc.worker.loading import load_worker
+from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.step import TableDelta
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import RecordingSampler, StepDriver
@@ -151,6 +153,22 @@ def test_every_mixture_of_types_is_what_torch_makes_of_its_weights(
 
     assert float((ours - theirs).norm() / theirs.norm()) < 2e-2
     assert ours.argmax() == theirs.argmax()
+
+
+@each_row((FileType.Q8_0, 32), (FileType.Q4_K, 256))
+def test_ranks_share_whole_blocks(kind: FileType, size: int, *, tmp_path: Path) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", K_SIZES, FileType.F32)
+    checkpoint = GGUFModel(write_gguf_of(directory, tmp_path / "m.gguf", of_type(kind))).checkpoint()
+    source = checkpoint._source(checkpoint._place("model.layers.0.mlp.down_proj.weight"))
+
+    parts = [source[:, begin : begin + size] for begin in range(0, 512, size)]
+
+    blocks = [part.blocks for part in parts if isinstance(part, BlockRows)]
+    whole = source[:]
+    assert isinstance(whole, BlockRows)
+    assert torch.equal(torch.cat(blocks, 1), whole.blocks)
+    with pytest.raises(ModelLoadError, match=f"would have inputs 0 to {size // 2}, and blocks have {size}"):
+        source[:, 0 : size // 2]
 
 
 def test_several_files_are_one_model(tmp_path: Path, recorder: RecordingSampler) -> None:
