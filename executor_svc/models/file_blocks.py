@@ -40,19 +40,19 @@ def read_k_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, tor
     Returns:
         Codes [num_rows, num_groups, inputs of a scale] int16, scales and minima [num_rows, num_groups, 1] float32.
     """
-    split = lambda *sizes: torch.split(rows.reshape(len(rows), -1, sum(sizes)), sizes, -1)  # noqa: E731
+    blocks = rows.reshape(len(rows), -1, GGML_QUANT_SIZES[kind][1])
     if kind == FileType.Q2_K:
-        packed, low, d, dmin = split(16, 64, 2, 2)
+        packed, low, d, dmin = blocks.split((16, 64, 2, 2), -1)
         return _scaled(_bits(low, 2), d, packed & 15, dmin, packed >> 4)
     if kind == FileType.Q3_K:
-        high, low, packed, d = split(32, 64, 12, 2)
+        high, low, packed, d = blocks.split((32, 64, 12, 2), -1)
         scales = _nibbles(packed[..., :8]) | _bits(packed[..., 8:], 2, run=4) << 4
         return _scaled(_bits(low, 2) + _bits(high, 1) * 4 - 4, d, scales - 32)
     if kind == FileType.Q6_K:
-        low, high, scales, d = split(128, 64, 16, 2)
+        low, high, scales, d = blocks.split((128, 64, 16, 2), -1)
         return _scaled((_bits(low, 4, run=64) | _bits(high, 2) << 4) - 32, d, scales.contiguous().view(torch.int8))
-    d, dmin, packed, high, low = split(2, 2, 12, 32 if kind == FileType.Q5_K else 0, 128)
-    first, second, rest = torch.split(packed, 4, -1)
+    d, dmin, packed, high, low = blocks.split((2, 2, 12, 32 if kind == FileType.Q5_K else 0, 128), -1)
+    first, second, rest = packed.split(4, -1)
     scales = torch.cat([first & 63, rest & 15 | first >> 6 << 4], -1)
     minima = torch.cat([second & 63, rest >> 4 | second >> 6 << 4], -1)
     codes = _bits(low, 4)
@@ -62,7 +62,7 @@ def read_k_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, tor
 def _bits(packed: torch.Tensor, size: int, run: int = 32) -> torch.Tensor:
     """Return numbers of `size` bits: of each `run` bytes the lowest ones, then those above."""
     shifts = torch.arange(0, 8, size, dtype=torch.uint8)[:, None]
-    parts = packed.unflatten(-1, (-1, 1, run)) >> shifts & (1 << size) - 1
+    parts = packed.reshape(*packed.shape[:-1], -1, 1, run) >> shifts & (1 << size) - 1
     return parts.flatten(-3).to(torch.int16)
 
 
@@ -74,7 +74,7 @@ def _scaled(
     minima: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return codes in groups, with the products that scale them."""
-    groups = codes.unflatten(-1, (scales.shape[-1], -1)).flatten(1, 2)
+    groups = codes.reshape(len(codes), -1, codes.shape[-1] // scales.shape[-1])
     scaled = _float(d) * scales.float()
     lowered = torch.zeros_like(scaled) if dmin is None or minima is None else -(_float(dmin) * minima.float())
     return groups, scaled.flatten(1).unsqueeze(-1), lowered.flatten(1).unsqueeze(-1)

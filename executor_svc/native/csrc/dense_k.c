@@ -43,9 +43,8 @@ INLINE vint load_codes(const long format, const uint8_t *panel, const int quad) 
     return format == Q3_K ? vi_add_bytes(codes, vi_all(0x01010101 * (HALF_OFFSET - 4))) : codes;
 }
 
-INLINE void unpack_codes(const long format, const uint8_t *panel, const Fetch *fetch, long step, uint8_t *codes) {
+INLINE void unpack_codes(const long format, const uint8_t *panel, uint8_t *codes) {
     for (long group = 0; group < K_GROUPS; group++, panel += rows_of_group(format) * 4 * PANEL_COLUMNS) {
-        fetch_lines(fetch, step + group);
 #pragma GCC unroll 8
         for (int quad = 0; quad < QUADS; quad++)
 #pragma GCC unroll 3
@@ -181,9 +180,10 @@ INLINE long rows_in_place(long format) { return format == Q4_K ? K_ROWS : CODE_R
 
 INLINE void multiply_format(const long format, const Matrix *matrix, long panel, long next, const Rows *in,
                             long first_row, long num_rows, float *totals) {
-    long num_blocks = matrix->num_inputs / K_INPUTS, bytes = k_panel_bytes(format);
-    Fetch fetch = fetch_panel(k_block_of(matrix, panel, 0), k_block_of(matrix, next, 0), num_blocks * K_GROUPS,
-                              bytes / K_GROUPS, 0, 1);
+    long num_blocks = matrix->num_inputs / K_INPUTS, bytes = k_panel_bytes(format), turn = (num_blocks - 1) * K_GROUPS;
+    // Always a block ahead: it is unpacked at once.
+    Fetch fetch = {(const char *)k_block_of(matrix, panel, 0) + bytes,
+                   (const char *)k_block_of(matrix, next, 0) - turn * (bytes / K_GROUPS), turn, bytes / K_GROUPS};
     bool in_place = num_rows <= rows_in_place(format);
     Unpacked unpacked;
     for (long index = 0; index < num_blocks; index++) {
@@ -194,8 +194,8 @@ INLINE void multiply_format(const long format, const Matrix *matrix, long panel,
         if (in_place) {
             add_rows(format, false, block, in, first_row, num_rows, totals);
         } else {
-            unpack_codes(format, place, &fetch, index * K_GROUPS, unpacked.codes);
-            block.codes = unpacked.codes, block.fetch = NULL;
+            unpack_codes(format, place, unpacked.codes);
+            block.codes = unpacked.codes;
             add_rows(format, true, block, in, first_row, num_rows, totals);
         }
     }
