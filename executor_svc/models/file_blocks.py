@@ -42,16 +42,16 @@ def read_k_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, tor
     """
     blocks = rows.reshape(len(rows), -1, GGML_QUANT_SIZES[kind][1])
     if kind == FileType.Q2_K:
-        packed, low, d, dmin = torch.split(blocks, (16, 64, 2, 2), -1)
+        packed, low, d, dmin = torch.split(blocks, [16, 64, 2, 2], -1)
         return _scaled(_bits(low, 2), d, packed & 15, dmin, packed >> 4)
     if kind == FileType.Q3_K:
-        high, low, packed, d = torch.split(blocks, (32, 64, 12, 2), -1)
+        high, low, packed, d = torch.split(blocks, [32, 64, 12, 2], -1)
         scales = _nibbles(packed[..., :8]) | _bits(packed[..., 8:], 2, run=4) << 4
         return _scaled(_bits(low, 2) + _bits(high, 1) * 4 - 4, d, scales - 32)
     if kind == FileType.Q6_K:
-        low, high, scales, d = torch.split(blocks, (128, 64, 16, 2), -1)
+        low, high, scales, d = torch.split(blocks, [128, 64, 16, 2], -1)
         return _scaled((_bits(low, 4, run=64) | _bits(high, 2) << 4) - 32, d, scales.contiguous().view(torch.int8))
-    d, dmin, packed, high, low = torch.split(blocks, (2, 2, 12, 32 if kind == FileType.Q5_K else 0, 128), -1)
+    d, dmin, packed, high, low = torch.split(blocks, [2, 2, 12, 32 if kind == FileType.Q5_K else 0, 128], -1)
     first, second, rest = torch.split(packed, 4, -1)
     scales = torch.cat([first & 63, rest & 15 | first >> 6 << 4], -1)
     minima = torch.cat([second & 63, rest >> 4 | second >> 6 << 4], -1)
