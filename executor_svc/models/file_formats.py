@@ -14,11 +14,12 @@ from executor_svc.checkpoint.gguf.config import EMBEDDING, HEAD
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.weights import FLOATS, GGUFCheckpoint
 from executor_svc.models.weight_format import NUMBER_FORMATS
-from executor_svc.native.structs import NumberFormat
+from executor_svc.native.structs import K_FORMATS, NumberFormat
 from octavo_shared.errors import ModelLoadError
 
-# The formats that have a type exactly, the best one first. To add a type: a line here, its block in csrc/blocks.c and
-# in `file_blocks.py`. tests/numerics/test_file_formats.py then compares it with what the package gguf makes of it.
+# The formats that have a type exactly, the best one first. To add a type: a line here, its block in csrc/blocks.c or
+# csrc/pack_k.c, and in `file_blocks.py`. tests/numerics/test_file_formats.py then compares it with what the package
+# gguf makes of it.
 HOLDERS: Final[Mapping[FileType, tuple[NumberFormat, ...]]] = MappingProxyType(
     {
         FileType.F32: (NumberFormat.FLOAT32,),
@@ -30,16 +31,22 @@ HOLDERS: Final[Mapping[FileType, tuple[NumberFormat, ...]]] = MappingProxyType(
         # Its minimum is -8 scales, which float16 has up to scales of 8188; packing says if one is larger.
         FileType.Q4_0: (NumberFormat.INT4, NumberFormat.INT8_A8, NumberFormat.INT8),
         FileType.Q4_1: (NumberFormat.INT4,),
+        FileType.Q2_K: (NumberFormat.Q2_K,),
+        FileType.Q3_K: (NumberFormat.Q3_K,),
+        FileType.Q4_K: (NumberFormat.Q4_K,),
+        FileType.Q5_K: (NumberFormat.Q5_K,),
+        FileType.Q6_K: (NumberFormat.Q6_K,),
     }
 )
 
 
 FORMAT_NAMES: Final[Mapping[NumberFormat, str]] = MappingProxyType(
     {number_format: "float32" if name == "none" else name for name, number_format in NUMBER_FORMATS.items()}
+    | {each: each.name.lower() for each in K_FORMATS}
 )
 
 _FLOATS = (NumberFormat.FLOAT32, NumberFormat.BFLOAT16)
-_SHORT = (NumberFormat.INT4, NumberFormat.INT8_A8)  # their products take activations in 8 bits
+_SHORT = (NumberFormat.INT4, NumberFormat.INT8_A8, *K_FORMATS)  # their products take activations in 8 bits
 
 
 class FileFormats:

@@ -39,7 +39,9 @@ from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
 from executor_svc.native.compiled_code import code_digest
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.sampling import NativeSampling
+from executor_svc.native.structs import K_FORMATS
 from executor_svc.numerics.probe import probe_bits
+from executor_svc.numerics.probe_k_formats import probe_k_format
 from executor_svc.numerics.triton_code import triton_parts
 from executor_svc.sampler.sampler import Sampler
 from octavo.values.sampling_parameters import Stage, of_stage
@@ -96,15 +98,22 @@ def find_numerics(chosen: ChosenModel, num_ranks: int, device: torch.device) -> 
     parts["weights"] = chosen.weights
     parts |= {"cache": number_format, "ranks": str(num_ranks), "filters": filter_order()}
     if library is not None and chosen.why_not_invariant is None:
-        parts["probe"] = ",".join(probe_native(library.path, each) for each in _probed(chosen))
+        probes = [probe_native(library.path, each) for each in _probed(chosen)]
+        used = set() if chosen.stored is None else chosen.stored.used
+        probes += [probe_k_format(NativeLibrary(library.path, 1), each) for each in K_FORMATS if each in used]
+        parts["probe"] = ",".join(probes)
     return Numerics(digest_of(parts), chosen.why_not_invariant, parts)
 
 
 def _probed(chosen: ChosenModel) -> Sequence[Quantization]:
-    """Return the settings whose probes together compute in all formats of a model's weights."""
+    """Return the settings whose probes together compute in all formats of a model's weights but the K formats.
+
+    There is one at least, which has attention and sampling too.
+    """
     if chosen.stored is None:
         return [chosen.quantization]
-    return [name for name, number_format in NUMBER_FORMATS.items() if number_format in chosen.stored.used]
+    found = [name for name, number_format in NUMBER_FORMATS.items() if number_format in chosen.stored.used]
+    return found or ["none"]
 
 
 def log_numerics(numerics: Numerics, weights_digest: str) -> None:

@@ -12,20 +12,26 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file, save_file
 
 from executor_svc.checkpoint.gguf.model import GGUFModel
+from executor_svc.checkpoint.weight_map import BlockRows
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.config import RopeConfig
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rotary_embedding import inverse_frequencies, read_rope
 from executor_svc.models.selection import choose_model
+from executor_svc.native.library import NativeLibrary
+from executor_svc.native.structs import K_FORMATS, NumberFormat
 from executor_svc.numerics.identity import find_numerics
+from executor_svc.numerics.probe_k_formats import probe_k_format
 from executor_svc.worker.loading import load_worker
+from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.step import TableDelta
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import RecordingSampler, StepDriver
+from tests.numerics.native import library_path
 from tests.numerics.reference import random_prompt
 from tests.numerics.tiny_models import LLAMA3_ROPE
 from tests.support.each_row import each_row
-from tests.support.gguf_files import TypeOf, of_type, write_gguf_of
+from tests.support.gguf_files import HALVES_OF_K, TypeOf, of_type, write_gguf_of
 
 CPU = torch.device("cpu")
 
@@ -126,7 +132,12 @@ MIXTURES = {
     "minima": ("LlamaForCausalLM", (FileType.Q4_1,)),
     "numbers": ("LlamaForCausalLM", (FileType.F16, FileType.BF16, FileType.F32)),
     "Q5_0": ("Gemma2ForCausalLM", (FileType.Q5_0,)),
+    "Q4_K_M": ("LlamaForCausalLM", (FileType.Q4_K, FileType.Q6_K)),
+    "other K formats": ("MixtralForCausalLM", (FileType.Q2_K, FileType.Q3_K, FileType.Q5_K)),
+    "K formats beside others": ("Gemma3ForCausalLM", (FileType.Q4_K, FileType.Q5_0, FileType.Q8_0)),
 }
+# Rows of K blocks are multiples of 256.
+K_SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
@@ -134,13 +145,30 @@ def test_every_mixture_of_types_is_what_torch_makes_of_its_weights(
     mixture: str, tmp_path: Path, recorder: RecordingSampler
 ) -> None:
     name, kinds = MIXTURES[mixture]
-    directory = save(tmp_path / "model", name, FAMILIES[name], FileType.F32)
+    sizes = K_SIZES if set(kinds) & set(HALVES_OF_K) else {}
+    directory = save(tmp_path / "model", name, {**FAMILIES[name], **sizes}, FileType.F32)
     file = write_gguf_of(directory, tmp_path / "m.gguf", mixed(*kinds))
 
     ours, theirs = (logits_of(file, recorder, cpu_kernels=kernels)[0] for kernels in ("native", "torch"))
 
     assert float((ours - theirs).norm() / theirs.norm()) < 2e-2
     assert ours.argmax() == theirs.argmax()
+
+
+@each_row((FileType.Q8_0, 32), (FileType.Q4_K, 256))
+def test_ranks_share_whole_blocks(kind: FileType, size: int, *, tmp_path: Path) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", K_SIZES, FileType.F32)
+    checkpoint = GGUFModel(write_gguf_of(directory, tmp_path / "m.gguf", of_type(kind))).checkpoint()
+    source = checkpoint._source(checkpoint._place("model.layers.0.mlp.down_proj.weight"))
+
+    parts = [source[:, begin : begin + size] for begin in range(0, 512, size)]
+
+    blocks = [part.blocks for part in parts if isinstance(part, BlockRows)]
+    whole = source[:]
+    assert isinstance(whole, BlockRows)
+    assert torch.equal(torch.cat(blocks, 1), whole.blocks)
+    with pytest.raises(ModelLoadError, match=f"would have inputs 0 to {size // 2}, and blocks have {size}"):
+        source[:, 0 : size // 2]
 
 
 def test_several_files_are_one_model(tmp_path: Path, recorder: RecordingSampler) -> None:
@@ -176,6 +204,29 @@ def test_the_digest_covers_every_tensor_and_what_the_header_says_of_the_model(tm
         path.write_bytes(content)
         seen.append(digest_of(path))
     assert len(set(seen)) == len(seen)
+
+
+@each_row(*K_FORMATS)
+def test_the_probe_sees_the_bits_of_each_k_format_and_not_the_threads(number_format: NumberFormat) -> None:
+    def bits(instructions: str, num_threads: int, other: NumberFormat = number_format) -> str:
+        return probe_k_format(NativeLibrary(library_path(instructions), num_threads), other)
+
+    expected = bits("widest", 1)
+
+    assert bits("widest", 3) == bits("avx2", 1) == expected
+    assert all(bits("widest", 1, other) != expected for other in K_FORMATS if other != number_format)
+
+
+def test_the_numerics_id_has_k_formats(tmp_path: Path) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", K_SIZES, FileType.F32)
+    found = []
+    for kinds in ((FileType.Q4_K,), (FileType.Q6_K,), (FileType.Q4_K, FileType.Q6_K)):
+        file = write_gguf_of(directory, tmp_path / "m.gguf", mixed(*kinds))
+        config = ExecutorConfig.model_validate({"model": str(file), "dtype": "float32"})
+        found.append(find_numerics(choose_model(GGUFModel(file), config, CPU), num_ranks=1, device=CPU))
+
+    assert [each.parts["weights"] for each in found] == ["q4_k", "q6_k", "q4_k, q6_k"]
+    assert len({each.numerics_id for each in found}) == len({each.parts["probe"] for each in found}) == 3
 
 
 @each_row(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from safetensors.numpy import load_file
 
@@ -54,6 +54,14 @@ _NAMES = {
     "block_sparse_moe.experts.w1": "ffn_gate_exps",
     "block_sparse_moe.experts.w3": "ffn_up_exps",
     "block_sparse_moe.experts.w2": "ffn_down_exps",
+}
+# Where d and dmin stand in blocks of K formats.
+HALVES_OF_K: Mapping[GGMLQuantizationType, tuple[int, ...]] = {
+    GGMLQuantizationType.Q2_K: (80, 82),
+    GGMLQuantizationType.Q3_K: (108,),
+    GGMLQuantizationType.Q4_K: (0, 2),
+    GGMLQuantizationType.Q5_K: (0, 2),
+    GGMLQuantizationType.Q6_K: (208,),
 }
 _NAMES_OF_GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
@@ -99,6 +107,18 @@ def write_gguf_of(
         split = {"split.no": number, "split.count": 2, "split.tensors.count": len(tensors)}
         _write(part_path, architecture, split if number else values | split, part, type_of)
     return paths[0]
+
+
+def _stored(name: str, values: Array, kind: GGMLQuantizationType) -> Array:
+    """Return the blocks of a tensor; those of K formats have random codes, since gguf has no search for them."""
+    if kind not in HALVES_OF_K:
+        return quantize(values, kind)
+    block_inputs, block_bytes = GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(len(name))
+    blocks = generator.integers(0, 256, (values.size // block_inputs, block_bytes), np.uint8)
+    for begin in HALVES_OF_K[kind]:  # the size of weights is about a tenth
+        blocks[:, begin : begin + 2] = np.full((len(blocks), 1), 2e-4, np.float16).view(np.uint8)
+    return blocks.reshape(*values.shape[:-1], -1)
 
 
 def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
@@ -172,7 +192,7 @@ def _write(
             writer.add_array(key, value)
     for name, tensor in tensors.items():
         kind = type_of(name, tensor)
-        writer.add_tensor(name, quantize(tensor.astype(np.float32), kind), raw_dtype=kind)
+        writer.add_tensor(name, _stored(name, tensor.astype(np.float32), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGMLQuantizationType, TensorNameMap, get_tensor_name_map
+from gguf import (
+    GGML_QUANT_SIZES,
+    MODEL_ARCH,
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    TensorNameMap,
+    get_tensor_name_map,
+)
 
 from executor_svc.checkpoint.gguf.config import ROPE_FACTORS, has_interleaved_heads
 from executor_svc.checkpoint.gguf.header import GGUFTensor
@@ -185,7 +192,7 @@ class GGUFCheckpoint:
         if tensor.type in FLOATS:
             floats = torch.from_numpy(values).view(FLOATS[tensor.type][0]).view(shape)
             return floats if order is None else floats[order]
-        return Blocks(tensor, torch.from_numpy(values).view(shape[0], -1), shape[1], order)
+        return Blocks(tensor, torch.from_numpy(values).view(shape[0], -1), order)
 
     def _row_order(self, tensor: GGUFTensor) -> torch.Tensor | None:
         """Return which row each row of queries or keys is. None: they lie as transformers has them."""
@@ -204,21 +211,20 @@ class Blocks:
 
     tensor: GGUFTensor
     blocks: torch.Tensor  # [num_rows, num_bytes] uint8
-    num_inputs: int
     order: torch.Tensor | None
 
     def __getitem__(self, index: slice | tuple[slice, ...], /) -> BlockRows:
         rows, *columns = index if isinstance(index, tuple) else (index,)
         blocks, order = self.blocks, self.order
         if columns:
-            bytes_of = blocks.shape[1] / self.num_inputs
-            begin, end = columns[0].start * bytes_of, columns[0].stop * bytes_of
-            if columns[0].start % 32 or columns[0].stop % 32:
+            block_inputs, block_bytes = GGML_QUANT_SIZES[self.tensor.type]
+            begin, end = (place // block_inputs * block_bytes for place in (columns[0].start, columns[0].stop))
+            if columns[0].start % block_inputs or columns[0].stop % block_inputs:
                 raise ModelLoadError(
                     f"{self.tensor} cannot be shared among so many ranks: each would have inputs "
-                    f"{columns[0].start} to {columns[0].stop}, and groups have 32"
+                    f"{columns[0].start} to {columns[0].stop}, and blocks have {block_inputs}"
                 )
-            blocks = blocks[:, int(begin) : int(end)]
+            blocks = blocks[:, begin:end]
         if order is None:
             return BlockRows(str(self.tensor), blocks[rows], int(self.tensor.type), None)
         return BlockRows(str(self.tensor), blocks, int(self.tensor.type), order[rows].contiguous())

@@ -4,10 +4,11 @@
 
 #include <string.h>
 
+#include "k_blocks.h"
 #include "pack.h"
 
 // Numbers of ggml; `GGMLQuantizationType` of the package gguf.
-enum { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q8_0 = 8, IQ4_NL = 20 };
+enum { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q8_0 = 8, FIRST_K = 10, IQ4_NL = 20 };
 
 // What the codes of IQ4_NL stand for.
 static const int8_t NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -62,12 +63,18 @@ bool read_block(long type, const uint8_t *block, BlockGroup *group) {
 long octavo_pack_blocks(const Matrix *matrix, long first, long num_rows, long type, const uint8_t *blocks,
                         long row_bytes, const int64_t *order, int num_threads) {
     long bytes = block_bytes(type), num_inexact = 0;
-    if (!bytes || matrix->format <= BFLOAT16 || matrix->num_inputs % GROUP) return -1;
+    bool is_k = is_k_format(matrix->format);
+    if (is_k ? type != FIRST_K + matrix->format - Q2_K : !bytes || matrix->format <= BFLOAT16) return -1;
+    if (matrix->num_inputs % (is_k ? K_INPUTS : GROUP)) return -1;
     long begin = first / PANEL_COLUMNS, end = ceil_div(first + num_rows, PANEL_COLUMNS);
 #pragma omp parallel for num_threads(num_threads) reduction(+ : num_inexact)
     for (long panel = begin; panel < end; panel++) {
-        long last = least((panel + 1) * PANEL_COLUMNS, first + num_rows);
-        for (long row = most(panel * PANEL_COLUMNS, first); row < last; row++) {
+        long last = least((panel + 1) * PANEL_COLUMNS, first + num_rows), row = most(panel * PANEL_COLUMNS, first);
+        if (is_k) {
+            num_inexact += pack_k_rows(matrix, row, last, blocks, row_bytes, order, first);
+            continue;
+        }
+        for (; row < last; row++) {
             const uint8_t *block = blocks + (order ? order[row - first] : row - first) * row_bytes;
             for (long k = 0; k < matrix->num_inputs; k += GROUP, block += bytes) {
                 BlockGroup group;

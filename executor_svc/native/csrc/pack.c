@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "dense.h"
+#include "k_blocks.h"
 #include "pack.h"
 
 #define LARGEST_INT8 127
@@ -21,11 +21,12 @@ static long padded_inputs(long format, long num_inputs) {
 static long num_bits(long format) { return format == FLOAT32 ? 32 : format == BFLOAT16 ? 16 : format == INT4 ? 4 : 8; }
 
 long octavo_panels_bytes(long format, long num_outputs, long num_inputs) {
+    if (is_k_format(format)) return ceil_div(num_outputs, PANEL_COLUMNS) * (num_inputs / K_INPUTS) * k_panel_bytes(format);
     return round_up(num_outputs, PANEL_COLUMNS) * padded_inputs(format, num_inputs) * num_bits(format) / 8;
 }
 
 long octavo_scales_bytes(long format, long num_outputs, long num_inputs) {
-    if (format <= BFLOAT16) return 0;
+    if (format <= BFLOAT16 || is_k_format(format)) return 0;
     long num_groups = round_up(num_outputs, PANEL_COLUMNS) * padded_inputs(format, num_inputs) / GROUP;
     return num_groups * (format == INT4 ? 2 : 1) * (long)sizeof(uint16_t);
 }
@@ -34,7 +35,7 @@ long octavo_scales_bytes(long format, long num_outputs, long num_inputs) {
 static long place_of(const Matrix *matrix, long row, long k) {
     long panel = row / PANEL_COLUMNS, column = row % PANEL_COLUMNS;
     long begin = panel * padded_inputs(matrix->format, matrix->num_inputs) * PANEL_COLUMNS;
-    switch ((NumberFormat)matrix->format) {
+    switch (matrix->format) {
         case FLOAT32: return begin + k * PANEL_COLUMNS + column;
         case BFLOAT16:
         case INT8: return begin + (k / 2 * PANEL_COLUMNS + column) * 2 + k % 2;
@@ -249,6 +250,10 @@ void octavo_pack(const Matrix *matrix, long first, long num_rows, const float *w
 }
 
 void read_row(const Matrix *matrix, long row, float *out) {
+    if (is_k_format(matrix->format)) {
+        read_k_row(matrix, row, out);
+        return;
+    }
     for (long k = 0; k < matrix->num_inputs; k++) {
         long place = place_of(matrix, row, k);
         if (matrix->format == FLOAT32) {
