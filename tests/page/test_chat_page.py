@@ -107,9 +107,7 @@ async def test_whatever_the_model_says_is_shown_as_text_and_reasoning_is_folded(
         await expect(page.locator(".reasoning .text")).to_be_hidden()
         await page.locator(".reasoning summary").click()
         await expect(page.locator(".reasoning .text")).to_have_text(f"{HOSTILE}1")
-        found = (
-            "[window.wasRun, document.images.length, document.scripts.length, document.querySelectorAll('b').length]"
-        )
+        found = "[window.wasRun, ...['img', 'script', 'b'].map((tag) => document.getElementsByTagName(tag).length)]"
         assert await page.evaluate(found) == [None, 0, 1, 0]
 
 
@@ -120,12 +118,9 @@ async def test_the_policy_stops_what_would_come_in_all_the_same(browser: Browser
         await has_answer(page, "hello", "Hi.")
         await page.evaluate(f"document.getElementById('conversation').innerHTML = `{HOSTILE}`")
         await page.evaluate("fetch('http://127.0.0.2:1/').catch(() => 0)")
-        await until(lambda: len(watched.complaints) >= 3)
+        rules = ("script-src", "img-src", "connect-src")
+        await until(lambda: all(any(rule in text for text in watched.complaints) for rule in rules))
         assert await page.evaluate("window.wasRun") is None
-        refused = [
-            word for word in ("onerror", "img-src", "connect-src") for text in watched.complaints if word in text
-        ]
-        assert {"img-src", "connect-src"} <= set(refused)
         watched.complaints.clear()
         watched.foreign_urls.clear()
 
@@ -136,7 +131,11 @@ async def test_a_token_is_asked_for_and_kept_in_this_tab_only(browser: Browser, 
     tokens.chmod(0o600)
     async with opened(browser, {"": "Hi."}, tokens_file=tokens) as (_, watched):
         page = watched.page
-        for token, said in (("wrong-wrong-wrong-wrong", "unknown bearer token"), ("the-right-token-of-blue", "")):
+        for token, said in (
+            ("", "This server asks for a token."),
+            ("wrong-wrong-wrong-wrong", "unknown bearer token; ask the operator for a valid one"),
+            ("the-right-token-of-blue", ""),
+        ):
             await expect(page.locator("#token")).to_be_focused()
             await page.keyboard.type(token)
             await page.keyboard.press("Enter")

@@ -66,7 +66,8 @@ class Access(Enum):
 class Route:
     """What answers a path.
 
-    `api`: its name in the metrics of requests; None: it is not counted there. `is_page`: other web sites may link to it.
+    `api`: its name in the metrics of requests; None: it is not counted there. `is_page`: other web sites may link to
+    it.
     """
 
     method: str

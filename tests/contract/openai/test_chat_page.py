@@ -24,9 +24,7 @@ async def test_anybody_gets_one_file_that_may_load_nothing_else(api: Api) -> Non
         "img-src": "data:",
     }
     assert all(re.fullmatch(r"'sha256-\S+'", policy[name]) for name in ("script-src", "style-src"))
-    assert (
-        re.findall(r"https?://|url\(|@import|\bimport\b|[iI]nnerHTML|outerHTML|document\.write|eval\(", page.text) == []
-    )
+    assert re.findall(r"https?://|url\(|\bimport\b|innerHTML|outerHTML|insertAdjacent|\.write|eval\(", page.text) == []
     assert [link for link in re.findall(r'(?:src|href)="([^"]*)"', page.text) if link != "data:,"] == []
 
     head = await api.send("HEAD", "/")
