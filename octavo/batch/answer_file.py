@@ -54,12 +54,16 @@ class AnswerFile:
         self._path = path
         try:
             self._fd = self._open(path)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        try:
             if os.fstat(self._fd).st_size:
                 if not resume:
                     raise BatchError(f"{path} has answers already; to go on with them, use --resume")
                 self._take_up(custom_ids)
-        except OSError as error:
-            raise self._cannot_write(error) from error
+        except BaseException:
+            os.close(self._fd)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -81,6 +85,7 @@ class AnswerFile:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            os.close(fd)
             raise BatchError(f"another octavo batch writes to {path}") from None
         return fd
 
@@ -88,16 +93,19 @@ class AnswerFile:
         """Learn what is done. A line that was torn by a crash is dropped, and so are failures."""
         new = self._path.with_name(f"{self._path.name}.new")
         fd = self._open(new)
-        os.truncate(fd, 0)
         try:
+            os.truncate(fd, 0)
             with self._path.open("rb") as file:
                 for number, line in enumerate(file, 1):
                     if line.endswith(b"\n") and self._is_good(number, line, custom_ids):
                         _write(fd, line)
             os.fsync(fd)
             new.replace(self._path)
-        except BaseException:
+        except BaseException as error:
             new.unlink()
+            os.close(fd)
+            if isinstance(error, OSError):
+                raise self._cannot_write(error) from error
             raise
         os.close(self._fd)
         self._fd = fd

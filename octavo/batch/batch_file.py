@@ -47,10 +47,12 @@ class BatchFile:
         self.path = path
         self._offsets: dict[str, int] = {}  # by custom_id
         try:
-            self._file = path.open("rb")
-            for number, (offset, line) in enumerate(self._lines(), 1):
-                if line.strip():
-                    self._add(number, offset, line)
+            with path.open("rb") as file:
+                offset = 0
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        self._add(number, offset, line)
+                    offset += len(line)
         except OSError as error:
             raise BatchError(f"{path} cannot be read: {error.strerror}") from error
         if not self._offsets:
@@ -75,8 +77,9 @@ class BatchFile:
 
         Raises: InvalidLineError: it cannot be sent; with a sentence.
         """
-        self._file.seek(self._offsets[custom_id])
-        line = json.loads(self._file.readline())
+        with self.path.open("rb") as file:
+            file.seek(self._offsets[custom_id])
+            line = json.loads(file.readline())
         if line.get("method") != "POST":
             raise InvalidLineError(f"method must be POST, not {_shown(line.get('method'))}")
         if (path := line.get("url")) not in PATHS:
@@ -90,12 +93,6 @@ class BatchFile:
         if body.get("seed") is None:
             body["seed"] = seed_of(custom_id)
         return Request(path, body)
-
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
-        offset = 0
-        for line in self._file:
-            yield offset, line
-            offset += len(line)
 
     def _add(self, number: int, offset: int, line: bytes) -> None:
         where = f"{self.path}:{number}"

@@ -186,14 +186,14 @@ def test_paths_that_are_wrong_are_named(
 
 
 @each_row(
-    ("--base-url", "127.0.0.1:8080"),
-    ("--base-url", "ftp://host/v1"),
-    ("--base-url", "http://host:x/v1"),
-    ("--base-url", "http:///v1"),
-    ("--tls-ca", "ca.crt"),
+    "--base-url=127.0.0.1:8080",
+    "--base-url=ftp://host/v1",
+    "--base-url=http://host:x/v1",
+    "--base-url=http:///v1",
+    "--tls-ca=ca.crt",
 )
-def test_flags_that_are_wrong_are_one_line(*flags: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["batch", "in", "out", *flags]) == 2
+def test_flags_that_are_wrong_are_one_line(flag: str, *, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["batch", "in", "out", flag]) == 2
     assert "--base-url" in capsys.readouterr().err
 
 
