@@ -1,4 +1,4 @@
-"""Files of requests over OpenAI's API: `octavo batch`.
+"""Answers files of requests: `octavo batch`.
 
 - `batch_file.py`: what is asked, line by line;
 - `answer_file.py`: what was answered, and what is left to do after a crash;
