@@ -19,7 +19,7 @@ from tests.support.certificates import Authority
 from tests.support.stack import until
 
 Json = dict[str, Any]
-BODY = {"prompt": "hello", "max_tokens": 16, "temperature": 1.0, "ignore_eos": True}
+BODY: Json = {"prompt": "hello", "max_tokens": 16, "temperature": 1.0, "ignore_eos": True}
 
 
 def line(custom_id: str, url: str = "/v1/completions", **fields: object) -> Json:
@@ -64,7 +64,7 @@ async def started(api: Api, *args: object) -> AsyncIterator[asyncio.subprocess.P
 async def test_each_line_is_answered_in_openais_shape_as_the_api_itself_would(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sampled = {"temperature": 1.0, "max_output_tokens": 8}
+    sampled: Json = {"temperature": 1.0, "max_output_tokens": 8}
     requests = [
         line("first", **BODY, seed=None),
         line("seeded", **BODY, seed=7),

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Request, expect
 
 from executor_svc.fake.scripted_worker import Script, ScriptedWorker
 from tests.page.browser import Watched, watched_page
@@ -48,7 +48,12 @@ async def test_a_conversation_goes_on_is_regenerated_and_cleared(browser: Browse
     async with opened(browser, script) as (_, watched):
         page = watched.page
         bodies: list[dict[str, object]] = []
-        page.on("request", lambda request: bodies.append(request.post_data_json) if request.post_data else None)
+
+        def note(request: Request) -> None:
+            if request.post_data:
+                bodies.append(request.post_data_json)
+
+        page.on("request", note)
         await page.locator("summary").click()
         await page.locator("#system").fill("Be brief.")
         await page.locator("#temperature").fill("0.5")
