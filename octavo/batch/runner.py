@@ -72,14 +72,18 @@ class Server:
         except _BROKEN as error:
             reason = _reason(error)
             raise BatchError(f'no server answers at {self.url} ({reason}); start one with "octavo up"') from error
-        names = [model.get("id") for model in body.get("data") or ()] if isinstance(body, dict) else None
-        if status != HTTPStatus.OK or names is None:
+        if status != HTTPStatus.OK:
             raise BatchError(f"the server at {self.url} refuses /v1/models: HTTP {status}: {_message(body)}")
-        return names[0] if len(names) == 1 else None
+        match body:
+            case {"data": [{"id": str(name)}]}:
+                return name
+            case {"data": [*_]}:
+                return None
+        raise BatchError(f"the server at {self.url} has no OpenAI-compatible API: its /v1/models is no list of models")
 
     async def ask(self, request: Request) -> Answer:
         """Return the answer; while the server is away or busy, wait. Raises BatchError: it stays away."""
-        wait_s, num_breaks, deadline_s = _FIRST_WAIT_S, 0, time.monotonic() + PATIENCE_S
+        wait_s, num_breaks, busy_since_s = _FIRST_WAIT_S, 0, None
         while True:
             try:
                 status, headers, body = await self._send("POST", request.path, json=request.body)
@@ -88,7 +92,8 @@ class Server:
                 if (num_breaks := num_breaks + 1) < _MOST_BREAKS:
                     continue
                 return Answer(error={"code": "connection_failed", "message": _reason(error)})
-            if status not in _BUSY or time.monotonic() > deadline_s:
+            busy_since_s = busy_since_s or time.monotonic()
+            if status not in _BUSY or time.monotonic() > busy_since_s + PATIENCE_S:
                 response = {"status_code": status, "request_id": headers.get("x-request-id"), "body": body}
                 return Answer(response)
             asked_s = headers.get("Retry-After", "")

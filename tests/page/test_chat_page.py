@@ -1,8 +1,10 @@
 """The chat page in a real browser, in front of a real scheduler and a scripted executor."""
 
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Page, Request, expect
@@ -15,6 +17,9 @@ from tests.support.stack import Stack, running_stack, until
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HOSTILE = "<img src=x onerror='window.wasRun=1'><script>window.wasRun=1</script><b onmouseover=wasRun=1>&lt;b&gt;"
+
+# Whether any of it ran or became an element; the page has one script.
+FOUND = "[window.wasRun, ...['img', 'script', 'b'].map((tag) => document.getElementsByTagName(tag).length)]"
 
 
 @asynccontextmanager
@@ -47,7 +52,7 @@ async def test_a_conversation_goes_on_is_regenerated_and_cleared(browser: Browse
     script = {"": "Pardon?", "hello": "Hi 🦊.\nHow are you?", "fine": "Good."}
     async with opened(browser, script) as (_, watched):
         page = watched.page
-        bodies: list[dict[str, object]] = []
+        bodies: list[Any] = []
 
         def note(request: Request) -> None:
             if request.post_data:
@@ -83,7 +88,7 @@ async def test_a_conversation_goes_on_is_regenerated_and_cleared(browser: Browse
         await ask(page, "hello")
         await has_answer(page, "hello", "Hi ")
         await expect(page.locator("#status")).to_have_text("3 tokens; the answer reached its limit")
-        assert len(bodies[-1]["messages"]) == 2  # type: ignore[arg-type]
+        assert len(bodies[-1]["messages"]) == 2
 
 
 async def test_an_answer_is_stopped_at_the_scheduler_too(browser: Browser) -> None:
@@ -112,8 +117,29 @@ async def test_whatever_the_model_says_is_shown_as_text_and_reasoning_is_folded(
         await expect(page.locator(".reasoning .text")).to_be_hidden()
         await page.locator(".reasoning summary").click()
         await expect(page.locator(".reasoning .text")).to_have_text(f"{HOSTILE}1")
-        found = "[window.wasRun, ...['img', 'script', 'b'].map((tag) => document.getElementsByTagName(tag).length)]"
-        assert await page.evaluate(found) == [None, 0, 1, 0]
+        assert await page.evaluate(FOUND) == [None, 0, 1, 0]
+
+
+async def test_markup_in_one_piece_is_text_too_wherever_the_server_says_it(browser: Browser) -> None:
+    async with opened(browser, {"": "Hi."}) as (_, watched):
+        page = watched.page
+        chunks = [
+            {"choices": [{"delta": {"reasoning_content": f"{HOSTILE}1"}, "finish_reason": None}]},
+            {"choices": [{"delta": {"content": f"{HOSTILE}2"}, "finish_reason": None}]},
+            {"error": {"message": f"{HOSTILE}3"}},
+        ]
+        stream = f": {HOSTILE}0\n\n" + "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+        await page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": HOSTILE}]}))
+        await page.route(
+            "**/v1/chat/completions", lambda route: route.fulfill(body=stream, content_type="text/event-stream")
+        )
+        await page.reload()
+        await ask(page, "hello")
+        await has_answer(page, "hello", f"{HOSTILE}2")
+        await expect(page.locator(".reasoning .text")).to_have_text(f"{HOSTILE}1")
+        await expect(page.locator("#status")).to_have_text(f"{HOSTILE}3")
+        await expect(page.locator("article.assistant h2")).to_have_text(HOSTILE)
+        assert await page.evaluate(FOUND) == [None, 0, 1, 0]
 
 
 async def test_the_policy_stops_what_would_come_in_all_the_same(browser: Browser) -> None:

@@ -138,6 +138,16 @@ async def test_a_server_that_stays_away_ends_the_batch_and_leaves_what_is_done(
         )
 
 
+async def test_a_server_that_stays_busy_has_its_refusal_as_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "PATIENCE_S", 0.2)
+    async with server([503]) as (url, bodies):
+        status, answer = await answered(tmp_path, url)
+    assert (status, answer["response"]["status_code"]) == (1, 503)
+    assert len(bodies) > 1
+
+
 @each_row(
     ("", None, "in has no requests"),
     ("{", None, "in:1 is not a JSON object"),
