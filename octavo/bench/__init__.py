@@ -1,4 +1,4 @@
-"""Load on a server, and what it did to the answers: `octavo bench`.
+"""Load on a server, measured: `octavo bench`.
 
 From the command (octavo/commands/bench.py, its flags in `options.py`) down: `runner.py` runs a load (`config.py`) and
 writes what came of it (`outputs.py`); `session.py` prepares the load and runs it; `plan.py` says which requests

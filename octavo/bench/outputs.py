@@ -1,6 +1,5 @@
 """Where the report goes, and whether it can go there: known before the load runs."""
 
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,17 +33,6 @@ class Outputs:
         for path in (self.json, self.plot):
             if path is not None and path != STDOUT:
                 _check_writable(path)
-
-
-def check_packages(*names: str) -> None:
-    """Refuse to begin without packages of the extra.
-
-    Raises:
-        BenchError: one is missing; with the command that installs it.
-    """
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    if missing:
-        raise BenchError(f"octavo bench needs {' and '.join(missing)}: pip install 'octavo[bench]'")
 
 
 def _check_writable(path: Path) -> None:

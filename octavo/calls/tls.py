@@ -41,18 +41,29 @@ def channel_credentials(options: TlsOptions) -> grpc.ChannelCredentials:
 
     Raises: ConnectionOptionsError: a file cannot be used; names the option, the file and the fix.
     """
-    if (options.cert is None) != (options.key is None):
-        raise ConnectionOptionsError("--tls-cert and --tls-key must be set together: a certificate and its private key")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if options.ca is not None:
-        _check_authorities(context, options.ca)
-    if options.cert is not None and options.key is not None:
-        _check_pair(context, options.cert, options.key)
+    client_context(options)
     return grpc.ssl_channel_credentials(
         None if options.ca is None else _read("--tls-ca", options.ca),
         None if options.key is None else _read("--tls-key", options.key),
         None if options.cert is None else _read("--tls-cert", options.cert),
     )
+
+
+def client_context(options: TlsOptions) -> ssl.SSLContext:
+    """Read the files and return what Python's own TLS needs of them; `server_name` is the caller's to use.
+
+    Raises: ConnectionOptionsError: as above.
+    """
+    if (options.cert is None) != (options.key is None):
+        raise ConnectionOptionsError("--tls-cert and --tls-key must be set together: a certificate and its private key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if options.ca is None:
+        context.load_default_certs()
+    else:
+        _load_authorities(context, options.ca)
+    if options.cert is not None and options.key is not None:
+        _load_pair(context, options.cert, options.key)
+    return context
 
 
 def is_closed_at_once(details: str) -> bool:
@@ -116,7 +127,7 @@ def _verification_trouble(reason: str, tls: TlsOptions, flags: str) -> str:
     return f"its certificate is refused ({reason})"
 
 
-def _check_authorities(context: ssl.SSLContext, path: Path) -> None:
+def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
     try:
         context.load_verify_locations(cafile=path)
     except ssl.SSLError as error:
@@ -127,7 +138,7 @@ def _check_authorities(context: ssl.SSLContext, path: Path) -> None:
         raise _unreadable("--tls-ca", path, error) from error
 
 
-def _check_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     _read("--tls-cert", cert)  # the errors of load_cert_chain do not say which file it is
     _read("--tls-key", key)
     try:

@@ -14,9 +14,10 @@ from octavo.bench.options import (
     OUTPUT_OPTIONS,
     TARGET_OPTIONS,
 )
-from octavo.bench.outputs import Outputs, check_packages
+from octavo.bench.outputs import Outputs
 from octavo.client import Client
 from octavo.commands.connection import connection_options
+from octavo.commands.extras import check_packages
 from octavo.commands.flag_names import in_flags
 from octavo.commands.options import account_options, is_on_command_line, with_options
 
@@ -60,7 +61,7 @@ def bench(
     """Send load to a server and report latencies and throughput."""
     context = click.get_current_context()
     _check_flags(context, is_openai=openai is not None, is_json=json_path is not None, load=load)
-    check_packages("numpy", *(["aiohttp"] if openai else []), *(["matplotlib"] if plot_path else []))
+    check_packages("bench", "numpy", *(["aiohttp"] if openai else []), *(["matplotlib"] if plot_path else []))
     outputs = Outputs(json_path, with_samples, plot_path)
     outputs.check_writable()
     if load["rate"] is None and load["concurrency"] is None:

@@ -21,6 +21,7 @@ from octavo.errors import NotConnectedError, OctavoError
 from octavo.values.wording import printable
 
 _COMMANDS = {
+    "batch": "octavo.commands.batch:batch",
     "bench": "octavo.commands.bench:bench",
     "chat": "octavo.commands.chat:chat",
     "completion": "octavo.commands.completion:completion",

@@ -27,56 +27,56 @@ _admin_address_option = click.option(
     help="Address of the scheduler's admin port. [OCTAVO_ADMIN_ADDRESS]",
 )
 
-_SECURITY_OPTIONS = (
-    click.option(
+_SECURITY_OPTIONS = {
+    "speaks_tls": click.option(
         "--tls",
         "speaks_tls",
         is_flag=True,
         envvar="OCTAVO_TLS",
         help="Use TLS, and trust the certificate authorities of this system. [OCTAVO_TLS]",
     ),
-    click.option(
+    "tls_ca": click.option(
         "--tls-ca",
         type=_FILE,
         envvar="OCTAVO_TLS_CA",
         metavar="FILE",
         help="Use TLS, and trust the certificate authorities in this PEM file. [OCTAVO_TLS_CA]",
     ),
-    click.option(
+    "tls_cert": click.option(
         "--tls-cert",
         type=_FILE,
         envvar="OCTAVO_TLS_CERT",
         metavar="FILE",
         help="Your client certificate (PEM), if the scheduler asks for one. [OCTAVO_TLS_CERT]",
     ),
-    click.option(
+    "tls_key": click.option(
         "--tls-key",
         type=_FILE,
         envvar="OCTAVO_TLS_KEY",
         metavar="FILE",
         help="Private key of --tls-cert (PEM). [OCTAVO_TLS_KEY]",
     ),
-    click.option(
+    "tls_server_name": click.option(
         "--tls-server-name",
         envvar="OCTAVO_TLS_SERVER_NAME",
         metavar="NAME",
         help="Name in the scheduler's certificate, if it differs from --address. [OCTAVO_TLS_SERVER_NAME]",
     ),
-    click.option(
+    "token": click.option(
         "--token",
         envvar="OCTAVO_TOKEN",
         metavar="TOKEN",
         help="Your token, if the scheduler asks for one. Others on this machine can see it: use --token-file or "
         "OCTAVO_TOKEN instead.",
     ),
-    click.option(
+    "token_file": click.option(
         "--token-file",
         type=_FILE,
         envvar="OCTAVO_TOKEN_FILE",
         metavar="FILE",
         help="File that holds your token. [OCTAVO_TOKEN_FILE]",
     ),
-)
+}
 
 
 _model_option = click.option(
@@ -108,6 +108,26 @@ def admin_connection_options(command: Callable[..., _R]) -> Callable[..., _R]:
     return _with_connection(command, AdminClient, _admin_address_option)
 
 
+def http_options(command: Callable[..., _R]) -> Callable[..., _R]:
+    """Give a command the flags of a connection over HTTP, whose URL says the rest; it gets `tls` and `token`."""
+    names = ("tls_ca", "tls_cert", "tls_key", "token", "token_file")
+
+    @functools.wraps(command)
+    def with_http(
+        *args: Any,
+        tls_ca: Path | None,
+        tls_cert: Path | None,
+        tls_key: Path | None,
+        token: str | None,
+        token_file: Path | None,
+        **others: Any,
+    ) -> _R:
+        tls = TlsOptions(tls_ca, tls_cert, tls_key)
+        return command(*args, tls=tls, token=_chosen_token(token, token_file), **others)
+
+    return with_options(*(_SECURITY_OPTIONS[name] for name in names))(with_http)
+
+
 def _with_connection(
     command: Callable[..., _R],
     client_type: type[Client] | type[AdminClient],
@@ -137,4 +157,4 @@ def _with_connection(
         client = client_type(address, tls=tls if speaks_tls or tls_ca else None, token=token, **options)
         return command(*args, client=client, **others)
 
-    return with_options(address_option, *_SECURITY_OPTIONS)(with_client)
+    return with_options(address_option, *_SECURITY_OPTIONS.values())(with_client)

@@ -17,6 +17,7 @@ _FLAGS_ELSEWHERE = {
 }
 _COMMANDS_ELSEWHERE = {
     "run": "octavo up MODEL, then octavo chat",
+    "run-batch": "octavo batch IN.jsonl OUT.jsonl",
     "ps": "octavo top",
     "show": "octavo list",
     "stop": "Ctrl-C in the terminal of octavo up",
@@ -49,5 +50,5 @@ def flag_here(flag: str) -> str | None:
 
 
 def command_here(name: str) -> str | None:
-    """Return what does here what a command of Ollama does; None: nothing has another name."""
+    """Return what does here what a command of vLLM or Ollama does; None: nothing has another name."""
     return _COMMANDS_ELSEWHERE.get(name)

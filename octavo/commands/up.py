@@ -13,6 +13,7 @@ from rich.console import Console
 
 from octavo.admin_client import AdminClient
 from octavo.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Client
+from octavo.commands.agents import agent_commands
 from octavo.commands.options import check_listen, check_listen_or_off
 from octavo.commands.service_options import ServiceCommand, service_options
 from octavo.errors import OctavoError
@@ -181,11 +182,13 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
         elif not is_short:
             click.echo(f'try: octavo generate "Why is the sky blue?"{flags}')
         if services.openai_address is not None:
-            url = f"{scheme}://{services.openai_address}/v1"
+            url = f"{scheme}://{services.openai_address}"
+            if config.chat_page == "on" and not options.lacks_tokenizer:
+                click.echo(f"chat page: {url}/")
             if _access_flags(config) or options.lacks_tokenizer:
-                click.echo(f"OpenAI API: {url}")
+                click.echo(f"OpenAI API: {url}/v1")
             else:
-                await say_how_to_use_openai(services.address, url)
+                await say_how_to_use_http(services.address, url)
         await services.run_beside(_wait_for(stop_wanted))
         await say_how_it_stops(services.admin_address, is_open=not _access_flags(config))
     finally:
@@ -235,14 +238,17 @@ async def say_how_it_stops(admin_address: str, *, is_open: bool) -> None:
     click.echo(f"stopping{waits}", err=True)
 
 
-async def say_how_to_use_openai(scheduler: str, url: str) -> None:
-    """Say on stdout where OpenAI's API is, and a command to try."""
+async def say_how_to_use_http(scheduler: str, url: str) -> None:
+    """Say on stdout where OpenAI's API is, a command to try, and the commands of agents."""
     async with Client(scheduler) as client:
-        model_id = (await client.get_model()).model_id
+        model = await client.get_model()
+    model_id = model.model_id
     messages = [{"role": "user", "content": "Why is the sky blue?"}]
     body = {"model": model_id, "messages": messages, "max_tokens": 64, "temperature": 0}  # a small model rambles else
-    click.echo(f"OpenAI API of {model_id}: {url}")
-    click.echo(f"try: curl {url}/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
+    click.echo(f"OpenAI API of {model_id}: {url}/v1")
+    click.echo(f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
+    for command in agent_commands(model_id, model.max_model_len, url):
+        click.echo(command)
 
 
 async def _wait_for(event: asyncio.Event) -> None:

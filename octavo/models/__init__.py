@@ -1,1 +1,1 @@
-"""The models that octavo prepares: what is there, and GGUF files made into Hugging Face directories."""
+"""The models that octavo prepares; GGUF files made into Hugging Face directories."""

@@ -111,6 +111,9 @@ class ClientSideConfig(ServiceConfig):
             "picks a free port. Off by default."
         ),
     )
+    chat_page: Literal["on", "off"] = Field(
+        "on", description="Whether the port of --openai-listen serves a chat page for browsers, at /."
+    )
     openai_unknown_fields: Literal["refuse", "ignore"] = Field(
         "refuse",
         description=(

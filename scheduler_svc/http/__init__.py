@@ -3,7 +3,8 @@
 - `http_port.py`, `listeners.py`: opens the address, accepts connections;
 - `connections.py`: HTTP/1.1 on a connection, and the ends of those that are silent or stall;
 - `http_tls.py`: certificates over HTTP;
-- `origin_checks.py`: keeps other web sites out.
+- `origin_checks.py`: keeps other web sites out;
+- `page.py`: a page and its policy.
 
 The live page (`scheduler_svc/admin/http/`) and OpenAI's API (`scheduler_svc/front/openai/`) stand on it.
 """

@@ -56,6 +56,7 @@ EXCUSES = (
         ".*", r"octavo replay .*", "needs a log of that moment; tests/contract/test_step_log.py runs it in all ways"
     ),
     Excuse(".*", r"octavo bench .*", "sends load for a minute or two; tests/contract/test_bench.py runs small ones"),
+    Excuse(".*", r"octavo batch .*", "needs a file of requests; tests/contract/test_batch.py runs the command"),
     Excuse(
         ".*", r"curl .*:8080/v1/.*", "needs the demo model; tests/e2e/test_readme.py asks the same by OpenAI's client"
     ),

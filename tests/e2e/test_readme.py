@@ -74,6 +74,7 @@ def test_up_serves_the_sessions_of_the_readme_and_openais_client_until_sigterm_a
     operators = re.match(r"operators: http://\S+ \(live page\), octavo top --address (\S+)", up.stdout.readline())
     assert operators, "octavo up did not say where it serves operators"
     assert up.stdout.readline().startswith("try: octavo generate ")
+    assert re.match(r"chat page: http://\S+/$", up.stdout.readline())
     http = re.match(r"OpenAI API of smollm2: (\S+)", up.stdout.readline())
     assert http, "octavo up did not say where it serves OpenAI's API"
 

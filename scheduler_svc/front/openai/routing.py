@@ -64,12 +64,17 @@ class Access(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What answers a path; `api` is its name in the metrics of requests, None: it is not counted there."""
+    """What answers a path.
+
+    `api`: its name in the metrics of requests; None: it is not counted there. `is_page`: other web sites may link to
+    it.
+    """
 
     method: str
     answer: Callable[[Call], Awaitable[web.StreamResponse]]
     api: str | None = None
     access: Access = Access.CLIENTS
+    is_page: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +166,8 @@ class Routes:
         request = call.request
         if request.version not in (HttpVersion10, HttpVersion11):
             raise ApiError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "this port speaks HTTP/1.1", headers=CLOSE)
-        self._check_origin(request)
         route = self._routes.get(path)
+        self._check_origin(request, may_be_foreign=route is not None and route.is_page)
         if route is None:
             paths = ", ".join(self._routes).replace("{}", "NAME")
             raise ApiError(HTTPStatus.NOT_FOUND, f"unknown path; the paths are {paths}")
@@ -174,7 +179,7 @@ class Routes:
         identify(access, request, is_for_operators=route.access is Access.OPERATORS, how_to_send=_HOW_TO_SEND)
         return await route.answer(call)
 
-    def _check_origin(self, request: web.BaseRequest) -> None:
+    def _check_origin(self, request: web.BaseRequest, *, may_be_foreign: bool) -> None:
         """Refuse what a browser sends for another web site, and what does not speak TLS where it is wanted."""
         if self._settings.speaks_tls and not request.secure:
             raise ApiError(HTTPStatus.BAD_REQUEST, "this port uses TLS; call it with https://")
@@ -187,7 +192,7 @@ class Routes:
                 "without --tokens-file a loopback port accepts only an IP address or localhost as Host: use its IP "
                 "address",
             )
-        if is_cross_site(request.headers.get("Sec-Fetch-Site")):
+        if not may_be_foreign and is_cross_site(request.headers.get("Sec-Fetch-Site")):
             raise ApiError(HTTPStatus.FORBIDDEN, "other web sites may not call this port")
 
 

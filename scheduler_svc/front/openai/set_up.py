@@ -13,6 +13,7 @@ from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.openai.answering import Answering
 from scheduler_svc.front.openai.chat import Chat
 from scheduler_svc.front.openai.chat_outputs import ChatFormats
+from scheduler_svc.front.openai.chat_page import chat_page_routes
 from scheduler_svc.front.openai.completions import Completions
 from scheduler_svc.front.openai.field_reader import Reader, UnknownFields
 from scheduler_svc.front.openai.routing import Route, Routes, RouteSettings
@@ -55,6 +56,7 @@ def openai_server(
         "/v1/responses": Route("POST", responses.answer, "responses"),
         **Messages(models, Answering(models, Reader(unknown, OTHER_FIELDS)), formats).routes(),
         **ServiceRoutes(models, reader, collect).routes(),
+        **(chat_page_routes() if config.chat_page == "on" else {}),
     }
     tls = http_tls(config)
     settings = RouteSettings(
