@@ -1,7 +1,6 @@
-"""`python -m tests.clients`: client libraries run their own quickstarts against Octavo, each in an environment of its own.
+"""`python -m tests.clients`: client libraries run their quickstarts against Octavo, each in its own environment.
 
-pip installs each library into a temporary folder, as its documentation says. Base URL and key come from the environment,
-and the model answers by `script.jsonl`. It prints a table; docs/openai.md has the last one.
+pip installs each library into a temporary folder. Base URL and key come from the environment, and the model answers by `script.jsonl`. It prints a table; docs/openai.md has the last one.
 
 Exit status: 0, all passed; 1, one did not.
 """
@@ -73,11 +72,16 @@ async def _try(library: Library, environment: Path, url: str) -> list[str]:
     versions = (await _run(str(python), "-c", of_versions, timeout_s=60)).split()
     title = ", ".join(f"{name} {version}" for name, version in zip(names, versions, strict=True))
     quickstart = str(HERE / "quickstarts" / library.quickstart)
-    lines = await _run(str(python), quickstart, timeout_s=QUICKSTART_TIMEOUT_S, environment=_variables(url, environment))
+    lines = await _run(
+        str(python), quickstart, timeout_s=QUICKSTART_TIMEOUT_S, environment=_variables(url, environment)
+    )
     results = [json.loads(line) for line in lines.splitlines() if line.startswith('{"check"')]
     failed = [result for result in results if result["error"]]
     ended = "" if lines.endswith("end\n") else "it did not run to its end"
-    print(f"| {title} | {len(results) - len(failed)} | {', '.join(each['check'] for each in failed)} {ended} |", flush=True)
+    print(
+        f"| {title} | {len(results) - len(failed)} | {', '.join(each['check'] for each in failed)} {ended} |",
+        flush=True,
+    )
     return [f"{title}, {each['check']}: {each['error']}" for each in failed] + ([f"{title}: {lines}"] if ended else [])
 
 

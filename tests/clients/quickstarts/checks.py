@@ -1,4 +1,4 @@
-"""Runs the functions of a quickstart; prints one JSON line for each. Runs in the environment of a library, without Octavo."""
+"""Runs the functions of a quickstart and prints a JSON line for each; in the environment of a library, without Octavo."""
 
 import asyncio
 import inspect
@@ -14,12 +14,14 @@ MODEL = os.environ["OCTAVO_MODEL"]
 
 def run(*checks: Callable[[], Any]) -> None:
     """Run checks one after the other, coroutines too; each raises if what came back is wrong."""
+    loop = asyncio.new_event_loop()  # for all of them, as libraries keep connections
+    asyncio.set_event_loop(loop)
     for check in checks:
         error = None
         try:
             came = check()
             if inspect.iscoroutine(came):
-                asyncio.run(came)
+                loop.run_until_complete(came)
         except Exception:  # whatever a library raises is its row's result
             error = traceback.format_exc()
         print(json.dumps({"check": check.__name__, "error": error}), flush=True)

@@ -13,28 +13,31 @@ class User(BaseModel):
 
 JOHN = [{"role": "user", "content": "John is 25 years old"}]
 JSON_JOHN = [{"role": "user", "content": "as JSON: John is 25 years"}]
-USER = User(name="John", age=25)
+USER = {"name": "John", "age": 25}
 
 
 def from_provider() -> None:
     client = instructor.from_provider(f"openai/{MODEL}")
     user = client.chat.completions.create(response_model=User, messages=JOHN)
-    assert user == USER
+    assert user.model_dump() == USER
 
 
 async def from_provider_async() -> None:
     client = instructor.from_provider(f"openai/{MODEL}", async_client=True)
-    assert await client.chat.completions.create(response_model=User, messages=JOHN) == USER
+    user = await client.chat.completions.create(response_model=User, messages=JOHN)
+    assert user.model_dump() == USER
 
 
 def from_provider_anthropic() -> None:
     client = instructor.from_provider(f"anthropic/{MODEL}")
-    assert client.chat.completions.create(response_model=User, messages=JOHN, max_tokens=1024) == USER
+    user = client.chat.completions.create(response_model=User, messages=JOHN, max_tokens=1024)
+    assert user.model_dump() == USER
 
 
 def partial() -> None:
     client = instructor.from_provider(f"openai/{MODEL}")
-    users = client.chat.completions.create(response_model=instructor.Partial[User], messages=JOHN, stream=True)
+    messages = [{"role": "user", "content": "in parts: John is 25"}]
+    users = client.chat.completions.create(response_model=instructor.Partial[User], messages=messages, stream=True)
     last = list(users)[-1]
     assert (last.name, last.age) == ("John", 25)
 
@@ -42,20 +45,22 @@ def partial() -> None:
 def create_with_completion() -> None:
     client = instructor.from_openai(OpenAI())
     user, completion = client.chat.completions.create_with_completion(model=MODEL, response_model=User, messages=JOHN)
-    assert user == USER
+    assert user.model_dump() == USER
     assert completion.usage.completion_tokens > 0
 
 
 async def from_openai_async() -> None:
     client = instructor.from_openai(AsyncOpenAI())
-    assert await client.chat.completions.create(model=MODEL, response_model=User, messages=JOHN) == USER
+    user = await client.chat.completions.create(model=MODEL, response_model=User, messages=JOHN)
+    assert user.model_dump() == USER
 
 
 def _mode(name: str) -> object:
     def check() -> None:
         client = instructor.from_openai(OpenAI(), mode=instructor.Mode[name])
         messages = JSON_JOHN if "JSON" in name else JOHN
-        assert client.chat.completions.create(model=MODEL, response_model=User, messages=messages) == USER
+        user = client.chat.completions.create(model=MODEL, response_model=User, messages=messages)
+        assert user.model_dump() == USER
 
     check.__name__ = f"mode_{name}"
     return check

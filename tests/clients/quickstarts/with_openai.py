@@ -55,7 +55,9 @@ def responses_create_stream() -> None:
     client = OpenAI()
     stream = client.responses.create(model=MODEL, input=UNICORN, stream=True)
     events = list(stream)
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "A unicorn slept. 🦄"
+    assert (
+        "".join(event.delta for event in events if event.type == "response.output_text.delta") == "A unicorn slept. 🦄"
+    )
     assert events[-1].type == "response.completed"
 
 

@@ -1,4 +1,4 @@
-"""Quickstarts of pydantic-ai: hello world, function tools, and its output types, by both APIs of OpenAI and by Anthropic's."""
+"""Quickstarts of pydantic-ai: hello world, function tools, output types, by both APIs of OpenAI and Anthropic's."""
 
 from checks import MODEL, run
 from pydantic import BaseModel
@@ -36,7 +36,9 @@ def output_tool(kind: str) -> None:
 
 
 def output_native(kind: str) -> None:
-    agent = Agent(KINDS[kind](MODEL), output_type=NativeOutput(CityLocation))
+    # pydantic-ai knows by their names which of Anthropic's models can do this.
+    profile = {"profile": {"supports_json_schema_output": True}} if kind == "anthropic" else {}
+    agent = Agent(KINDS[kind](MODEL, **profile), output_type=NativeOutput(CityLocation))
     assert agent.run_sync("Where is the native city?").output == CHICAGO
 
 
