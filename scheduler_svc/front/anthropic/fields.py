@@ -44,7 +44,12 @@ class Turn(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: str = Field(description="`user` or `assistant`. Messages of one role in a row become one turn.")
+    role: str = Field(
+        description=(
+            "`user`, `assistant`, or `system`: its text becomes the user's, between `<system-reminder>` tags. Messages "
+            "of one role in a row become one turn."
+        )
+    )
     content: str | list[Any] = Field(
         description=(
             "A string, or a list of blocks: `text` and `tool_result` of the user, `text`, `thinking`, "
