@@ -1,6 +1,7 @@
 """`python -m tests.clients`: client libraries run their quickstarts against Octavo, each in its own environment.
 
-pip installs each library into a temporary folder. Base URL and key come from the environment, and the model answers by `script.jsonl`. It prints a table; docs/openai.md has the last one.
+pip installs each library into a temporary folder, and npm the agents. Base URL and key come from the environment, and
+`script.jsonl` plays the model. It prints a table; docs/openai.md has the last one.
 
 Exit status: 0, all passed; 1, one did not.
 """
@@ -15,16 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.clients.agents import AGENTS, try_agent
+from tests.clients.commands import run_command
 from tests.support.processes import running_service
 
 HERE = Path(__file__).parent
-INSTALL_TIMEOUT_S = 900.0
 QUICKSTART_TIMEOUT_S = 300.0
+MODEL = "fake"
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What is installed, the first requirement being what is tested, and the file of its quickstarts."""
+    """What pip installs, and the file of its quickstarts."""
 
     requirements: Sequence[str]
     quickstart: str
@@ -43,46 +46,52 @@ LIBRARIES = {
 async def main(words: Sequence[str] | None = None) -> int:
     """Do what the arguments say; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.clients", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", choices=LIBRARIES, nargs="+", metavar="NAME", help=f"some of {', '.join(LIBRARIES)}")
+    names = [*LIBRARIES, *AGENTS]
+    parser.add_argument("--only", choices=names, nargs="+", metavar="NAME", help=f"some of {', '.join(names)}")
     parser.add_argument("--environments", type=Path, metavar="DIRECTORY", help="keep the environments there")
     arguments = parser.parse_args(words)
     failures: list[str] = []
-    print("| library | passed | failed |\n|---|---:|---|", flush=True)
+    print("| client | passed | failed |\n|---|---:|---|", flush=True)
     with tempfile.TemporaryDirectory(prefix="octavo-clients-") as temporary:
         folder = arguments.environments or Path(temporary)
         script = ("--script", str(HERE / "script.jsonl"), "--max-model-len", "262144", "--num-device-blocks", "65536")
         async with running_service("executor_svc.fake", *script, "--log-level", "warning") as executor:
             flags = ("--executor", executor.address, "--openai-listen", "127.0.0.1:0", "--log-level", "warning")
             async with running_service("scheduler_svc", *flags) as scheduler:
-                for name in arguments.only or LIBRARIES:
-                    url = f"http://{scheduler.other_addresses['openai']}"
-                    failures += await _try(LIBRARIES[name], folder / name, url)
+                url = f"http://{scheduler.other_addresses['openai']}"
+                for name in arguments.only or names:
+                    if name in LIBRARIES:
+                        title, num_passed, failed = await _try(LIBRARIES[name], folder / name, url)
+                    else:
+                        title, said = await try_agent(AGENTS[name], folder / name, url, MODEL)
+                        num_passed, failed = int(not said), {"edits a file": said} if said else {}
+                    print(f"| {title} | {num_passed} | {', '.join(failed)} |", flush=True)
+                    failures += [f"{title}, {check}: {error}" for check, error in failed.items()]
     print("\n".join(("", *failures)))
     return int(bool(failures))
 
 
-async def _try(library: Library, environment: Path, url: str) -> list[str]:
-    """Install a library and run its quickstarts; print its row, and return what failed, in words."""
-    python = environment / "bin" / "python"
-    if not python.exists():
-        await _run(sys.executable, "-m", "venv", str(environment), timeout_s=INSTALL_TIMEOUT_S)
-    await _run(str(python), "-m", "pip", "install", "-q", *library.requirements, timeout_s=INSTALL_TIMEOUT_S)
+async def _try(library: Library, environment: Path, url: str) -> tuple[str, int, dict[str, str]]:
+    """Install a library and run its quickstarts.
+
+    Returns its name with its version, how many quickstarts passed, and the errors of the others by name.
+    """
+    python = str(environment / "bin" / "python")
+    if not Path(python).exists():
+        await run_command(sys.executable, "-m", "venv", str(environment))
+    await run_command(python, "-m", "pip", "install", "-q", *library.requirements)
     names = [requirement.split("[")[0] for requirement in library.requirements]
     of_versions = f"from importlib.metadata import version; print(*map(version, {names}))"
-    versions = (await _run(str(python), "-c", of_versions, timeout_s=60)).split()
-    title = ", ".join(f"{name} {version}" for name, version in zip(names, versions, strict=True))
+    versions = (await run_command(python, "-c", of_versions)).split()
     quickstart = str(HERE / "quickstarts" / library.quickstart)
-    lines = await _run(
-        str(python), quickstart, timeout_s=QUICKSTART_TIMEOUT_S, environment=_variables(url, environment)
-    )
-    results = [json.loads(line) for line in lines.splitlines() if line.startswith('{"check"')]
-    failed = [result for result in results if result["error"]]
-    ended = "" if lines.endswith("end\n") else "it did not run to its end"
-    print(
-        f"| {title} | {len(results) - len(failed)} | {', '.join(each['check'] for each in failed)} {ended} |",
-        flush=True,
-    )
-    return [f"{title}, {each['check']}: {each['error']}" for each in failed] + ([f"{title}: {lines}"] if ended else [])
+    variables = _variables(url, environment)
+    written = await run_command(python, quickstart, timeout_s=QUICKSTART_TIMEOUT_S, environment=variables)
+    results = [json.loads(line) for line in written.splitlines() if line.startswith('{"check"')]
+    failed = {result["check"]: result["error"] for result in results if result["error"]}
+    num_passed = len(results) - len(failed)
+    if not written.endswith("end\n"):
+        failed["runs to its end"] = written
+    return ", ".join(map(" ".join, zip(names, versions, strict=True))), num_passed, failed
 
 
 def _variables(url: str, home: Path) -> dict[str, str]:
@@ -90,29 +99,12 @@ def _variables(url: str, home: Path) -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
-        "OCTAVO_MODEL": "fake",
+        "OCTAVO_MODEL": MODEL,
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": "none",
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": "none",
     }
-
-
-async def _run(*command: str, timeout_s: float, environment: dict[str, str] | None = None) -> str:
-    """Run a command; return all that it wrote."""
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment
-    )
-    try:
-        async with asyncio.timeout(timeout_s):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        raise
-    text = output.decode()
-    if environment is None and process.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{text}")
-    return text
 
 
 if __name__ == "__main__":

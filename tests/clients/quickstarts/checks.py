@@ -1,4 +1,4 @@
-"""Runs the functions of a quickstart and prints a JSON line for each; in the environment of a library, without Octavo."""
+"""Runs the functions of a quickstart, in the environment of a library; prints a JSON line for each."""
 
 import asyncio
 import inspect
