@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ class Library:
 
 LIBRARIES = {
     "openai": Library(["openai"], "with_openai.py"),
+    "openai-2": Library(["openai<3"], "with_openai.py"),
     "openai-agents": Library(["openai-agents"], "with_openai_agents.py"),
     "pydantic-ai": Library(["pydantic-ai-slim[openai,anthropic]"], "with_pydantic_ai.py"),
     "instructor": Library(["instructor[anthropic]"], "with_instructor.py"),
@@ -77,10 +79,9 @@ async def _try(library: Library, environment: Path, url: str) -> tuple[str, int,
     Returns its name with its version, how many quickstarts passed, and the errors of the others by name.
     """
     python = str(environment / "bin" / "python")
-    if not Path(python).exists():
-        await run_command(sys.executable, "-m", "venv", str(environment))
+    await run_command(sys.executable, "-m", "venv", str(environment))
     await run_command(python, "-m", "pip", "install", "-q", *library.requirements)
-    names = [requirement.split("[")[0] for requirement in library.requirements]
+    names = [re.split(r"[\[<]", requirement)[0] for requirement in library.requirements]
     of_versions = f"from importlib.metadata import version; print(*map(version, {names}))"
     versions = (await run_command(python, "-c", of_versions)).split()
     quickstart = str(HERE / "quickstarts" / library.quickstart)
