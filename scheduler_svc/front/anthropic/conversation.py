@@ -22,6 +22,9 @@ _BLOCKS = {
 # Between the texts of two messages of one role.
 _BETWEEN_MESSAGES = "\n\n"
 
+# Around instructions in the middle: few chat templates take a system message there. Claude Code wrote them so before.
+_REMINDER = "<system-reminder>\n{}\n</system-reminder>"
+
 # In front of what a tool said of its failure: chats have no flag for it.
 _FAILED = "Error: "
 
@@ -52,28 +55,28 @@ def chat_conversation(fields: ConversationFields) -> ChatConversation:
     if not fields.messages:
         raise InvalidFieldError("messages", "empty", "at least 1 message long")
     for place, turn in enumerate(fields.messages):
-        if turn.role not in ("user", "assistant"):
-            rule = 'user or assistant; instructions belong into the field "system"'
+        if turn.role not in ("user", "assistant", "system"):
+            rule = "user, assistant or system"
             raise InvalidFieldError(f"messages[{place}].role", shown_json(turn.role), rule)
-    if fields.messages[-1].role != "user":
+    if fields.messages[-1].role == "assistant":
         rule = '"user": this server does not continue an answer that was begun (prefill)'
         raise InvalidFieldError(f"messages[{len(fields.messages) - 1}].role", '"assistant"', rule)
     calls: list[str] = []
-    for role, turns in groupby(enumerate(fields.messages), lambda numbered: numbered[1].role):
-        if role == "user":
-            _add_user(chat, list(turns), calls)
-        else:
+    for is_assistant, turns in groupby(enumerate(fields.messages), lambda numbered: numbered[1].role == "assistant"):
+        if is_assistant:
             calls = _add_assistant(chat, list(turns))
+        else:
+            _add_user(chat, list(turns), calls)
     return chat
 
 
 def _add_user(chat: ChatConversation, turns: Sequence[tuple[int, Turn]], calls: Sequence[str]) -> None:
-    """Add what the user says in a row: first the results of the assistant's last calls, then texts."""
+    """Add what the user and the system say in a row: first the results of the assistant's last calls, then texts."""
     texts, open_calls = [], list(calls)
     num_results = 0
     for place, turn in turns:
         said: list[str] = []
-        for path, kind, block in _blocks(turn.content, "user", f"messages[{place}].content"):
+        for path, kind, block in _blocks(turn.content, turn.role, f"messages[{place}].content"):
             if kind == "text":
                 said.append(_text(block, path, "text"))
                 continue
@@ -84,7 +87,8 @@ def _add_user(chat: ChatConversation, turns: Sequence[tuple[int, Turn]], calls: 
             open_calls.remove(call_id)
             num_results += 1
             chat.add(path, role="tool", tool_call_id=call_id, content=_result(block, path))
-        texts.append("".join(said))
+        text = "".join(said)
+        texts.append(_REMINDER.format(text) if text and turn.role == "system" else text)
     told = _BETWEEN_MESSAGES.join(filter(None, texts))
     if told or not num_results:
         chat.add(f"messages[{turns[0][0]}]", role="user", content=told)

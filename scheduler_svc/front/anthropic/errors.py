@@ -10,6 +10,7 @@ from aiohttp import web
 from pydantic_core import to_json
 
 from octavo_shared.errors import InvalidFieldError
+from scheduler_svc.front.anthropic.fields import THREAD
 from scheduler_svc.front.api.request_limits import PromptTooLongError
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import ApiError, api_error
@@ -45,7 +46,9 @@ class MessagesError(ApiError):
     def body(self) -> bytes:
         """The JSON that they read."""
         other = "api_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-        error = {"type": _TYPES.get(self.status, other), "message": self.message}
+        error: dict[str, object] = {"type": _TYPES.get(self.status, other), "message": self.message}
+        if self.param == THREAD:  # by this code Anthropic's clients send the whole conversation instead
+            error["details"] = {"error_code": "thread_unsupported_request"}
         return to_json({"type": "error", "error": error, "request_id": self.request_id})
 
 

@@ -16,6 +16,9 @@ from scheduler_svc.front.openai.other_fields import FieldRule
 # A block's mark for Anthropic's prompt cache. Here prefixes are found by their content.
 CACHE_CONTROL = "cache_control"
 
+# A conversation that Anthropic's servers hold. The tool runner of Anthropic's client asks for one unless told not to.
+THREAD = "thread"
+
 # The blocks that are carried, and the fields that each may have.
 BLOCK_FIELDS: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "citations"),
@@ -41,7 +44,12 @@ class Turn(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: str = Field(description="`user` or `assistant`. Messages of one role in a row become one turn.")
+    role: str = Field(
+        description=(
+            "`user`, `assistant`, or `system`: its text becomes the user's, between `<system-reminder>` tags. Messages "
+            "of one role in a row become one turn."
+        )
+    )
     content: str | list[Any] = Field(
         description=(
             "A string, or a list of blocks: `text` and `tool_result` of the user, `text`, `thinking`, "
@@ -113,6 +121,7 @@ NO_EFFECT: Mapping[str, FieldRule] = {
 }
 
 REFUSED: Mapping[str, FieldRule] = {
+    THREAD: FieldRule((), "conversations are not stored; send the whole one"),
     "service_tier": FieldRule(("auto", "standard_only"), "there are no service tiers"),
     "container": FieldRule((), "there are no containers"),
     "mcp_servers": FieldRule(([],), "the client calls MCP servers, and sends their tools as `tools`"),

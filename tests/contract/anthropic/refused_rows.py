@@ -25,8 +25,12 @@ OF_CONVERSATIONS: list[tuple[Json, str, str]] = [
     (messages({"role": "user"}), "messages[0].content", "absent"),
     (messages({"content": "a"}), "messages[0].role", "absent"),
     (messages({"role": "user", "content": 3}), "messages[0].content", "3; it must be"),
-    (messages({"role": "system", "content": "a"}), "messages[0].role", '"system"; it must be user or assistant'),
-    (messages({"role": "tool", "content": "a"}), "messages[0].role", '"tool"; it must be user or assistant'),
+    (
+        messages({"role": "system", "content": [RESULT]}),
+        "messages[0].content[0]",
+        'a block of type "tool_result"; it must be a block of type text',
+    ),
+    (messages({"role": "tool", "content": "a"}), "messages[0].role", '"tool"; it must be user, assistant or system'),
     (
         messages(user("a"), {"role": "assistant", "content": "I"}),
         "messages[1].role",

@@ -63,6 +63,7 @@ CLAUDE_CODE: Json = {
                 },
             ],
         },
+        {"role": "system", "content": "Available agent types for the Agent tool:\n- claude: Catch-all"},
         user("[Request interrupted by user]"),
         user("SAY:I read on."),
     ],

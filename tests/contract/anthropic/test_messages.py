@@ -112,6 +112,8 @@ async def test_a_conversation_becomes_a_prompt(*, api: Api) -> None:
                 {"type": "text", "text": "So?"},
             ],
         },
+        # As Claude Code 2.1.197 gives instructions in the middle; many templates refuse such messages of a chat.
+        {"role": "system", "content": [{"type": "text", "text": "Be ", **mark}, {"type": "text", "text": "kind."}]},
     ]
     system = [{"type": "text", "text": "Be ", **mark}, {"type": "text", "text": "brief."}]
     counted = await post(
@@ -127,7 +129,7 @@ async def test_a_conversation_becomes_a_prompt(*, api: Api) -> None:
         {"role": "assistant", "content": "I look.", "tool_calls": calls, "reasoning_content": "Hm."},
         {"role": "tool", "tool_call_id": "b", "content": "Error: late"},
         {"role": "tool", "tool_call_id": "a", "content": "noon"},
-        user("So?"),
+        user("So?\n\n<system-reminder>\nBe kind.\n</system-reminder>"),
     ]
     function = {"name": "now", "parameters": {"type": "object"}}
     kwargs = {"enable_thinking": True, "thinking": True}

@@ -36,6 +36,15 @@ async def test_wrong_fields_are_named(path: str, fields: Json, name: str, words:
     assert not api.stack.engine.requests
 
 
+async def test_a_thread_is_refused_with_the_code_by_which_clients_send_the_whole_conversation(api: Api) -> None:
+    """As the tool runner of anthropic 2.14 sends it; it reads `details`, and asks again without `thread`."""
+    answer = await post(api, thread={"type": "create"})
+    error = answer.json["error"]
+    assert answer.status == 400
+    assert error["message"].startswith("thread is ")
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+
+
 async def test_a_prompt_that_is_too_long_has_the_words_that_clients_look_for(api: Api) -> None:
     for path in (MESSAGES, COUNT):
         status, kind, message = error_of(await post(api, path, messages=[user("x" * 9000)]))

@@ -111,6 +111,7 @@ CODEX: Json = {
         {"type": "local_shell"},
         {"type": "web_search", "external_web_access": False},
         {"type": "custom", "name": "apply_patch", "description": "", "format": {"type": "grammar", "syntax": "lark"}},
+        {"type": "namespace", "name": "multi_agent_v1", "description": "", "tools": [TOOLS[0]]},
     ],
     "tool_choice": "auto",
     "parallel_tool_calls": True,
@@ -137,6 +138,6 @@ async def test_what_codex_sends_is_answered_and_what_is_left_out_is_named(api: A
         thought, call = answer.json["output"]
         assert thought["summary"] == [{"type": "summary_text", "text": "Hm."}]
         assert (call["name"], call["arguments"]) == ("read", '{"path": "a.txt"}')
-        left_out = "tools[1].local_shell, tools[2].web_search, tools[3].custom, text.verbosity"
+        left_out = "tools[1].local_shell, tools[2].web_search, tools[3].custom, tools[4].namespace, text.verbosity"
         assert answer.headers["x-octavo-ignored-fields"] == left_out
         assert len(answer.headers["x-request-id"]) == 32
