@@ -57,8 +57,8 @@ class ExecutorConfig(_BatchConfig):
     )
 
     model: str = Field(
-        description="The model: a Hugging Face directory, or a hub id such as Qwen/Qwen3-0.6B, with or without "
-        "@REVISION."
+        description="The model: a Hugging Face directory, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B, with or "
+        "without @REVISION; for a GGUF file of the hub with :QUANTIZATION, such as :Q4_0, or /FILE.gguf."
     )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Device that runs the model. cpu works everywhere.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -189,6 +189,13 @@ class FakeConfig(_BatchConfig):
         ge=0,
         le=1,
         description="Probability that a token ends its sequence. 0: outputs always have the requested length.",
+    )
+    script: str = Field(
+        "",
+        description=(
+            'File of JSON lines {"when": "...", "say": "..."}: a prompt is answered with the text of the row whose '
+            "`when` stands last in it; a row without `when` answers all others. Empty: outputs are noise."
+        ),
     )
     sliding_window_tokens: int = Field(
         0,

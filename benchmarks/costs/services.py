@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 
 import octavo
@@ -62,7 +63,7 @@ async def front(size: Size) -> Groups:
         async with running_service("scheduler_svc", *flags, *seqs) as scheduler:
             await until_ready(scheduler)
             few = size.of((16, 1000, 200, 64), (4, 4, 4, 4))
-            asked = [Asking(way, *few) for way in ("native", "one stream", "completions", "chat")]
+            asked = [Asking(way, *few) for way in ("native", "one stream", "completions", "chat", "responses")]
             asked.append(Asking(f"one stream of {many:,}", many, many, many, size.of(257, 4)))
             for one in asked:
                 await load(scheduler, one, size.of(50, 1), 1)  # a server's first requests are not what is measured
@@ -87,6 +88,8 @@ async def asking_turn(scheduler: Service, asking: Asking) -> Figures:
 
 async def load(scheduler: Service, asking: Asking, num_requests: int, num_tokens: int) -> tuple[float, int, int]:
     """Send requests; return the scheduler's CPU microseconds, and how many messages and tokens came."""
+    if asking.way == "responses":
+        return await load_events(scheduler, asking.concurrency, num_requests, num_tokens)
     config = bench_config(
         concurrency=asking.concurrency, num_requests=num_requests, input_len="4", output_len=str(num_tokens)
     )
@@ -106,6 +109,26 @@ async def load(scheduler: Service, asking: Asking, num_requests: int, num_tokens
     assert all(record.outcome is Outcome.COMPLETED for record in records), "a request failed: nothing can be compared"
     num_messages = sum(len(record.event_times_s) for record in records)
     return spent_us, num_messages, sum(record.num_output_tokens for record in records)
+
+
+async def load_events(
+    scheduler: Service, concurrency: int, num_requests: int, num_tokens: int
+) -> tuple[float, int, int]:
+    """Do as `load` by the Responses API, which `octavo bench` does not speak."""
+    url = f"http://{scheduler.other_addresses['openai']}/v1/responses"
+    body = {"model": "fake", "temperature": 0.0, "ignore_eos": True, "max_output_tokens": num_tokens, "stream": True}
+    places, counts = asyncio.Semaphore(concurrency), [0]
+
+    async def ask(session: aiohttp.ClientSession, number: int) -> None:
+        async with places, session.post(url, json={**body, "input": f"what are {number} words"}) as response:
+            async for line in response.content:
+                counts[0] += line.startswith(b"event: response.output_text.delta")
+                assert not line.startswith(b"event: response.failed"), "a request failed: nothing can be compared"
+
+    before_us = cpu_us(scheduler.process.pid)
+    async with aiohttp.ClientSession() as session:
+        await asyncio.gather(*(ask(session, number) for number in range(num_requests)))
+    return cpu_us(scheduler.process.pid) - before_us, counts[0], num_requests * num_tokens
 
 
 async def until_ready(scheduler: Service) -> None:

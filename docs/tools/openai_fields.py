@@ -36,23 +36,41 @@ _ENDPOINTS: Mapping[str, type[RequestFields]] = {
 
 def page(text: str) -> str:
     """Return the page; what it was does not matter."""
-    names = dict.fromkeys(name for kind in _ENDPOINTS.values() for name in kind.model_fields)
     sections = [
         _HEAD,
-        "## Carried\n\n" + _table(("field", "of", "what it does"), (_carried(name) for name in names)),
+        "## Carried\n\n" + carried_table(_ENDPOINTS),
         "## Carried in a message\n\nThe chat template gets these. Any other field is refused unless it is empty.\n\n"
-        + _table(("field", "what it is"), ((f"`{k}`", v.description or "") for k, v in Message.model_fields.items())),
-        "## Without effect\n\nThey may have any value: nothing in an answer depends on them.\n\n"
-        + _table(("field", "why"), ((f"`{name}`", rule.why) for name, rule in NO_EFFECT.items())),
-        "## Refused\n\nThey may be there with a value that asks for nothing.\n\n"
-        + _table(("field", "may be", "why, and what serves instead"), (_refused(*item) for item in REFUSED.items())),
+        + table(("field", "what it is"), ((f"`{k}`", v.description or "") for k, v in Message.model_fields.items())),
+        *other_tables(NO_EFFECT, REFUSED),
     ]
     return "\n".join(sections)
 
 
-def _carried(name: str) -> tuple[str, str, str]:
-    endpoints = [endpoint for endpoint, kind in _ENDPOINTS.items() if name in kind.model_fields]
-    texts = dict.fromkeys(_ENDPOINTS[endpoint].model_fields[name].description or "" for endpoint in endpoints)
+def carried_table(endpoints: Mapping[str, type[RequestFields]]) -> str:
+    """Return the table of the fields that are carried, by endpoint."""
+    names = dict.fromkeys(name for kind in endpoints.values() for name in kind.model_fields)
+    return table(("field", "of", "what it does"), (_carried(name, endpoints) for name in names))
+
+
+def other_tables(no_effect: Mapping[str, FieldRule], refused: Mapping[str, FieldRule]) -> tuple[str, str]:
+    """Return the sections of the fields that are not carried."""
+    return (
+        "## Without effect\n\nThey may have any value: nothing in an answer depends on them.\n\n"
+        + table(("field", "why"), ((f"`{name}`", rule.why) for name, rule in no_effect.items())),
+        "## Refused\n\nThey may be there with a value that asks for nothing.\n\n"
+        + table(("field", "may be", "why, and what serves instead"), (_refused(*item) for item in refused.items())),
+    )
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a table of Markdown."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _carried(name: str, by_endpoint: Mapping[str, type[RequestFields]]) -> tuple[str, str, str]:
+    endpoints = [endpoint for endpoint, kind in by_endpoint.items() if name in kind.model_fields]
+    texts = dict.fromkeys(by_endpoint[endpoint].model_fields[name].description or "" for endpoint in endpoints)
     return f"`{name}`", ", ".join(endpoints), " ".join(texts)
 
 
@@ -63,8 +81,3 @@ def _refused(name: str, rule: FieldRule) -> tuple[str, str, str]:
 
 def _json(value: object) -> str:
     return to_json(value).decode()
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

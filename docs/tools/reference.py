@@ -11,7 +11,16 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.tools import api, configuration, keywords, metrics, openai_fields, packages
+from docs.tools import (
+    api,
+    configuration,
+    keywords,
+    messages_fields,
+    metrics,
+    openai_fields,
+    packages,
+    responses_fields,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -20,7 +29,9 @@ PAGES: Mapping[str, Callable[[str], str]] = {
     "docs/metrics.md": metrics.with_tables,
     "docs/reference/api.md": api.page,
     "docs/reference/configuration.md": configuration.page,
+    "docs/reference/messages-fields.md": messages_fields.page,
     "docs/reference/openai-fields.md": openai_fields.page,
+    "docs/reference/responses-fields.md": responses_fields.page,
     "docs/structured-output.md": keywords.with_table,
 }
 

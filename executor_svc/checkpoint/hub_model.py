@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from executor_svc.checkpoint.hub_answers import check_answers
+from executor_svc.checkpoint.hub_name import HubName, choose_gguf, describe_ggufs
 from executor_svc.checkpoint.model_directory import INDEX_FILE, read_json_object
 from executor_svc.checkpoint.model_files import SMALL_FILES, weight_files, why_no_model
 from octavo_shared.errors import ModelLoadError
@@ -53,26 +54,28 @@ class NotAtHubError(ModelLoadError):
 
 
 def is_hub_id(model: str) -> bool:
-    """Return whether a text may name a model of the hub, with a revision or without."""
+    """Return whether a text may name a model of the hub; see `HubName`."""
+    if (name := HubName.of(model)) is None:
+        return False
     try:
         from huggingface_hub.errors import HFValidationError
         from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
     except ModuleNotFoundError:  # `fetch_hub_model` says what to install
         return True
     try:
-        validate_repo_id(model.partition("@")[0])
+        validate_repo_id(name.repo_id)
     except HFValidationError:
         return False
     return True
 
 
 def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = None) -> Path:
-    """Return the directory of a model of the hub; what is missing of it is downloaded first.
+    """Return the directory of a model of the hub, or its GGUF file; what is missing of it is downloaded first.
 
     A model that is complete in the cache is returned also if the hub does not answer, or does not answer us.
 
     Args:
-        model: NAME/NAME or NAME, and maybe @REVISION.
+        model: As `HubName` takes it apart.
         transfer: Brings large files into the cache in its own way; None: the hub's library downloads all.
 
     Raises: ModelLoadError: it cannot be had, or is no model in the format that is read.
@@ -86,12 +89,14 @@ def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = No
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     check_answers()
-    repo_id, _, revision = model.partition("@")
+    name = HubName.of(model)
+    assert name is not None, "whoever asks has checked the name"
     try:
-        found = _look_up(repo_id, revision or None)
+        found = _look_up(name)
     except NotAtHubError:
-        if (directory := find_cached(repo_id, revision or None)) is not None:
-            return directory
+        cached = find_cached_gguf(name) if name.is_gguf else find_cached(name.repo_id, name.revision)
+        if cached is not None:
+            return cached
         raise
     try:
         if transfer is not None:
@@ -99,7 +104,8 @@ def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = No
             # Small ones first: what is cut off can be told from what nobody began.
             _download(found, [file.name for file in found.files if file.name in SMALL_FILES])
             transfer(found)
-        return _download(found, [file.name for file in found.files])
+        directory = _download(found, [file.name for file in found.files])
+        return directory / found.files[0].name if name.is_gguf else directory
     except _transport_errors() as error:
         raise ModelLoadError(_to_sentence(error, found.repo_id)) from error
 
@@ -123,8 +129,25 @@ def find_cached(repo_id: str, revision: str | None = None) -> Path | None:
     return directory if all((directory / name).is_file() for name in weights) else None
 
 
-def _look_up(repo_id: str, revision: str | None) -> HubModel:
+def find_cached_gguf(name: HubName) -> Path | None:
+    """Return a GGUF file that is complete in the hub's cache, the first part; None: it is not. Asks nobody."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        # No patterns: what else the repository has need not be there.
+        found = snapshot_download(name.repo_id, revision=name.revision, allow_patterns=[], local_files_only=True)
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError, OSError):
+        return None
+    directory = Path(found)
+    chosen = choose_gguf(name, [str(path.relative_to(directory)) for path in directory.rglob("*.gguf")])
+    if not chosen or not all((directory / each).is_file() for each in chosen):
+        return None
+    return directory / chosen[0]
+
+
+def _look_up(name: HubName) -> HubModel:
     """Ask the hub for the files of a model. Raises: NotAtHubError; ModelLoadError: they make none."""
+    repo_id, revision = name.repo_id, name.revision
     from huggingface_hub import HfApi, constants
 
     try:
@@ -137,6 +160,18 @@ def _look_up(repo_id: str, revision: str | None) -> HubModel:
         sibling.rfilename: HubFile(sibling.rfilename, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None)
         for sibling in info.siblings or ()
     }
+    ggufs = describe_ggufs(repo_id, files)
+    if name.is_gguf:
+        chosen = choose_gguf(name, files)
+        if not chosen or not set(chosen) <= files.keys():
+            what = f"file {name.file}" if name.file else f"GGUF file in {name.quantization}"
+            raise ModelLoadError(
+                f"the hub model {repo_id} has no complete {what}" + (f"; it has {ggufs}" if ggufs else "")
+            )
+        assert info.sha is not None, "the hub names the commit of whatever it describes"
+        return HubModel(repo_id, revision, info.sha, tuple(files[each] for each in chosen))
+    if ggufs and "config.json" not in files:
+        raise ModelLoadError(f"the hub model {repo_id} has GGUF files only; use one of {ggufs} for --model")
     if trouble := why_no_model(sorted(files)):
         raise ModelLoadError(f"the hub model {repo_id} {trouble}")
     assert info.sha is not None, "the hub names the commit of whatever it describes"

@@ -34,6 +34,7 @@ class ModelDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.source = path / "config.json"  # what messages name
 
     def config(self) -> dict[str, object]:
         """Return config.json. Raises: ModelLoadError: it is missing or damaged."""

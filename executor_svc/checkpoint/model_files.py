@@ -50,7 +50,7 @@ def _why_no_config(file_names: Sequence[str], directories_with_config: Sequence[
     if not file_names:
         return "is empty"
     if gguf := [name for name in file_names if name.endswith(".gguf")]:
-        return f"contains {gguf[0]}: Octavo does not read GGUF; it needs a directory with {FORMAT}"
+        return f"contains {gguf[0]} and no config.json: give that file for --model"
     if "adapter_config.json" in file_names:
         return "is an adapter (such as LoRA), not a model: merge it into its base model first"
     if "params.json" in file_names:

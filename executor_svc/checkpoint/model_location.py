@@ -1,4 +1,4 @@
-"""From `--model` to a directory that can be loaded; for whatever else it names, one sentence that says what to do.
+"""From `--model` to a directory or GGUF file; for whatever else it names, one sentence that says what to do.
 
 Nothing here looks into config.json: `executor_svc/models/selection.py` does.
 """
@@ -8,39 +8,41 @@ from collections.abc import Callable
 from pathlib import Path
 
 from executor_svc.checkpoint.hub_model import HubModel, NotAtHubError, fetch_hub_model, is_hub_id
-from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.hub_name import HubName
 from executor_svc.checkpoint.model_files import FORMAT, WEIGHT_SUFFIXES, why_no_model
 from octavo_shared.errors import ModelLoadError
 
 GIT_LFS_POINTER = b"version https://git-lfs"
 
 
-def find_model_directory(model: str, transfer: Callable[[HubModel], None] | None = None) -> ModelDirectory:
-    """Return the directory `model`; if there is none, take it for a hub id and download it.
+def find_model_path(model: str, transfer: Callable[[HubModel], None] | None = None) -> Path:
+    """Return the directory or GGUF file `model`; if there is none, take it for a hub id and download it.
 
     Args:
-        model: A directory, or a hub id and maybe @REVISION.
+        model: A directory, a GGUF file, or a hub id and maybe @REVISION.
         transfer: As for `fetch_hub_model`.
 
     Raises: ModelLoadError: neither works, or what is there is no model in the format that is read.
     """
-    if directory := check_model_name(model):
-        return directory
+    if found := check_model_name(model):
+        return found
     try:
         path = fetch_hub_model(model, transfer)
     except NotAtHubError as error:
-        raise ModelLoadError(f"there is no directory {model}, and {error}") from error
-    _check_directory(path, f"the hub model {model}")
-    return ModelDirectory(path)
+        what = "file" if model.endswith(".gguf") else "directory"
+        raise ModelLoadError(f"there is no {what} {model}, and {error}") from error
+    if path.is_dir():
+        _check_directory(path, f"the hub model {model}")
+    return path
 
 
-def check_model_name(model: str) -> ModelDirectory | None:
-    """Return the directory `model`; None: by its looks it is a hub id. Nobody asks the hub.
+def check_model_name(model: str) -> Path | None:
+    """Return the directory or GGUF file `model`; None: by its looks it is a hub id. Nobody asks the hub.
 
     Raises: ModelLoadError: it can be neither, or the directory is no model in the format that is read.
     """
     if not model:
-        raise ModelLoadError("--model is empty; it takes a directory or a hub id")
+        raise ModelLoadError("--model is empty; it takes a directory, a GGUF file or a hub id")
     try:
         path = Path(model).expanduser()
         is_directory, exists = path.is_dir(), path.exists()
@@ -50,26 +52,31 @@ def check_model_name(model: str) -> ModelDirectory | None:
         raise ModelLoadError(f"the model directory {model} does not exist: unknown user") from error
     if is_directory:
         _check_directory(path, f"the model directory {path}")
-        return ModelDirectory(path)
+        return path
+    if exists and path.suffix == ".gguf":
+        return path
     if exists:
         raise ModelLoadError(_why_not_a_file(path))
     if _looks_like_path(model):
-        raise ModelLoadError(f"the model directory {path} does not exist")
+        what = "file" if path.suffix == ".gguf" else "directory"
+        raise ModelLoadError(f"the model {what} {path} does not exist")
     if not is_hub_id(model):
-        raise ModelLoadError(f"{model} is neither a directory nor a hub id (NAME or ORGANISATION/NAME)")
+        raise ModelLoadError(
+            f"{model} is neither a directory, nor a GGUF file, nor a hub id (NAME or ORGANISATION/NAME)"
+        )
     return None
 
 
 def _looks_like_path(model: str) -> bool:
     """Whether a name that exists nowhere cannot be meant as a hub id, which is `name` or `organisation/name`."""
     is_marked = os.path.isabs(model) or model.startswith((".", "~")) or model.endswith("/")
+    if not is_marked and (name := HubName.of(model)) is not None and name.is_gguf:
+        return False
     return is_marked or model.count("/") > 1 or model.endswith((*WEIGHT_SUFFIXES, ".json"))
 
 
 def _why_not_a_file(path: Path) -> str:
-    wanted = f"--model takes a directory with {FORMAT}, or a hub id"
-    if path.suffix == ".gguf":
-        return f"{path} is a GGUF file, which Octavo does not read; {wanted}"
+    wanted = f"--model takes a directory with {FORMAT}, a GGUF file, or a hub id"
     if (path.parent / "config.json").is_file():
         return f"{path} is a file; set --model to its directory, {path.parent}"
     return f"{path} is a file; {wanted}"

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
+
+from octavo_shared.errors import ModelLoadError
 
 Range = tuple[int, int]  # begin and end
 
@@ -20,11 +22,41 @@ class WeightTarget(Protocol):
         """Take over the values of a tensor of the right shape, converted as needed."""
 
 
+@runtime_checkable
+class BlockTarget(Protocol):
+    """A place for weights that keeps the codes of a file as they are."""
+
+    def copy_blocks(self, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None) -> bool:
+        """Take over the codes of rows of blocks; return whether all of them are held exactly.
+
+        Args:
+            blocks: [num_rows, num_bytes] uint8.
+            block_type: What a block is, by ggml's numbers.
+            order: Which of the rows to take, in this order, int64; None: all.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """Rows of a quantized tensor, still in their file; the arguments of `BlockTarget.copy_blocks`."""
+
+    name: str  # of the tensor, and of its file
+    blocks: torch.Tensor
+    block_type: int
+    order: torch.Tensor | None
+
+    def copy_to(self, destination: object) -> None:
+        """Copy the codes. Raises: ModelLoadError: the place does not hold them exactly."""
+        assert isinstance(destination, BlockTarget), "what is planned for a quantized tensor takes codes"
+        if not destination.copy_blocks(self.blocks, self.block_type, self.order):
+            raise ModelLoadError(f"{self.name} has scales that are too large for the format that holds it")
+
+
 class TensorSource(Protocol):
     """A tensor that may still be in a file: indexing reads that part of it. A `torch.Tensor` is one."""
 
-    def __getitem__(self, index: slice | tuple[slice, ...], /) -> torch.Tensor:
-        """Return a part."""
+    def __getitem__(self, index: slice | tuple[slice, ...], /) -> torch.Tensor | BlockRows:
+        """Return a part; of a quantized tensor where it lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +72,14 @@ class Piece:
     def copy_from(self, source: TensorSource) -> None:
         """Read the part and put it to its place."""
         columns = () if self.columns is None else (slice(*self.columns),)
-        parts = [source[slice(*rows), *columns] for rows in self.rows]
+        parts: list[torch.Tensor] = []
+        for rows in self.rows:
+            part = source[slice(*rows), *columns]
+            if isinstance(part, BlockRows):
+                assert len(self.rows) == 1, "no family whose weights are stored so takes them from several ranges"
+                part.copy_to(self.destination)
+                return
+            parts.append(part)
         values = parts[0] if len(parts) == 1 else torch.cat(parts)
         self.destination.copy_(values.float() + self.offset if self.offset else values)
 

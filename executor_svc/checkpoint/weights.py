@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import SafetensorError, safe_open
 
 from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, read_json_object
+from executor_svc.checkpoint.progress import progress_bar
 from executor_svc.checkpoint.weight_map import TensorTarget
-from executor_svc.checkpoint.weights_digest import WeightsDigest
+from executor_svc.checkpoint.weights_digest import WeightsDigest, read_whole, tensors_in
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event
 
@@ -56,7 +55,7 @@ class Checkpoint:
         self._check_names(targets, is_redundant)
         begin_s = time.perf_counter()
         num_bytes = 0
-        with _progress_bar(sum(target.nbytes for target in targets.values())) as advance:
+        with progress_bar(sum(target.nbytes for target in targets.values())) as advance:
             for path, names in self._names_by_file():
                 with _open(path) as file:
                     for name in names:
@@ -89,7 +88,8 @@ class Checkpoint:
 
     def digest(self) -> WeightsDigest:
         """Return what hashes all bytes of the model, in the background."""
-        return WeightsDigest(self._directory / "config.json", self._file_of)
+        config = read_whole(self._directory / "config.json")
+        return WeightsDigest(config, tensors_in(self._file_of))
 
     def holds_other_values(self, name: str, other: str) -> bool:
         """Whether two matrices are both stored, and differ in shape or in any value."""
@@ -191,13 +191,3 @@ def _open(path: Path) -> Iterator[safe_open]:
         raise ModelLoadError(f"{path} is missing") from error
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"{path} is corrupt: {error}") from error
-
-
-@contextmanager
-def _progress_bar(total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show how many bytes are loaded, if a person looks; yield the function that advances the bar."""
-    console = Console(stderr=True)
-    columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("loading weights", total=total_bytes)
-        yield lambda num_bytes: progress.advance(task, num_bytes)

@@ -34,10 +34,9 @@ _READ_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
-    """A tensor in its file."""
+class StoredTensor:
+    """A tensor in its file; `description` has its name, number format and shape."""
 
-    name: str
     description: bytes
     path: Path
     begin: int
@@ -54,16 +53,12 @@ class WeightsDigest:
     Leaving the block early gives up what is not hashed yet.
 
     Args:
-        config: config.json.
-        file_of: The safetensors file of each tensor; they have been opened once: their headers are whole.
-
-    Raises: ModelLoadError: a file cannot be read.
+        config: The content of config.json, or what stands for it.
+        tensors: In the order in which they are read.
     """
 
-    def __init__(self, config: Path, file_of: Mapping[str, Path]) -> None:
+    def __init__(self, config: bytes, tensors: Iterable[StoredTensor]) -> None:
         self._config = config
-        files = sorted(set(file_of.values()))
-        tensors = [tensor for path in files for tensor in _tensors_of(path) if file_of.get(tensor.name) == path]
         self._pool = ThreadPoolExecutor(NUM_THREADS, "weights-digest")
         self._digests: list[tuple[bytes, list[Future[bytes]]]] = [
             (tensor.description, [self._pool.submit(_hash, tensor.path, *piece) for piece in tensor.pieces()])
@@ -81,7 +76,7 @@ class WeightsDigest:
     def result(self) -> str:
         """Wait for the digest, 64 hexadecimal digits. Raises: ModelLoadError: a file cannot be read."""
         hasher = hashlib.sha256()
-        for part in (b"octavo weights 1", _read(self._config)):
+        for part in (b"octavo weights 1", self._config):
             _add(hasher, part)
         for description, pieces in sorted(self._digests, key=lambda item: item[0]):
             _add(hasher, description)
@@ -93,7 +88,19 @@ def _add(hasher: "hashlib._Hash", part: bytes) -> None:
     hasher.update(len(part).to_bytes(8, "little") + part)
 
 
-def _tensors_of(path: Path) -> list[_Tensor]:
+def tensors_in(file_of: Mapping[str, Path]) -> Iterator[StoredTensor]:
+    """Yield tensors as safetensors files list them, in the order of the files.
+
+    Args:
+        file_of: The file of each tensor; they have been opened once: their headers are whole.
+
+    Raises: ModelLoadError: a file cannot be read.
+    """
+    for path in sorted(set(file_of.values())):
+        yield from (tensor for name, tensor in _tensors_of(path) if file_of.get(name) == path)
+
+
+def _tensors_of(path: Path) -> list[tuple[str, StoredTensor]]:
     """Return what the header of a safetensors file lists, in the order of the file."""
     with _naming(path), path.open("rb") as file:
         num_bytes = int.from_bytes(file.read(8), "little")
@@ -103,8 +110,8 @@ def _tensors_of(path: Path) -> list[_Tensor]:
         if name != "__metadata__":
             begin, end = (8 + num_bytes + offset for offset in entry["data_offsets"])
             description = json.dumps([name, entry["dtype"], entry["shape"]]).encode()
-            tensors.append(_Tensor(name, description, path, begin, end))
-    return sorted(tensors, key=lambda tensor: tensor.begin)
+            tensors.append((name, StoredTensor(description, path, begin, end)))
+    return sorted(tensors, key=lambda item: item[1].begin)
 
 
 def _hash(path: Path, begin: int, end: int) -> bytes:
@@ -120,7 +127,8 @@ def _hash(path: Path, begin: int, end: int) -> bytes:
     return hasher.digest()
 
 
-def _read(path: Path) -> bytes:
+def read_whole(path: Path) -> bytes:
+    """Return a file. Raises: ModelLoadError: it cannot be read."""
     with _naming(path):
         return path.read_bytes()
 

@@ -5,9 +5,11 @@ Read next: `executor_svc/fake/worker.py`; `executor_svc/fake/faults.py` for what
 
 import os
 import sys
+from functools import partial
 
 from executor_svc.config import FakeConfig
 from executor_svc.fake.faults import FakeFaults, FaultPlan, parse_slow_step_every
+from executor_svc.fake.scripted_worker import Script, ScriptedWorker
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.process import run_executor
 from octavo_shared.process.config import load_config_or_exit
@@ -22,8 +24,9 @@ def main() -> int:
 
 
 def make_worker(config: FakeConfig) -> FakeWorker:
-    """Return the worker that the settings describe."""
-    return FakeWorker(
+    """Return the worker that the settings describe. Raises ModelLoadError: its script is wrong."""
+    make = partial(ScriptedWorker, Script.read(config.script)) if config.script else FakeWorker
+    return make(
         block_size_tokens=config.block_size_tokens,
         num_device_blocks=config.num_device_blocks,
         num_host_blocks=config.num_host_blocks,

@@ -197,6 +197,7 @@ class FakeWorker:
         is_beam = np.zeros(len(rows), np.bool_) if layout.num_candidates is None else layout.num_candidates > 0
         sampled = np.flatnonzero(~is_beam)
         add_samples(result, sampled, self._language, histories[sampled], num_missing[sampled], rows[sampled])
+        self._replace_samples(step, rows, result)
         if layout.num_candidates is not None:
             scores = self._language.logprobs(histories[is_beam], num_missing[is_beam])
             processed_scores(scores, rows[is_beam])
@@ -214,6 +215,9 @@ class FakeWorker:
             if result.candidate_logprobs is not None and layout.num_candidates is not None:
                 result.candidate_logprobs[is_nan.repeat(layout.num_candidates)] = np.nan
         return result
+
+    def _replace_samples(self, step: Step, rows: SampleRows, result: StepResult) -> None:
+        """Put other tokens in place of those that were sampled; this model samples them all."""
 
     def _are_nan(self, slots: Int32Array, positions: Int32Array) -> BoolArray:
         """Return which of some positions of slots have the token before them that makes NaN, [num_positions]."""

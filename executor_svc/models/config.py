@@ -22,7 +22,7 @@ class RopeConfig:
     """Rotary embedding. `scaling` None: plain frequencies."""
 
     theta: float
-    scaling: "Llama3Scaling | LinearScaling | None" = None
+    scaling: "Llama3Scaling | LinearScaling | FrequencyFactors | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,13 @@ class LinearScaling:
     """Stretches all rotary frequencies alike."""
 
     factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrequencyFactors:
+    """Stretches each rotary frequency by a factor of its own, [head_dim / 2]: what GGUF files have for Llama 3.1."""
+
+    factors: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 from executor_svc.attention.interface import AttentionPlan, LayerCache
 from executor_svc.checkpoint.weight_map import WeightSource
 from executor_svc.models.config import ModelConfig
-from executor_svc.models.decoder_weights import DecoderWeights
+from executor_svc.models.decoder_weights import DecoderWeights, StoredFormats
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.language_model import ModelShape
 from executor_svc.models.rotary_embedding import inverse_frequencies
@@ -30,6 +30,7 @@ class Decoder:
         config: Of the model.
         kernels: What computes the dense part.
         group: The ranks that share the model.
+        stored: See `DecoderWeights`.
 
     Raises: ModelLoadError: the ranks cannot share this model.
     """
@@ -40,6 +41,7 @@ class Decoder:
         config: ModelConfig,
         kernels: DenseKernels[Any],
         group: TensorParallelGroup = SINGLE_RANK,
+        stored: StoredFormats | None = None,
     ) -> None:
         self.config = config
         self.dtype = kernels.dtype
@@ -47,7 +49,7 @@ class Decoder:
         self._group = group
         self._shard = Shard.of(config, self._group.rank, self._group.size)
         self._kernels = kernels
-        self.weights = DecoderWeights(config, kernels, self._shard)
+        self.weights = DecoderWeights(config, kernels, self._shard, stored)
         self._attention_layers = [self._shard.attention_layer(layer.attention) for layer in config.layers]
         self.frequencies = {
             layer.rope: inverse_frequencies(layer.rope, config.head_dim).to(kernels.device)

@@ -1,6 +1,6 @@
 """The weights of a decoder on one rank: made by the kernels, with a map from the tensors of a checkpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -21,6 +21,9 @@ from executor_svc.models.dense import (
     Segment,
 )
 from executor_svc.models.sharding import Shard
+from executor_svc.native.structs import NumberFormat
+
+StoredFormats = Callable[[Sequence[str]], Sequence[NumberFormat]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +47,22 @@ class DecoderWeights(Generic[MatrixT]):
         config: Of the model.
         kernels: What makes matrices and segments.
         shard: The part of this rank.
+        stored: The number formats of the parts of a matrix, by the names of their tensors, where a file has decided
+            them; None: the kernels decide.
     """
 
-    def __init__(self, config: ModelConfig, kernels: DenseKernels[MatrixT], shard: Shard) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        kernels: DenseKernels[MatrixT],
+        shard: Shard,
+        stored: StoredFormats | None = None,
+    ) -> None:
         self.map = WeightMap()
         self._config = config
         self._kernels = kernels
         self._shard = shard
+        self._stored = stored
         names = config.names
         embedding = self._vocabulary_matrix(names.embedding)
         self.embed = kernels.embedding(self._embedding_weights(embedding))
@@ -132,7 +144,9 @@ class DecoderWeights(Generic[MatrixT]):
     def _columns(self, parts: Sequence[Rows], *, has_bias: bool, role: MatrixRole = "layer") -> MatrixT:
         """Return a matrix of this rank's outputs, from the hidden state."""
         num_inputs = self._config.hidden_size
-        matrix = self._kernels.matrix(num_inputs, [part.count for part in parts], has_bias=has_bias, role=role)
+        stored = self._stored_formats([part.tensor for part in parts])
+        sizes = [part.count for part in parts]
+        matrix = self._kernels.matrix(num_inputs, sizes, has_bias=has_bias, role=role, stored=stored)
         for part, weight in zip(parts, matrix.weights, strict=True):
             self.map.add(f"{part.tensor}.weight", (part.tensor_rows, num_inputs), weight, rows=part.ranges)
         if has_bias:
@@ -143,7 +157,8 @@ class DecoderWeights(Generic[MatrixT]):
     def _row_parallel(self, name: str, num_inputs: int, ours: Range, has_bias: bool) -> MatrixT:
         """Return a matrix of this rank's inputs, to the hidden state; the results are summed, so one adds the bias."""
         num_outputs, adds_bias = self._config.hidden_size, has_bias and self._shard.rank == 0
-        matrix = self._kernels.matrix(ours[1] - ours[0], [num_outputs], has_bias=adds_bias)
+        stored = self._stored_formats([name])
+        matrix = self._kernels.matrix(ours[1] - ours[0], [num_outputs], has_bias=adds_bias, stored=stored)
         columns = None if ours == (0, num_inputs) else ours
         self.map.add(f"{name}.weight", (num_outputs, num_inputs), matrix.weights[0], columns=columns)
         if adds_bias:
@@ -158,7 +173,8 @@ class DecoderWeights(Generic[MatrixT]):
         begin, end = self._shard.vocabulary
         num_padded = self._shard.vocabulary_rows - (end - begin)
         sizes = [end - begin, num_padded] if num_padded else [end - begin]
-        matrix = self._kernels.matrix(shape[1], sizes, role="vocabulary")
+        stored = self._stored_formats([name] * len(sizes))
+        matrix = self._kernels.matrix(shape[1], sizes, role="vocabulary", stored=stored)
         self.map.ignore(f"{name}.weight", shape)
         if begin < end:
             self.map.add(f"{name}.weight", shape, matrix.weights[0], rows=((begin, end),))
@@ -205,6 +221,9 @@ class DecoderWeights(Generic[MatrixT]):
             bias = self._tensor(*shape, dtype=dtype)
             self.map.add(f"{name}.bias", shape, bias)
         return Norm(weight, bias, norm.epsilon, norm.is_layer_norm)
+
+    def _stored_formats(self, tensors: Sequence[str]) -> Sequence[NumberFormat]:
+        return () if self._stored is None else self._stored([f"{tensor}.weight" for tensor in tensors])
 
     def _tensor(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype or self._kernels.dtype, device=self._kernels.device)

@@ -24,6 +24,7 @@ import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 from executor_svc.attention.interface import Rotation
 from executor_svc.checkpoint.weight_map import Range, WeightTarget
 from executor_svc.models.config import Activation
+from executor_svc.native.structs import NumberFormat
 
 # "vocabulary": the embedding or the head, whose rows are looked up; "router": it chooses experts, and is not quantized;
 # "qkv": its parts are queries, keys and values; "layer": all others.
@@ -164,7 +165,13 @@ class DenseKernels(Protocol[MatrixT]):
         """Whether the gate of an MLP and what it gates are made as one matrix of two parts."""
 
     def matrix(
-        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
+        self,
+        num_inputs: int,
+        sizes: Sequence[int],
+        *,
+        has_bias: bool = False,
+        role: MatrixRole = "layer",
+        stored: Sequence[NumberFormat] = (),
     ) -> MatrixT:
         """Return a linear map of `len(sizes)` parts with uninitialised weights.
 
@@ -173,6 +180,7 @@ class DenseKernels(Protocol[MatrixT]):
             sizes: Outputs of each part.
             has_bias: Whether a bias is added.
             role: What it is for; see `MatrixRole`.
+            stored: The number format of each part where a file has decided it; empty: the kernels decide.
         """
 
     def embedding(self, weights: EmbeddingWeights[MatrixT]) -> Embedding:

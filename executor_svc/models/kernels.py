@@ -13,6 +13,7 @@ from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels
+from executor_svc.models.file_formats import FileFormats
 from executor_svc.models.invariance import ComputePath, Kernels, why_not_invariant
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
@@ -66,6 +67,7 @@ def make_model(
     attention: AttentionBackend | None = None,
     found: FoundLibrary | None = None,
     numerics: Numerics = "fast",
+    stored: FileFormats | None = None,
 ) -> MadeModel:
     """Return a model with uninitialised weights, and the attention that goes with it.
 
@@ -81,6 +83,7 @@ def make_model(
         attention: None: that of the C library, or without one that of torch.
         found: The C library, or why it is not used; None: `cpu_kernels` says.
         numerics: "invariant": on a GPU products are ours, where they can be.
+        stored: The formats of a GGUF file, each matrix in its own; None: `quantization` says it for all.
 
     Raises: ModelLoadError: the ranks cannot share it, the device has not this quantization, or the C library is needed
         and cannot be had.
@@ -92,17 +95,18 @@ def make_model(
         if quantization == "none" and is_stored_in_bfloat16:
             quantization = "bfloat16"
         dense = NativeDense(found.library, number_format=NUMBER_FORMATS[quantization], group=group)
-        model = Decoder(config, dense, group)
+        model = Decoder(config, dense, group, stored)
         path = compute_path(device, dtype, "C", attention, found)
         kernels = describe_kernels(found, attention, device, in_c=(_DENSE,))
         return MadeModel(model, attention, kernels, quantization, path, found.library)
-    is_quantized = quantization != "none"
-    library = find_product_library(quantization, device, cpu_kernels) if is_quantized else None
+    is_quantized = quantization != "none" or (stored is not None and stored.has_codes)
+    name: str = quantization if stored is None else "quantized"
+    library = find_product_library(name, device, cpu_kernels, is_chosen=stored is None) if is_quantized else None
     is_invariant = numerics == "invariant" and device.type == "cuda" and has_triton() and not is_quantized
     model = Decoder(
-        config, _make_dense(dtype, device, NUMBER_FORMATS[quantization], is_invariant, library, group), group
+        config, _make_dense(dtype, device, NUMBER_FORMATS[quantization], is_invariant, library, group), group, stored
     )
-    in_c = () if library is None else (f"{quantization} products",)
+    in_c = () if library is None else (f"{name} products",)
     in_use = FoundLibrary(library, found.reason)
     products: Kernels = "Triton" if is_invariant else "torchao" if is_quantized and device.type == "cuda" else "torch"
     path = compute_path(device, dtype, products, attention, in_use)
@@ -168,7 +172,7 @@ def find_library(dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKerne
 
 
 def find_product_library(
-    quantization: Quantization, device: torch.device, cpu_kernels: CpuKernels
+    quantization: str, device: torch.device, cpu_kernels: CpuKernels, *, is_chosen: bool
 ) -> NativeLibrary | None:
     """Return the C library for products with quantized weights, of a model whose dtype it does not have otherwise.
 
@@ -176,6 +180,7 @@ def find_product_library(
         quantization: Of the weights.
         device: Where the model runs; None is returned for a GPU.
         cpu_kernels: "torch" was asked for: None.
+        is_chosen: Whether a person has chosen it, and the checkpoint has not.
 
     Raises: ModelLoadError: it cannot be had: without it they would be several times as slow as with float32.
     """
@@ -184,10 +189,12 @@ def find_product_library(
     try:
         return load_library(torch.get_num_threads())
     except NativeUnavailableError as error:
+        what, instead = f"quantization is {quantization}, which needs", "remove --quantization, or "
+        if not is_chosen:
+            what, instead = "the weights of the GGUF file are quantized, which needs", ""
         raise ModelLoadError(
-            f"quantization is {quantization}, which needs the kernels in C on a CPU, but {error}; remove "
-            f"--quantization, or set --cpu-kernels torch, where {quantization} saves memory but is several times "
-            "slower than float32"
+            f"{what} the kernels in C on a CPU, but {error}; {instead}set --cpu-kernels torch, where {quantization} "
+            "saves memory but is several times slower than float32"
         ) from error
 
 

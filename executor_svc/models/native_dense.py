@@ -49,10 +49,16 @@ class NativeDense:
         self.device = torch.device("cpu")
 
     def matrix(
-        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
+        self,
+        num_inputs: int,
+        sizes: Sequence[int],
+        *,
+        has_bias: bool = False,
+        role: MatrixRole = "layer",
+        stored: Sequence[NumberFormat] = (),
     ) -> PackedMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
-        formats = matrix_formats(self._number_format, role, sizes)
+        formats = matrix_formats(self._number_format, role, sizes, stored)
         return PackedMatrix(self._library, num_inputs, formats, has_bias=has_bias, memory=self._memory)
 
     def embedding(self, weights: EmbeddingWeights[PackedMatrix]) -> "NativeEmbedding":

@@ -6,6 +6,8 @@ Of a format of integers, GROUP inputs share a scale in float16. What each does:
     int8       weight = code * scale, codes of -127 to 127; inputs are rounded to 16 bits, with a scale of each row
     int8-a8    weights as with int8; inputs are rounded to 8 bits, with a scale of each group of a row
     int4       weight = code * scale + minimum, codes of 0 to 15, the minimum in float16; inputs as with int8-a8
+    q4_k, ..   as the K formats of llama.cpp have them: their scales and minima are products in float32, of 16 or 32
+               inputs; inputs as with int8-a8
 """
 
 import itertools
@@ -14,9 +16,11 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
+from gguf import GGMLQuantizationType as FileType
 
+from executor_svc.models.file_blocks import read_blocks, read_k_blocks
 from executor_svc.models.int4_groups import quantize_int4
-from executor_svc.native.structs import NumberFormat
+from executor_svc.native.structs import K_FORMATS, NumberFormat
 
 # Inputs that share a scale: of a few hundred the largest would rule, fewer cost more scales. GROUP of dense.h.
 GROUP = 32
@@ -83,8 +87,8 @@ class _QuantizedRows:
 
     number_format: NumberFormat
     num_inputs: int
-    codes: torch.Tensor  # [num_outputs, num_groups, GROUP]; of bfloat16 the values
-    scales: torch.Tensor  # [num_outputs, num_groups, 1] float16
+    codes: torch.Tensor  # [num_outputs, num_groups, inputs of a scale]; of bfloat16 the values
+    scales: torch.Tensor  # [num_outputs, num_groups, 1] float16, of a K format float32
     minima: torch.Tensor  # the same
 
     @classmethod
@@ -93,11 +97,12 @@ class _QuantizedRows:
     ) -> "_QuantizedRows":
         """Return rows that are not written yet."""
         dtypes = {NumberFormat.BFLOAT16: torch.bfloat16, NumberFormat.INT4: torch.uint8}
-        num_groups = -(-num_inputs // GROUP)
-        codes = torch.empty(
-            (num_outputs, num_groups, GROUP), dtype=dtypes.get(number_format, torch.int8), device=device
-        )
-        scales, minima = torch.empty((2, num_outputs, num_groups, 1), dtype=torch.float16, device=device)
+        shared = 16 if number_format in (NumberFormat.Q2_K, NumberFormat.Q3_K, NumberFormat.Q6_K) else GROUP
+        num_groups = -(-num_inputs // shared)
+        dtype = dtypes.get(number_format, torch.int8)
+        codes = torch.empty((num_outputs, num_groups, shared), dtype=dtype, device=device)
+        of_scales = torch.float32 if number_format in K_FORMATS else torch.float16
+        scales, minima = torch.empty((2, num_outputs, num_groups, 1), dtype=of_scales, device=device)
         return cls(number_format, num_inputs, codes, scales, minima)
 
     def __getitem__(self, index: slice | torch.Tensor) -> "_QuantizedRows":
@@ -128,12 +133,32 @@ class _QuantizedRows:
             self.scales.copy_(groups.abs().amax(-1, keepdim=True) / 127)
             self.codes.copy_(_codes(groups, self.scales).clamp(-127, 127))
 
+    def copy_blocks(self, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None) -> bool:
+        """Take over codes; see `BlockTarget`."""
+        rows, kind = blocks if order is None else blocks[order], FileType(block_type)
+        if self.number_format in K_FORMATS:
+            for mine, theirs in zip((self.codes, self.scales, self.minima), read_k_blocks(kind, rows), strict=True):
+                mine.copy_(theirs)
+            return bool(self.scales.isfinite().all() and self.minima.isfinite().all())
+        codes, scales, minima, offset = read_blocks(kind, rows)
+        if self.number_format == NumberFormat.INT4:
+            wanted = scales.float() * offset
+            minima = wanted.half() if minima is None else minima
+            if offset and not torch.equal(minima.float(), wanted):
+                return False
+            self.minima.copy_(minima)
+        elif minima is not None:
+            return False
+        self.codes.copy_(codes if self.number_format == NumberFormat.INT4 else codes + offset)
+        self.scales.copy_(scales)
+        return True
+
     def restore(self) -> torch.Tensor:
         """Return the weight, [num_outputs, num_inputs] float32."""
         values = self.codes.float()
         if self.number_format != NumberFormat.BFLOAT16:
             values *= self.scales
-        if self.number_format == NumberFormat.INT4:
+        if self.number_format == NumberFormat.INT4 or self.number_format in K_FORMATS:
             values += self.minima
         return values.flatten(1)[:, : self.num_inputs]
 

@@ -10,7 +10,7 @@ import math
 import torch
 
 from executor_svc.attention.interface import Rotation
-from executor_svc.models.config import LinearScaling, Llama3Scaling, RopeConfig
+from executor_svc.models.config import FrequencyFactors, LinearScaling, Llama3Scaling, RopeConfig
 from executor_svc.models.fields import ConfigFields
 from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 
@@ -35,7 +35,7 @@ def read_rope(fields: ConfigFields, max_position_embeddings: int, *, layer_type:
     theta = rope.number("rope_theta", 10_000.0)
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     part = "" if parameters.get("partial_rotary_factor", 1.0) == 1.0 else ", for part of the head"
-    if part or rope_type not in ("default", "linear", "llama3"):
+    if part or rope_type not in ("default", "linear", "llama3", "factors"):
         raise UnsupportedModelError(
             f"{fields.source} has a rotary embedding of type {rope_type}{part}; supported are default, linear and "
             "llama3, for the whole head"
@@ -44,6 +44,8 @@ def read_rope(fields: ConfigFields, max_position_embeddings: int, *, layer_type:
         return RopeConfig(theta)
     if rope_type == "linear":
         return RopeConfig(theta, LinearScaling(rope.number("factor")))
+    if rope_type == "factors":
+        return RopeConfig(theta, _read_factors(fields, parameters.get("factors")))
     scaling = Llama3Scaling(
         factor=rope.number("factor"),
         low_freq_factor=rope.number("low_freq_factor"),
@@ -53,6 +55,18 @@ def read_rope(fields: ConfigFields, max_position_embeddings: int, *, layer_type:
     return RopeConfig(theta, scaling)
 
 
+def _read_factors(fields: ConfigFields, factors: object) -> FrequencyFactors:
+    """Read a factor for each pair of dimensions of a head."""
+    num_pairs = fields.integer("head_dim") // 2
+    if (
+        not isinstance(factors, list)
+        or len(factors) != num_pairs
+        or not all(isinstance(each, float) and 0 < each < math.inf for each in factors)
+    ):
+        raise ModelLoadError(f"{fields.source} has rotary factors that are not {num_pairs} numbers above 0")
+    return FrequencyFactors(tuple(factors))
+
+
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     """Return the angle that each pair of dimensions turns in one position, [head_dim / 2] float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
@@ -60,6 +74,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     scaling = rope.scaling
     if scaling is None:
         return frequencies
+    if isinstance(scaling, FrequencyFactors):
+        return frequencies / torch.tensor(scaling.factors, dtype=torch.float32)
     if isinstance(scaling, LinearScaling):
         return frequencies / scaling.factor
     # Source: Llama 3.1: waves longer than the training context are stretched by `factor`, short

@@ -13,10 +13,14 @@ from executor_svc.attention.interface import AttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.rules import AttentionNeeds
 from executor_svc.attention.selection import ChosenBackend, choose_backend
+from executor_svc.checkpoint.gguf.model import GGUFModel
+from executor_svc.checkpoint.model import Model
 from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.weight_map import WeightSource
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.families import parse_config
+from executor_svc.models.file_formats import FORMAT_NAMES, FileFormats
 from executor_svc.models.invariance import ComputePath, why_not_invariant
 from executor_svc.models.kernels import (
     FoundLibrary,
@@ -48,15 +52,23 @@ class ChosenModel:
     attention: AttentionBackend
     block_size: int  # tokens
     path: ComputePath
-    load: Callable[[Checkpoint], None]
+    load: Callable[[WeightSource], None]
     kernels: str = ""  # what computes it, for people
     quantization: Quantization = "none"  # "bfloat16" too where the kernels in C keep weights as they are stored
     library: NativeLibrary | None = None  # the C library, if it computes some of it
+    stored: FileFormats | None = None  # of a GGUF file, where each matrix has its own format
 
     @property
     def dtype(self) -> torch.dtype:
         """Number format of activations and cache."""
         return self.path.dtype
+
+    @property
+    def weights(self) -> str:
+        """The number formats of the weights, for people and for the numerics id."""
+        if self.stored is None:
+            return str(self.dtype).removeprefix("torch.") if self.quantization == "none" else self.quantization
+        return ", ".join(FORMAT_NAMES[each] for each in sorted(self.stored.used))
 
     @property
     def why_not_invariant(self) -> str | None:
@@ -65,22 +77,49 @@ class ChosenModel:
 
 
 def choose_model(
-    directory: ModelDirectory,
+    directory: Model,
     config: ExecutorConfig,
     device: torch.device,
     group: TensorParallelGroup = SINGLE_RANK,
 ) -> ChosenModel:
-    """Return the model of a directory: with our own code if that can run it, else with transformers'.
+    """Return the model of a directory or file: with our own code if that can run it, else with transformers'.
 
     Raises: ModelLoadError: neither can, or not as `config` wants it.
     """
     try:
         model_config = read_model_config(directory, config)
     except UnsupportedModelError as reason:
+        if isinstance(directory, GGUFModel):
+            raise ModelLoadError(f"{reason}; a GGUF file needs a native implementation") from reason
         return _from_transformers(directory, config, device, reason)
+    if isinstance(directory, GGUFModel):
+        return _from_gguf(directory, model_config, config, device, group)
     model_config = _with_its_own_head(directory, model_config, is_told=group.rank == 0)
     in_bfloat16 = config.quantization == "none" and _is_stored_in_bfloat16(directory, model_config)
     return choose_decoder(model_config, config, device, group, is_stored_in_bfloat16=in_bfloat16)
+
+
+def _from_gguf(
+    model: GGUFModel,
+    model_config: ModelConfig,
+    config: ExecutorConfig,
+    device: torch.device,
+    group: TensorParallelGroup,
+) -> ChosenModel:
+    """Return a model with the formats of its file; files of plain numbers are quantized as any checkpoint is."""
+    checkpoint = model.checkpoint()
+    stored = FileFormats(checkpoint, has_long_inputs=checkpoint.has_codes and config.quantization == "int8")
+    if not stored.has_codes and (config.quantization != "none" or device.type != "cpu"):
+        return choose_decoder(model_config, config, device, group)
+    if device.type != "cpu":
+        raise ModelLoadError(f"the weights of {model.path} are quantized, which only device cpu supports")
+    if config.quantization not in ("none", "int8"):
+        raise ModelLoadError(
+            f"quantization is {config.quantization}, but the weights of {model.path} are quantized already; remove "
+            "--quantization, or set it to int8 for activations in 16 bits"
+        )
+    config = config.model_copy(update={"quantization": "none"})
+    return choose_decoder(model_config, config, device, group, stored=stored)
 
 
 def _with_its_own_head(directory: ModelDirectory, model_config: ModelConfig, *, is_told: bool) -> ModelConfig:
@@ -126,6 +165,7 @@ def choose_decoder(
     group: TensorParallelGroup = SINGLE_RANK,
     *,
     is_stored_in_bfloat16: bool = False,
+    stored: FileFormats | None = None,
 ) -> ChosenModel:
     """Return a model of a family, which our own decoder runs; see `make_model`.
 
@@ -149,6 +189,7 @@ def choose_decoder(
         group=group,
         attention=_make_attention(chosen, config),
         numerics=config.numerics,
+        stored=stored,
     )
     if group.rank == 0:
         _log_attention(chosen, made.attention)
@@ -161,6 +202,7 @@ def choose_decoder(
         made.kernels,
         made.quantization,
         made.library,
+        stored,
     )
     return _checked(made_model, config)
 
@@ -170,7 +212,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
-def read_model_config(directory: ModelDirectory, config: ExecutorConfig) -> ModelConfig:
+def read_model_config(directory: Model, config: ExecutorConfig) -> ModelConfig:
     """Return what our own code needs to know of a model.
 
     Raises:
@@ -178,7 +220,7 @@ def read_model_config(directory: ModelDirectory, config: ExecutorConfig) -> Mode
         ModelLoadError: nothing can run it as `config` wants it.
     """
     try:
-        model_config = parse_config(directory.config(), directory.path / "config.json")
+        model_config = parse_config(directory.config(), directory.source)
     except UnsupportedModelError as reason:
         wanted = {
             f"tp is {config.tp}": config.tp > 1,

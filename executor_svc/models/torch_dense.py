@@ -85,10 +85,18 @@ class TorchDense:
         self._group = group
 
     def matrix(
-        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
+        self,
+        num_inputs: int,
+        sizes: Sequence[int],
+        *,
+        has_bias: bool = False,
+        role: MatrixRole = "layer",
+        stored: Sequence[NumberFormat] = (),
     ) -> TorchMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
-        formats = matrix_formats(self._number_format, role, sizes)
+        if all(each in (NumberFormat.FLOAT32, NumberFormat.BFLOAT16) for each in stored):
+            stored = ()
+        formats = matrix_formats(self._number_format, role, sizes, stored)
         if self._uses_torchao and role in ("layer", "qkv"):
             return TorchaoLinear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
         if self._uses_torchao or formats[0][0] == NumberFormat.FLOAT32:

@@ -59,12 +59,18 @@ class TritonDense(TorchDense):
         self._is_invariant = is_invariant
 
     def matrix(
-        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool = False, role: MatrixRole = "layer"
+        self,
+        num_inputs: int,
+        sizes: Sequence[int],
+        *,
+        has_bias: bool = False,
+        role: MatrixRole = "layer",
+        stored: Sequence[NumberFormat] = (),
     ) -> TorchMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
         if self._is_invariant:
             return InvariantLinear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
-        return super().matrix(num_inputs, sizes, has_bias=has_bias, role=role)
+        return super().matrix(num_inputs, sizes, has_bias=has_bias, role=role, stored=stored)
 
     def embedding(self, weights: EmbeddingWeights[TorchMatrix]) -> Embedding:
         """Join the weights to an embedding; see `DenseKernels`."""

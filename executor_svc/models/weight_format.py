@@ -1,5 +1,6 @@
 """The number format that weights are kept in: as `--quantization` says, or as the checkpoint has them."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal
@@ -22,15 +23,19 @@ NUMBER_FORMATS: Final[Mapping[Quantization, NumberFormat]] = MappingProxyType(
 
 
 def matrix_formats(
-    number_format: NumberFormat, role: MatrixRole, sizes: Sequence[int]
+    number_format: NumberFormat, role: MatrixRole, sizes: Sequence[int], stored: Sequence[NumberFormat] = ()
 ) -> list[tuple[NumberFormat, Sequence[int]]]:
     """Return the number formats of a matrix in a model of some number format, each with the sizes of its parts.
 
     A router stays exact, since it chooses who computes a token. Of four bits embedding and head lose the most, and
-    then values: several query heads share one, and no softmax hides their error.
+    then values: several query heads share one, and no softmax hides their error. What a file has decided, `stored` of
+    each part, stays.
     """
     if role == "router":
         return [(NumberFormat.FLOAT32, sizes)]
+    if stored:
+        parts = itertools.groupby(zip(stored, sizes, strict=True), key=lambda part: part[0])
+        return [(each, [size for _, size in of_format]) for each, of_format in parts]
     if role == "vocabulary" and number_format == NumberFormat.INT4:
         return [(NumberFormat.INT8_A8, sizes)]
     if role == "qkv" and number_format == NumberFormat.INT4:

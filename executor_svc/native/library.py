@@ -36,6 +36,7 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_panels_bytes", LONG, (LONG, LONG, LONG)),
     ("octavo_scales_bytes", LONG, (LONG, LONG, LONG)),
     ("octavo_pack", None, (POINTER, LONG, LONG, POINTER, INT)),
+    ("octavo_pack_blocks", LONG, (POINTER, LONG, LONG, LONG, POINTER, LONG, POINTER, INT)),
     ("octavo_read_rows", None, (POINTER, LONG, LONG, POINTER, POINTER, INT)),
     ("octavo_finish_embedding", None, (POINTER, LONG, POINTER, POINTER, INT)),
     ("octavo_rotations", None, (LONG, POINTER, POINTER, LONG, POINTER, POINTER, INT)),
@@ -83,6 +84,25 @@ class NativeLibrary:
     def pack(self, matrix: MatrixStruct, first_row: int, weight: torch.Tensor) -> None:
         """Write `weight`, [num_rows, num_inputs], into a matrix from `first_row`, in the format of the matrix."""
         self._library.octavo_pack(byref(matrix), first_row, len(weight), weight.data_ptr(), self.num_threads)
+
+    def pack_blocks(
+        self, matrix: MatrixStruct, first_row: int, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None
+    ) -> bool:
+        """Copy the codes of a file into a matrix from `first_row`; return whether it holds all of them exactly.
+
+        Args:
+            matrix: In a format of integers.
+            first_row: Where they begin.
+            blocks: Rows of blocks, [num_rows, num_bytes] uint8.
+            block_type: What a block is, by ggml's numbers; one that blocks.c knows.
+            order: Which of the rows to take, in this order, int64; None: all.
+        """
+        num_rows = len(blocks) if order is None else len(order)
+        ids = None if order is None else order.data_ptr()
+        place = (blocks.data_ptr(), blocks.stride(0), ids, self.num_threads)
+        num_inexact: int = self._library.octavo_pack_blocks(byref(matrix), first_row, num_rows, block_type, *place)
+        assert num_inexact >= 0, "whoever plans a load takes only types that are known here"
+        return num_inexact == 0
 
     def read_rows(self, matrix: MatrixStruct, row_ids: torch.Tensor, out: torch.Tensor, first_id: int = 0) -> None:
         """Copy rows `row_ids - first_id` of a matrix to `out`, [num_ids, num_inputs]; zeros where there is none."""

@@ -104,6 +104,10 @@ class _Block:
         """Memory of the weight, scales and padding included."""
         return self._panels.nbytes + (0 if self._scales is None else self._scales.nbytes)
 
+    def pack_blocks(self, first_row: int, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None) -> bool:
+        """Copy codes into the rows from `first_row`; see `NativeLibrary.pack_blocks`."""
+        return self._library.pack_blocks(self.struct, first_row, blocks, block_type, order)
+
     def pack(self, first_row: int, weight: torch.Tensor) -> None:
         """Write [num_rows, num_inputs] of any floating dtype into the rows from `first_row`."""
         self._library.pack(self.struct, first_row, weight.to(torch.float32).contiguous())
@@ -121,3 +125,7 @@ class PackedPart:
     def copy_(self, source: torch.Tensor, /) -> None:
         """Pack `source`, a tensor of this shape."""
         self._block.pack(self._first_row, source)
+
+    def copy_blocks(self, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None) -> bool:
+        """Take over codes; see `executor_svc.checkpoint.weight_map.BlockTarget`."""
+        return self._block.pack_blocks(self._first_row, blocks, block_type, order)

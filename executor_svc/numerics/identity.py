@@ -10,7 +10,7 @@ computes nothing. So it covers what computes on this executor's path, and nothin
   as they change code, and a comment in a source does not (`executor_svc/native/compiled_code.py`).
 - triton, kernels: on a GPU, the release that compiles our kernels, and their sources (`triton_code.py`).
 - torch, processor: only if torch computes something; on the invariant path it only allocates and moves.
-- weights, cache: number formats.
+- weights, cache: number formats; of a GGUF file all that its matrices have.
 - ranks: of tensor parallelism, since each number of them adds up in an order of its own.
 - filters: what changes and filters logits, in the order of the sampler.
 - probe: the bits of a fixed computation (`probe.py`); only of an invariant path, where they mean something.
@@ -26,7 +26,7 @@ changelog, and record anew. Keep it if no output is another one, as with a new f
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,11 +35,13 @@ import torch
 
 from executor_svc.models.kernels import FoundLibrary, make_model
 from executor_svc.models.selection import ChosenModel
-from executor_svc.models.weight_format import Quantization
+from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
 from executor_svc.native.compiled_code import code_digest
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.sampling import NativeSampling
+from executor_svc.native.structs import K_FORMATS
 from executor_svc.numerics.probe import probe_bits
+from executor_svc.numerics.probe_k_formats import probe_k_format
 from executor_svc.numerics.triton_code import triton_parts
 from executor_svc.sampler.sampler import Sampler
 from octavo.values.sampling_parameters import Stage, of_stage
@@ -93,11 +95,25 @@ def find_numerics(chosen: ChosenModel, num_ranks: int, device: torch.device) -> 
     if device.type == "cuda":
         parts |= triton_parts()
     number_format = str(path.dtype).removeprefix("torch.")
-    parts["weights"] = number_format if chosen.quantization == "none" else chosen.quantization
+    parts["weights"] = chosen.weights
     parts |= {"cache": number_format, "ranks": str(num_ranks), "filters": filter_order()}
     if library is not None and chosen.why_not_invariant is None:
-        parts["probe"] = probe_native(library.path, chosen.quantization)
+        probes = [probe_native(library.path, each) for each in _probed(chosen)]
+        used = set() if chosen.stored is None else chosen.stored.used
+        probes += [probe_k_format(NativeLibrary(library.path, 1), each) for each in K_FORMATS if each in used]
+        parts["probe"] = ",".join(probes)
     return Numerics(digest_of(parts), chosen.why_not_invariant, parts)
+
+
+def _probed(chosen: ChosenModel) -> Sequence[Quantization]:
+    """Return the settings whose probes together compute in all formats of a model's weights but the K formats.
+
+    There is one at least, which has attention and sampling too.
+    """
+    if chosen.stored is None:
+        return [chosen.quantization]
+    found = [name for name, number_format in NUMBER_FORMATS.items() if number_format in chosen.stored.used]
+    return found or ["none"]
 
 
 def log_numerics(numerics: Numerics, weights_digest: str) -> None:

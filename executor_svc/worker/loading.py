@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from executor_svc.cache.block_count import check_cache_settings
-from executor_svc.checkpoint.model_location import find_model_directory
-from executor_svc.checkpoint.weights import Checkpoint
+from executor_svc.checkpoint.model import AnyCheckpoint, Model, open_checkpoint, open_model
+from executor_svc.checkpoint.model_location import find_model_path
 from executor_svc.config import ExecutorConfig
 from executor_svc.device.selection import find_device
 from executor_svc.models.dtype import STORED_NAMES, choose_dtype
@@ -42,7 +42,7 @@ def load_worker(
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    directory = find_model_directory(config.model)
+    directory = find_model(config.model)
     device = device or find_device(config.device, 0)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current one
@@ -53,19 +53,20 @@ def load_worker(
     except (MemoryError, OSError, RuntimeError) as error:
         if not _is_lack_of_memory(error):
             raise
-        raise ModelLoadError(f"out of memory: the model in {directory.path}/config.json does not fit") from error
+        raise ModelLoadError(f"out of memory: the model in {directory.source} does not fit") from error
     if group.rank == 0:
         logger.info(Event("kernels", in_use=chosen.kernels))
-        weights = "" if chosen.quantization == "none" else f"; weights in {chosen.quantization}"
+        is_said = chosen.quantization != "none" or chosen.stored is not None
+        weights = f"; weights in {chosen.weights}" if is_said else ""
         print(f"octavo executor kernels: {chosen.kernels}{weights}", flush=True)  # `octavo up` shows it
-    shape, source = chosen.model.shape, directory.path / "config.json"
+    shape, source = chosen.model.shape, directory.source
     model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
     check_cache_settings(config, cache_shape_of(chosen), local_size)
-    checkpoint = Checkpoint(directory.path)
+    checkpoint = open_checkpoint(directory)
     stored = checkpoint.number_formats()
     weights = dtype if chosen.quantization == "none" else chosen.quantization
     kept = {name for number_format, name in STORED_NAMES.items() if number_format == weights}
-    if stored != kept and group.rank == 0:
+    if chosen.stored is None and stored != kept and group.rank == 0:
         logger.info(Event("weights_converted", stored=",".join(sorted(stored)), weights=weights))
     weights_digest = _load_weights(chosen, checkpoint, group.rank)
     # Ranks load from other disks, and one of them hashes too: their first collective has to be short for all.
@@ -97,7 +98,7 @@ def _is_lack_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or is_torchs or getattr(error, "errno", None) == errno.ENOMEM
 
 
-def _load_weights(chosen: ChosenModel, checkpoint: Checkpoint, rank: int) -> str:
+def _load_weights(chosen: ChosenModel, checkpoint: AnyCheckpoint, rank: int) -> str:
     """Load the weights; return their digest, which rank 0 makes meanwhile for all."""
     if rank:
         chosen.load(checkpoint)
@@ -107,9 +108,14 @@ def _load_weights(chosen: ChosenModel, checkpoint: Checkpoint, rank: int) -> str
         return digest.result()
 
 
+def find_model(model: str) -> Model:
+    """Return what `--model` names, downloaded if need be. Raises: ModelLoadError: there is no such model."""
+    return open_model(find_model_path(model))
+
+
 def check_model(config: ExecutorConfig) -> None:
     """Raise ModelLoadError if so many ranks cannot share the model; nothing of it is loaded."""
-    read_model_config(find_model_directory(config.model), config)
+    read_model_config(find_model(config.model), config)
 
 
 def _checked_model_len(limit: int, max_model_len: int | None, source: Path) -> int:
@@ -122,4 +128,4 @@ def _checked_model_len(limit: int, max_model_len: int | None, source: Path) -> i
 
 def _model_id(model: str) -> str:
     path = Path(model).expanduser()
-    return path.resolve().name if path.is_dir() else model
+    return path.resolve().name if path.exists() else model

@@ -138,7 +138,7 @@ _MODEL = click.option(
     default=DEMO_MODEL,
     show_default=True,
     metavar="MODEL",
-    help="The demo model, a Hugging Face directory, or a hub id such as Qwen/Qwen3-0.6B.",
+    help="The demo model, a Hugging Face directory, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B.",
 )
 _SET = click.Option(
     ["--set", "assignments"],

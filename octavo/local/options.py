@@ -21,7 +21,7 @@ class LocalOptions:
     """What the services are started with: checked, before anything is started.
 
     Args:
-        model: Name of a demo model, a Hugging Face directory, or a hub id.
+        model: Name of a demo model, a Hugging Face directory, a GGUF file, or a hub id.
         settings: Settings of the services by name (octavo/local/service_settings.py); a text may stand for any value.
         executor: Settings of the executor only.
         scheduler: Settings of the scheduler only. Both listen on free ports of this machine unless told otherwise.

@@ -1,4 +1,4 @@
-"""From what people call a model to what the executor takes: a directory or a hub id."""
+"""From what people call a model to what the executor takes: a directory, a GGUF file or a hub id."""
 
 import os
 from collections.abc import Callable
@@ -18,10 +18,10 @@ def is_demo_model(name: str) -> bool:
 
 
 def resolve_model(model: str | os.PathLike[str], *, progress: bool = True) -> str:
-    """Return the directory or hub id to serve; what is not on this machine yet is made or downloaded.
+    """Return the directory, GGUF file or hub id to serve; what is not on this machine yet is made or downloaded.
 
     Args:
-        model: Name of a demo model, a directory, or a hub id. A directory that is named like a demo
+        model: Name of a demo model, a directory, a GGUF file, or a hub id. A directory that is named like a demo
             model is meant with a leading `./`.
         progress: Whether to show on stderr how that goes.
 
@@ -43,11 +43,11 @@ def resolve_model(model: str | os.PathLike[str], *, progress: bool = True) -> st
 def fetch_from_hub(name: str, progress: bool) -> None:
     """Bring what is no directory here into the hub's cache. Raises: ModelLoadError: it cannot be had."""
     # Only here: demo models and directories do without it.
-    from executor_svc.checkpoint.model_location import find_model_directory
+    from executor_svc.checkpoint.model_location import find_model_path
     from octavo.models.hub_transfer import transfer_large_files
 
     def fetch(report: ProgressCallback) -> Path:
-        return find_model_directory(name, lambda found: transfer_large_files(found, report)).path
+        return find_model_path(name, lambda found: transfer_large_files(found, report))
 
     with_bars(fetch, progress, in_bytes=True)
 

@@ -80,8 +80,8 @@ class SequenceGroup:
 
     `continuation`: what is known of its answer, which was cut; None: it begins.
     `requires_same_numerics`: only executors of the kind that made its first token may go on with it.
-    `grammar`: what its outputs follow; None: nothing. `matcher_id`: of the executor that they began at; only executors
-    with an equal one go on with them, since they allow the same tokens; empty: they have not begun.
+    `grammar`: what its outputs follow; None: nothing. `matcher_id`: of the front that checked it, else of
+    the executor that they began at; only executors with an equal one take them: they allow the same tokens. Empty: any.
     `pooling`: what the model makes of the whole prompt in one step, in place of tokens; the group has no slot and no
     block then, and its one sequence ends with the answer. None: it generates. `token_type_ids`: a byte a token; empty:
     all are 0.

@@ -335,6 +335,13 @@ class Engine:
             num_used_cache_tokens=sum(pool.num_used_blocks * block_size for pool, block_size in pools),
         )
 
+    def waits_for(self, request_id: str, tenant: str) -> str:
+        """See `EngineClient`."""
+        request = self.requests.get((tenant, request_id))
+        if request is None or request.group not in self.queue:
+            return ""
+        return self.estimate.place_of(request.group)
+
     @property
     def max_requests(self) -> int | None:
         """Requests that one caller may have here at once, waiting and running; None: executors are missing."""

@@ -208,6 +208,7 @@ def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> Sequen
         continuation=request.continuation,
         requires_same_numerics=request.requires_same_numerics,
         grammar=request.grammar,
+        matcher_id=request.matcher_id,
         pooling=request.pooling,
         token_type_ids=request.token_type_ids,
     )

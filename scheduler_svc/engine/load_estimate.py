@@ -25,6 +25,9 @@ HOPELESS_FACTOR = 2.0
 LEAST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
 
+# In a longer queue nobody is told its place, which costs as much as the queue is long.
+MAX_COUNTED = 1000
+
 # Who was refused comes back when this part of the queue has gone: there is room, and it has not run dry meanwhile.
 _RETRY_SHARE = 0.5
 
@@ -87,6 +90,22 @@ class LoadEstimate:
         num_steps = math.ceil((num_tokens - self._fleet.num_cached_tokens(group)) / budget)
         return wait_s + max(step_s, (num_steps - 1) * self._large_step_s)
 
+    def place_of(self, group: SequenceGroup) -> str:
+        """Say where a group stands that waits, and when it will have its first token, if that can be known."""
+        num_waiting, step_s = len(self._queue), self._step_s
+        if num_waiting > MAX_COUNTED:
+            return f"among {num_waiting} in line"
+        num_ahead = self._queue.num_ahead_of(group)
+        place = f"{_ordinal(num_ahead + 1)} in line"
+        wait_s = self._wait_s(self._queue.work.total)
+        if wait_s is None or step_s is None:
+            return place
+        wait_s *= num_ahead / num_waiting
+        planners = self._fleet.planners
+        if not any(planner.batch.num_free_slots for planner in planners):
+            wait_s += step_s * self._shortest_rest(planners)
+        return f"{place}, about {math.ceil(wait_s + step_s)} s"
+
     def _wait_s(self, work: Work) -> float | None:
         """Return how long it takes to compute what waits, up to the last tokens; None: nothing was measured."""
         step_s, planners = self._step_s, self._fleet.planners
@@ -136,3 +155,8 @@ def forced_len(request: EngineRequest, group: SequenceGroup) -> int:
 def _longest_len(group: SequenceGroup) -> int:
     assert group.stop_conditions.accepted_len is not None, "it was accepted"
     return group.stop_conditions.accepted_len - group.num_prompt_tokens
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

@@ -37,9 +37,9 @@ TENANT_REFUSED = Metric(
 METRICS = (REFUSED, DURATION, TENANT_REFUSED)
 
 # Those that generate; they are there from the start, since a rate needs the zero before the first one.
-GENERATING_APIS = ("generate", "stream_requests", "chat_completions", "completions")
+GENERATING_APIS = ("generate", "stream_requests", "chat_completions", "completions", "responses", "messages")
 OTHER_API = "other"
-APIS = (*GENERATING_APIS, "tokenize", "detokenize", "tokenizer_info", "models", OTHER_API)
+APIS = (*GENERATING_APIS, "tokenize", "detokenize", "count_tokens", "tokenizer_info", "models", OTHER_API)
 
 _API_OF_METHOD = {
     "Generate": "generate",

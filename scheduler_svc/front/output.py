@@ -86,6 +86,7 @@ class Output:
     __slots__ = (
         "_num_taken_alternatives",
         "_num_taken_pieces",
+        "_num_tokens_at_piece",
         "_pieces",
         "_returns_logprobs",
         "alternatives",
@@ -113,7 +114,8 @@ class Output:
         self.stop_string: str | None = None
         self.is_announced = False
         self._returns_logprobs = returns_logprobs
-        self._pieces: list[str] = []
+        self._pieces: list[str] = []  # what single tokens made
+        self._num_tokens_at_piece: list[int] = []
         self.num_taken_tokens = 0
         self.num_spanned_tokens = 0
         self._num_taken_pieces = 0
@@ -161,6 +163,7 @@ class Output:
         """Add text; it may be empty."""
         if text:
             self._pieces.append(text)
+            self._num_tokens_at_piece.append(len(self.token_ids))
 
     @property
     def has_only_token_ids(self) -> bool:
@@ -186,3 +189,20 @@ class Output:
             alternatives = self.alternatives.since(self._num_taken_alternatives)
             self._num_taken_alternatives = len(self.alternatives.token_ids)
         return Delta(self.output_index, text, self.token_ids[begin:], logprobs, alternatives)
+
+    def take_each(self) -> list[Delta]:
+        """Return what is new since the last time, a delta for each token that made text: the same ones for any pace.
+
+        Tokens without text are in the next delta; those behind the last text are in none.
+        """
+        self.is_announced = False
+        deltas = []
+        num_alternatives = len(self.alternatives.token_ids) // max(1, len(self.logprobs))
+        for place in range(self._num_taken_pieces, len(self._pieces)):
+            begin, end = self.num_taken_tokens, self._num_tokens_at_piece[place]
+            self.num_taken_tokens = end
+            alternatives = self.alternatives.since(begin * num_alternatives, end * num_alternatives)
+            text, ids = self._pieces[place], self.token_ids[begin:end]
+            deltas.append(Delta(self.output_index, text, ids, self.logprobs[begin:end], alternatives))
+        self._num_taken_pieces = len(self._pieces)
+        return deltas

@@ -16,6 +16,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array, Hypothesis
 from scheduler_svc.request.provenance import UNKNOWN, Numerics, Provenance, Span
+
+_News = TypeVar("_News")
 
 
 class Response:
@@ -244,14 +247,25 @@ class Response:
 
         Raises: OctavoServiceError: the request failed.
         """
+        return await self._next(lambda: self.take_prompt() or self.take())
+
+    async def next_token_deltas(self) -> list[Delta] | None:
+        """Wait as `next_delta`, for new text of any output: a delta for each token that made some.
+
+        Their sequence follows from the tokens alone; how many come at once does not.
+        """
+        return await self._next(lambda: self._news.popleft().take_each() if self._news else None)
+
+    async def _next(self, take: Callable[[], _News | None]) -> _News | None:
+        """Return what `take` finds that is new, once there is something."""
         if self._has_given:
             await self._rest()
         while True:
-            if (prompt := self.take_prompt()) is not None:
-                return prompt
-            if (delta := self.take()) is not None:
-                self._has_given = True
-                return delta
+            if news := take():
+                self._has_given |= not isinstance(news, PromptDelta)
+                return news
+            if self._news:
+                continue
             if self.error is not None:
                 raise self.error
             if self.ended is not None:

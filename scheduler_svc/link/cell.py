@@ -163,6 +163,11 @@ class Cell:
         loads = [astuple(engine.state.load) for engine in self.engines]
         return EngineLoad(*map(sum, zip(*(loads or [astuple(UNREACHABLE.load)]), strict=True)))
 
+    def waits_for(self, request_id: str, tenant: str) -> str:
+        """See `EngineClient`; the place of one request is not known here."""
+        num_waiting = self.load.num_waiting
+        return f"{num_waiting} in line" if num_waiting else ""
+
     @property
     def max_requests(self) -> int | None:
         """See `EngineClient`."""

@@ -45,6 +45,7 @@ def encode_submission(
         received_before_us=0 if request.received_at_s is None else int(1e6 * (monotonic_s() - request.received_at_s)),
         continuation=None if request.continuation is None else encode_continuation(request.continuation),
         grammar=b"" if request.grammar is None else request.grammar.body,
+        matcher_id=request.matcher_id,
         pooling_task=None if request.pooling is None else step_pb2.PoolingTask.ValueType(request.pooling),
         token_type_ids=request.token_type_ids,
     )
@@ -72,6 +73,7 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
         requires_same_numerics=message.requires_same_numerics,
         grammar=Grammar(message.grammar) if message.grammar else None,
+        matcher_id=message.matcher_id,
         pooling=PoolingTask(message.pooling_task) if message.HasField("pooling_task") else None,
         token_type_ids=message.token_type_ids,
         trace_id=message.trace_id or None,

@@ -117,6 +117,9 @@ class EngineClient(Protocol):
     def load(self) -> EngineLoad:
         """What it has to do now."""
 
+    def waits_for(self, request_id: str, tenant: str) -> str:
+        """Say in a few words where a live request stands that has brought nothing yet; empty: it does not wait."""
+
     @property
     def max_requests(self) -> int | None:
         """Requests that one caller may have here at once, waiting and running; None: executors are missing."""

@@ -20,7 +20,7 @@ class EngineRequest:
     `has_stop_strings`: whether the front looks for some; it then says of each sampled output how many tokens count.
     `continuation`: what is known of its answer, which was cut; None: it begins.
     `requires_same_numerics`: whether only executors of the kind that made its first token may go on with it.
-    `grammar`: what its outputs follow; None: nothing.
+    `grammar`: what its outputs follow; None: nothing. `matcher_id`: of the matcher that the front checked it with.
     `pooling`: what the model makes of the whole prompt in place of tokens; then nothing is sampled. None: it generates.
     `token_type_ids`: of a pooling request: one byte a token; empty: all are 0.
     `trace_id`: the trace of its span, 32 hexadecimal digits, for the log; `traceparent`: the span, for the executors.
@@ -43,6 +43,7 @@ class EngineRequest:
     continuation: Continuation | None = None
     requires_same_numerics: bool = False
     grammar: Grammar | None = None
+    matcher_id: str = ""
     pooling: PoolingTask | None = None
     token_type_ids: bytes = b""
     trace_id: str | None = None

@@ -32,9 +32,9 @@ class Alternatives:
         self.token_ids.extend(others.token_ids)
         self.logprobs.extend(others.logprobs)
 
-    def since(self, begin: int) -> Alternatives:
-        """Return a copy without the first `begin` tokens."""
-        return Alternatives(self.token_ids[begin:], self.logprobs[begin:])
+    def since(self, begin: int, end: int | None = None) -> Alternatives:
+        """Return a copy without the first `begin` tokens, and without those from `end` on."""
+        return Alternatives(self.token_ids[begin:end], self.logprobs[begin:end])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -144,6 +144,7 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
         continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
         requires_same_numerics=message.requires_same_numerics,
         grammar=Grammar(message.grammar) if message.grammar else None,
+        matcher_id=message.matcher_id,
         pooling=PoolingTask(message.pooling_task) if message.HasField("pooling_task") else None,
         token_type_ids=message.token_type_ids,
     )

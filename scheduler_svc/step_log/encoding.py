@@ -152,6 +152,7 @@ def group_added(mask: Mask, group: SequenceGroup) -> pb.LogRecord:
             continuation=None if continuation is None else encode_continuation(continuation),
             requires_same_numerics=group.requires_same_numerics,
             grammar=b"" if grammar is None else grammar.body,
+            matcher_id=group.matcher_id,
             pooling_task=None if group.pooling is None else step_pb2.PoolingTask.ValueType(group.pooling),
             token_type_ids=group.token_type_ids,
         )

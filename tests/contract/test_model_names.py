@@ -296,6 +296,7 @@ async def test_one_engine_may_serve_under_two_names_and_metrics_tell_them_apart(
             for name in names:
                 async with front.client(name) as client:
                     assert (await client.generate("hello", max_tokens=3)).outputs
+            await until(lambda: not any(cell.load.num_requests for cell in front.service.cells.values()))
             async with front.http.get("/metrics") as response:
                 lines = (await response.text()).splitlines()
             for name in names:

@@ -20,6 +20,7 @@ class City(pydantic.BaseModel):
 HELD: list[tuple[SamplingParams, str]] = [
     (SamplingParams(json_schema=City, temperature=2.0), ""),
     (SamplingParams(regex=r"[a-z]{3}-\d", n=4), r"[a-z]{3}-\d"),
+    (SamplingParams(regex="a{0,9}", ignore_eos=True, min_tokens=9, seed=1), "a{9}"),
     (SamplingParams(choice=["yes", "no"], best_of=3), "yes|no"),
     (SamplingParams(grammar='start: "é" /[01]{2}/', temperature=0), "é[01]{2}"),
 ]

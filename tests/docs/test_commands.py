@@ -80,10 +80,16 @@ EXCUSES = (
         "needs the hub; tests/e2e/test_hub_model.py and tests/unit/octavo/models/test_hub_transfer.py have one",
     ),
     Excuse(
+        "docs/messages.md",
+        r"export (ANTHROPIC|CLAUDE_CODE)_.*|claude",
+        "needs Claude Code; tests/contract/anthropic/test_clients.py sends what it sends",
+    ),
+    Excuse(
         "docs/operations.md",
         r"octavo-front .*",
         "runs until it is ended; tests/contract/test_model_names.py has such a front",
     ),
+    Excuse("docs/responses.md", r"python -m executor_svc.fake .*", "test_scripted_executor.py runs such a script"),
     Excuse("docs/openai.md", r"lm_eval run .*", "needs lm-eval; tests/e2e/test_lm_eval.py sends what it sends"),
     Excuse(
         "docs/kubernetes.md",

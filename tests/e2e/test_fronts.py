@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -42,9 +43,10 @@ class Running:
 
 
 @asynccontextmanager
-async def running(num_fronts: int, *flags: str, step_ms: int = 5) -> AsyncIterator[Running]:
-    """Run both services until the end of the block; the scheduler serves."""
-    async with running_service("executor_svc.fake", "--step-ms", str(step_ms), "--log-level", "warning") as executor:
+async def running(num_fronts: int, *flags: str, step_ms: int = 5, script: str = "") -> AsyncIterator[Running]:
+    """Run both services until the end of the block; the scheduler serves; `script`: of the model's answers."""
+    fake = ("--step-ms", str(step_ms), "--log-level", "warning", *(("--script", script) if script else ()))
+    async with running_service("executor_svc.fake", *fake) as executor:
         flags = ("--executor", executor.address, "--fronts", str(num_fronts), "--log-level", "warning", *flags)
         async with running_service("scheduler_svc", *flags) as scheduler:
             assert scheduler.process.stdout is not None
@@ -169,6 +171,71 @@ async def test_a_core_that_is_killed_under_streams_is_started_again_and_nobody_n
         assert services.cores() != [core]
         again = await clients[0].generate(long_prompt, max_tokens=3, temperature=0.0)
         assert again.usage.num_cached_tokens >= 96, "the executor has kept it, and says so to the next core"
+
+
+async def test_streams_of_messages_do_not_notice_that_their_core_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "script.jsonl"
+    script.write_text(json.dumps({"say": "Word after word, ü. " * 10}))
+    num_streams, num_begun = 20, 0
+
+    async def read(session: aiohttp.ClientSession, number: int) -> list[bytes]:
+        """Return the events without ids and counts."""
+        nonlocal num_begun
+        body = {"model": "fake", "max_tokens": 300, "stream": True}
+        events = []
+        async with session.post(
+            "/v1/messages", json={**body, "messages": [{"role": "user", "content": f"{number}"}]}
+        ) as answer:
+            async for line in answer.content:
+                if line.startswith((b'data: {"type":"content_block', b'data: {"type":"message_stop', b"event: error")):
+                    events.append(line)
+                    num_begun += len(events) == 5
+        return events
+
+    async with running(2, "--openai-listen", "127.0.0.1:0", script=str(script)) as services:
+        url = f"http://{services.scheduler.other_addresses['openai']}"
+        connector = aiohttp.TCPConnector(force_close=True)
+        async with aiohttp.ClientSession(url, connector=connector) as session, asyncio.timeout(PATIENCE_S):
+            whole = await asyncio.gather(*(read(session, number) for number in range(num_streams)))
+            num_begun = 0
+            reading = asyncio.gather(*(read(session, number) for number in range(num_streams)))
+            while num_begun < num_streams:
+                await asyncio.sleep(0.01)
+            [core] = services.cores()
+            os.kill(core, signal.SIGKILL)
+            assert await reading == whole
+        assert services.cores() != [core]
+    assert {len(events) for events in whole} == {200 + 3}
+
+
+async def test_streams_of_events_are_the_same_when_their_core_is_killed() -> None:
+    async with running(2, "--openai-listen", "127.0.0.1:0") as services, aiohttp.ClientSession() as session:
+        url = f"http://{services.scheduler.other_addresses['openai']}/v1/responses"
+        body = {"model": "fake", "temperature": 0, "max_output_tokens": 200, "stream": True}
+        num_events = 0
+
+        async def events(number: int) -> list[bytes]:
+            nonlocal num_events
+            told = []
+            asked = {**body, "input": f"hello {number}", "request_id": f"r{number}"}
+            async with session.post(url, json=asked) as response:
+                async for line in response.content:
+                    if line.startswith(b"data: "):
+                        told.append(line)
+                        num_events += 1
+            assert b'"status":"incomplete"' in told[-1], "it has ended by its length"
+            return told[2:-1]  # the others have the time
+
+        whole = await asyncio.gather(*map(events, range(20)))
+        num_events_of_whole = num_events
+        reading = asyncio.gather(*map(events, range(20)))
+        async with asyncio.timeout(PATIENCE_S):
+            while num_events < num_events_of_whole + 500:
+                await asyncio.sleep(0.01)
+        [core] = services.cores()
+        os.kill(core, signal.SIGKILL)
+        assert await reading == whole
+        assert services.cores() != [core]
 
 
 async def test_a_front_that_stands_still_keeps_no_other_from_the_next_core() -> None:

@@ -3,6 +3,7 @@
 from tests.fuzz.answers import CoreAnswers, ExecutorAnswers, SchedulerAnswers
 from tests.fuzz.calls import ClientCalls, FrontMessages, SchedulerMessages
 from tests.fuzz.files import HttpBodies, ModelDirectories, Tokenizers
+from tests.fuzz.gguf_files import GGUFFiles
 from tests.fuzz.step_logs import StepLogs
 from tests.fuzz.target import Target
 
@@ -16,5 +17,6 @@ TARGETS: tuple[type[Target], ...] = (
     HttpBodies,
     Tokenizers,
     ModelDirectories,
+    GGUFFiles,
     StepLogs,
 )

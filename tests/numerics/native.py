@@ -1,6 +1,6 @@
 """The C library as the tests use it: for this machine's vectors, and for AVX2 where those are wider."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -13,6 +13,13 @@ from executor_svc.native.structs import NumberFormat
 from executor_svc.native.weight_memory import WeightMemory
 
 LANES = ("widest", "avx2")
+# Flags of libraries, without instructions that some processors lack. A product of bytes has more than one.
+INSTRUCTIONS: Mapping[str, Sequence[str]] = {
+    "widest": (),
+    "avx2": ("-mno-avx512f",),
+    "widest without VNNI": ("-mno-avx512vnni",),
+    "avx2 without VNNI": ("-mno-avx512f", "-mno-avxvnni"),
+}
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 FORMATS: tuple[NumberFormat, ...] = tuple(NUMBER_FORMATS[name] for name in QUANTIZATIONS)
 NUM_THREADS = 3  # more than some products have panels, fewer than others
@@ -25,8 +32,8 @@ def native_library(lanes: str) -> NativeLibrary:
 
 
 def library_path(lanes: str) -> Path:
-    """Return the library, compiled for one of LANES. Raises: NativeUnavailableError: the machine cannot have it."""
-    return build_library(cache_directory(), flags=FLAGS if lanes == "widest" else (*FLAGS, "-mno-avx512f"))
+    """Return the library for some of INSTRUCTIONS. Raises: NativeUnavailableError: the machine cannot have it."""
+    return build_library(cache_directory(), flags=(*FLAGS, *INSTRUCTIONS[lanes]))
 
 
 def packed_matrix(

@@ -502,14 +502,14 @@ BUGS = (
     Bug(
         "a scheduler that the name has no more is left with requests",
         f"{LINK}/cell.py",
-        "not engine.is_reachable and not engine.num_requests:\n",
-        "not engine.is_reachable:\n",
+        "            if address not in self._addresses and not engine.num_requests:\n",
+        "            if address not in self._addresses:\n",
     ),
     Bug(
         "a scheduler that the name has no more is never left",
         f"{LINK}/cell.py",
-        "            if address not in self._addresses and not engine.is_reachable",
-        "            if address is None and not engine.is_reachable",
+        "            if address not in self._addresses and not engine.num_requests:\n",
+        "            if address is None and not engine.num_requests:\n",
         LIVENESS,
     ),
     Bug(

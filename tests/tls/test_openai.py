@@ -62,7 +62,8 @@ async def test_tokens_are_tenants_and_operators_see_more(tokens_file: Path) -> N
     }
     assert tenants == ["blue", ""]
     assert missing["error"] == {
-        "message": "a bearer token is required; send the header Authorization: Bearer TOKEN (openai: api_key)",
+        "message": "a bearer token is required; send the header Authorization: Bearer TOKEN (openai: api_key), "
+        "or x-api-key: TOKEN",
         "type": "invalid_request_error",
         "param": None,
         "code": "invalid_api_key",

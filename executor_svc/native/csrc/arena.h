@@ -29,6 +29,7 @@ INLINE Rows take_codes(Arena *arena, long num_rows, long width, InputFormat form
         rows.scales = take(arena, num_groups * (long)sizeof(float));
         rows.sums = take(arena, num_groups * (long)sizeof(float));
         rows.offsets = take(arena, num_groups * (long)sizeof(int32_t));
+        rows.half_offsets = take(arena, 2 * num_groups * (long)sizeof(int32_t));
     }
     return rows;
 }

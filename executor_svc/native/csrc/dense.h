@@ -19,7 +19,13 @@ typedef enum {
     INT8,      // int16 codes
     INT8_A8,   // int8 codes
     INT4,      // int8 codes
+    Q2_K,      // int8 codes, as the others of llama.cpp; see k_blocks.h
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
 } NumberFormat;
+#define K_FORMATS(CASE) CASE(Q2_K) CASE(Q3_K) CASE(Q4_K) CASE(Q5_K) CASE(Q6_K)
 
 // The weight of a linear map, [num_outputs][num_inputs], cut into panels of PANEL_COLUMNS outputs. P is num_inputs,
 // rounded up to a whole GROUP; G is P / GROUP. What pads a panel or the inputs is 0.
@@ -29,6 +35,7 @@ typedef enum {
 //   INT8_A8:  [panel][P / 4][PANEL_COLUMNS][4] uint8, code + 128; weight = code * scale
 //   INT4:     [panel][P / 8][PANEL_COLUMNS][4] uint8, of which each has input i in its low half and input i + 4 in
 //             its high half; weight = code * scale + minimum
+//   Q*_K:     as k_blocks.h has it, with its scales
 // Scales are float16, [panel][G][PANEL_COLUMNS]; for INT4 [panel][G][2][PANEL_COLUMNS], scales and minima.
 typedef struct Matrix {
     long format;  // a NumberFormat
@@ -45,7 +52,8 @@ typedef enum { FLOATS, INT16_CODES, INT8_CODES } InputFormat;
 // The left side of a product, [num_rows][stride]. `stride` counts values or codes; with codes it is a multiple of
 // GROUP, and what pads a row of codes is 0.
 //   INT16_CODES: int16, and scales [num_rows]; value = code * scale
-//   INT8_CODES:  int8, and scales, sums and offsets [num_rows][stride / GROUP]; value = code * scale
+//   INT8_CODES:  int8, and scales, sums and offsets [num_rows][stride / GROUP], half_offsets twice as many;
+//                value = code * scale
 typedef struct {
     long num_rows, stride;
     InputFormat format;
@@ -54,7 +62,9 @@ typedef struct {
     float *scales;
     float *sums;       // of a group: the sum of its values, as codes have them
     int32_t *offsets;  // of a group: the sum of its codes times -128
+    int32_t *half_offsets;  // of half a group: the sum of its codes times -HALF_OFFSET
 } Rows;
+#define HALF_OFFSET 32
 
 INLINE InputFormat input_format(const Matrix *matrix) {
     return matrix->format <= BFLOAT16 ? FLOATS : matrix->format == INT8 ? INT16_CODES : INT8_CODES;
@@ -99,14 +109,17 @@ INLINE void fetch_lines(const Fetch *fetch, long step) {
 // `out` points at the panel's first column in the first row.
 typedef void Multiply(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
                       float *out, long out_stride, bool add);
-Multiply multiply_float, multiply_int8, multiply_codes;
+Multiply multiply_float, multiply_int8, multiply_codes, multiply_k;
 
 INLINE void multiply(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
                      float *out, long out_stride, bool add) {
     switch (input_format(matrix)) {
         case FLOATS: multiply_float(matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
         case INT16_CODES: multiply_int8(matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
-        case INT8_CODES: multiply_codes(matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
+        case INT8_CODES:
+            (matrix->format >= Q2_K ? multiply_k : multiply_codes)(matrix, panel, next, in, first_row, num_rows, out,
+                                                                   out_stride, add);
+            break;
     }
 }
 

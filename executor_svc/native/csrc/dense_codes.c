@@ -30,11 +30,13 @@ INLINE void sum_group(const long format, const int rows, const int8_t *codes, lo
             memcpy(four, codes + i * code_stride + step * inputs, (size_t)inputs);
             vint value = vi_all(four[0]);
 #pragma GCC unroll 3
-            for (int j = 0; j < PANEL_VECTORS; j++) sum[i][j] = vi_dot_quads(sum[i][j], low[j], value);
+            for (int j = 0; j < PANEL_VECTORS; j++)
+                sum[i][j] = format == INT4 ? vi_dot_small_quads(sum[i][j], low[j], value)
+                                           : vi_dot_quads(sum[i][j], low[j], value);
             if (format != INT4) continue;
             value = vi_all(four[1]);
 #pragma GCC unroll 3
-            for (int j = 0; j < PANEL_VECTORS; j++) sum[i][j] = vi_dot_quads(sum[i][j], high[j], value);
+            for (int j = 0; j < PANEL_VECTORS; j++) sum[i][j] = vi_dot_small_quads(sum[i][j], high[j], value);
         }
     }
 }

@@ -2,7 +2,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "dense.h"
+#include "k_blocks.h"
+#include "pack.h"
 
 #define LARGEST_INT8 127
 #define LARGEST_INT4 15
@@ -20,11 +21,12 @@ static long padded_inputs(long format, long num_inputs) {
 static long num_bits(long format) { return format == FLOAT32 ? 32 : format == BFLOAT16 ? 16 : format == INT4 ? 4 : 8; }
 
 long octavo_panels_bytes(long format, long num_outputs, long num_inputs) {
+    if (is_k_format(format)) return ceil_div(num_outputs, PANEL_COLUMNS) * (num_inputs / K_INPUTS) * k_panel_bytes(format);
     return round_up(num_outputs, PANEL_COLUMNS) * padded_inputs(format, num_inputs) * num_bits(format) / 8;
 }
 
 long octavo_scales_bytes(long format, long num_outputs, long num_inputs) {
-    if (format <= BFLOAT16) return 0;
+    if (format <= BFLOAT16 || is_k_format(format)) return 0;
     long num_groups = round_up(num_outputs, PANEL_COLUMNS) * padded_inputs(format, num_inputs) / GROUP;
     return num_groups * (format == INT4 ? 2 : 1) * (long)sizeof(uint16_t);
 }
@@ -33,7 +35,7 @@ long octavo_scales_bytes(long format, long num_outputs, long num_inputs) {
 static long place_of(const Matrix *matrix, long row, long k) {
     long panel = row / PANEL_COLUMNS, column = row % PANEL_COLUMNS;
     long begin = panel * padded_inputs(matrix->format, matrix->num_inputs) * PANEL_COLUMNS;
-    switch ((NumberFormat)matrix->format) {
+    switch (matrix->format) {
         case FLOAT32: return begin + k * PANEL_COLUMNS + column;
         case BFLOAT16:
         case INT8: return begin + (k / 2 * PANEL_COLUMNS + column) * 2 + k % 2;
@@ -211,6 +213,26 @@ static void pack_row(const Matrix *matrix, long row, const float *weight) {
             pack_int8_group(matrix, row, k, weight + k, least(GROUP, num_inputs - k));
 }
 
+bool put_group(const Matrix *matrix, long row, long k, const BlockGroup *group) {
+    uint8_t *panels = (uint8_t *)matrix->panels;
+    uint16_t *scales = (uint16_t *)matrix->scales + scale_of(matrix, row, k), minimum = group->minimum;
+    *scales = group->scale;
+    if (matrix->format != INT4) {
+        long offset = group->offset + (matrix->format == INT8_A8 ? 128 : 0);
+        for (long i = 0; i < GROUP; i++) panels[place_of(matrix, row, k + i)] = (uint8_t)(group->codes[i] + offset);
+        return !(minimum & 0x7fff);
+    }
+    if (group->offset) {
+        float wanted = _cvtsh_ss(group->scale) * (float)group->offset;
+        minimum = _cvtss_sh(wanted, _MM_FROUND_TO_NEAREST_INT);
+        if (_cvtsh_ss(minimum) != wanted) return false;
+    }
+    scales[PANEL_COLUMNS] = minimum;
+    for (long i = 0; i < GROUP; i++)
+        panels[place_of(matrix, row, k + i)] |= (uint8_t)(group->codes[i] << (i % 8 < 4 ? 0 : 4));
+    return true;
+}
+
 // Write rows [first, first + num_rows) of a matrix from `weight` [num_rows][num_inputs].
 // Parts may come in any order, each once; the memory must be 0 already.
 void octavo_pack(const Matrix *matrix, long first, long num_rows, const float *weight, int num_threads) {
@@ -228,6 +250,10 @@ void octavo_pack(const Matrix *matrix, long first, long num_rows, const float *w
 }
 
 void read_row(const Matrix *matrix, long row, float *out) {
+    if (is_k_format(matrix->format)) {
+        read_k_row(matrix, row, out);
+        return;
+    }
     for (long k = 0; k < matrix->num_inputs; k++) {
         long place = place_of(matrix, row, k);
         if (matrix->format == FLOAT32) {

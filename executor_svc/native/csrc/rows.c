@@ -16,11 +16,13 @@ INLINE float largest_of(vint largest) {
     return value;
 }
 
-// The sum of GROUP int8.
-INLINE int32_t sum_int8(__m256i codes) {
-    __m256i sums = _mm256_sad_epu8(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
-    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-    return _mm_cvtsi128_si32(half) + _mm_extract_epi32(half, 2) - GROUP * 128;
+// The sums of both halves of GROUP int8.
+INLINE void sum_halves(__m256i codes, int32_t sums[2]) {
+    __m256i bytes = _mm256_sad_epu8(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+    for (int half = 0; half < 2; half++) {
+        __m128i quarters = half ? _mm256_extracti128_si256(bytes, 1) : _mm256_castsi256_si128(bytes);
+        sums[half] = _mm_cvtsi128_si32(quarters) + _mm_extract_epi32(quarters, 2) - GROUP / 2 * 128;
+    }
 }
 
 static void quantize_to_int16(const Rows *rows, long row, long num_values, const float *values) {
@@ -41,7 +43,7 @@ static void quantize_to_int8(const Rows *rows, long row, long num_values, const 
     int8_t *codes = (int8_t *)rows->codes + row * rows->stride;
     long num_groups = rows->stride / GROUP;
     float *scales = rows->scales + row * num_groups, *sums = rows->sums + row * num_groups;
-    int32_t *offsets = rows->offsets + row * num_groups;
+    int32_t *offsets = rows->offsets + row * num_groups, *half_offsets = rows->half_offsets + 2 * row * num_groups;
     for (long group = 0; group < num_groups; group++, codes += GROUP) {
         vfloat x[GROUP / LANES];
         vint magnitude = vi_zero();
@@ -56,10 +58,13 @@ static void quantize_to_int8(const Rows *rows, long row, long num_values, const 
         for (long i = 0; i < GROUP / LANES; i++) rounded[i] = vf_to_int(vf_mul(inverse, x[i]));
         __m256i group_codes = vi_to_int8(rounded);
         _mm256_storeu_si256((__m256i *)codes, group_codes);
-        int32_t sum = sum_int8(group_codes);
+        int32_t halves[2];
+        sum_halves(group_codes, halves);
+        int32_t sum = halves[0] + halves[1];
         scales[group] = scale;
         sums[group] = scale * (float)sum;
         offsets[group] = -128 * sum;
+        half_offsets[2 * group] = -HALF_OFFSET * halves[0], half_offsets[2 * group + 1] = -HALF_OFFSET * halves[1];
     }
 }
 
@@ -86,6 +91,7 @@ void copy_row(const Rows *in, long row, const Rows *out, long place) {
             COPY(float, scales, num_groups);
             COPY(float, sums, num_groups);
             COPY(int32_t, offsets, num_groups);
+            COPY(int32_t, half_offsets, 2 * num_groups);
             break;
     }
 #undef COPY

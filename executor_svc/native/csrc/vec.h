@@ -113,6 +113,14 @@ INLINE vfloat vf_load_bytes(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 INLINE vint vi_load(const void *p) { return _mm512_loadu_si512(p); }
+INLINE void vi_store(void *p, vint v) { _mm512_storeu_si512(p, v); }
+INLINE vint vi_add(vint a, vint b) { return _mm512_add_epi32(a, b); }
+INLINE vint vi_add_bytes(vint a, vint b) { return _mm512_add_epi8(a, b); }
+INLINE vint vi_and(vint a, vint b) { return _mm512_and_si512(a, b); }
+INLINE vint vi_or(vint a, vint b) { return _mm512_or_si512(a, b); }
+INLINE vint vi_shift_left(vint v, const int n) { return _mm512_slli_epi32(v, (unsigned)n); }
+INLINE vint vi_shift_right(vint v, const int n) { return _mm512_srli_epi32(v, (unsigned)n); }
+INLINE vint vi_shift_right_signed(vint v, const int n) { return _mm512_srai_epi32(v, (unsigned)n); }
 INLINE vint vi_max(vint a, vint b) { return _mm512_max_epi32(a, b); }
 INLINE int32_t vi_largest(vint v) { return _mm512_reduce_max_epi32(v); }
 INLINE vint vf_bits(vfloat v) { return _mm512_castps_si512(v); }
@@ -144,6 +152,14 @@ INLINE vint vi_dot_quads(vint sum, vint a, vint b) {
     const __m512i low = _mm512_set1_epi16(255);
     sum = _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_and_si512(a, low), _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8)));
     return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8)));
+#endif
+}
+// The same where no byte of a is above 128, so that two products fit into an int16.
+INLINE vint vi_dot_small_quads(vint sum, vint a, vint b) {
+#ifdef __AVX512VNNI__
+    return vi_dot_quads(sum, a, b);
+#else
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1)));
 #endif
 }
 // 32 int32 as int8; larger ones become the largest.
@@ -258,6 +274,14 @@ INLINE vfloat vf_load_bytes(const int8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
 INLINE vint vi_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE void vi_store(void *p, vint v) { _mm256_storeu_si256((__m256i *)p, v); }
+INLINE vint vi_add(vint a, vint b) { return _mm256_add_epi32(a, b); }
+INLINE vint vi_add_bytes(vint a, vint b) { return _mm256_add_epi8(a, b); }
+INLINE vint vi_and(vint a, vint b) { return _mm256_and_si256(a, b); }
+INLINE vint vi_or(vint a, vint b) { return _mm256_or_si256(a, b); }
+INLINE vint vi_shift_left(vint v, const int n) { return _mm256_slli_epi32(v, n); }
+INLINE vint vi_shift_right(vint v, const int n) { return _mm256_srli_epi32(v, n); }
+INLINE vint vi_shift_right_signed(vint v, const int n) { return _mm256_srai_epi32(v, n); }
 INLINE vint vi_max(vint a, vint b) { return _mm256_max_epi32(a, b); }
 INLINE int32_t vi_largest(vint v) {
     __m128i s = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
@@ -289,6 +313,13 @@ INLINE vint vi_dot_quads(vint sum, vint a, vint b) {
     const __m256i low = _mm256_set1_epi16(255);
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_and_si256(a, low), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8)));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8)));
+#endif
+}
+INLINE vint vi_dot_small_quads(vint sum, vint a, vint b) {
+#ifdef __AVXVNNI__
+    return vi_dot_quads(sum, a, b);
+#else
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
 #endif
 }
 INLINE __m256i vi_to_int8(const vint v[4]) {

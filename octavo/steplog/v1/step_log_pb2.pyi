@@ -600,6 +600,7 @@ class GroupAdded(_message.Message):
     CONTINUATION_FIELD_NUMBER: _builtins.int
     REQUIRES_SAME_NUMERICS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    MATCHER_ID_FIELD_NUMBER: _builtins.int
     POOLING_TASK_FIELD_NUMBER: _builtins.int
     TOKEN_TYPE_IDS_FIELD_NUMBER: _builtins.int
     arrival: _builtins.int
@@ -632,6 +633,8 @@ class GroupAdded(_message.Message):
     """The grammar that its outputs follow, as in GrammarLoad.body. Under a mask as many other bytes, equal for equal
     grammars. Empty: none.
     """
+    matcher_id: _builtins.str
+    """The matcher that executors need for it. Empty: any will do."""
     pooling_task: _step_pb2.PoolingTask.ValueType
     """What the model makes of the whole prompt in place of tokens. Absent: it generates."""
     token_type_ids: _builtins.bytes
@@ -678,12 +681,13 @@ class GroupAdded(_message.Message):
         continuation: _continuation_pb2.Continuation | None = ...,
         requires_same_numerics: _builtins.bool = ...,
         grammar: _builtins.bytes = ...,
+        matcher_id: _builtins.str = ...,
         pooling_task: _step_pb2.PoolingTask.ValueType | None = ...,
         token_type_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "pooling_task", b"pooling_task", "sampling", b"sampling", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "arrival", b"arrival", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "arrival", b"arrival", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "matcher_id", b"matcher_id", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accepted_len: _TypeAlias = _typing.Literal["accepted_len"]  # noqa: Y015
     _WhichOneofArgType__accepted_len: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len"]  # noqa: Y015

@@ -270,7 +270,7 @@ class Admissions:
             return "the request has a grammar, and this executor follows none (the capability GRAMMARS)"
         if group.matcher_id not in ("", limits.matcher_id):
             return (
-                f"the request began with the matcher {group.matcher_id!r} for its grammar, this executor has "
+                f"the request's grammar goes with the matcher {group.matcher_id!r}, this executor has "
                 f"{limits.matcher_id!r}; they may allow other tokens"
             )
         if len(grammar.body) > limits.max_grammar_bytes:

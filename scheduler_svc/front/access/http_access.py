@@ -35,7 +35,7 @@ def identify(
         set_identity(ANYBODY)
         return
     try:
-        identity = access.identify(request.headers.getall("Authorization", []), lambda: _names_of(request), how_to_send)
+        identity = access.identify(_authorizations(request), lambda: _names_of(request), how_to_send)
         if is_for_operators and not identity.is_operator:
             raise PermissionDeniedError(
                 f"the token belongs to tenant {identity.tenant!r}; {request.path} requires a token of tenant * in "
@@ -45,6 +45,12 @@ def identify(
         log.warning(Event("http_call_refused", path=request.path, peer=request.remote, cause=str(error)))
         raise
     set_identity(identity)
+
+
+def _authorizations(request: "web.BaseRequest") -> list[str]:
+    """Return what a request says of its token; Anthropic's clients have a header of their own."""
+    keys = (f"Bearer {key}" for key in request.headers.getall("x-api-key", []))
+    return request.headers.getall("Authorization", []) or list(keys)
 
 
 def _names_of(request: "web.BaseRequest") -> Collection[str]:

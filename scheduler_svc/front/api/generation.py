@@ -172,6 +172,7 @@ class Generation:
                 check_weights(request.continuation, served)
                 if valid.grammar is not None:
                     await self.grammars.check(valid.grammar, model)
+                    valid = replace(valid, engine=replace(valid.engine, matcher_id=model.info.matcher_id))
             deadline_s = None if time_left_s is None else received_at_s + time_left_s
             asked = replace(valid.engine, received_at_s=received_at_s, deadline_s=deadline_s)
             if trace is not None:
@@ -233,11 +234,14 @@ def check_request(
     Raises: InvalidFieldError: the first wrong field.
     """
     check_request_fields(request)
+    is_guided = make_grammar is not None or request.sampling_params.HasField("grammar")
+    if is_guided:  # the end of the sequence ends a grammar, and comes only there
+        request.sampling_params.ignore_eos = False
     served = RequestLimits.of(model, settings)
     limits = accepted_limits(request, served)
     prompt_token_ids, banned_words = tokenize(request, model, limits)
     valid = validate_request(request, prompt_token_ids, limits, model.tokenizer, banned_words)
-    if make_grammar is not None or request.sampling_params.HasField("grammar"):
+    if is_guided:
         asked = (make_grammar or partial(own_grammar, request))(prompt_token_ids)
         valid = replace(valid, engine=replace(valid.engine, grammar=asked.grammar), grammar=asked)
         if valid.engine.beam_search is not None:

@@ -169,7 +169,7 @@ def stop_conditions(params: generation_pb2.SamplingParams, vocab_size: int) -> S
     return StopConditions(
         max_tokens=None if max_tokens is None else min(int(max_tokens), INT32_MAX // 2),
         stop_token_ids=frozenset(params.stop_token_ids),
-        ignore_eos=params.ignore_eos and not params.HasField("grammar"),  # whose end ends the output
+        ignore_eos=params.ignore_eos,
     )
 
 

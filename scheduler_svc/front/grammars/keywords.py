@@ -63,15 +63,17 @@ _EVALUATED = "which properties or items other keywords have seen is not known; u
 _DYNAMIC = "the target of the reference is not known beforehand; use `$ref`"
 _CONDITION = "write the cases as `anyOf`"
 
+_CONTROLS = "without control characters that have no short escape, such as `\\n`"
+
 KEYWORDS: Mapping[str, Keyword] = {
     "type": _held(),
-    "enum": _held(),
-    "const": _held(),
+    "enum": _held(_CONTROLS),
+    "const": _held(_CONTROLS),
     "properties": _held("they come in the order of the schema", Inside.BY_NAME),
     "required": _held(),
     "additionalProperties": _held("they come behind the named ones; absent: any may come", Inside.ONE),
     "patternProperties": _held(inside=Inside.BY_NAME),
-    "minProperties": _held("from 2 on only if all of `properties` are required"),
+    "minProperties": _held("up to 1 more than `required` has; from 2 on only if all of `properties` are required"),
     "maxProperties": _held("only if all of `properties` are required"),
     "items": _held(inside=Inside.ITEMS),
     "prefixItems": _held(inside=Inside.LIST),

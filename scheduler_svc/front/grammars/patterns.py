@@ -1,12 +1,21 @@
 r"""Regular expressions as those read them who check an output.
 
 The matcher's `\d` has the digits of all scripts, and those of a newer Unicode than others know; that of JSON Schema is
-0 to 9. So `\d`, `\w` and `\s` become the characters of ASCII, which fit by either rule.
+0 to 9. So `\d`, `\w` and `\s` become the characters of ASCII, which fit by either rule. And where JSON has no short
+escape for a control character, a text cannot have it: the matcher would leave it out where it alone may stand.
 """
 
 import re
 
 _ASCII = {r"\d": "0-9", r"\w": "A-Za-z0-9_", r"\s": r" \t\n\r\f\v"}
+
+# A control character without a short escape, as it is and as expressions spell it.
+_CONTROL = r"[\x00-\x07\x0b\x0e-\x1f\x7f]"
+_ESCAPED = r"\\(?:[av0]|c.|[xu]\{?0*(?:[01][0-9a-fA-F]|[0-9a-fA-F]|7[fF])(?![0-9a-fA-F])\}?)"
+_SHORT_ESCAPE = re.compile(r"\\[xu]\{?0*[89aAcCdD]\}?")
+_PIECE = re.compile(
+    rf"(?P<control>{_CONTROL}|{_ESCAPED}|\[(?:{_CONTROL}|{_ESCAPED})\])|\[\^?\]?(?:\\.|[^\\\]])*\]|\\.|.", re.DOTALL
+)
 
 # A character behind a backslash, or one that begins or ends a class.
 _MARK = re.compile(r"\\.|[\[\]]", re.DOTALL)
@@ -27,3 +36,20 @@ def with_ascii_classes(regex: str) -> str:
         return characters if depth else f"[{characters}]"
 
     return _MARK.sub(replace, regex)
+
+
+def lone_control(regex: str) -> str | None:
+    """Return a control character as it is spelled where a text must have it, if JSON has no short escape for it."""
+    for piece in _PIECE.finditer(regex):
+        if (control := piece["control"]) is not None and not _SHORT_ESCAPE.fullmatch(control.strip("[]")):
+            return control.strip("[]")
+    return None
+
+
+def control_in(value: object) -> str | None:
+    """Return a control character in the texts of a JSON value for which JSON has no short escape."""
+    if isinstance(value, str):
+        control = re.search(_CONTROL, value)
+        return None if control is None else control[0]
+    inside = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for inner in inside if (found := control_in(inner)) is not None), None)

@@ -10,13 +10,14 @@ from urllib.parse import unquote
 
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.grammars.keywords import FORMATS, Inside, Verdict, keyword_of
-from scheduler_svc.front.grammars.patterns import with_ascii_classes
+from scheduler_svc.front.grammars.patterns import control_in, lone_control, with_ascii_classes
 from scheduler_svc.front.text.json_text import shown_json
 
 # What may stand between the parts of JSON: nothing, a space, or a line break with an indent. Without a bound a model
 # could write white space until its output is cut.
 WHITE_SPACE = r" ?|\n {0,20}"
-OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE}
+# With `\u` among the escapes, a property that may come behind the named ones could be one of them in disguise.
+OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": 'nrbtf\\"'}
 
 # What stays with a part of a schema that is looked at alone, so that its references lead somewhere.
 _DEFINITIONS = ("$defs", "definitions")
@@ -93,8 +94,32 @@ def _check_keywords(schema: object, place: str, field: str) -> None:
         if name == "multipleOf" and not (type(value) in (int, float) and value > 0):
             shown = f'a schema with "multipleOf": {shown_json(value)} at {place}'
             raise InvalidFieldError(field, shown, "one with a number above 0 there")
+        if (control := _control(name, value)) is not None:
+            raise InvalidFieldError(field, shown, f"one without the control character {control} there")
+    required = schema.get("required")
+    most = 1 + (len(set(map(str, required))) if isinstance(required, list) else 0)
+    if isinstance(num := schema.get("minProperties"), int) and num > most:
+        shown = f'a schema with "minProperties": {num} at {place}'
+        rule = (
+            f"one with at most {most} there: as many as are required and one; any other may come twice, and counts once"
+        )
+        raise InvalidFieldError(field, shown, rule)
     if "$id" in schema and place != "#":
         raise InvalidFieldError(field, f'a schema with "$id" at {place}', "one with `$id` at the root only")
+
+
+def _control(name: str, value: object) -> str | None:
+    """Return a control character in the value of a keyword that no text of JSON has, as it is shown."""
+    match name, value:
+        case ("pattern", str()):
+            control = lone_control(value)
+        case ("patternProperties", dict()):
+            control = next(filter(None, map(lone_control, value)), None)
+        case ("const" | "enum", _):
+            control = control_in(value)
+        case _:
+            return None
+    return control if control is None or len(control) > 1 else f"\\u{ord(control):04x}"
 
 
 def _check_reference(schema: object, place: str, places: Mapping[str, Any], field: str) -> None:

@@ -1,4 +1,4 @@
-"""What completions and chats have in common: the way from fields to responses, and the count of tokens."""
+"""What completions, chats and messages have in common: the way from fields to responses, and the count of tokens."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -13,7 +13,7 @@ from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLi
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import PROMPT_FIELDS, api_error
 from scheduler_svc.front.openai.field_reader import Reader
-from scheduler_svc.front.openai.fields import SamplingFields
+from scheduler_svc.front.openai.fields import DecodingFields, RequestFields
 from scheduler_svc.front.openai.models import fingerprint
 from scheduler_svc.front.openai.requests import Asked
 from scheduler_svc.front.openai.token_texts import TokenTexts
@@ -23,13 +23,14 @@ from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel, check_model
 from scheduler_svc.request.outputs import FinishReason
 
-_Fields = TypeVar("_Fields", bound=SamplingFields)
+_Fields = TypeVar("_Fields", bound=RequestFields)
+_Asked = TypeVar("_Asked")
 
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 class Answering:
-    """Runs the requests of both endpoints.
+    """Runs the requests of an API's endpoints.
 
     Args:
         models: What runs them.
@@ -42,24 +43,20 @@ class Answering:
         self._texts: dict[str, TokenTexts] = {}  # of the last tokenizer of each model
 
     async def read(
-        self, call: Call, kind: type[_Fields], ask: Callable[[_Fields, RequestLimits], Asked]
-    ) -> tuple[_Fields, Asked, TextModel]:
+        self, call: Call, kind: type[_Fields], ask: Callable[[_Fields, RequestLimits], _Asked]
+    ) -> tuple[_Fields, _Asked, TextModel]:
         """Return what a call asks for, and of which model; it counts as waiting while it is read.
 
         Raises: OctavoServiceError: it is refused.
         """
 
-        def make(parsed: dict[str, Any]) -> tuple[_Fields, Asked, TextModel]:
+        def make(parsed: dict[str, Any]) -> tuple[_Fields, _Asked, TextModel]:
             fields = self._reader.read(parsed, kind, call.headers)
             if fields.model is None:
                 rule = f"the name of the served model, {' or '.join(self._models.names)}"
                 raise InvalidFieldError("model", "absent", rule + in_place_of("model", parsed, kind))
             model, limits = self._models.choose(fields.model).served()
             check_model(fields.model, model)
-            if fields.stream and fields.prompt_logprobs is not None:
-                raise InvalidFieldError("prompt_logprobs", fields.prompt_logprobs, "unset with stream")
-            if fields.stream_options is not None:
-                _check_stream_options(fields)
             return fields, ask(fields, limits), model
 
         async with self._models.reading():
@@ -88,6 +85,11 @@ class Answering:
                 call.counted.accept()
             yield responses
 
+    def waits_for(self, asked: Asked, response: Response) -> str:
+        """Say what a stream waits for that has nothing new."""
+        engine = self._models.choose(asked.requests[0].model).engine
+        return engine.waits_for(response.request_id, response.request.tenant)
+
     def token_texts(self, model: TextModel) -> TokenTexts:
         """Return the texts of the tokens of a model; they are kept."""
         if (texts := self._texts.get(model.name)) is None or texts.tokenizer is not model.tokenizer:
@@ -103,7 +105,7 @@ async def in_openai_words(asked: Asked, answering: Awaitable[web.StreamResponse]
         raise api_error(error, asked.names, asked.numbers) from error
 
 
-def answer_id(prefix: str, call: Call, fields: SamplingFields) -> str:
+def answer_id(prefix: str, call: Call, fields: DecodingFields) -> str:
     """Return the `id` of an answer, by which the request is known here too."""
     return f"{prefix}-{fields.request_id or call.request_id}"
 
@@ -168,12 +170,3 @@ def _of_prompt(error: InvalidFieldError, place: int) -> InvalidFieldError:
     if isinstance(error, PromptTooLongError):
         return PromptTooLongError(name, error.size, error.limits, name)
     return InvalidFieldError(name, error.value, error.limit) if error.field in PROMPT_FIELDS else error
-
-
-def _check_stream_options(fields: SamplingFields) -> None:
-    options = fields.stream_options
-    assert options is not None
-    if not fields.stream:
-        raise InvalidFieldError("stream_options", "set", "unset without stream true")
-    if options.include_obfuscation:
-        raise InvalidFieldError("stream_options.include_obfuscation", "true", "false or unset: chunks are not padded")

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 from pydantic_core import to_json
 
-from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.openai.answering import (
     Answering,
     answer_head,
@@ -18,20 +18,18 @@ from scheduler_svc.front.openai.answering import (
     usage_of,
 )
 from scheduler_svc.front.openai.call import Call
-from scheduler_svc.front.openai.chat_outputs import ChatOutputs, OutputDeltas
+from scheduler_svc.front.openai.chat_outputs import FEW_PARSED_TOKENS, ChatFormats, ChatOutputs, OutputDeltas
 from scheduler_svc.front.openai.fields import ChatFields
 from scheduler_svc.front.openai.logprobs import TokenLogprobs
 from scheduler_svc.front.openai.requests import Asked, asked_chat
-from scheduler_svc.front.openai.sse import EventStream
+from scheduler_svc.front.openai.sse import ChunkStream
 from scheduler_svc.front.openai.streaming import NULL, Pieces, stream_answer
 from scheduler_svc.front.output import Delta, Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
-from scheduler_svc.front.tool_calls.chat_format import ChatFormat
 
 # To write so many tokens and alternatives takes a few milliseconds.
 _FEW_LOGPROBS = 1024
-_FEW_PARSED_TOKENS = 1024
 
 
 class Chat:
@@ -39,14 +37,12 @@ class Chat:
 
     Args:
         answering: Runs their requests.
-        tool_call_parser: How the model writes tool calls.
-        reasoning_parser: How it marks reasoning.
+        formats: How the model writes tool calls and reasoning.
     """
 
-    def __init__(self, answering: Answering, tool_call_parser: str, reasoning_parser: str) -> None:
+    def __init__(self, answering: Answering, formats: ChatFormats) -> None:
         self._answering = answering
-        self._parsers = tool_call_parser, reasoning_parser
-        self._formats: dict[str, ChatFormat] = {}  # of the last tokenizer of each model
+        self._formats = formats
 
     async def answer(self, call: Call) -> web.StreamResponse:
         """Answer one request."""
@@ -54,17 +50,15 @@ class Chat:
         return await in_openai_words(asked, self._answer(call, fields, asked, model))
 
     async def _answer(self, call: Call, fields: ChatFields, asked: Asked, model: TextModel) -> web.StreamResponse:
-        if self._parsers[0] == "none" and fields.tools and fields.tool_choice != "none":
-            rule = "unset: this server was started with --tool-call-parser none, so it cannot parse tool calls"
-            raise InvalidFieldError("tools", "set", rule)
-        outputs = ChatOutputs(fields, asked, model, self._chat_format(model))
+        outputs = self._formats.outputs(fields, asked, model)
         asked = replace(asked, make_grammar=outputs.make_grammar)
         identifier = answer_id("chatcmpl", call, fields)
         shows_ids = bool(fields.return_tokens_as_token_ids)
         tokens = TokenLogprobs(self._answering.token_texts(model), shows_ids=shows_ids)
         async with self._answering.running(call, identifier, asked) as [response]:
             if fields.stream:
-                stream = EventStream(call, answer_head(identifier, "chat.completion.chunk", model))
+                head = answer_head(identifier, "chat.completion.chunk", model)
+                stream = ChunkStream(call, partial(self._answering.waits_for, asked, response), head)
                 pieces = _ChatPieces(stream, response, asked, fields, tokens, outputs)
                 return await stream_answer(stream, [pieces], asked.names)
             await response.wait_until_ended()
@@ -76,15 +70,9 @@ class Chat:
         num_logprobs = sum(len(output.logprobs) + len(output.alternatives.token_ids) for output in response.outputs)
         num_logprobs += len(response.prompt_logprobs) + len(response.prompt_alternatives.token_ids)
         num_parsed = 0 if outputs.are_plain else sum(len(output.token_ids) for output in response.outputs)
-        is_quick = num_logprobs <= _FEW_LOGPROBS and num_parsed <= _FEW_PARSED_TOKENS
+        is_quick = num_logprobs <= _FEW_LOGPROBS and num_parsed <= FEW_PARSED_TOKENS
         body = write() if is_quick else await asyncio.to_thread(write)
         return call.answer_bytes(body)
-
-    def _chat_format(self, model: TextModel) -> ChatFormat:
-        """Return how a model writes; it is kept."""
-        if (known := self._formats.get(model.name)) is None or known.tokenizer is not model.tokenizer:
-            known = self._formats[model.name] = ChatFormat.of(model.tokenizer, *self._parsers)
-        return known
 
 
 def _answer_body(
@@ -142,7 +130,7 @@ class _ChatPieces(Pieces):
 
     def __init__(
         self,
-        stream: EventStream,
+        stream: ChunkStream,
         response: Response,
         asked: Asked,
         fields: ChatFields,
@@ -204,7 +192,7 @@ class _ChatPieces(Pieces):
     def _deltas_of(self, output_index: int) -> OutputDeltas:
         """Return what makes the deltas of an output."""
         if output_index not in self._deltas:
-            parser = None if self._outputs.are_plain else self._outputs.parser(self.response)
+            parser = None if self._outputs.are_plain else self._outputs.parser(self.response, output_index)
             self._deltas[output_index] = OutputDeltas(parser, tells_reasoning=self._outputs.tells_reasoning)
         return self._deltas[output_index]
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.api.generation import GrammarMaker
 from scheduler_svc.front.grammars.chat_grammar import chat_grammar, check_chat_grammar
 from scheduler_svc.front.openai.answering import finish_reason
@@ -24,6 +25,31 @@ from scheduler_svc.front.tool_calls.events import (
 )
 from scheduler_svc.front.tool_calls.output_parser import OutputParser
 from scheduler_svc.front.tool_calls.tool_choice import RequestedTools, check_tools
+
+# To parse so many tokens takes a few milliseconds.
+FEW_PARSED_TOKENS = 1024
+
+
+class ChatFormats:
+    """Knows how the served model writes tool calls and reasoning.
+
+    Args:
+        tool_call_parser: The name of the format of calls.
+        reasoning_parser: That of the reasoning.
+    """
+
+    def __init__(self, tool_call_parser: str, reasoning_parser: str) -> None:
+        self._parsers = tool_call_parser, reasoning_parser
+        self._formats: dict[str, ChatFormat] = {}  # of the last tokenizer of each model
+
+    def outputs(self, fields: ChatFields, asked: Asked, model: TextModel) -> "ChatOutputs":
+        """Return what parses the outputs of a request, which is changed. Raises InvalidFieldError: see there."""
+        if self._parsers[0] == "none" and fields.tools and fields.tool_choice != "none":
+            rule = "unset: this server was started with --tool-call-parser none, so it cannot parse tool calls"
+            raise InvalidFieldError("tools", "set", rule)
+        if (known := self._formats.get(model.name)) is None or known.tokenizer is not model.tokenizer:
+            known = self._formats[model.name] = ChatFormat.of(model.tokenizer, *self._parsers)
+        return ChatOutputs(fields, asked, model, known)
 
 
 class ChatOutputs:
@@ -67,10 +93,10 @@ class ChatOutputs:
         """Whether all text is content."""
         return self._tools is None and self._format.reasoning is None
 
-    def parser(self, response: Response) -> OutputParser:
+    def parser(self, response: Response, output_index: int) -> OutputParser:
         """Return the parser of one output."""
-        prompt = response.request.prompt_token_ids
-        return self._format.output_parser(self._tools, prompt, self._end_token_ids)
+        prompt, output_id = response.request.prompt_token_ids, f"{response.request_id}-{output_index}"
+        return self._format.output_parser(self._tools, prompt, self._end_token_ids, output_id)
 
     def num_content_tokens(self, output: Output) -> int:
         """Return how many tokens of an output have entries in `logprobs`: all but the special one that ended it."""
@@ -103,7 +129,7 @@ class ChatOutputs:
         """Return the message of a whole output, and why it ended."""
         if self.are_plain:
             return {"role": "assistant", "content": output.text, "refusal": None}, finish_reason(output)
-        parser = self.parser(response)
+        parser = self.parser(response, output.output_index)
         reason = finish_reason(output)
         events = [*parser.feed(output.text), *parser.finish(is_cut=reason == "length")]
         content = "".join(event.text for event in events if isinstance(event, ContentDelta))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -20,7 +21,7 @@ from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.fields import CompletionFields
 from scheduler_svc.front.openai.logprobs import CompletionLogprobs, TokenLogprobs
 from scheduler_svc.front.openai.requests import Asked, asked_completion
-from scheduler_svc.front.openai.sse import EventStream
+from scheduler_svc.front.openai.sse import ChunkStream
 from scheduler_svc.front.openai.streaming import NULL, Pieces, stream_answer
 from scheduler_svc.front.output import Delta, Output
 from scheduler_svc.front.response import Response
@@ -53,7 +54,7 @@ class Completions:
         async with self._answering.running(call, identifier, asked) as responses:
             prompts = [_Prompt(fields, asked, place, response, tokens) for place, response in enumerate(responses)]
             if fields.stream:
-                stream = EventStream(call, head)
+                stream = ChunkStream(call, partial(self._answering.waits_for, asked, responses[0]), head)
                 pieces = [_CompletionPieces(stream, prompt) for prompt in prompts]
                 return await stream_answer(stream, pieces, asked.names, tells_outputs=not prompts[0].is_prompt_only)
             for response in responses:
@@ -156,7 +157,7 @@ class _Prompt:
 class _CompletionPieces(Pieces):
     """The events of one prompt."""
 
-    def __init__(self, stream: EventStream, prompt: _Prompt) -> None:
+    def __init__(self, stream: ChunkStream, prompt: _Prompt) -> None:
         super().__init__(stream, prompt.response, prompt.place, prompt.asked, prompt.fields)
         self._prompt = prompt
         self._logprobs = {}

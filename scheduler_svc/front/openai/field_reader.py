@@ -1,6 +1,8 @@
 """Makes the fields of a request from its JSON object, and says what is wrong with one."""
 
 import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
 from itertools import islice
@@ -10,9 +12,9 @@ from pydantic import ValidationError
 
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.openai.errors import ApiError
-from scheduler_svc.front.openai.fields import RequestFields
+from scheduler_svc.front.openai.fields import Message, RequestFields, StreamOptions
 from scheduler_svc.front.openai.messages import PART_NOTES
-from scheduler_svc.front.openai.other_fields import NO_EFFECT, REFUSED
+from scheduler_svc.front.openai.other_fields import NO_EFFECT, REFUSED, FieldRule
 from scheduler_svc.front.openai.unknown_fields import in_place_of, inside, refusal_of
 from scheduler_svc.front.text.json_text import shown_json
 
@@ -35,15 +37,37 @@ class UnknownFields(Enum):
     IGNORE = "ignore"
 
 
+@dataclass(frozen=True, slots=True)
+class OtherFields:
+    """The fields of an API that are not carried, and where unknown ones may be inside others.
+
+    Attributes:
+        no_effect: By name.
+        refused: By name.
+        inside: Yields the paths of unknown fields inside the fields of a request, but for the notes in parts.
+        known_inside: The names that are known there.
+    """
+
+    no_effect: Mapping[str, FieldRule]
+    refused: Mapping[str, FieldRule]
+    inside: Callable[[RequestFields, Collection[str]], Iterator[str]]
+    known_inside: Iterable[str]
+
+
+OPENAI = OtherFields(NO_EFFECT, REFUSED, inside, (*Message.model_fields, *StreamOptions.model_fields))
+
+
 class Reader:
     """Makes the fields of requests from JSON objects.
 
     Args:
         unknown: What becomes of fields that nobody knows.
+        others: The fields of the API that are not carried.
     """
 
-    def __init__(self, unknown: UnknownFields) -> None:
+    def __init__(self, unknown: UnknownFields, others: OtherFields = OPENAI) -> None:
         self._unknown = unknown
+        self._others = others
 
     def read(self, parsed: dict[str, Any], kind: type[_Fields], headers: dict[str, str]) -> _Fields:
         """Return the fields; the names of unknown ones that are ignored go into `headers`.
@@ -55,32 +79,30 @@ class Reader:
         except ValidationError as error:
             raise _first_of(error, kind) from error
         # What is null is unset, whatever it would mean.
-        ignored = [name for name, value in (fields.model_extra or {}).items() if not _is_known(name, value)]
+        ignored = [name for name, value in (fields.model_extra or {}).items() if not self._is_known(name, value)]
         refuses = self._unknown is UnknownFields.REFUSE
-        ignored += islice(inside(fields, PART_NOTES if refuses else ()), _MAX_NAMED)
+        ignored += islice(self._others.inside(fields, PART_NOTES if refuses else ()), _MAX_NAMED)
         if ignored and refuses:
-            raise refusal_of(ignored[0], kind)
-        if ignored:
-            headers[IGNORED_HEADER] = ", ".join(map(_header_name, ignored[:_MAX_NAMED]))
+            raise refusal_of(ignored[0], kind, self._others.no_effect, self._others.known_inside)
+        name_ignored(headers, ignored)
         return fields
 
-
-def _is_known(name: str, value: object) -> bool:
-    """Return whether a field that is not carried is known. Raises ApiError: it is refused."""
-    if name in NO_EFFECT or value is None:
-        return True
-    rule = REFUSED.get(name)
-    if rule is None:
-        return False
-    if any(value == neutral and type(value) is type(neutral) for neutral in rule.neutral):
-        return True
-    allowed = " or ".join(["unset", *map(shown_json, rule.neutral)])
-    raise ApiError(
-        HTTPStatus.BAD_REQUEST,
-        f"{name} is {shown_json(value)}; it must be {allowed}: {rule.why}",
-        param=name,
-        code="unsupported_parameter",
-    )
+    def _is_known(self, name: str, value: object) -> bool:
+        """Return whether a field that is not carried is known. Raises ApiError: it is refused."""
+        if name in self._others.no_effect or value is None:
+            return True
+        rule = self._others.refused.get(name)
+        if rule is None:
+            return False
+        if any(value == neutral and type(value) is type(neutral) for neutral in rule.neutral):
+            return True
+        allowed = " or ".join(["unset", *map(shown_json, rule.neutral)])
+        raise ApiError(
+            HTTPStatus.BAD_REQUEST,
+            f"{name} is {shown_json(value)}; it must be {allowed}: {rule.why}",
+            param=name,
+            code="unsupported_parameter",
+        )
 
 
 # What pydantic calls a mistake, and the end of the sentence "... must be".
@@ -117,6 +139,13 @@ def _first_of(error: ValidationError, kind: type[RequestFields]) -> InvalidField
     if path and path[0] == "stop":
         rule = "a string, or an array of strings"
     return InvalidFieldError(name, shown_json(problem["input"]), rule)
+
+
+def name_ignored(headers: dict[str, str], names: Sequence[str]) -> None:
+    """Add the names of fields that are ignored to the headers of an answer."""
+    if names:
+        shown = [headers[IGNORED_HEADER]] if IGNORED_HEADER in headers else []
+        headers[IGNORED_HEADER] = ", ".join((*shown, *map(_header_name, names[:_MAX_NAMED])))
 
 
 def _header_name(name: str) -> str:

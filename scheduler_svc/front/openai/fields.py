@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 
-class _FailFast(FailFast):
+class FailFastList(FailFast):
     """Ends the check of a list at its first mistake: a million of them take seconds. In unions it must be hashable."""
 
     __hash__ = object.__hash__
 
 
-Texts = Annotated[list[str], _FailFast()]
-TokenIds = Annotated[list[int], _FailFast()]
+Texts = Annotated[list[str], FailFastList()]
+TokenIds = Annotated[list[int], FailFastList()]
 
 
 class RequestFields(BaseModel):
@@ -57,7 +57,7 @@ class Message(BaseModel):
     reasoning: str | None = Field(None, description="Alias of `reasoning_content`, as in vLLM.")
 
 
-Messages = Annotated[list[Message], _FailFast()]
+Messages = Annotated[list[Message], FailFastList()]
 
 
 class StreamOptions(BaseModel):
@@ -82,8 +82,8 @@ class TemplateFields(BaseModel):
     )
 
 
-class SamplingFields(RequestFields):
-    """What completions and chats have in common. What is unset gets the model's default, else the native API's."""
+class DecodingFields(RequestFields):
+    """What every API of OpenAI's has. What is unset gets the model's default, else the native API's."""
 
     temperature: float | None = Field(None, description="0: greedy decoding.")
     top_p: float | None = Field(
@@ -96,33 +96,11 @@ class SamplingFields(RequestFields):
     logit_bias: dict[str, float] | None = Field(
         None, description="Bias added to the logits of tokens, by token id; at most 300."
     )
-    max_tokens: int | None = Field(
-        None, description="Maximum number of tokens to generate. Default: 16 in completions, as many as fit in chats."
-    )
-    n: int | None = Field(None, description="Number of choices. At temperature 0 they are equal and computed once.")
     seed: int | None = Field(None, description="Equal seeds give equal outputs; negative values are allowed.")
     stop: str | Texts | None = Field(
         None, description=("Stop strings: the output ends before the first of these; at most 16.")
     )
     stream: bool | None = Field(None, description="Whether to stream the answer as server-sent events.")
-    stream_options: StreamOptions | None = Field(
-        None, description="`include_usage`, `continuous_usage_stats`; `include_obfuscation` must be false."
-    )
-    response_format: Any = Field(
-        None,
-        description=(
-            "What the answer looks like: `text`, `json_object`, or `json_schema`. A schema holds with `strict` true; "
-            "otherwise a chat asks for it in the last message of the user, and a completion is refused."
-        ),
-    )
-    # vLLM's
-    structured_outputs: Any = Field(
-        None, description="One of `json`, `regex`, `choice`, `grammar` (Lark), `json_object`: the output follows it."
-    )
-    guided_json: Any = Field(None, description="Older name of `structured_outputs.json`.")
-    guided_regex: Any = Field(None, description="Older name of `structured_outputs.regex`.")
-    guided_choice: Any = Field(None, description="Older name of `structured_outputs.choice`.")
-    guided_grammar: Any = Field(None, description="Older name of `structured_outputs.grammar`.")
     top_k: int | None = Field(None, description="Sample from this many of the most likely tokens; 0 or -1: all.")
     min_p: float | None = Field(None, description="Drop tokens less likely than this fraction of the most likely one.")
     typical_p: float | None = Field(None, description="Typical sampling, up to this probability.")
@@ -145,6 +123,33 @@ class SamplingFields(RequestFields):
     request_id: str | None = Field(
         None, description=("Part of the answer's `id`; it takes precedence over X-Request-Id.")
     )
+
+
+class SamplingFields(DecodingFields):
+    """What completions and chats have in common."""
+
+    max_tokens: int | None = Field(
+        None, description="Maximum number of tokens to generate. Default: 16 in completions, as many as fit in chats."
+    )
+    n: int | None = Field(None, description="Number of choices. At temperature 0 they are equal and computed once.")
+    stream_options: StreamOptions | None = Field(
+        None, description="`include_usage`, `continuous_usage_stats`; `include_obfuscation` must be false."
+    )
+    response_format: Any = Field(
+        None,
+        description=(
+            "What the answer looks like: `text`, `json_object`, or `json_schema`. A schema holds with `strict` true; "
+            "otherwise a chat asks for it in the last message of the user, and a completion is refused."
+        ),
+    )
+    # vLLM's
+    structured_outputs: Any = Field(
+        None, description="One of `json`, `regex`, `choice`, `grammar` (Lark), `json_object`: the output follows it."
+    )
+    guided_json: Any = Field(None, description="Older name of `structured_outputs.json`.")
+    guided_regex: Any = Field(None, description="Older name of `structured_outputs.regex`.")
+    guided_choice: Any = Field(None, description="Older name of `structured_outputs.choice`.")
+    guided_grammar: Any = Field(None, description="Older name of `structured_outputs.grammar`.")
     prompt_logprobs: int | None = Field(
         None, description=("Log-probabilities of the prompt tokens, with this many alternatives.")
     )

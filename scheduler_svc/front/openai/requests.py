@@ -78,6 +78,7 @@ class Asked:
 
 def asked_completion(fields: CompletionFields, limits: RequestLimits) -> Asked:
     """Return what a completion asks for. Raises InvalidFieldError: a field is wrong."""
+    _check_stream(fields)
     numbers = _Numbers()
     params, num_copies = numbers.params, _set_sampling_params(numbers, fields, limits, fields.best_of)
     max_tokens = DEFAULT_COMPLETION_TOKENS if fields.max_tokens is None else fields.max_tokens
@@ -110,6 +111,7 @@ def asked_completion(fields: CompletionFields, limits: RequestLimits) -> Asked:
 
 def asked_chat(fields: ChatFields, limits: RequestLimits) -> Asked:
     """Return what a chat asks for. Raises InvalidFieldError: a field is wrong."""
+    _check_stream(fields)
     numbers = _Numbers()
     num_copies = _set_sampling_params(numbers, fields, limits, None)
     name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
@@ -136,6 +138,16 @@ def asked_chat(fields: ChatFields, limits: RequestLimits) -> Asked:
     if schema := advised_schema(fields):
         add_advice(request.messages, schema)
     return Asked([request], num_copies, num_alternatives, names, numbers.sent, part)
+
+
+def _check_stream(fields: SamplingFields) -> None:
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise InvalidFieldError("prompt_logprobs", fields.prompt_logprobs, "unset with stream")
+    options = fields.stream_options
+    if options is not None and not fields.stream:
+        raise InvalidFieldError("stream_options", "set", "unset without stream true")
+    if options is not None and options.include_obfuscation:
+        raise InvalidFieldError("stream_options.include_obfuscation", "true", "false or unset: chunks are not padded")
 
 
 def _always(grammar: AskedGrammar) -> GrammarMaker:

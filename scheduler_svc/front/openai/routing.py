@@ -49,7 +49,7 @@ _CLIENT_LEFT = 499
 # Paths that nobody serves share a label: clients could make up any number of them.
 _OTHER = "other"
 
-_HOW_TO_SEND = f"{HOW_TO_SEND} (openai: api_key)"
+_HOW_TO_SEND = f"{HOW_TO_SEND} (openai: api_key), or x-api-key: TOKEN"
 
 _SAFE_HEADERS = {"Cache-Control": "no-store", "Server": "octavo", "X-Content-Type-Options": "nosniff"}
 
@@ -93,13 +93,20 @@ class Routes:
         access: Who may call; None: everybody.
         settings: See there.
         meter: Counts requests.
+        in_shape_of: Returns an error in the shape that the caller reads; without it, OpenAI's.
     """
 
     def __init__(
-        self, routes: Mapping[str, Route], access: AccessControl | None, settings: RouteSettings, meter: ApiMeter
+        self,
+        routes: Mapping[str, Route],
+        access: AccessControl | None,
+        settings: RouteSettings,
+        meter: ApiMeter,
+        in_shape_of: Callable[[Call, ApiError], ApiError] = lambda call, error: error,
     ) -> None:
         self._meter = meter
         self._routes = routes
+        self._in_shape_of = in_shape_of
         self._access = access
         self._settings = settings
         self._bodies = Bodies(settings.max_bytes)
@@ -112,7 +119,7 @@ class Routes:
         yield HANDLING.histogram_family(self._handling)
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request; what is raised becomes an error in OpenAI's shape."""
+        """Answer a request; what is raised becomes an error in the shape that its client reads."""
         began_s, status = time.monotonic(), _CLIENT_LEFT
         path = self._path_of(request.path)
         set_identity(ANYBODY)  # until it is known; the request before it on this connection may be another's
@@ -132,7 +139,7 @@ class Routes:
                 log.exception(Event("http_call_failed", path=path, request_id=call.request_id))
             if counted is not None:
                 counted.refuse(refusal_of(error))
-            refusal = api_error(error)
+            refusal = self._in_shape_of(call, api_error(error))
             status = refusal.status
             response = refuse(refusal, call.headers)
             # It may be the error itself, whose traceback has this frame and others with the body: a cycle of megabytes.

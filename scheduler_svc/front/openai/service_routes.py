@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -15,6 +16,7 @@ import octavo
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.process.metric import Family
+from scheduler_svc.front.anthropic.errors import speaks_anthropic
 from scheduler_svc.front.api import tokenization
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.models import Models
@@ -87,15 +89,22 @@ class ServiceRoutes:
         )
 
     async def _list_models(self, call: Call) -> web.Response:
-        entries = [self._entry(name, generation) for name, generation in self._models.all.items()]
-        return call.answer({"object": "list", "data": entries})
+        models = self._models.all.items()
+        if not speaks_anthropic(call.request):
+            return call.answer(
+                {"object": "list", "data": [self._entry(name, generation) for name, generation in models]}
+            )
+        entries = [self._entry_of_anthropic(name, generation) for name, generation in models]
+        ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"], "has_more": False}
+        return call.answer({"data": entries, **ends})
 
     async def _show_model(self, call: Call) -> web.Response:
         name = call.request.path.removeprefix("/v1/models/")
         generation = self._models.choose(name)
         if name not in self._models.names:
             check_model(name, generation.served()[0])
-        return call.answer(self._entry(name, generation))
+        entry = self._entry_of_anthropic if speaks_anthropic(call.request) else self._entry
+        return call.answer(entry(name, generation))
 
     def _entry(self, name: str, generation: Generation) -> dict[str, object]:
         """Describe a model; one with a name of its own is listed before it has executors.
@@ -109,6 +118,17 @@ class ServiceRoutes:
             "created": self._created,
             "owned_by": "octavo",
             "max_model_len": model and model.max_model_len,
+        }
+
+    def _entry_of_anthropic(self, name: str, generation: Generation) -> dict[str, object]:
+        entry = self._entry(name, generation)
+        return {
+            "type": "model",
+            "id": name,
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat().replace("+00:00", "Z"),
+            "max_input_tokens": entry["max_model_len"],
+            "max_tokens": entry["max_model_len"],
         }
 
     async def _tokenize(self, call: Call) -> web.Response:

@@ -6,14 +6,20 @@ from octavo.values.address import is_loopback
 from octavo_shared.process.metric import Family
 from scheduler_svc.config.client_side_config import ClientSideConfig
 from scheduler_svc.front.access.access_control import AccessControl
+from scheduler_svc.front.anthropic.errors import in_shape_of
+from scheduler_svc.front.anthropic.fields import OTHER_FIELDS
+from scheduler_svc.front.anthropic.messages import Messages
 from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.openai.answering import Answering
 from scheduler_svc.front.openai.chat import Chat
+from scheduler_svc.front.openai.chat_outputs import ChatFormats
 from scheduler_svc.front.openai.completions import Completions
 from scheduler_svc.front.openai.field_reader import Reader, UnknownFields
 from scheduler_svc.front.openai.routing import Route, Routes, RouteSettings
 from scheduler_svc.front.openai.server import OpenAIServer
 from scheduler_svc.front.openai.service_routes import ServiceRoutes
+from scheduler_svc.front.responses.endpoint import Responses
+from scheduler_svc.front.responses.fields import OTHER_FIELDS as RESPONSES
 from scheduler_svc.http.http_tls import http_tls
 
 
@@ -38,16 +44,20 @@ def openai_server(
 
     Raises: TlsFileError: a file cannot be used.
     """
-    reader = Reader(UnknownFields(config.openai_unknown_fields))
+    unknown = UnknownFields(config.openai_unknown_fields)
+    reader = Reader(unknown)
     answering = Answering(models, reader)
-    chat = Chat(answering, config.tool_call_parser, config.reasoning_parser)
+    formats = ChatFormats(config.tool_call_parser, config.reasoning_parser)
+    responses = Responses(Answering(models, Reader(unknown, RESPONSES)), formats)
     routes = {
-        "/v1/chat/completions": Route("POST", chat.answer, "chat_completions"),
+        "/v1/chat/completions": Route("POST", Chat(answering, formats).answer, "chat_completions"),
         "/v1/completions": Route("POST", Completions(answering).answer, "completions"),
+        "/v1/responses": Route("POST", responses.answer, "responses"),
+        **Messages(models, Answering(models, Reader(unknown, OTHER_FIELDS)), formats).routes(),
         **ServiceRoutes(models, reader, collect).routes(),
     }
     tls = http_tls(config)
     settings = RouteSettings(
         max_bytes=config.max_request_bytes, is_local=is_loopback(listen), speaks_tls=tls is not None
     )
-    return OpenAIServer(listen, Routes(routes, access, settings, models.meter), tls, is_shared=is_shared)
+    return OpenAIServer(listen, Routes(routes, access, settings, models.meter, in_shape_of), tls, is_shared=is_shared)

@@ -1,6 +1,10 @@
-"""Server-sent events: an answer in pieces, over one response."""
+"""Server-sent events: an answer in pieces, over one response, and comments while there is nothing to send."""
 
-from collections.abc import Mapping
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from itertools import chain, repeat
 
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
@@ -17,49 +21,96 @@ _HEADERS = {
 
 _DONE = b"data: [DONE]\n\n"
 
+# How long a stream is silent before a comment says why: the first time, and from then on. Proxies cut silent ones.
+FIRST_SILENCE_S = 1.0
+SILENCE_S = 5.0
 
-class EventStream:
+
+class EventStream(ABC):
     """Sends events; it waits for a client that does not read.
 
     Args:
         call: What is answered.
-        head: What the JSON object of every event begins with: id, object, created, model.
+        waits_for: Says what the answer waits for; empty: for the next token.
     """
 
-    def __init__(self, call: Call, head: Mapping[str, object]) -> None:
+    def __init__(self, call: Call, waits_for: Callable[[], str]) -> None:
         self._call = call
-        self._begin = b"data: " + to_json(head)[:-1]
+        self._waits_for = waits_for
         self._response = web.StreamResponse(headers={**call.headers, **_HEADERS})
         self._writer: AbstractStreamWriter
+        self._comments: asyncio.Task[None]
+        self._is_silent = False
 
-    async def open(self) -> None:
-        """Send the status: from now on errors are events."""
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Send the status: from now on errors are events, and comments fill the silence."""
         request = self._call.request
         if request.version < HttpVersion11:  # without chunks, only the end of the connection ends the answer
             self._response.force_close()
         writer = await self._response.prepare(request)
         assert writer is not None, "it has not been sent yet"
         self._writer = writer
+        self._comments = asyncio.create_task(self._fill_silence())
+        try:
+            yield
+        finally:
+            self._comments.cancel()
+
+    async def send(self, events: bytes) -> None:
+        """Send events; wait while the client has not taken those before."""
+        self._is_silent = False
+        await self._response.write(events)
+        await self._writer.drain()
+
+    async def end(self, events: bytes) -> web.StreamResponse:
+        """Send the last events."""
+        self._comments.cancel()
+        await self._response.write(events)
+        await self._response.write_eof()
+        return self._response
+
+    @abstractmethod
+    async def fail(self, error: ApiError) -> web.StreamResponse:
+        """End with an error."""
+
+    @abstractmethod
+    async def finish(self) -> web.StreamResponse:
+        """End."""
+
+    async def _fill_silence(self) -> None:
+        with suppress(ConnectionError):  # `send` meets it too
+            for silence_s in chain([FIRST_SILENCE_S], repeat(SILENCE_S)):
+                self._is_silent = True
+                await asyncio.sleep(silence_s)
+                if self._is_silent:
+                    why = self._waits_for()
+                    await self._response.write(
+                        f": waiting, {why}\n\n".encode() if why else b": waiting for the next token\n\n"
+                    )
+
+
+class ChunkStream(EventStream):
+    """The events of completions and chats.
+
+    Args:
+        call: What is answered.
+        waits_for: See `EventStream`.
+        head: What the JSON object of every event begins with: id, object, created, model.
+    """
+
+    def __init__(self, call: Call, waits_for: Callable[[], str], head: Mapping[str, object]) -> None:
+        super().__init__(call, waits_for)
+        self._begin = b"data: " + to_json(head)[:-1]
 
     def event(self, *parts: bytes) -> bytes:
         """Return an event whose JSON object goes on with these parts, the closing bracket included."""
         return b"".join((self._begin, *parts, b"\n\n"))
 
-    async def send(self, events: bytes) -> None:
-        """Send events; wait while the client has not taken those before."""
-        await self._response.write(events)
-        await self._writer.drain()
-
     async def fail(self, error: ApiError) -> web.StreamResponse:
         """End with an error; there is no [DONE], so that no client takes the answer for complete."""
-        await self._response.write(b"data: " + error.body + b"\n\n")
-        return await self._end()
+        return await self.end(b"data: " + error.body + b"\n\n")
 
     async def finish(self) -> web.StreamResponse:
         """End."""
-        await self._response.write(_DONE)
-        return await self._end()
-
-    async def _end(self) -> web.StreamResponse:
-        await self._response.write_eof()
-        return self._response
+        return await self.end(_DONE)

@@ -6,7 +6,7 @@ Most of an event is the same for every token, and is written once: a token costs
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from aiohttp import web
 from pydantic_core import to_json
@@ -17,7 +17,7 @@ from scheduler_svc.front.openai.answering import finish_reason, stop_reason, usa
 from scheduler_svc.front.openai.errors import api_error
 from scheduler_svc.front.openai.fields import SamplingFields
 from scheduler_svc.front.openai.requests import Asked
-from scheduler_svc.front.openai.sse import EventStream
+from scheduler_svc.front.openai.sse import ChunkStream, EventStream
 from scheduler_svc.front.output import Delta, Output, PromptDelta
 from scheduler_svc.front.response import Response
 
@@ -41,7 +41,7 @@ class Pieces(ABC):
     """
 
     def __init__(
-        self, stream: EventStream, response: Response, place: int, asked: Asked, fields: SamplingFields
+        self, stream: ChunkStream, response: Response, place: int, asked: Asked, fields: SamplingFields
     ) -> None:
         self.response = response
         self.fields = fields
@@ -119,7 +119,7 @@ class Pieces(ABC):
 
 
 async def stream_answer(
-    stream: EventStream, pieces: Sequence[Pieces], names: Mapping[str, str], *, tells_outputs: bool = True
+    stream: ChunkStream, pieces: Sequence[Pieces], names: Mapping[str, str], *, tells_outputs: bool = True
 ) -> web.StreamResponse:
     """Send the answer of all prompts, as it comes.
 
@@ -129,8 +129,8 @@ async def stream_answer(
         names: OpenAI's names of fields.
         tells_outputs: Whether the outputs count in `usage`.
     """
-    await stream.open()
-    try:
+
+    async def send_all() -> None:
         if begin := b"".join(one.begin() for one in pieces):
             await stream.send(begin)
         if len(pieces) == 1:
@@ -139,25 +139,36 @@ async def stream_answer(
             async with asyncio.TaskGroup() as group:
                 for one in pieces:
                     group.create_task(one.send_all())
-    except ConnectionError:
-        raise
-    except Exception as error:
-        cause = _first_of(error)
-        if isinstance(cause, ConnectionError):
-            raise cause from error
-        if not isinstance(cause, OctavoServiceError):
-            log.exception(Event("http_stream_failed", request_id=pieces[0].response.request_id))
-        return await stream.fail(api_error(cause, names))
-    options = pieces[0].fields.stream_options
-    if options and options.include_usage:
-        counts = usage_of(
-            [one.response for one in pieces],
-            pieces[0].num_copies,
-            tells_outputs=tells_outputs,
-            num_reasoning_tokens=pieces[0].num_reasoning_tokens(),
-        )
-        await stream.send(stream.event(b',"choices":[],"usage":', to_json(counts), b"}"))
-    return await stream.finish()
+        options = pieces[0].fields.stream_options
+        if options and options.include_usage:
+            counts = usage_of(
+                [one.response for one in pieces],
+                pieces[0].num_copies,
+                tells_outputs=tells_outputs,
+                num_reasoning_tokens=pieces[0].num_reasoning_tokens(),
+            )
+            await stream.send(stream.event(b',"choices":[],"usage":', to_json(counts), b"}"))
+
+    return await stream_events(stream, send_all, names, pieces[0].response.request_id)
+
+
+async def stream_events(
+    stream: EventStream, send_all: Callable[[], Awaitable[None]], names: Mapping[str, str], request_id: str
+) -> web.StreamResponse:
+    """Open a stream and send all events; an error ends it in the words of the API."""
+    async with stream.open():
+        try:
+            await send_all()
+        except ConnectionError:
+            raise
+        except Exception as error:
+            cause = _first_of(error)
+            if isinstance(cause, ConnectionError):
+                raise cause from error
+            if not isinstance(cause, OctavoServiceError):
+                log.exception(Event("http_stream_failed", request_id=request_id))
+            return await stream.fail(api_error(cause, names))
+        return await stream.finish()
 
 
 def _first_of(error: Exception) -> Exception:

@@ -5,9 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 
 from scheduler_svc.front.openai.errors import ApiError
-from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, Message, RequestFields, StreamOptions
+from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, Message, RequestFields
 from scheduler_svc.front.openai.messages import PART_NOTES, REFUSED_IN_MESSAGES, TEXT_PARTS, is_empty
-from scheduler_svc.front.openai.other_fields import NO_EFFECT
 
 # How alike two names are that are one name with a slip; short names that are not alike reach 0.6.
 _ALIKE = 0.75
@@ -22,15 +21,19 @@ _OTHERS = {
 }
 
 
-def refusal_of(name: str, kind: type[RequestFields]) -> ApiError:
-    """Return the refusal of a field of a request, by its path if it is inside another."""
+def refusal_of(name: str, kind: type[RequestFields], no_effect: Iterable[str], known_inside: Iterable[str]) -> ApiError:
+    """Return the refusal of a field of a request, by its path if it is inside another.
+
+    Args:
+        name: Of the field.
+        kind: The fields of the request.
+        no_effect: Other fields that it may have.
+        known_inside: Fields that are known inside others.
+    """
     outer, _, inner = name.rpartition(".")
     other_path, others = _OTHERS.get(kind, ("", ()))
     advice = "remove it"
-    if outer:
-        known: Iterable[str] = StreamOptions.model_fields if outer == "stream_options" else Message.model_fields
-    else:
-        known = (*kind.model_fields, *NO_EFFECT)
+    known = known_inside if outer else (*kind.model_fields, *no_effect)
     if not outer and name in others:
         advice = f"send it to {other_path}, which has that field, or remove it"
     elif name in _TEMPLATE_SWITCHES and "chat_template_kwargs" in kind.model_fields:

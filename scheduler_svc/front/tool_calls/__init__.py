@@ -6,7 +6,7 @@ For a server, in this order:
     tools = check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)       # None: no tools
     chat_format.check_tools(tools)
     # The template gets tools.definitions. Where chat_format.needs_special_tokens(tools), `skip_special_tokens` is off.
-    parser = chat_format.output_parser(tools, prompt_token_ids, end_token_ids)  # once for each choice
+    parser = chat_format.output_parser(tools, prompt_token_ids, end_token_ids, output_id)  # once for each choice
     events = parser.feed(delta.text)                                                           # for each delta
     events = parser.finish(is_cut=...)                                                         # once, at the end
 

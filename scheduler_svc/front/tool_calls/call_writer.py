@@ -14,12 +14,12 @@ class CallWriter:
 
     Args:
         tool_names: The tools of the request.
-        new_call_id: Makes the id of a call.
+        make_id: Makes the id of a call of its index.
     """
 
-    def __init__(self, tool_names: Collection[str], new_call_id: Callable[[], str]) -> None:
+    def __init__(self, tool_names: Collection[str], make_id: Callable[[int], str]) -> None:
         self._tool_names = frozenset(tool_names)
-        self._new_call_id = new_call_id
+        self._make_id = make_id
         self._num_calls = 0  # that events have told of
         self._call_ids: set[str] = set()
         self._text: list[str] = []  # taken, and not of a whole call
@@ -44,7 +44,7 @@ class CallWriter:
     def begin(self, name: str, call_id: str = "") -> None:
         """What was taken so far is the beginning of a call of this tool; the model has given it an id, or none."""
         if not call_id or call_id in self._call_ids:
-            call_id = self._new_call_id()
+            call_id = self._make_id(self._num_calls)
         self._call_ids.add(call_id)
         self._call = ToolCallBegin(self._num_calls, call_id, name)
 

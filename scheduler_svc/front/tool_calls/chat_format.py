@@ -86,6 +86,7 @@ class ChatFormat:
         tools: RequestedTools | None,
         prompt_token_ids: Sequence[int] | Int32Array,
         end_token_ids: Collection[int],
+        output_id: str = "",
     ) -> OutputParser:
         """Return the parser of one output.
 
@@ -94,11 +95,12 @@ class ChatFormat:
             prompt_token_ids: Its prompt, which may open the reasoning.
             end_token_ids: The tokens that may end the output and must not be seen in it. Give them if the text has
                 special tokens only because `needs_special_tokens` says so.
+            output_id: Of the output; the ids of its calls derive from it.
         """
         reasoning = tool_calls = None
         if self.reasoning is not None:
             reasoning = ReasoningParser(self.reasoning, starts_inside=self.opens_reasoning(prompt_token_ids))
         if self.tool_calls is not None and tools is not None:
-            tool_calls = ToolCallParser(self.tool_calls, tools.schemas)
+            tool_calls = ToolCallParser(self.tool_calls, tools.schemas, output_id)
         special_ids = self.tokenizer.special_token_ids.intersection(end_token_ids)
         return OutputParser(reasoning, tool_calls, [self.tokenizer.token_of(token_id) for token_id in special_ids])

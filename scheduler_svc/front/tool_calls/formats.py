@@ -4,7 +4,7 @@ The names are those of vLLM's `--tool-call-parser` and `--reasoning-parser`; vLL
 the chat templates of the families: they show the model its own earlier calls.
 """
 
-import secrets
+import hashlib
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,14 +16,19 @@ NAME, ID = Slot.NAME, Slot.ID
 AUTO = "auto"  # as the chat template shows
 
 
-def openai_call_id() -> str:
-    """Return an id as OpenAI writes them."""
-    return f"call_{secrets.token_hex(12)}"
+def openai_call_id(output_id: str, index: int) -> str:
+    """Return the id of a call of an output, as OpenAI writes them; the same whoever makes it."""
+    return f"call_{_digest(output_id, index).hex()[:24]}"
 
 
-def mistral_call_id() -> str:
+def mistral_call_id(output_id: str, index: int) -> str:
     """Return an id of nine letters and digits; Mistral's templates refuse all others."""
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+    characters = string.ascii_letters + string.digits
+    return "".join(characters[byte % len(characters)] for byte in _digest(output_id, index)[:9])
+
+
+def _digest(output_id: str, index: int) -> bytes:
+    return hashlib.sha256(f"{output_id} {index}".encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class ToolCallFormat:
         may_be_bare: Whether calls also come without a marker: at the beginning of the output, and behind another call
             after a `;` or `,`.
         template_marks: A chat template with all strings of one of these groups teaches this format.
-        new_call_id: Makes the id of a call.
+        call_id: Makes the id of a call, of the id of its output and its index there.
     """
 
     name: str
@@ -47,7 +52,7 @@ class ToolCallFormat:
     ends: tuple[str, ...] = ()
     may_be_bare: bool = False
     template_marks: tuple[tuple[str, ...], ...] = ()
-    new_call_id: Callable[[], str] = field(default=openai_call_id)
+    call_id: Callable[[str, int], str] = field(default=openai_call_id)
 
     @property
     def openings(self) -> tuple[str, ...]:
@@ -119,7 +124,7 @@ TOOL_CALL_FORMATS = (
         NamedBody(((NAME,), (NAME, "[ARGS]"), (NAME, "[CALL_ID]", ID, "[ARGS]")), may_be_list=True),
         ("[TOOL_CALLS]",),
         template_marks=(("[TOOL_CALLS]",),),
-        new_call_id=mistral_call_id,
+        call_id=mistral_call_id,
     ),
     ToolCallFormat("granite", JsonBody(), ("<|tool_call|>",), template_marks=(("<|tool_call|>",),)),
     ToolCallFormat("phi4_mini_json", JsonBody(), ("functools",), template_marks=(("functools[",),)),

@@ -8,7 +8,8 @@ What turns out to be no call is content, and the search goes on behind it. Only 
 marker waits. Every decision follows from the characters alone, so any split of the text gives the same joined events.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 
 from scheduler_svc.front.tool_calls.bodies import Body, JsonBody, NamedBody, PythonicBody, XmlBody
 from scheduler_svc.front.tool_calls.call_reader import CallReader, Progress
@@ -33,19 +34,18 @@ class ToolCallParser:
     Args:
         call_format: How the model writes calls.
         tools: The tools of the request: the JSON schema of the arguments, by name. A call of another one is content.
-        new_call_id: Makes the ids of calls; None: as the format says.
+        output_id: Of the output; the ids of its calls derive from it.
     """
 
     def __init__(
         self,
         call_format: ToolCallFormat,
         tools: Mapping[str, Mapping[str, object]],
-        *,
-        new_call_id: Callable[[], str] | None = None,
+        output_id: str,
     ) -> None:
         self._format = call_format
         self._tools = tools
-        self._writer = CallWriter(tools, new_call_id or call_format.new_call_id)
+        self._writer = CallWriter(tools, partial(call_format.call_id, output_id))
         self._starts = _starts_of(call_format.body, tools)
         self._bare_starts = _BARE_STARTS.get(type(call_format.body), ()) if call_format.may_be_bare else ()
         self._reader: CallReader | None = None

@@ -9,7 +9,7 @@ from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.text.json_text import shown_json
 
 MAX_TOOLS = 128  # as at OpenAI
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _CHOICES = '"auto", "none", "required", or {"type": "function", "function": {"name": ...}}'
 
 
@@ -108,7 +108,7 @@ def _check_tool(tool: Any, field: str) -> tuple[str, Mapping[str, object]]:
         raise InvalidFieldError(f"{field}.function", _shown(function), "an object")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidFieldError(f"{field}.function.name", _shown(name), "1 to 64 of a-z, A-Z, 0-9, _ and -")
+        raise InvalidFieldError(f"{field}.function.name", _shown(name), "1 to 128 of a-z, A-Z, 0-9, _ and -")
     description = function.get("description")
     if not isinstance(description, str | None):
         raise InvalidFieldError(f"{field}.function.description", _shown(description), "a string, or unset")

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from openai.types import Completion, CompletionChoice, CompletionUsage, Model
+from openai.types import Completion, CompletionChoice, CompletionUsage, Model, responses
 from openai.types.chat import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -20,6 +20,7 @@ from openai.types.chat import (
 )
 from openai.types.completion_choice import Logprobs
 from openai.types.completion_usage import PromptTokensDetails
+from openai.types.responses import response_text_delta_event, response_text_done_event
 from pydantic import BaseModel
 
 from tests.contract.openai.api import Answer, Json
@@ -60,6 +61,11 @@ OTHERS: dict[type[BaseModel], set[str]] = {
     ChatCompletionMessage: {"reasoning_content", "reasoning"},
     chat_completion_chunk.ChoiceDelta: {"reasoning_content", "reasoning"},
     Model: {"max_model_len"},
+    responses.Response: {"store"},
+    response_text_delta_event.Logprob: {"bytes"},
+    response_text_delta_event.LogprobTopLogprob: {"bytes"},
+    response_text_done_event.Logprob: {"bytes"},
+    response_text_done_event.LogprobTopLogprob: {"bytes"},
 }
 
 

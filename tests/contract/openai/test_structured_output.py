@@ -28,6 +28,7 @@ HELD: list[tuple[Json, re.Pattern[str]]] = [
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, CITY),
     ({"structured_outputs": {"regex": r"\d{4}-\d\d"}}, DATE),
     ({"structured_outputs": {"choice": ["yes", "no"]}, "ignore_eos": True}, re.compile("yes|no")),
+    ({"structured_outputs": {"regex": "a{0,9}"}, "ignore_eos": True, "min_tokens": 9, "seed": 1}, re.compile("a{9}")),
     ({"structured_outputs": {"grammar": 'start: "a" b\nb: /[01]{3}/'}}, re.compile("a[01]{3}")),
     ({"guided_json": SCHEMA}, CITY),
     ({"guided_regex": r"\d{4}-\d\d", "temperature": 0}, DATE),

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from executor_svc.fake.scripted_worker import CHAT_TEMPLATE
 from scheduler_svc.front.text.chat_template import ChatTemplate
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS
 from tests.contract.openai.api import Answer, Api, Json, running_api
-from tests.support.echo_worker import CHAT_TEMPLATE, EchoWorker
+from tests.support.echo_worker import EchoWorker
 from tests.support.family_templates import EOS, FAMILIES, Family
 
 ARGUMENTS = {"city": 'Zürich "7" 🦊\n <b> or a place with a long name', "exact": True}

@@ -5,10 +5,11 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from executor_svc.checkpoint.model_location import find_model_directory
+from executor_svc.checkpoint.model_location import find_model_path
 from octavo_shared.errors import ModelLoadError
 
 FORMAT = "config.json and model.safetensors (or shards with model.safetensors.index.json)"
+OR = "a GGUF file, or a hub id"
 SAVED = "(or shards with model.safetensors.index.json), as written by save_pretrained of transformers"
 
 
@@ -21,7 +22,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def refused(model: str) -> str:
     with pytest.raises(ModelLoadError) as caught:
-        find_model_directory(model)
+        find_model_path(model)
     return str(caught.value)
 
 
@@ -35,25 +36,26 @@ def write_files(*names: str) -> None:
 def test_a_directory_with_a_configuration_and_weights_is_found(weights: str) -> None:
     write_files("tiny/config.json", f"tiny/{weights}")
 
-    assert find_model_directory("tiny").path == Path("tiny")
+    assert find_model_path("tiny") == Path("tiny")
+
+
+def test_a_gguf_file_is_found() -> None:
+    write_files("models/tiny.gguf")
+
+    assert find_model_path("models/tiny.gguf") == Path("models/tiny.gguf")
 
 
 # What is there, what is asked for, the sentence.
 NO_MODEL: list[tuple[tuple[str, ...], str, str]] = [
-    ((), "", "--model is empty; it takes a directory or a hub id"),
+    ((), "", "--model is empty; it takes a directory, a GGUF file or a hub id"),
     ((), "./tiny", "the model directory tiny does not exist"),
     ((), "/none/tiny", "the model directory /none/tiny does not exist"),
     ((), "a/b/c", "the model directory a/b/c does not exist"),
     ((), "tiny/", "the model directory tiny does not exist"),
-    ((), "tiny.gguf", "the model directory tiny.gguf does not exist"),
+    ((), "tiny.gguf", "the model file tiny.gguf does not exist"),
     ((), "~nobody-here/tiny", "the model directory ~nobody-here/tiny does not exist: unknown user"),
-    (("README.md",), "./README.md", f"README.md is a file; --model takes a directory with {FORMAT}, or a hub id"),
-    (("README.md",), "README.md", f"README.md is a file; --model takes a directory with {FORMAT}, or a hub id"),
-    (
-        ("tiny.gguf",),
-        "tiny.gguf",
-        f"tiny.gguf is a GGUF file, which Octavo does not read; --model takes a directory with {FORMAT}, or a hub id",
-    ),
+    (("README.md",), "./README.md", f"README.md is a file; --model takes a directory with {FORMAT}, {OR}"),
+    (("README.md",), "README.md", f"README.md is a file; --model takes a directory with {FORMAT}, {OR}"),
     (
         ("tiny/config.json", "tiny/model.safetensors"),
         "tiny/model.safetensors",
@@ -73,8 +75,7 @@ NO_MODEL: list[tuple[tuple[str, ...], str, str]] = [
     (
         ("tiny/tiny-Q4.gguf",),
         "tiny",
-        "the model directory tiny contains tiny-Q4.gguf: Octavo does not read GGUF; it needs a directory with "
-        f"{FORMAT}",
+        "the model directory tiny contains tiny-Q4.gguf and no config.json: give that file for --model",
     ),
     (
         ("tiny/adapter_config.json",),
@@ -115,7 +116,9 @@ def test_what_is_no_model_is_refused_without_the_hub(files: tuple[str, ...], mod
 
 @pytest.mark.parametrize("model", ["a b", "-a", "a--b", "a/b!"])
 def test_what_cannot_be_a_hub_id_is_refused_without_the_hub(model: str) -> None:
-    assert refused(model) == f"{model} is neither a directory nor a hub id (NAME or ORGANISATION/NAME)"
+    assert (
+        refused(model) == f"{model} is neither a directory, nor a GGUF file, nor a hub id (NAME or ORGANISATION/NAME)"
+    )
 
 
 def test_an_empty_directory_is_refused() -> None:

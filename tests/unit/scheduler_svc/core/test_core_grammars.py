@@ -106,7 +106,7 @@ def test_a_message_carries_no_more_grammars_than_fit() -> None:
 
 NEVER = {
     "no slots": (small_limits(), ONE, "this executor follows none (the capability GRAMMARS)"),
-    "another matcher": (small_limits(grammar_slots=1), ONE, "began with the matcher 'other'"),
+    "another matcher": (small_limits(grammar_slots=1), ONE, "goes with the matcher 'other'"),
     "too long": (small_limits(grammar_slots=1), Grammar(bytes(1001)), "its grammar has 1001 bytes"),
 }
 

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
-from octavo.generation.v1 import generation_pb2
 from octavo_shared.errors import CallerError, UnavailableError
 from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar
 from octavo_shared.step_wire.step import SamplingRow
 from octavo_shared.step_wire.wire import encode_step
 from scheduler_svc.engine.live_request import group_of
 from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
-from scheduler_svc.front.api.request_validation import stop_conditions
 from scheduler_svc.link.submission_check import check_submission
 from scheduler_svc.link.submissions import decode_submission, encode_submission
 from scheduler_svc.request.engine_request import EngineRequest
@@ -37,10 +35,13 @@ def guided(**options: object) -> EngineRequest:
 def test_the_end_of_the_sequence_ends_what_follows_a_grammar_though_it_is_to_be_ignored() -> None:
     assert not group_of(guided(), 1, 24).stop_conditions.ignore_eos
     assert group_of(guided(grammar=None), 1, 24).stop_conditions.ignore_eos
-    asked = generation_pb2.SamplingParams(ignore_eos=True)
-    assert stop_conditions(asked, 259).ignore_eos
-    asked.grammar.regex = "a"
-    assert not stop_conditions(asked, 259).ignore_eos, "else an answer that is continued goes on behind its end"
+
+
+def test_what_a_front_has_checked_goes_to_executors_with_its_matcher_only() -> None:
+    admissions = Bench(small_limits(grammar_slots=1)).planner.admissions
+    for matcher_id, is_taken in (("toy", True), ("", True), ("of another release", False)):
+        submitted = decode_submission(encode_submission(1, guided(matcher_id=matcher_id), "", 24))
+        assert admissions.can_ever_admit(group_of(submitted, 1, 24)) is is_taken
 
 
 async def test_where_no_executor_follows_grammars_it_is_refused_at_once() -> None:

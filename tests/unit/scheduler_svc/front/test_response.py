@@ -163,6 +163,30 @@ async def test_a_failure_comes_after_what_was_made_before_it() -> None:
         await request.next_delta()
 
 
+@given(st.text(min_size=1), st.sampled_from(["", "a", "é🦊"]), st.sets(st.integers(0, 100)))
+async def test_deltas_of_tokens_do_not_depend_on_when_they_are_taken(text: str, stop: str, taken_at: set[int]) -> None:
+    async def deltas(places: set[int]) -> list[Delta]:
+        request, taken = sampled_request(logprobs=True, stop=stop), []
+        for place, byte in enumerate(text.encode()):
+            if not request.outputs[0].finish_reason:
+                request.push(0, byte, -float(place), Alternatives([byte, 1], [0.0, -1.0]))
+            if place in places and request.response.has_news:
+                taken += request.outputs[0].take_each()
+                request.response.take_changed()
+        request.finish_output(0, LENGTH)
+        while (more := await request.response.next_token_deltas()) is not None:
+            taken += more
+        return taken
+
+    made = await deltas(set())
+    assert await deltas(taken_at) == made
+    assert all(delta.text for delta in made)
+    assert all(
+        len(delta.alternatives.token_ids) == 2 * len(delta.token_ids) == 2 * len(delta.logprobs) for delta in made
+    )
+    assert "".join(delta.text for delta in made) == text.partition(stop)[0] if stop else text
+
+
 # It ends once ----------------------------------------------------------------------------------------
 
 

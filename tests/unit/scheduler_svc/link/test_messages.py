@@ -19,6 +19,7 @@ from octavo_shared.errors import (
     TokenQuotaError,
     UnavailableError,
 )
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.grpc.grpc_status import rpc_status
 from octavo_shared.step_wire.step import PoolingTask, SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
@@ -64,6 +65,7 @@ REQUESTS = {
     ),
     "no limit of tokens": replace(PLAIN, stop_conditions=StopConditions(max_tokens=None)),
     "continued": replace(PLAIN, continuation=Continuation(num_prompt_logprobs=2, attempt=3)),
+    "guided": replace(PLAIN, grammar=Grammar(b"g"), matcher_id="of a release"),
     "a vector": replace(PLAIN, pooling=PoolingTask.EMBED),
     "scores of a pair": replace(PLAIN, pooling=PoolingTask.SCORE, token_type_ids=b"\0\0\0\1\1"),
     "a search": replace(PLAIN, beam_search=BeamSearchParams(4, 2, -0.5, EarlyStopping.NEVER)),

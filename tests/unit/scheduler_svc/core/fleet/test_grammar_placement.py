@@ -41,7 +41,7 @@ def test_what_has_begun_goes_on_only_at_an_equal_matcher() -> None:
     bench.step(other)
     assert running(other) == ""
     assert bench.fleet.lacks_its_kind(moving)
-    assert "began with the matcher 'toy' for its grammar" in bench.fleet.why_never(moving)
+    assert "grammar goes with the matcher 'toy'" in bench.fleet.why_never(moving)
     equal = bench.attach(limits)
     bench.run()
     assert len(bench.outputs[0, 0].token_ids) == 5

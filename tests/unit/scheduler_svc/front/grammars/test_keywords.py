@@ -32,7 +32,7 @@ HELD: dict[str, tuple[dict[str, Any], str, str]] = {
     "required": ({**A, "required": ["a"]}, '{"a": 1}', "{}"),
     "additionalProperties": ({**A, "additionalProperties": False}, '{"a": 1}', '{"a": 1, "b": 2}'),
     "patternProperties": ({**OBJECT, "patternProperties": {"^n": {"type": "integer"}}}, '{"n1": 1}', '{"n1": "1"}'),
-    "minProperties": ({**OBJECT, "minProperties": 2}, '{"a": 1, "b": 2}', '{"a": 1}'),
+    "minProperties": ({**A, "required": ["a"], "minProperties": 2}, '{"a": 1, "b": 2}', '{"a": 1}'),
     "maxProperties": ({**OBJECT, "maxProperties": 1}, '{"a": 1}', '{"a": 1, "b": 2}'),
     "items": ({"type": "array", "items": {"type": "integer"}}, "[1, 2]", '["1"]'),
     "prefixItems": ({"type": "array", "prefixItems": [{"type": "integer"}]}, '[1, "2"]', '["1"]'),
@@ -159,6 +159,13 @@ def test_the_formats_are_those_of_the_library() -> None:
     ({"$ref": 5}, 'a schema with "$ref": 5 at #; '),
     ({"properties": {"a": {"$id": "x"}}}, 'a schema with "$id" at #/properties/a; it must be one with `$id` at the ro'),
     ({"multipleOf": -1}, 'a schema with "multipleOf": -1 at #; it must be one with a number above 0 there'),
+    ({"minProperties": 2}, 'a schema with "minProperties": 2 at #; it must be one with at most 1 there: as many as '),
+    ({"const": {"a": ["\x01"]}}, 'a schema with "const" at #; it must be one without the control character \\u0001'),
+    ({"enum": ["a", {"b\x7f": 1}]}, 'a schema with "enum" at #; it must be one without the control character \\u007f'),
+    ({"pattern": "^a\x01"}, 'a schema with "pattern" at #; it must be one without the control character \\u0001'),
+    ({"pattern": r"^a\\\x1f"}, 'a schema with "pattern" at #; it must be one without the control character \\x1f'),
+    ({"pattern": r"[\u0001]x"}, 'a schema with "pattern" at #; it must be one without the control character \\u0001'),
+    ({"patternProperties": {r"\v": {}}}, 'a schema with "patternProperties" at #; it must be one without the control'),
     (["string"], '["string"]; it must be a JSON schema: an object'),
     (True, "true; it must be a JSON schema: an object"),
 )
@@ -176,6 +183,20 @@ def test_what_the_library_would_pass_over_or_tell_without_a_place_is_refused(sch
 )
 def test_alternatives_that_a_value_may_fit_two_of_stay_refused(schema: dict[str, Any]) -> None:
     assert check_grammar(byte_matcher(), whole(schema_part(schema, "schema")).grammar)
+
+
+@each_row(
+    ({**A, "additionalProperties": STRING}, r'{"\u0061":"x"}', '{"b":"x"}'),
+    ({**A, "patternProperties": {"^x": {"type": "integer"}}}, r'{"\u0078":"x"}', '{"x":1}'),
+    (STRING, r'"\ud83d"', r'"\b\f\n\r\t\"\\é😀"'),
+    ({**STRING, "pattern": r"^[^\x00-\x1f]\\x1f$"}, r'"\u001f\\x1f"', r'"a\\x1f"'),
+)
+def test_a_character_has_one_spelling_so_no_name_or_text_comes_in_disguise(
+    schema: dict[str, Any], disguised: str, plain: str
+) -> None:
+    grammar = whole(schema_part(schema, "schema")).grammar
+    assert is_followed(grammar, plain)
+    assert not is_followed(grammar, disguised)
 
 
 def test_white_space_is_bounded() -> None:

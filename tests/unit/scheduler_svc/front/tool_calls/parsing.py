@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 
 from scheduler_svc.front.tool_calls.events import (
     ContentDelta,
@@ -104,12 +103,7 @@ def parse(
     """Return the joined events of an output that arrives in `pieces`."""
     tool_calls = None
     if call_format is not None:
-        numbers = count()
-        tool_calls = ToolCallParser(
-            format_named(call_format),
-            TOOLS,
-            new_call_id=lambda: f"call{next(numbers)}",
-        )
+        tool_calls = ToolCallParser(format_named(call_format), TOOLS, "a")
     parser = OutputParser(reasoning, tool_calls, end_tokens)
     parsed = Parsed()
     for piece in pieces:

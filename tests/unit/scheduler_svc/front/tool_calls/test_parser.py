@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.front.tool_calls.events import ContentDelta, ToolCallArguments, ToolCallBegin
-from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS
+from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS, openai_call_id
 from scheduler_svc.front.tool_calls.parser import MAX_GAP_CHARS, ToolCallParser
 from tests.support.each_row import each_row
 from tests.unit.scheduler_svc.front.tool_calls.parsing import TOOLS, format_named, parse
@@ -213,7 +213,7 @@ def test_calls_are_found_and_all_else_is_content(
     parsed = parse(call_format, [text])
 
     assert (parsed.content, parsed.calls) == (content, calls)
-    assert parsed.ids == [f"call{number}" for number in range(len(calls))]
+    assert parsed.ids == [format_named(call_format).call_id("a", number) for number in range(len(calls))]
 
 
 @each_row(*NO_CALLS)
@@ -268,13 +268,13 @@ def test_any_text_in_any_split_gives_one_result_and_loses_nothing(
 
 
 def test_arguments_and_content_do_not_wait() -> None:
-    parser = ToolCallParser(format_named("hermes"), TOOLS, new_call_id=lambda: "id")
+    parser = ToolCallParser(format_named("hermes"), TOOLS, "a")
 
     assert parser.feed("a < b <tool") == [ContentDelta("a < b ")]
     assert parser.feed("s") == [ContentDelta("<tools")]
     assert parser.feed('<tool_call>\n{"name": "now", "arguments": ') == []
     assert parser.feed('{"a": "b", ') == []
-    assert parser.feed('"') == [ToolCallBegin(0, "id", "now"), ToolCallArguments(0, '{"a": "b", "')]
+    assert parser.feed('"') == [ToolCallBegin(0, openai_call_id("a", 0), "now"), ToolCallArguments(0, '{"a": "b", "')]
     assert parser.feed('c": "d') == [ToolCallArguments(0, 'c": "d')]
     assert parser.feed('"}') == [ToolCallArguments(0, '"')]
     assert parser.feed("}\n</tool_call>") == [ToolCallArguments(0, "}")]
@@ -282,11 +282,14 @@ def test_arguments_and_content_do_not_wait() -> None:
 
 
 def test_a_string_between_tags_does_not_wait_for_its_end() -> None:
-    parser = ToolCallParser(format_named("qwen3_coder"), TOOLS, new_call_id=lambda: "id")
+    parser = ToolCallParser(format_named("qwen3_coder"), TOOLS, "a")
 
     assert parser.feed("<tool_call>\n<function=get_weather>\n<parameter=exact>True</parameter>") == []
     begun = parser.feed("<parameter=city>\nSão")
-    assert begun == [ToolCallBegin(0, "id", "get_weather"), ToolCallArguments(0, '{"exact": true, "city": "São')]
+    assert begun == [
+        ToolCallBegin(0, openai_call_id("a", 0), "get_weather"),
+        ToolCallArguments(0, '{"exact": true, "city": "São'),
+    ]
     assert parser.feed(' "P"\n') == [ToolCallArguments(0, ' \\"P\\"')]
     assert parser.feed("</para") == []
     assert parser.feed("\n") == [ToolCallArguments(0, "\\n</para")]
@@ -299,7 +302,11 @@ def test_ids_that_the_model_writes_are_kept_unless_it_writes_one_twice() -> None
 
     parsed = parse("kimi_k2", [f"<|tool_calls_section_begin|>{call}{call}<|tool_calls_section_end|>"])
 
-    assert (parsed.ids, parsed.calls, parsed.content) == (["functions.now:7", "call0"], [("now", "{}")] * 2, "")
+    assert (parsed.ids, parsed.calls, parsed.content) == (
+        ["functions.now:7", openai_call_id("a", 1)],
+        [("now", "{}")] * 2,
+        "",
+    )
 
 
 @each_row(
@@ -311,21 +318,24 @@ def test_ids_that_the_model_writes_are_kept_unless_it_writes_one_twice() -> None
     ("json", '{"type": "x", "summary', '"'),
 )
 def test_what_cannot_become_a_call_does_not_wait(call_format: str, text: str, last: str) -> None:
-    parser = ToolCallParser(format_named(call_format), TOOLS)
+    parser = ToolCallParser(format_named(call_format), TOOLS, "a")
 
     assert parser.feed(text) == []
     assert parser.feed(last)[-1] == ContentDelta(text + last)
 
 
 def test_endless_whitespace_is_content() -> None:
-    parser = ToolCallParser(format_named("hermes"), TOOLS)
+    parser = ToolCallParser(format_named("hermes"), TOOLS, "a")
 
     assert parser.feed("\n" * MAX_GAP_CHARS) == []
     assert parser.feed("\n") == [ContentDelta("\n" * (MAX_GAP_CHARS + 1))]
 
 
 def test_ids_are_those_that_the_family_s_template_takes_back() -> None:
-    ids = {row.name: {row.new_call_id() for _ in range(20)} for row in TOOL_CALL_FORMATS}
+    ids = {
+        row.name: {row.call_id("a", index) for index in range(10)} | {row.call_id("b", index) for index in range(10)}
+        for row in TOOL_CALL_FORMATS
+    }
 
     assert all(len(made) == 20 for made in ids.values())
     assert all(len(call_id) == 9 and call_id.isalnum() and call_id.isascii() for call_id in ids["mistral"])

@@ -55,7 +55,7 @@ NAMED = {"type": "function", "function": {"name": "now"}}
     ([tool(), {"type": "custom", "custom": {"name": "x"}}], None, "tools[1].type", '"custom"; it must be "function"'),
     ([{"type": "function", "name": "now"}], None, "tools[0].function", "unset; it must be an object"),
     ([tool("get weather")], None, "tools[0].function.name", '"get weather"'),
-    ([tool("f" * 65)], None, "tools[0].function.name", "1 to 64"),
+    ([tool("f" * 129)], None, "tools[0].function.name", "1 to 128"),
     ([tool(None)], "none", "tools[0].function.name", "unset"),
     ([tool(), tool()], None, "tools[1].function.name", '"now"; it must be a unique name'),
     ([tool(description=1)], None, "tools[0].function.description", "a string"),

@@ -1,0 +1,200 @@
+"""What config.json would say of a GGUF file's model: its families read it like any other.
+
+A file names an architecture of llama.cpp, and some numbers of it stand in llama.cpp's code alone; those are here.
+Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-model.cpp.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from executor_svc.checkpoint.gguf.header import GGUFTensor
+from executor_svc.checkpoint.gguf.metadata import Metadata
+from octavo_shared.errors import ModelLoadError
+
+Config = dict[str, object]
+Tensors = Mapping[str, GGUFTensor]
+
+EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+
+# Values that change what is computed, in no family that is read here; 0 and 1 are said of models without them.
+_UNREAD: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "attention.clamp_kqv": 0,
+        "attention.max_alibi_bias": 0,
+        "attention.scale": 0,
+        "embedding_scale": 1,
+        "expert_shared_count": 0,
+        "expert_weights_scale": 1,
+        "interleave_moe_layer_step": 1,
+        "logit_scale": 1,
+        "residual_scale": 1,
+    }
+)
+
+
+def build_config(metadata: Metadata, tensors: Tensors) -> Config:
+    """Return the content of config.json.
+
+    Raises: ModelLoadError: the architecture is not known, or a value is missing, wrong, or contradicts a tensor.
+    """
+    if metadata.architecture not in ARCHITECTURES:
+        supported = ", ".join(sorted(ARCHITECTURES))
+        raise ModelLoadError(
+            f"{metadata.path} has the architecture {metadata.architecture}; supported in GGUF files are {supported}"
+        )
+    for key, harmless in _UNREAD.items():
+        value = metadata.values.get(metadata.key(key))
+        if value is not None and value != harmless:
+            raise ModelLoadError(f"{metadata.path} has {metadata.key(key)} {value!r}, which is not supported")
+    return ARCHITECTURES[metadata.architecture](metadata, tensors)
+
+
+def _decoder(metadata: Metadata, tensors: Tensors, architecture: str, **more: object) -> Config:
+    """Return what all architectures share, and more."""
+    hidden_size, num_heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
+    head_dim = metadata.integer("attention.key_length", hidden_size // max(1, num_heads))
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if metadata.integer(key, head_dim) != head_dim:
+            raise metadata.wrong(metadata.key(key), metadata.integer(key), f"the length of a key, {head_dim}")
+    return {
+        "architectures": [architecture],
+        "hidden_size": hidden_size,
+        "num_hidden_layers": metadata.integer("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": metadata.integer("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "intermediate_size": metadata.integer("feed_forward_length", metadata.integer("expert_feed_forward_length", 0)),
+        "max_position_embeddings": metadata.integer("context_length"),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(metadata, tensors),
+        "tie_word_embeddings": HEAD not in tensors,
+        "vocab_size": _vocab_size(metadata, tensors),
+        **more,
+    }
+
+
+def _vocab_size(metadata: Metadata, tensors: Tensors) -> int:
+    """Return the rows of the embedding, which all else must agree with."""
+    if EMBEDDING not in tensors:
+        raise ModelLoadError(f"the tensor {EMBEDDING} is missing from {metadata.path}")
+    num_rows = tensors[EMBEDDING].shape[0]
+    tokens = metadata.values.get("tokenizer.ggml.tokens")
+    counts = {metadata.key("vocab_size"): metadata.integer("vocab_size", num_rows)}
+    if isinstance(tokens, list):
+        counts["tokenizer.ggml.tokens"] = len(tokens)
+    for key, count in counts.items():
+        if count != num_rows:
+            raise ModelLoadError(f"{metadata.path} has {key} for {count} tokens, but {EMBEDDING} has {num_rows} rows")
+    return num_rows
+
+
+def _rope(metadata: Metadata, tensors: Tensors) -> Config:
+    """Return the rotary embedding; the factors of Llama 3.1 and later are a tensor, which the weights bring."""
+    theta = metadata.number("rope.freq_base", 10_000.0)
+    scaling = metadata.text(metadata.key("rope.scaling.type"), "none")
+    if scaling == "linear" or (scaling == "none" and metadata.has("rope.scale_linear")):
+        name = "rope.scaling.factor" if metadata.has("rope.scaling.factor") else "rope.scale_linear"
+        factor = metadata.number(name, 1.0)
+        return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
+    long = [name for name in tensors if name.startswith("rope_factors_")]
+    if scaling != "none" or long:
+        kind = long[0] if long else metadata.key("rope.scaling.type") + f" {scaling}"
+        raise ModelLoadError(f"{metadata.path} has {kind}; supported rotary embeddings are none and linear")
+    if ROPE_FACTORS in tensors:
+        return {"rope_type": "factors", "rope_theta": theta}
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+def _llama(metadata: Metadata, tensors: Tensors) -> Config:
+    """Llama, Mistral, SmolLM and Mixtral: for llama.cpp they are one."""
+    window = metadata.integer("attention.sliding_window", 0)
+    if num_experts := metadata.integer("expert_count", 0):
+        experts = {"num_local_experts": num_experts, "num_experts_per_tok": metadata.integer("expert_used_count")}
+        return _decoder(metadata, tensors, "MixtralForCausalLM", **experts, sliding_window=window or None)
+    if window:
+        return _decoder(metadata, tensors, "MistralForCausalLM", sliding_window=window)
+    biases = {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
+    return _decoder(metadata, tensors, "LlamaForCausalLM", **biases)
+
+
+def _qwen2(metadata: Metadata, tensors: Tensors) -> Config:
+    return _decoder(metadata, tensors, "Qwen2ForCausalLM")
+
+
+def _qwen3(metadata: Metadata, tensors: Tensors) -> Config:
+    return _decoder(metadata, tensors, "Qwen3ForCausalLM", attention_bias="blk.0.attn_q.bias" in tensors)
+
+
+def _qwen3_moe(metadata: Metadata, tensors: Tensors) -> Config:
+    return _decoder(
+        metadata,
+        tensors,
+        "Qwen3MoeForCausalLM",
+        num_experts=metadata.integer("expert_count"),
+        num_experts_per_tok=metadata.integer("expert_used_count"),
+        moe_intermediate_size=metadata.integer("expert_feed_forward_length"),
+        norm_topk_prob=True,  # in llama.cpp's code
+    )
+
+
+def _gemma(metadata: Metadata, tensors: Tensors) -> Config:
+    return _decoder(metadata, tensors, "GemmaForCausalLM", hidden_activation="gelu_pytorch_tanh")
+
+
+def _gemma2(metadata: Metadata, tensors: Tensors) -> Config:
+    config = _decoder(metadata, tensors, "Gemma2ForCausalLM", hidden_activation="gelu_pytorch_tanh")
+    return config | {
+        "sliding_window": metadata.integer("attention.sliding_window", 4096),
+        "query_pre_attn_scalar": _query_scalar(config, layers_of_largest=46),
+        "attn_logit_softcapping": metadata.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(metadata: Metadata, tensors: Tensors) -> Config:
+    config = _decoder(metadata, tensors, "Gemma3ForCausalLM", hidden_activation="gelu_pytorch_tanh")
+    local_theta = metadata.number("rope.freq_base_swa", 10_000.0)
+    local = {"rope_type": "default", "rope_theta": local_theta}
+    soft_cap = metadata.number("final_logit_softcapping") if metadata.has("final_logit_softcapping") else None
+    return config | {
+        "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
+        "sliding_window": metadata.integer("attention.sliding_window"),
+        "sliding_window_pattern": metadata.integer("attention.sliding_window_pattern", 6),
+        "query_pre_attn_scalar": _query_scalar(config, layers_of_largest=62),
+        "final_logit_softcapping": soft_cap,
+    }
+
+
+def _query_scalar(config: Config, *, layers_of_largest: int) -> object:
+    """Return what scales queries: the size of a head, but in the largest model, 27B, of the hidden state's share."""
+    hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
+    assert isinstance(hidden_size, int)
+    assert isinstance(num_heads, int)
+    is_largest = config["num_hidden_layers"] == layers_of_largest
+    return hidden_size // max(1, num_heads) if is_largest else config["head_dim"]
+
+
+def _phi3(metadata: Metadata, tensors: Tensors) -> Config:
+    return _decoder(
+        metadata, tensors, "Phi3ForCausalLM", sliding_window=metadata.integer("attention.sliding_window", 0) or None
+    )
+
+
+ARCHITECTURES: Final[Mapping[str, Callable[[Metadata, Tensors], Config]]] = MappingProxyType(
+    {
+        "gemma": _gemma,
+        "gemma2": _gemma2,
+        "gemma3": _gemma3,
+        "llama": _llama,
+        "phi3": _phi3,
+        "qwen2": _qwen2,
+        "qwen3": _qwen3,
+        "qwen3moe": _qwen3_moe,
+    }
+)
+
+
+def has_interleaved_heads(architecture: str) -> bool:
+    """Whether queries and keys lie as llama.cpp rotates them: neighbours, where transformers rotates halves."""
+    return architecture == "llama"

@@ -1,0 +1,89 @@
+"""Typed access to the values of a GGUF file, with errors that name the file and the key."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from octavo_shared.errors import ModelLoadError
+
+
+class Metadata:
+    """Values by key. A getter without a default raises ModelLoadError where the key is missing; all do on another kind.
+
+    Args:
+        path: The file.
+        values: Of its header.
+    """
+
+    def __init__(self, path: Path, values: Mapping[str, object]) -> None:
+        self.path = path
+        self.values = values
+        self.architecture = self.text("general.architecture")
+
+    def key(self, key: str) -> str:
+        """Return a key of the architecture: block_count becomes llama.block_count."""
+        return f"{self.architecture}.{key}"
+
+    def has(self, key: str) -> bool:
+        """Whether there is a key of the architecture."""
+        return self.key(key) in self.values
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of at least 0, of the architecture; a list of equal ones, one a layer, is one."""
+        return self.whole_number(self.key(key), default)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a number above 0, of the architecture: a float32 as the decimal that was written, 1e-05."""
+        value = self._get(self.key(key), default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < np.inf:
+            raise self.wrong(self.key(key), value, "a number above 0")
+        return float(str(np.float32(value)))
+
+    def whole_number(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of at least 0, by its whole key."""
+        value = self._get(key, default)
+        if isinstance(value, list) and value and all(each == value[0] for each in value):
+            value = value[0]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.wrong(key, value, "a whole number")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a text, by its whole key."""
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.wrong(key, value, "a text")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return true or false, by its whole key."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, value, "true or false")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """Return a list of texts, by its whole key."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.wrong(key, value, "a list of texts")
+        return value
+
+    def numbers(self, key: str) -> list[float]:
+        """Return a list of numbers, by its whole key."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or any(isinstance(each, str | bool) for each in value):
+            raise self.wrong(key, value, "a list of numbers")
+        return value
+
+    def wrong(self, key: str, value: object, wanted: str) -> ModelLoadError:
+        """Return the error for a value of another kind."""
+        shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
+        return ModelLoadError(f"{self.path} has {key} {shown}; it must be {wanted}")
+
+    def _get(self, key: str, default: object) -> object:
+        value = self.values.get(key, default)
+        if value is None:
+            raise ModelLoadError(f"{self.path} has no {key}")
+        return value

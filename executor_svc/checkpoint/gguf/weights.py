@@ -1,0 +1,238 @@
+"""The tensors of GGUF files for a decoder, which asks for them by the names of a Hugging Face checkpoint.
+
+A quantized tensor is handed over as it lies in the file, which is mapped into memory; the place copies its codes.
+"""
+
+import hashlib
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import (
+    GGML_QUANT_SIZES,
+    MODEL_ARCH,
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    TensorNameMap,
+    get_tensor_name_map,
+)
+
+from executor_svc.checkpoint.gguf.config import ROPE_FACTORS, has_interleaved_heads
+from executor_svc.checkpoint.gguf.header import GGUFTensor
+from executor_svc.checkpoint.progress import progress_bar
+from executor_svc.checkpoint.weight_map import BlockRows, TensorSource, TensorTarget
+from executor_svc.checkpoint.weights_digest import StoredTensor, WeightsDigest
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.process.events import Event
+
+_logger = logging.getLogger(__name__)
+
+# Types that are numbers, as torch and safetensors call them.
+FLOATS: Mapping[GGMLQuantizationType, tuple[torch.dtype, str]] = {
+    GGMLQuantizationType.F32: (torch.float32, "F32"),
+    GGMLQuantizationType.F16: (torch.float16, "F16"),
+    GGMLQuantizationType.BF16: (torch.bfloat16, "BF16"),
+}
+
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_INTERLEAVED = {".attn_q.": "num_attention_heads", ".attn_k.": "num_key_value_heads"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor of a Hugging Face checkpoint is: a whole one of a file, or of its experts one."""
+
+    tensor: GGUFTensor
+    expert: int | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape if self.expert is None else self.tensor.shape[1:]
+
+
+class GGUFCheckpoint:
+    """The weights of a model; see `executor_svc.checkpoint.weights.Checkpoint`, whose part it takes.
+
+    Args:
+        path: The file, the first of several.
+        architecture: As the file names it.
+        config: What config.json would say.
+        tensors: Of all files.
+    """
+
+    def __init__(
+        self, path: Path, architecture: str, config: Mapping[str, object], tensors: Mapping[str, GGUFTensor]
+    ) -> None:
+        self._path = path
+        self._architecture = architecture
+        self._config = config
+        self.tensors = tensors
+        kind = next(kind for kind in MODEL_ARCH if MODEL_ARCH_NAMES[kind] == architecture)
+        num_layers = config["num_hidden_layers"]
+        assert isinstance(num_layers, int)
+        self._names: TensorNameMap = get_tensor_name_map(kind, num_layers)
+        self._maps = {file: _map(file) for file in sorted({tensor.path for tensor in tensors.values()})}
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether a tensor is quantized."""
+        return any(tensor.type not in FLOATS for tensor in self.tensors.values())
+
+    def type_of(self, name: str) -> GGMLQuantizationType:
+        """Return the type of a tensor by its Hugging Face name. Raises: ModelLoadError: there is none."""
+        return self._place(name).tensor.type
+
+    def describe(self, name: str) -> str:
+        """Return file and tensor, for a message, of a Hugging Face name."""
+        return str(self._place(name).tensor)
+
+    def load_into(
+        self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool], optional_prefix: str = ""
+    ) -> None:
+        """Fill `targets`; see `Checkpoint.load_into`. All shapes are checked before the first tensor is copied."""
+        places = {name: self._place(name) for name in targets}
+        used = {place.tensor.name for place in places.values()} | {ROPE_FACTORS}
+        for tensor in self.tensors.values():
+            if tensor.name not in used:
+                raise ModelLoadError(f"{tensor}, which the model does not have")
+        for name, place in places.items():
+            if place.shape != targets[name].shape:
+                raise ModelLoadError(
+                    f"{place.tensor} has the shape {list(place.shape)}; its metadata require "
+                    f"{list(targets[name].shape)}"
+                )
+        begin_s, num_bytes = time.perf_counter(), sum(target.nbytes for target in targets.values())
+        with progress_bar(num_bytes) as advance:
+            for name in sorted(targets, key=lambda name: (places[name].tensor.path, places[name].tensor.begin)):
+                source = self._source(places[name])
+                for piece in targets[name].pieces:
+                    # What families of Hugging Face add to a norm, llama.cpp has added when it wrote the file.
+                    replace(piece, offset=0.0).copy_from(source)
+                advance(targets[name].nbytes)
+        duration_s = time.perf_counter() - begin_s
+        speed = round(num_bytes / 1e9 / max(duration_s, 1e-9), 2)
+        loaded = {"bytes": num_bytes, "duration_s": round(duration_s, 2), "gb_per_s": speed}
+        _logger.info(Event("weights_loaded", directory=str(self._path), **loaded))
+
+    def model_hash(self, quantization: str = "none") -> str:
+        """Return a digest of what the header says, and the first row of each tensor; see `Checkpoint.model_hash`."""
+        hasher = hashlib.sha256(self._config_bytes())
+        for name, tensor in sorted(self.tensors.items()):
+            hasher.update(f"{name} {tensor.type.name} {list(tensor.shape)}\n".encode())
+            num_rows = max(1, len(self._bytes(tensor)) // max(1, tensor.num_bytes // tensor.shape[0]))
+            hasher.update(self._bytes(tensor)[: tensor.num_bytes // num_rows].tobytes())
+        if quantization != "none":
+            hasher.update(quantization.encode())
+        return hasher.hexdigest()
+
+    def digest(self) -> WeightsDigest:
+        """Return what hashes what the header says of the model, and all bytes of the tensors, in the background."""
+        tensors = [
+            StoredTensor(
+                json.dumps([tensor.name, tensor.type.name, tensor.shape]).encode(),
+                tensor.path,
+                tensor.begin,
+                tensor.begin + tensor.num_bytes,
+            )
+            for tensor in sorted(self.tensors.values(), key=lambda each: (each.path, each.begin))
+        ]
+        return WeightsDigest(self._config_bytes(), tensors)
+
+    def holds_other_values(self, name: str, other: str) -> bool:
+        """A head that is stored is the head: `tie_word_embeddings` says whether there is one."""
+        return False
+
+    def number_formats(self) -> set[str]:
+        """Return the types of all tensors, as GGUF names them."""
+        return {tensor.type.name for tensor in self.tensors.values()}
+
+    def matrix_formats(self, besides: Sequence[str] = ()) -> set[str]:
+        """Return the types of matrices."""
+        return {tensor.type.name for tensor in self.tensors.values() if len(tensor.shape) > 1}
+
+    def _config_bytes(self) -> bytes:
+        return json.dumps([self._architecture, self._config], sort_keys=True).encode()
+
+    def _place(self, name: str) -> _Place:
+        """Return where a tensor is; experts are slices of one tensor, or in older files tensors of their own."""
+        match = _EXPERT.search(name)
+        expert = None if match is None else int(match[1])
+        merged, suffix = _EXPERT.sub(".experts.", name).rsplit(".", 1)
+        found = self._names.get_name(merged)
+        if found is None:
+            raise ModelLoadError(f"{self._path} has the architecture {self._architecture}, which has no {name}")
+        alone = f"{found.removesuffix('_exps')}.{expert}.{suffix}"
+        if expert is not None and alone in self.tensors:
+            return _Place(self.tensors[alone], None)
+        tensor = self.tensors.get(f"{found}.{suffix}")
+        if tensor is None:
+            raise ModelLoadError(f"the tensor {found}.{suffix} is missing from {self._path}")
+        if expert is not None and (len(tensor.shape) != 3 or expert >= tensor.shape[0]):
+            raise ModelLoadError(
+                f"{tensor} has the shape {list(tensor.shape)}; it must have {expert + 1} experts or more"
+            )
+        return _Place(tensor, expert)
+
+    def _bytes(self, tensor: GGUFTensor) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+        return self._maps[tensor.path][tensor.begin : tensor.begin + tensor.num_bytes]
+
+    def _source(self, place: _Place) -> TensorSource:
+        tensor, shape = place.tensor, place.shape
+        values = self._bytes(tensor)
+        if place.expert is not None:
+            size = len(values) // tensor.shape[0]
+            values = values[place.expert * size : (place.expert + 1) * size]
+        order = self._row_order(tensor)
+        if tensor.type in FLOATS:
+            floats = torch.from_numpy(values).view(FLOATS[tensor.type][0]).view(shape)
+            return floats if order is None else floats[order]
+        return Blocks(tensor, torch.from_numpy(values).view(shape[0], -1), order)
+
+    def _row_order(self, tensor: GGUFTensor) -> torch.Tensor | None:
+        """Return which row each row of queries or keys is. None: they lie as transformers has them."""
+        field = next((field for part, field in _INTERLEAVED.items() if part in tensor.name), None)
+        if field is None or not has_interleaved_heads(self._architecture):
+            return None
+        num_heads = self._config[field]
+        assert isinstance(num_heads, int)
+        # [head, pair, member of the pair] -> [head, member of the pair, pair]
+        return torch.arange(tensor.shape[0]).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A quantized matrix in its file; indexing returns where a part lies."""
+
+    tensor: GGUFTensor
+    blocks: torch.Tensor  # [num_rows, num_bytes] uint8
+    order: torch.Tensor | None
+
+    def __getitem__(self, index: slice | tuple[slice, ...], /) -> BlockRows:
+        rows, *columns = index if isinstance(index, tuple) else (index,)
+        blocks, order = self.blocks, self.order
+        if columns:
+            block_inputs, block_bytes = GGML_QUANT_SIZES[self.tensor.type]
+            begin, end = (place // block_inputs * block_bytes for place in (columns[0].start, columns[0].stop))
+            if columns[0].start % block_inputs or columns[0].stop % block_inputs:
+                raise ModelLoadError(
+                    f"{self.tensor} cannot be shared among so many ranks: each would have inputs "
+                    f"{columns[0].start} to {columns[0].stop}, and blocks have {block_inputs}"
+                )
+            blocks = blocks[:, begin:end]
+        if order is None:
+            return BlockRows(str(self.tensor), blocks[rows], int(self.tensor.type), None)
+        return BlockRows(str(self.tensor), blocks, int(self.tensor.type), order[rows].contiguous())
+
+
+def _map(path: Path) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    try:
+        # "c": nothing here writes, but torch warns of memory that could not be written.
+        return np.memmap(path, np.uint8, mode="c")
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be mapped into memory: {error}") from error

@@ -1,0 +1,111 @@
+"""How each type of a GGUF file is held: its codes are copied, so a format must have every weight exactly.
+
+The one table: a type that is not in it is refused by name, before anything is loaded.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from gguf import GGMLQuantizationType as FileType
+
+from executor_svc.checkpoint.gguf.config import EMBEDDING, HEAD
+from executor_svc.checkpoint.gguf.header import GGUFTensor
+from executor_svc.checkpoint.gguf.weights import FLOATS, GGUFCheckpoint
+from executor_svc.models.weight_format import NUMBER_FORMATS
+from executor_svc.native.structs import K_FORMATS, NumberFormat
+from octavo_shared.errors import ModelLoadError
+
+# The formats that have a type exactly, the best one first. To add a type: a line here, its block in csrc/blocks.c or
+# csrc/pack_k.c, and in `file_blocks.py`. tests/numerics/test_file_formats.py then compares it with what the package
+# gguf makes of it.
+HOLDERS: Final[Mapping[FileType, tuple[NumberFormat, ...]]] = MappingProxyType(
+    {
+        FileType.F32: (NumberFormat.FLOAT32,),
+        FileType.F16: (NumberFormat.FLOAT32,),
+        FileType.BF16: (NumberFormat.BFLOAT16, NumberFormat.FLOAT32),
+        FileType.Q8_0: (NumberFormat.INT8_A8, NumberFormat.INT8),
+        FileType.Q5_0: (NumberFormat.INT8_A8, NumberFormat.INT8),
+        FileType.IQ4_NL: (NumberFormat.INT8_A8, NumberFormat.INT8),
+        # Its minimum is -8 scales, which float16 has up to scales of 8188; packing says if one is larger.
+        FileType.Q4_0: (NumberFormat.INT4, NumberFormat.INT8_A8, NumberFormat.INT8),
+        FileType.Q4_1: (NumberFormat.INT4,),
+        FileType.Q2_K: (NumberFormat.Q2_K,),
+        FileType.Q3_K: (NumberFormat.Q3_K,),
+        FileType.Q4_K: (NumberFormat.Q4_K,),
+        FileType.Q5_K: (NumberFormat.Q5_K,),
+        FileType.Q6_K: (NumberFormat.Q6_K,),
+    }
+)
+
+
+FORMAT_NAMES: Final[Mapping[NumberFormat, str]] = MappingProxyType(
+    {number_format: "float32" if name == "none" else name for name, number_format in NUMBER_FORMATS.items()}
+    | {each: each.name.lower() for each in K_FORMATS}
+)
+
+_FLOATS = (NumberFormat.FLOAT32, NumberFormat.BFLOAT16)
+_SHORT = (NumberFormat.INT4, NumberFormat.INT8_A8, *K_FORMATS)  # their products take activations in 8 bits
+
+
+class FileFormats:
+    """The number formats of a GGUF checkpoint: those of a matrix by the names of its tensors.
+
+    Args:
+        checkpoint: The weights.
+        has_long_inputs: Whether products take activations in 16 bits, not 8: `--quantization int8`.
+
+    Raises: ModelLoadError: a type has no format; the message has file, tensor and type.
+    """
+
+    def __init__(self, checkpoint: GGUFCheckpoint, *, has_long_inputs: bool = False) -> None:
+        self._checkpoint = checkpoint
+        self.has_codes = checkpoint.has_codes
+        self.used: set[NumberFormat] = set()
+        self._holders: dict[FileType, list[NumberFormat]] = {}
+        products: dict[bool, GGUFTensor] = {}  # one whose products take floats, one that takes codes
+        is_tied = HEAD not in checkpoint.tensors
+        for tensor in checkpoint.tensors.values():
+            self._holders[tensor.type] = _holders(tensor, has_long_inputs)
+            if len(tensor.shape) > 1 and "ffn_gate_inp" not in tensor.name and (is_tied or tensor.name != EMBEDDING):
+                products.setdefault(tensor.type in FLOATS, tensor)
+        if len(products) == 2:
+            raise ModelLoadError(
+                f"{products[True]} is {products[True].type.name}, but {products[False].name} is "
+                f"{products[False].type.name}: all matrices but a separate embedding must be quantized, or none"
+            )
+
+    def __call__(self, names: Sequence[str]) -> Sequence[NumberFormat]:
+        """Return the format of each part of a matrix, by its Hugging Face name; the library joins two formats at most.
+
+        Raises: ModelLoadError: the parts cannot be joined.
+        """
+        types = [self._checkpoint.type_of(name) for name in names]
+        for formats in itertools.product(*(self._holders[each] for each in types)):
+            if len(list(itertools.groupby(formats))) <= 2 and len({each in _FLOATS for each in formats}) == 1:
+                self.used |= set(formats)
+                return formats
+        kinds = ", ".join(each.name for each in types)
+        raise ModelLoadError(
+            f"{self._checkpoint.describe(names[0])} and its companions are {kinds}; they cannot be joined"
+        )
+
+
+def _holders(tensor: GGUFTensor, has_long_inputs: bool) -> list[NumberFormat]:
+    if tensor.type not in HOLDERS:
+        supported = ", ".join(kind.name for kind in HOLDERS)
+        raise ModelLoadError(
+            f"{tensor} is {tensor.type.name}, which is not supported; use a file with {supported} only"
+        )
+    if "ffn_gate_inp" in tensor.name and tensor.type not in FLOATS:
+        raise ModelLoadError(f"{tensor} is {tensor.type.name}; a router must be F32, F16 or BF16")
+    if len(tensor.shape) == 1 and tensor.type not in FLOATS:
+        raise ModelLoadError(f"{tensor} is {tensor.type.name}; a vector must be F32, F16 or BF16")
+    holders = [each for each in HOLDERS[tensor.type] if not (has_long_inputs and each in _SHORT)]
+    if not holders:
+        raise ModelLoadError(
+            f"quantization is int8, but {tensor} is {tensor.type.name}, whose products take activations in 8 bits; "
+            "remove --quantization"
+        )
+    return holders

@@ -1,0 +1,87 @@
+// Blocks of quantized weights as a GGUF file has them: their codes are copied into panels, never searched again.
+// Source: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
+#include "blocks.h"
+
+#include <string.h>
+
+#include "k_blocks.h"
+#include "pack.h"
+
+// Numbers of ggml; `GGMLQuantizationType` of the package gguf.
+enum { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q8_0 = 8, FIRST_K = 10, IQ4_NL = 20 };
+
+// What the codes of IQ4_NL stand for.
+static const int8_t NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+long block_bytes(long type) {
+    switch (type) {
+        case Q4_0:
+        case IQ4_NL: return 2 + GROUP / 2;
+        case Q4_1: return 4 + GROUP / 2;
+        case Q5_0: return 2 + 4 + GROUP / 2;
+        case Q8_0: return 2 + GROUP;
+    }
+    return 0;
+}
+
+// Half bytes: the low ones are the first weights of a block, the high ones the rest.
+static void read_nibbles(const uint8_t *bytes, int *codes) {
+    for (int i = 0; i < GROUP / 2; i++) codes[i] = bytes[i] & 15, codes[i + GROUP / 2] = bytes[i] >> 4;
+}
+
+bool read_block(long type, const uint8_t *block, BlockGroup *group) {
+    group->offset = 0, group->minimum = 0;
+    memcpy(&group->scale, block, 2);
+    switch (type) {
+        case Q4_0: group->offset = -8, read_nibbles(block + 2, group->codes); return true;
+        case Q4_1:
+            memcpy(&group->minimum, block + 2, 2);
+            read_nibbles(block + 4, group->codes);
+            return true;
+        case Q5_0: {
+            uint32_t fifth;
+            memcpy(&fifth, block + 2, 4);
+            group->offset = -16, read_nibbles(block + 6, group->codes);
+            for (int i = 0; i < GROUP; i++) group->codes[i] |= (int)(fifth >> i & 1) << 4;
+            return true;
+        }
+        case Q8_0:
+            for (int i = 0; i < GROUP; i++) group->codes[i] = (int8_t)block[2 + i];
+            return true;
+        case IQ4_NL:
+            read_nibbles(block + 2, group->codes);
+            for (int i = 0; i < GROUP; i++) group->codes[i] = NON_LINEAR[group->codes[i]];
+            return true;
+    }
+    return false;
+}
+
+// Write rows [first, first + num_rows) of a quantized matrix from blocks of a type; row i is the row order[i] of
+// `blocks`, or its row i without an order. Rows of `blocks` are `row_bytes` apart.
+// Return how many groups the format of the matrix cannot hold exactly, or -1: not this type. As with octavo_pack,
+// parts may come in any order, and the memory must be 0 already.
+long octavo_pack_blocks(const Matrix *matrix, long first, long num_rows, long type, const uint8_t *blocks,
+                        long row_bytes, const int64_t *order, int num_threads) {
+    long bytes = block_bytes(type), num_inexact = 0;
+    bool is_k = is_k_format(matrix->format);
+    if (is_k ? type != FIRST_K + matrix->format - Q2_K : !bytes || matrix->format <= BFLOAT16) return -1;
+    if (matrix->num_inputs % (is_k ? K_INPUTS : GROUP)) return -1;
+    long begin = first / PANEL_COLUMNS, end = ceil_div(first + num_rows, PANEL_COLUMNS);
+#pragma omp parallel for num_threads(num_threads) reduction(+ : num_inexact)
+    for (long panel = begin; panel < end; panel++) {
+        long last = least((panel + 1) * PANEL_COLUMNS, first + num_rows), row = most(panel * PANEL_COLUMNS, first);
+        if (is_k) {
+            num_inexact += pack_k_rows(matrix, row, last, blocks, row_bytes, order, first);
+            continue;
+        }
+        for (; row < last; row++) {
+            const uint8_t *block = blocks + (order ? order[row - first] : row - first) * row_bytes;
+            for (long k = 0; k < matrix->num_inputs; k += GROUP, block += bytes) {
+                BlockGroup group;
+                read_block(type, block, &group);
+                num_inexact += !put_group(matrix, row, k, &group);
+            }
+        }
+    }
+    return num_inexact;
+}

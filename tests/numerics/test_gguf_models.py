@@ -1,0 +1,261 @@
+"""A model in a GGUF file is the model: its logits are those of the same weights in safetensors, bit for bit."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as FileType
+from gguf.quants import dequantize, quantize
+from safetensors.numpy import load_file, save_file
+
+from executor_svc.checkpoint.gguf.model import GGUFModel
+from executor_svc.checkpoint.weight_map import BlockRows
+from executor_svc.config import ExecutorConfig
+from executor_svc.models.config import RopeConfig
+from executor_svc.models.fields import ConfigFields
+from executor_svc.models.rotary_embedding import inverse_frequencies, read_rope
+from executor_svc.models.selection import choose_model
+from executor_svc.native.library import NativeLibrary
+from executor_svc.native.structs import K_FORMATS, NumberFormat
+from executor_svc.numerics.identity import find_numerics
+from executor_svc.numerics.probe_k_formats import probe_k_format
+from executor_svc.worker.loading import load_worker
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.step_wire.step import TableDelta
+from tests.numerics.architectures import save_tiny_architecture
+from tests.numerics.driver import RecordingSampler, StepDriver
+from tests.numerics.native import library_path
+from tests.numerics.reference import random_prompt
+from tests.numerics.tiny_models import LLAMA3_ROPE
+from tests.support.each_row import each_row
+from tests.support.gguf_files import HALVES_OF_K, TypeOf, of_type, write_gguf_of
+
+CPU = torch.device("cpu")
+
+# Rows of blocks are multiples of 32.
+SIZES = {"intermediate_size": 64}
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "GemmaForCausalLM": {},
+    "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8},
+    "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8, "num_hidden_layers": 7},
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"sliding_window": 9},
+    "MixtralForCausalLM": {},
+    "Phi3ForCausalLM": {"sliding_window": 11},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {},
+    "Qwen3MoeForCausalLM": {"norm_topk_prob": True, "moe_intermediate_size": 32},
+}
+
+
+def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType) -> Path:
+    """Save a model whose matrices are those that a type has."""
+    save_tiny_architecture(directory, name, {**SIZES, **settings})
+    path = directory / "model.safetensors"
+    keep = of_type(FileType.F32)(name, np.zeros(1))
+    weights = {
+        each: values
+        if values.ndim == 1 or each.endswith("gate.weight") or kind == keep
+        else dequantize(quantize(values, kind), kind)
+        for each, values in load_file(path).items()
+    }
+    save_file(weights, path, metadata={"format": "pt"})
+    return directory
+
+
+def logits_of(model: Path, recorder: RecordingSampler, **settings: object) -> torch.Tensor:
+    """Return those of a prompt, and of a token more."""
+    config = ExecutorConfig.model_validate({"model": str(model), "num_device_blocks": 64, **settings})
+    driver = StepDriver(load_worker(config))
+    driver.prefill([random_prompt(30)], num_new_tokens=2)
+    logits = [recorder.logits]
+    driver.execute(TableDelta())
+    return torch.cat([*logits, recorder.logits])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_has_the_bits_of_safetensors(name: str, tmp_path: Path, recorder: RecordingSampler) -> None:
+    for kind, settings in ((FileType.F32, {}), (FileType.Q8_0, {"quantization": "int8-a8"})):
+        directory = save(tmp_path / kind.name, name, FAMILIES[name], kind)
+        file = write_gguf_of(directory, tmp_path / f"{kind.name}.gguf", of_type(kind))
+
+        assert torch.equal(logits_of(file, recorder), logits_of(directory, recorder, **settings)), kind.name
+
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "tied": {"tie_word_embeddings": True},
+    "biased": {"attention_bias": True, "mlp_bias": True},
+    "wide heads": {"head_dim": 24},
+    "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_llama_of_another_shape_has_the_bits_of_safetensors(
+    variant: str, tmp_path: Path, recorder: RecordingSampler
+) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", VARIANTS[variant], FileType.F32)
+    rope = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0} if "rope" in variant else {}
+    file = write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.F32), changes=rope)
+
+    assert torch.equal(logits_of(file, recorder), logits_of(directory, recorder))
+
+
+def test_the_factors_of_llama_3_stretch_its_frequencies(tmp_path: Path, recorder: RecordingSampler) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", {"rope_parameters": LLAMA3_ROPE}, FileType.F32)
+    rope = read_rope(ConfigFields({"rope_parameters": LLAMA3_ROPE}, directory), 128)
+    plain = inverse_frequencies(RopeConfig(rope.theta), 8)
+    factors = {"rope_freqs.weight": (plain / inverse_frequencies(rope, 8)).numpy()}  # as llama.cpp's converter
+    file, unscaled = (
+        write_gguf_of(directory, tmp_path / name, of_type(FileType.F32), more_tensors=more)
+        for name, more in (("m.gguf", factors), ("unscaled.gguf", {}))
+    )
+
+    expected = logits_of(directory, recorder)
+
+    assert torch.allclose(logits_of(file, recorder), expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(logits_of(unscaled, recorder), expected, rtol=1e-3, atol=1e-3)
+
+
+def mixed(*kinds: FileType) -> TypeOf:
+    """Return the rule of a file that has all of some types, also side by side in queries, keys and values."""
+    return lambda name, values: (
+        FileType.F32 if values.ndim == 1 or "gate_inp" in name else kinds[sum(name.encode()) % len(kinds)]
+    )
+
+
+MIXTURES = {
+    "4 and 8 bits": ("Qwen3MoeForCausalLM", (FileType.Q4_0, FileType.Q8_0, FileType.Q5_0)),
+    "minima": ("LlamaForCausalLM", (FileType.Q4_1,)),
+    "numbers": ("LlamaForCausalLM", (FileType.F16, FileType.BF16, FileType.F32)),
+    "Q5_0": ("Gemma2ForCausalLM", (FileType.Q5_0,)),
+    "Q4_K_M": ("LlamaForCausalLM", (FileType.Q4_K, FileType.Q6_K)),
+    "other K formats": ("MixtralForCausalLM", (FileType.Q2_K, FileType.Q3_K, FileType.Q5_K)),
+    "K formats beside others": ("Gemma3ForCausalLM", (FileType.Q4_K, FileType.Q5_0, FileType.Q8_0)),
+}
+# Rows of K blocks are multiples of 256.
+K_SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_every_mixture_of_types_is_what_torch_makes_of_its_weights(
+    mixture: str, tmp_path: Path, recorder: RecordingSampler
+) -> None:
+    name, kinds = MIXTURES[mixture]
+    sizes = K_SIZES if set(kinds) & set(HALVES_OF_K) else {}
+    directory = save(tmp_path / "model", name, {**FAMILIES[name], **sizes}, FileType.F32)
+    file = write_gguf_of(directory, tmp_path / "m.gguf", mixed(*kinds))
+
+    ours, theirs = (logits_of(file, recorder, cpu_kernels=kernels)[0] for kernels in ("native", "torch"))
+
+    assert float((ours - theirs).norm() / theirs.norm()) < 2e-2
+    assert ours.argmax() == theirs.argmax()
+
+
+@each_row((FileType.Q8_0, 32), (FileType.Q4_K, 256))
+def test_ranks_share_whole_blocks(kind: FileType, size: int, *, tmp_path: Path) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", K_SIZES, FileType.F32)
+    checkpoint = GGUFModel(write_gguf_of(directory, tmp_path / "m.gguf", of_type(kind))).checkpoint()
+    source = checkpoint._source(checkpoint._place("model.layers.0.mlp.down_proj.weight"))
+
+    parts = [source[:, begin : begin + size] for begin in range(0, 512, size)]
+
+    blocks = [part.blocks for part in parts if isinstance(part, BlockRows)]
+    whole = source[:]
+    assert isinstance(whole, BlockRows)
+    assert torch.equal(torch.cat(blocks, 1), whole.blocks)
+    with pytest.raises(ModelLoadError, match=f"would have inputs 0 to {size // 2}, and blocks have {size}"):
+        source[:, 0 : size // 2]
+
+
+def test_several_files_are_one_model(tmp_path: Path, recorder: RecordingSampler) -> None:
+    directory = save(tmp_path / "model", "MixtralForCausalLM", {}, FileType.F32)
+    whole = write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.Q4_0))
+    first = write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.Q4_0), split_after=7)
+    second = first.with_name("m-00002-of-00002.gguf")
+
+    digests = {path: digest_of(path) for path in (whole, first, second)}
+
+    assert len(set(digests.values())) == 1
+    assert torch.equal(logits_of(first, recorder), logits_of(whole, recorder))
+
+
+def digest_of(path: Path) -> str:
+    with GGUFModel(path).checkpoint().digest() as digest:
+        return digest.result()
+
+
+def test_the_digest_covers_every_tensor_and_what_the_header_says_of_the_model(tmp_path: Path) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", {}, FileType.F32)
+
+    def written(**changes: Any) -> Path:
+        return write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.Q8_0), changes=changes or None)
+
+    seen = [digest_of(written()), digest_of(written(**{"general.name": "another name"}))]
+    assert seen[0] == seen[1]
+    seen = [seen[0], digest_of(written(**{"llama.rope.freq_base": 5e5}))]
+    path = written()
+    for tensor in GGUFModel(path).checkpoint().tensors.values():
+        content = bytearray(path.read_bytes())
+        content[tensor.begin + tensor.num_bytes - 1] ^= 1
+        path.write_bytes(content)
+        seen.append(digest_of(path))
+    assert len(set(seen)) == len(seen)
+
+
+@each_row(*K_FORMATS)
+def test_the_probe_sees_the_bits_of_each_k_format_and_not_the_threads(number_format: NumberFormat) -> None:
+    def bits(instructions: str, num_threads: int, other: NumberFormat = number_format) -> str:
+        return probe_k_format(NativeLibrary(library_path(instructions), num_threads), other)
+
+    expected = bits("widest", 1)
+
+    assert bits("widest", 3) == bits("avx2", 1) == expected
+    assert all(bits("widest", 1, other) != expected for other in K_FORMATS if other != number_format)
+
+
+def test_the_numerics_id_has_k_formats(tmp_path: Path) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", K_SIZES, FileType.F32)
+    found = []
+    for kinds in ((FileType.Q4_K,), (FileType.Q6_K,), (FileType.Q4_K, FileType.Q6_K)):
+        file = write_gguf_of(directory, tmp_path / "m.gguf", mixed(*kinds))
+        config = ExecutorConfig.model_validate({"model": str(file), "dtype": "float32"})
+        found.append(find_numerics(choose_model(GGUFModel(file), config, CPU), num_ranks=1, device=CPU))
+
+    assert [each.parts["weights"] for each in found] == ["q4_k", "q6_k", "q4_k, q6_k"]
+    assert len({each.numerics_id for each in found}) == len({each.parts["probe"] for each in found}) == 3
+
+
+@each_row(
+    ({}, ["int4", "int8-a8"]),
+    ({"quantization": "int8"}, ["int8"]),
+    ({"cpu_kernels": "torch"}, ["int4", "int8-a8"]),
+)
+def test_the_numerics_id_has_the_formats(settings: Mapping[str, str], formats: list[str], *, tmp_path: Path) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", {}, FileType.F32)
+    file = write_gguf_of(directory, tmp_path / "m.gguf", mixed(FileType.Q4_0, FileType.Q8_0))
+    config = ExecutorConfig.model_validate({"model": str(file), "dtype": "float32", **settings})
+
+    numerics = find_numerics(choose_model(GGUFModel(file), config, CPU), num_ranks=1, device=CPU)
+
+    assert sorted(numerics.parts["weights"].split(", ")) == formats
+
+
+def test_generation_defaults_and_ends_come_from_the_file(tmp_path: Path) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", {}, FileType.F32)
+    tokens = ["<s>", "</s>", "<|im_end|>", *(f"t{number}" for number in range(94))]
+    values = {
+        "general.sampling.temp": 0.7,
+        "general.sampling.top_k": 20,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 3, 3, *[1] * 94],
+    }
+    model = GGUFModel(write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.Q8_0), changes=values))
+
+    assert model.sampling_defaults() == {"temperature": 0.7, "top_k": 20}
+    assert model.eos_token_ids() == (1, 2)
+    assert model.tokenizer_files() == ()

@@ -1,0 +1,199 @@
+"""Models of Hugging Face directories as GGUF files, as llama.cpp's converter would write them.
+
+Names, permutations and the 1 that is added to Gemma's norms are written down here once more, from
+https://github.com/ggml-org/llama.cpp/blob/master/convert_hf_to_gguf.py: nothing is taken from the code that reads them.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from safetensors.numpy import load_file
+
+Array = npt.NDArray[Any]
+TypeOf = Callable[[str, Array], GGMLQuantizationType]
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+}
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    **{f"mlp.experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
+    "block_sparse_moe.experts.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.w2": "ffn_down_exps",
+}
+# Where d and dmin stand in blocks of K formats.
+HALVES_OF_K: Mapping[GGMLQuantizationType, tuple[int, ...]] = {
+    GGMLQuantizationType.Q2_K: (80, 82),
+    GGMLQuantizationType.Q3_K: (108,),
+    GGMLQuantizationType.Q4_K: (0, 2),
+    GGMLQuantizationType.Q5_K: (0, 2),
+    GGMLQuantizationType.Q6_K: (208,),
+}
+_NAMES_OF_GEMMA = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def of_type(kind: GGMLQuantizationType) -> TypeOf:
+    """Return the rule of files of a type: matrices have it, vectors and routers stay in float32."""
+    return lambda name, values: GGMLQuantizationType.F32 if values.ndim == 1 or "ffn_gate_inp" in name else kind
+
+
+def write_gguf_of(
+    directory: Path,
+    path: Path,
+    type_of: TypeOf,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    more_tensors: Mapping[str, Array] | None = None,
+    split_after: int | None = None,
+) -> Path:
+    """Write the model of a directory as a GGUF file; return its path, or that of the first of two.
+
+    Args:
+        directory: As transformers saves it, in float32.
+        path: Of the file.
+        type_of: The type of a tensor by its name in the file.
+        changes: Values of the header that are other ones; None leaves one out.
+        more_tensors: What the file has beside.
+        split_after: How many tensors the first of two files has; None: there is one.
+    """
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    architecture = ARCHITECTURES[config["architectures"][0]]
+    tensors = _tensors(config, architecture, load_file(directory / "model.safetensors")) | dict(more_tensors or {})
+    values = _values(config, architecture) | dict(changes or {})
+    if split_after is None:
+        _write(path, architecture, values, tensors, type_of)
+        return path
+    paths = [path.with_name(f"{path.stem}-{number:05}-of-00002.gguf") for number in (1, 2)]
+    parts = [dict(list(tensors.items())[:split_after]), dict(list(tensors.items())[split_after:])]
+    for number, (part_path, part) in enumerate(zip(paths, parts, strict=True)):
+        split = {"split.no": number, "split.count": 2, "split.tensors.count": len(tensors)}
+        _write(part_path, architecture, split if number else values | split, part, type_of)
+    return paths[0]
+
+
+def _stored(name: str, values: Array, kind: GGMLQuantizationType) -> Array:
+    """Return the blocks of a tensor; those of K formats have random codes, since gguf has no search for them."""
+    if kind not in HALVES_OF_K:
+        return quantize(values, kind)
+    block_inputs, block_bytes = GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(len(name))
+    blocks = generator.integers(0, 256, (values.size // block_inputs, block_bytes), np.uint8)
+    for begin in HALVES_OF_K[kind]:  # the size of weights is about a tenth
+        blocks[:, begin : begin + 2] = np.full((len(blocks), 1), 2e-4, np.float16).view(np.uint8)
+    return blocks.reshape(*values.shape[:-1], -1)
+
+
+def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    values = {
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.freq_base": rope.get("rope_theta"),
+        "attention.sliding_window": config.get("sliding_window"),
+        "attn_logit_softcapping": config.get("attn_logit_softcapping"),
+        "final_logit_softcapping": config.get("final_logit_softcapping"),
+        "expert_count": config.get("num_experts") or config.get("num_local_experts"),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+    }
+    return {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
+
+
+def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str, Array]) -> dict[str, Array]:
+    tensors: dict[str, Array] = {}
+    experts: dict[str, list[Array]] = {}
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    is_gemma = architecture.startswith("gemma")
+    names = {**_NAMES, **(_NAMES_OF_GEMMA if architecture in ("gemma2", "gemma3") else {})}
+    for name, values in sorted(weights.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])[:2]]):
+        module, suffix = name.rsplit(".", 1)
+        layer = re.match(r"model\.layers\.(\d+)\.(.*)", module)
+        part = layer[2] if layer else module
+        if architecture == "llama" and part.endswith(tuple(heads)):
+            values = _interleaved(values, heads[part.rpartition(".")[2]])
+        if is_gemma and "norm" in part:
+            values = values + np.float32(1)
+        expert = re.sub(r"\.experts\.\d+\.", ".experts.", part)
+        found = f"blk.{layer[1]}.{names[expert]}.{suffix}" if layer else f"{names[part]}.{suffix}"
+        if expert != part:
+            experts.setdefault(found, []).append(values)
+        else:
+            tensors[found] = values
+    return tensors | {name: np.stack(each) for name, each in experts.items()}
+
+
+def _interleaved(values: Array, num_heads: int) -> Array:
+    """Put row i and row i + head_dim / 2 of each head next to each other."""
+    heads = values.reshape(num_heads, 2, -1, *values.shape[1:])
+    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _write(
+    path: Path, architecture: str, values: Mapping[str, Any], tensors: Mapping[str, Array], type_of: TypeOf
+) -> None:
+    writer = GGUFWriter(path, architecture)
+    for key, value in values.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        elif value is not None:
+            writer.add_array(key, value)
+    for name, tensor in tensors.items():
+        kind = type_of(name, tensor)
+        writer.add_tensor(name, _stored(name, tensor.astype(np.float32), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,112 @@
+"""The tokenizer of a GGUF file is the one that the file was made of: the same ids and the same text."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from gguf import GGUFWriter
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from executor_svc.checkpoint.gguf.model import GGUFModel
+from tests.support.each_row import each_row
+from tests.support.tokenizers import byte_level_alphabet
+
+MERGES = [("h", "e"), ("\u0120", "he"), ("1", "2"), ("\u010a", "\u010a"), ("l", "l"), ("he", "ll")]
+SPECIAL = ["<s>", "</s>", "<|im_end|>"]
+TOKENS = [*byte_level_alphabet(), *("".join(pair) for pair in MERGES), "hello", *SPECIAL]
+TEXTS = (
+    "hello he 12 1212\n\n\n12. x",
+    "  12",
+    "He's he'll 3,000\tyes\r\n",
+    "d\u00e9j\u00e0 \u65e5\u672c\u8a9e \U0001f642",
+    "<s>a</s> <|im_end|>\n",
+)
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "he", "\u2581he", "ll", "hell", "hello"]
+PIECES += ["\u2581", *"helo12.x,3ays"]
+# Of Llama 3, as its tokenizer.json has it.
+LLAMA3_CUT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def byte_level(*, first: bool = False, takes_words_whole: bool = False, cut: Any = None) -> tokenizers.Tokenizer:
+    """Return an original: byte-level BPE with a cut of its own."""
+    vocab = {token: index for index, token in enumerate(TOKENS)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, MERGES, ignore_merges=takes_words_whole))
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not isinstance(cut, pre_tokenizers.Split))
+    tokenizer.pre_tokenizer = level if cut is None else pre_tokenizers.Sequence([cut, level])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    if first:
+        bos = ("<s>", TOKENS.index("<s>"))
+        tokenizer.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A <s>:1 $B:1", [bos])
+    return tokenizer
+
+
+def sentencepiece() -> tokenizers.Tokenizer:
+    """Return an original as those of Llama 2: BPE on spaces that are written, with bytes for what is unknown."""
+    merges = [("h", "e"), ("\u2581", "he"), ("l", "l"), ("he", "ll"), ("hell", "o")]
+    vocab = {token: index for index, token in enumerate(PIECES)}
+    model = models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("<s>", "</s>")])
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A <s>:1 $B:1", [("<s>", 1)])
+    return tokenizer
+
+
+BYTE_LEVEL = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.merges": [" ".join(pair) for pair in MERGES],
+    "tokenizer.ggml.token_type": [1] * (len(TOKENS) - len(SPECIAL)) + [3] * len(SPECIAL),
+    "tokenizer.ggml.bos_token_id": TOKENS.index("<s>"),
+}
+SENTENCEPIECE = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": PIECES,
+    "tokenizer.ggml.scores": [-float(index) for index in range(len(PIECES))],
+    "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * (len(PIECES) - 259),
+    "tokenizer.ggml.bos_token_id": 1,
+}
+DIGITS = pre_tokenizers.Digits(individual_digits=True)
+SPLIT = pre_tokenizers.Split(Regex(LLAMA3_CUT), "isolated")
+
+
+def tokenizer_of(path: Path, values: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Return what is made of a file with these values."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    for key, value in values.items():
+        add: Any = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array, bool: writer.add_bool}
+        add[type(value)](key, value)
+    writer.add_tensor("output_norm.weight", np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tokenizers.Tokenizer.from_buffer(GGUFModel(path).tokenizer_files()[0].content)
+
+
+@each_row(
+    (BYTE_LEVEL | {"tokenizer.ggml.pre": "gpt-2"}, byte_level()),
+    (BYTE_LEVEL | {"tokenizer.ggml.pre": "smollm"}, byte_level(cut=DIGITS)),
+    (BYTE_LEVEL | {"tokenizer.ggml.pre": "llama-bpe"}, byte_level(first=True, takes_words_whole=True, cut=SPLIT)),
+    (
+        BYTE_LEVEL | {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False},
+        byte_level(takes_words_whole=True, cut=SPLIT),
+    ),
+    (SENTENCEPIECE, sentencepiece()),
+)
+def test_it_is_the_original(values: dict[str, Any], original: tokenizers.Tokenizer, *, tmp_path: Path) -> None:
+    made = tokenizer_of(tmp_path / "m.gguf", values)
+
+    for text in TEXTS:
+        ids = original.encode(text).ids
+        assert made.encode(text).ids == ids, text
+        assert made.decode(ids, skip_special_tokens=True) == original.decode(ids, skip_special_tokens=True)
