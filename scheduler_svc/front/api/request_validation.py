@@ -121,16 +121,17 @@ def validate_request(
 
 def check_request_fields(request: generation_service_pb2.GenerateRequest) -> None:
     """Check what can be checked before the prompt is tokenized; `validate_request` checks the rest."""
-    require(
-        len(request.request_id) <= MAX_REQUEST_ID_LENGTH,
-        "request_id",
-        f"{len(request.request_id)} characters long",
-        f"at most {MAX_REQUEST_ID_LENGTH} characters long",
-    )
+    check_request_id(request.request_id)
     if request.WhichOneof("prompt") is None:
         raise InvalidFieldError("prompt", "absent", "one of text, token_ids and messages")
     require_delta_interval(request.min_delta_interval_ms)
     require(not request.lora_adapter, "lora_adapter", request.lora_adapter, "unset: this release does not support it")
+
+
+def check_request_id(request_id: str, most: int = MAX_REQUEST_ID_LENGTH) -> None:
+    """Refuse an id that is too long."""
+    rule = f"at most {most} characters long"
+    require(len(request_id) <= most, "request_id", f"{len(request_id)} characters long", rule)
 
 
 def require_delta_interval(interval_ms: int) -> None:

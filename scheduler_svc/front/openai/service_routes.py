@@ -17,6 +17,7 @@ from octavo_shared.errors import InvalidFieldError
 from octavo_shared.process.metric import Family
 from scheduler_svc.front.api import tokenization
 from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.model_tasks import TASK_NAMES, tasks_of
 from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.call import Call
@@ -109,6 +110,8 @@ class ServiceRoutes:
             "created": self._created,
             "owned_by": "octavo",
             "max_model_len": model and model.max_model_len,
+            "tasks": model and [TASK_NAMES[task] for task in tasks_of(model.info)],
+            "embedding_size": model and (model.info.embedding_size or None),
         }
 
     async def _tokenize(self, call: Call) -> web.Response:

@@ -11,6 +11,7 @@ from scheduler_svc.front.openai.answering import Answering
 from scheduler_svc.front.openai.chat import Chat
 from scheduler_svc.front.openai.completions import Completions
 from scheduler_svc.front.openai.field_reader import Reader, UnknownFields
+from scheduler_svc.front.openai.pooling_routes import PoolingRoutes
 from scheduler_svc.front.openai.routing import Route, Routes, RouteSettings
 from scheduler_svc.front.openai.server import OpenAIServer
 from scheduler_svc.front.openai.service_routes import ServiceRoutes
@@ -44,6 +45,7 @@ def openai_server(
     routes = {
         "/v1/chat/completions": Route("POST", chat.answer, "chat_completions"),
         "/v1/completions": Route("POST", Completions(answering).answer, "completions"),
+        **PoolingRoutes(models, reader).routes(),
         **ServiceRoutes(models, reader, collect).routes(),
     }
     tls = http_tls(config)
