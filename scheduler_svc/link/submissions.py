@@ -5,7 +5,7 @@ import numpy as np
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.process.clock import monotonic_s
-from octavo_shared.step_wire.step import NO_LOGPROBS
+from octavo_shared.step_wire.step import NO_LOGPROBS, PoolingTask
 from octavo_shared.step_wire.wire import INT32, decode_sampling, encode_sampling
 from octavo_shared.step_wire.wire_rules import decode_rules, encode_rules
 from scheduler_svc.request.continuation_message import decode_continuation, encode_continuation
@@ -44,6 +44,8 @@ def encode_submission(
         received_before_us=0 if request.received_at_s is None else int(1e6 * (monotonic_s() - request.received_at_s)),
         continuation=None if request.continuation is None else encode_continuation(request.continuation),
         grammar=b"" if request.grammar is None else request.grammar.body,
+        pooling_task=None if request.pooling is None else pb.PoolingTask.ValueType(request.pooling),
+        token_type_ids=request.token_type_ids,
     )
 
 
@@ -69,6 +71,8 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
         requires_same_numerics=message.requires_same_numerics,
         grammar=Grammar(message.grammar) if message.grammar else None,
+        pooling=PoolingTask(message.pooling_task) if message.HasField("pooling_task") else None,
+        token_type_ids=message.token_type_ids,
         trace_id=message.trace_id or None,
         traceparent=message.traceparent or None,
         deadline_s=monotonic_s() + message.time_left_us / 1e6 if message.HasField("time_left_us") else None,

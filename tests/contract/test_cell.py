@@ -198,7 +198,9 @@ async def test_an_engine_that_has_two_addresses_is_joined_once() -> None:
             await asyncio.sleep(1.0)
             assert sum(past.num_sessions for past in stack.link._past.values()) <= 3
             [_, used] = cell_families([running.cell])
-            assert [(sample.labels, sample.value) for sample in used.samples] == [({"model": "", "scheduler": "scheduler-0"}, 1)]
+            assert [(sample.labels, sample.value) for sample in used.samples] == [
+                ({"model": "", "scheduler": "scheduler-0"}, 1)
+            ]
 
 
 async def test_an_abort_reaches_every_scheduler() -> None:

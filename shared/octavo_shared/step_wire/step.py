@@ -43,6 +43,13 @@ class RowFlag(IntEnum):
     NOT_FINITE = 4
 
 
+class PoolingTask(IntEnum):
+    """What a text is computed for; the enum of the same name in step.proto."""
+
+    EMBED = 1
+    SCORE = 2
+
+
 def pairs(*rows: tuple[int, ...] | Seq[int]) -> Int32Array:
     """Return `rows` as an int32 array [num_rows, width]; width 2 if there is none."""
     return np.array(rows, np.int32).reshape(len(rows), -1 if rows else 2)
