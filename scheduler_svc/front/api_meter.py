@@ -36,7 +36,7 @@ TENANT_REFUSED = Metric(
 )
 METRICS = (REFUSED, DURATION, TENANT_REFUSED)
 
-# Those whose requests an executor computes; they are there from the start, since a rate needs the zero before the first.
+# Those whose requests executors compute; they are there from the start: a rate needs the zero before the first one.
 COMPUTING_APIS = (
     *("generate", "stream_requests", "chat_completions", "completions"),
     *("embed", "embeddings", "score", "rerank"),

@@ -21,10 +21,9 @@ class WrongTaskError(InvalidFieldError):
     """A model is asked for something that it does not do."""
 
     def __init__(self, task: "pb.ModelTask.ValueType", model: TextModel) -> None:
-        name, can = shown_json(model.name), " and ".join(_CALLS[each] for each in tasks_of(model.info))
-        super().__init__(
-            "model", name, f"one that can {TASK_NAMES[task]}; this one answers {can}{_remedy(task, model)}"
-        )
+        can = " and ".join(_CALLS[each] for each in tasks_of(model.info))
+        rule = f"one that can {TASK_NAMES[task]}; this one answers {can}{_remedy(task, model)}"
+        super().__init__("model", shown_json(model.name), rule)
 
 
 def tasks_of(info: ExecutorInfo) -> "list[pb.ModelTask.ValueType]":

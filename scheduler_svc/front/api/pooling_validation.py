@@ -131,7 +131,7 @@ def _inputs(request: pb.EmbedRequest, model: TextModel, names: InputNames) -> li
     name = request.prompt_name if request.HasField("prompt_name") else config.default_prompt_name
     if name:
         known = " or ".join(map(repr, sorted(config.prompts)))
-        rule = known if known else "unset: the model's files name no prompts; put its instructions into the texts"
+        rule = known or "unset: the model's files name no prompts; put its instructions into the texts"
         require(name in config.prompts, "prompt_name", repr(name), rule)
         prompt = config.prompts[name]
     inputs: list[PoolingText | TokenizedInput] = []
@@ -244,9 +244,6 @@ def _num_chars(text: PoolingText) -> int:
 
 def _cause(model: TextModel) -> str:
     """Return where the limit of an input comes from, if it is not the model."""
-    most = model.info.max_num_batched_tokens
-    return (
-        ""
-        if model.info.max_model_len <= most
-        else ", as many as an executor computes in one step (max_num_batched_tokens)"
-    )
+    if model.info.max_model_len <= model.info.max_num_batched_tokens:
+        return ""
+    return ", as many as an executor computes in one step (max_num_batched_tokens)"

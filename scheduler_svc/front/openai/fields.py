@@ -216,7 +216,7 @@ class PoolingFields(RequestFields):
 
     truncate_prompt_tokens: int | None = Field(
         None,
-        description="Cut inputs that are longer than so many tokens; -1: than the model takes. Unset: they are rejected.",
+        description="Cut inputs that have more tokens; -1: more than the model takes. Default: they are rejected.",
     )
     priority: int | None = Field(None, description="With --policy priority, smaller values are served first.")
     request_id: str | None = Field(
@@ -236,7 +236,7 @@ class EmbeddingFields(PoolingFields):
     )
     prompt_name: str | None = Field(
         None,
-        description='Which prompt of the model, such as `query`, to put before texts; "": none. Default: the model\'s own.',
+        description="Which prompt of the model, such as `query`, to put before texts. Default: the model's own.",
     )
 
 

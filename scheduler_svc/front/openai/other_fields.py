@@ -51,7 +51,7 @@ REFUSED: Mapping[str, FieldRule] = {
     "continue_final_message": FieldRule((False,), "send the rendered text to /v1/completions"),
     "chat_template": FieldRule((), "templates from clients are never run"),
     "documents": FieldRule(([],), "send them with `chat_template_kwargs`"),
-    "truncate_prompt_tokens": FieldRule((), "a prompt that is too long is rejected, never truncated"),
+    "truncate_prompt_tokens": FieldRule((), "a prompt of a completion or a chat is never truncated"),
     "spaces_between_special_tokens": FieldRule((True,), "detokenization always follows the tokenizer"),
     "logits_processors": FieldRule(([],), "templates from clients are never run"),
     "prompt_embeds": FieldRule((), "prompts are token ids"),
@@ -61,4 +61,8 @@ REFUSED: Mapping[str, FieldRule] = {
     "kv_transfer_params": FieldRule(({},), "KV blocks are not transferred between executors"),
     "vllm_xargs": FieldRule(({},), "plug-ins are not supported"),
     "lora_path": FieldRule((), "adapters are not supported; merge them into the model"),
+    # Cohere's and Jina's
+    "max_tokens_per_doc": FieldRule((), "use `truncate_prompt_tokens`, which counts the query too"),
+    "max_chunks_per_doc": FieldRule((), "use `truncate_prompt_tokens`"),
+    "rank_fields": FieldRule((["text"],), "documents are texts, or objects with `text`"),
 }

@@ -38,15 +38,11 @@ class EmbeddingConfig:
         if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
             raise TokenizerFileError(SENTENCE_TRANSFORMERS_CONFIG, "has prompts that are no object of texts")
         if default is not None and default not in prompts:
-            raise TokenizerFileError(
-                SENTENCE_TRANSFORMERS_CONFIG, "has a default_prompt_name that is none of its prompts"
-            )
-        sizes = model.get("matryoshka_dimensions") or sentence_transformers.get("matryoshka_dimensions")
+            raise TokenizerFileError(SENTENCE_TRANSFORMERS_CONFIG, "has a default_prompt_name that is no prompt of it")
+        both = {**sentence_transformers, **model}
+        sizes = both.get("matryoshka_dimensions")
         dimensions = sorted(size for size in sizes if type(size) is int) if isinstance(sizes, list) else []
-        is_matryoshka = not dimensions and bool(
-            model.get("is_matryoshka") or sentence_transformers.get("is_matryoshka")
-        )
-        return cls(prompts, default, tuple(dimensions), is_matryoshka)
+        return cls(prompts, default, tuple(dimensions), not dimensions and both.get("is_matryoshka") is True)
 
     def sizes(self, embedding_size: int) -> str:
         """Return what `dimensions` must be for vectors of a size, in words."""
