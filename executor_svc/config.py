@@ -198,6 +198,10 @@ class FakeConfig(_BatchConfig):
             "window."
         ),
     )
+    pooling: bool = Field(False, description="Compute embeddings and scores too: a hash of the token ids.")
+    pooling_only: bool = Field(
+        False, description="Compute embeddings and scores, and generate nothing, as an encoder does. It has no blocks."
+    )
     fail_step_every: int = Field(
         0, ge=0, description="Fault injection: every Nth step fails, and the process keeps running. 0: off."
     )
