@@ -51,7 +51,7 @@ REFUSED: Mapping[str, FieldRule] = {
     "continue_final_message": FieldRule((False,), "send the rendered text to /v1/completions"),
     "chat_template": FieldRule((), "templates from clients are never run"),
     "documents": FieldRule(([],), "send them with `chat_template_kwargs`"),
-    "truncate_prompt_tokens": FieldRule((), "a prompt of a completion or a chat is never truncated"),
+    "truncate_prompt_tokens": FieldRule((), "a prompt that is too long is rejected, never truncated"),
     "spaces_between_special_tokens": FieldRule((True,), "detokenization always follows the tokenizer"),
     "logits_processors": FieldRule(([],), "templates from clients are never run"),
     "prompt_embeds": FieldRule((), "prompts are token ids"),
