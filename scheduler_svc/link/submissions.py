@@ -3,6 +3,7 @@
 import numpy as np
 
 from octavo.core.v1 import core_service_pb2 as pb
+from octavo.execution.v1 import step_pb2
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import NO_LOGPROBS, PoolingTask
@@ -44,7 +45,7 @@ def encode_submission(
         received_before_us=0 if request.received_at_s is None else int(1e6 * (monotonic_s() - request.received_at_s)),
         continuation=None if request.continuation is None else encode_continuation(request.continuation),
         grammar=b"" if request.grammar is None else request.grammar.body,
-        pooling_task=None if request.pooling is None else pb.PoolingTask.ValueType(request.pooling),
+        pooling_task=None if request.pooling is None else step_pb2.PoolingTask.ValueType(request.pooling),
         token_type_ids=request.token_type_ids,
     )
 

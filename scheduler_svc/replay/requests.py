@@ -108,6 +108,9 @@ class ReplayedRequests:
         for index, reason in updates.finished.items():
             if (request := self.live.get(groups[index].arrival)) is not None and not updates.sequences[index].index:
                 request.finish_reason = reason
+        for group, _ in updates.pooled:
+            if (request := self.live.get(group.arrival)) is not None:
+                request.note_pooled()
         for group in updates.finished_searches:
             assert group.beams is not None
             hypotheses = group.beams.finished_hypotheses()

@@ -23,30 +23,6 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _PoolingTask:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _PoolingTaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolingTask.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    POOLING_TASK_UNSPECIFIED: _PoolingTask.ValueType  # 0
-    """Never sent."""
-    POOLING_TASK_EMBED: _PoolingTask.ValueType  # 1
-    """A vector."""
-    POOLING_TASK_SCORE: _PoolingTask.ValueType  # 2
-    """Scores."""
-
-class PoolingTask(_PoolingTask, metaclass=_PoolingTaskEnumTypeWrapper):
-    """PoolingTask is what a model makes of a whole text."""
-
-POOLING_TASK_UNSPECIFIED: PoolingTask.ValueType  # 0
-"""Never sent."""
-POOLING_TASK_EMBED: PoolingTask.ValueType  # 1
-"""A vector."""
-POOLING_TASK_SCORE: PoolingTask.ValueType  # 2
-"""Scores."""
-Global___PoolingTask: _TypeAlias = PoolingTask  # noqa: Y015
-
 class _EndReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -258,7 +234,7 @@ class Submission(_message.Message):
     """How long its client still waits, in microseconds. Absent: for as long as it takes."""
     grammar: _builtins.bytes
     """The grammar that its outputs follow, as in GrammarLoad.body. Empty: none."""
-    pooling_task: Global___PoolingTask.ValueType
+    pooling_task: _step_pb2.PoolingTask.ValueType
     """What the model makes of the whole prompt in place of tokens. Absent: it generates."""
     token_type_ids: _builtins.bytes
     """Of a pooling request: a byte for each token of the prompt. Empty: all are 0."""
@@ -310,7 +286,7 @@ class Submission(_message.Message):
         requires_same_numerics: _builtins.bool = ...,
         time_left_us: _builtins.int | None = ...,
         grammar: _builtins.bytes = ...,
-        pooling_task: Global___PoolingTask.ValueType | None = ...,
+        pooling_task: _step_pb2.PoolingTask.ValueType | None = ...,
         token_type_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "pooling_task", b"pooling_task", "sampling", b"sampling", "time_left_us", b"time_left_us", "token_rules", b"token_rules"]  # noqa: Y015

@@ -1,6 +1,6 @@
 """A step while it is being decided, lists that grow; what was decided; and a step that was sent."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from octavo_shared.step_wire.step import (
     Fork,
     GrammarLoad,
     Int32Array,
+    PoolingInput,
     Step,
     TableDelta,
     no_pairs,
@@ -60,12 +61,19 @@ class StepPlan:
     blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
     blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
     num_decodes: int = 0
+    pooling_inputs: list[PoolingInput] = field(default_factory=list)
+    pooling_groups: list[SequenceGroup] = field(default_factory=list)
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether the step computes more than decodes."""
+        return bool(self.prefill_chunks or self.pooling_inputs)
 
     @property
     def is_empty(self) -> bool:
         """Whether the step would neither compute, move nor release anything."""
         moves = self.blocks_to_swap_out or self.blocks_to_swap_in
-        return not (self.num_decodes or self.prefill_chunks or moves or len(self.released_slots))
+        return not (self.num_decodes or self.has_chunks or moves or len(self.released_slots))
 
     def computes(self, group: SequenceGroup) -> bool:
         """Return whether the step may compute a running group."""
@@ -106,6 +114,7 @@ class StepPlan:
             blocks_to_swap_out=_pairs(self.blocks_to_swap_out),
             blocks_to_swap_in=_pairs(self.blocks_to_swap_in),
             blocks_to_copy=_pairs(self.blocks_to_copy),
+            pooling_inputs=tuple(self.pooling_inputs),
         )
 
 
@@ -116,6 +125,7 @@ class StepInFlight:
     `num_vacated` counts the slots that were vacated before it: if none was since, all its rows are current.
     `prompt_groups` are those whose prompt's log-probabilities it brings, by row of the layout, in order.
     `num_chunk_tokens` counts those that it computes beyond one for each row.
+    `pooling_groups` are those whose texts it computes, in their order.
     """
 
     step: Step
@@ -124,6 +134,20 @@ class StepInFlight:
     num_vacated: int
     prompt_groups: tuple[tuple[int, SequenceGroup], ...]
     num_chunk_tokens: int
+    pooling_groups: tuple[SequenceGroup, ...] = ()
+
+    @property
+    def workload(self) -> StepLayout:
+        """All that it computes, for what it costs: the rows of the layout, and one for each text."""
+        if not self.pooling_groups:
+            return self.layout
+        layout, lengths = self.layout, [group.num_prompt_tokens for group in self.pooling_groups]
+        return replace(
+            layout,
+            slots=np.concatenate((layout.slots, np.zeros_like(lengths, np.int32))),
+            starts=np.concatenate((layout.starts, np.zeros_like(lengths, np.int32))),
+            lengths=np.concatenate((layout.lengths, np.array(lengths, np.int32))),
+        )
 
 
 @dataclass(frozen=True, slots=True)
