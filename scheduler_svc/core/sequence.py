@@ -157,7 +157,7 @@ class SequenceGroup:
     @property
     def has_outgrown(self) -> bool:
         """Whether, where it fits no executor, it is too large by itself: it has grown there and no loss moved it."""
-        return self.has_run and not self.lost_on
+        return self.has_run and not self.lost_on and self.pooling is None
 
     @property
     def is_lone(self) -> bool:

@@ -88,7 +88,7 @@ class PooledGroups:
             return f"the text has {num_tokens} tokens; the model takes {limits.max_model_len} (max_model_len)"
         if num_tokens > limits.max_num_batched_tokens:
             return (
-                f"the text has {num_tokens} tokens; a step computes it whole, and takes {limits.max_num_batched_tokens} "
+                f"the text has {num_tokens} tokens; a step computes it whole, and has {limits.max_num_batched_tokens} "
                 "(--max-num-batched-tokens of the scheduler or the executor)"
             )
         return (
