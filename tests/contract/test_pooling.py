@@ -121,8 +121,8 @@ WRONG: list[tuple[pb.EmbedRequest | pb.ScoreRequest, str]] = [
     (pb.EmbedRequest(inputs=[ids(-1)]), "inputs[0] is a list with token id -1; it must be ids from 0 to 258"),
     (
         texts("a", LONG),
-        "inputs[1] is too long: it has 513 tokens; this model's maximum context length is 512 tokens; shorten it, or set "
-        "truncate_prompt_tokens",
+        "inputs[1] is too long: it has 513 tokens; this model's maximum context length is 512 tokens; shorten it, or "
+        "set truncate_prompt_tokens",
     ),
     (texts("x" * 300_000), "inputs[0] is too long: it has 300000 characters, for at most 131072"),
     (pb.EmbedRequest(inputs=[ids(*[1] * 513)]), "inputs[0] is too long: it has 513 tokens"),
@@ -241,7 +241,7 @@ async def test_the_client_makes_as_many_calls_as_it_takes(stack: Stack) -> None:
         progress: list[int] = []
         embeddings = await client.embed(contents, on_progress=progress.append)
         assert [list(each) for each in embeddings.embeddings] == [vector(wrapped(content)) for content in contents]
-        assert sorted(progress) == progress and progress[-1] == 1100 and len(progress) == 3
+        assert (sorted(progress), progress[-1], len(progress)) == (progress, 1100, 3)
         single, mixed = await client.embed("a"), await client.embed([[1, 2], "a"])
         assert [*map(list, mixed.embeddings)] == [vector([1, 2]), list(single.embeddings[0])]
         scores = await client.score("q", ["first", "second"])
@@ -250,7 +250,7 @@ async def test_the_client_makes_as_many_calls_as_it_takes(stack: Stack) -> None:
         for inputs, words in (
             ([*contents[:1000], LONG], "inputs[1000] is too long"),
             ([], "inputs is empty; it must have at least 1 text"),
-            (5, "inputs is int; it must be a text"),
+            (5, "inputs is an int; it must be a text"),
             ([[{"role": "user", "content": "x"}]], "inputs[0] is a conversation"),
         ):
             with pytest.raises(InvalidRequestError) as raised:

@@ -15,7 +15,7 @@ class EncoderWorker(FakeWorker):
     """Texts are `CLS text SEP`, and pairs `CLS first SEP second SEP`, whose second part is of type 1."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"has_pooling": True, "max_model_len": 512, **options})
+        super().__init__(**{"has_pooling": True, "is_generative": False, "max_model_len": 512, **options})
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return the fake's files, with the template, and those of sentence-transformers."""

@@ -165,7 +165,7 @@ async def test_what_is_wrong_is_named(api: Api) -> None:
     assert (other.status, other.error["code"]) == (404, "model_not_found")
     assert not api.stack.engine.requests
     counts = {
-        sample.labels: sample.value
+        tuple(sample.labels.values()): sample.value
         for family in api.stack.front.families()
         if family.name == REFUSED.name
         for sample in family.samples
@@ -184,7 +184,7 @@ async def test_models_say_what_they_can() -> None:
         assert (answer.status, answer.error["param"]) == (400, "model")
         words = answer.error["message"]
         assert "must be one that can embed; this one answers Generate (/v1/chat/completions, /v1/completions)" in words
-    async with running_api(EncoderWorker(is_generative=False)) as api:
+    async with running_api(EncoderWorker()) as api:
         [entry] = (await api.get("/v1/models")).json["data"]
         assert (entry["tasks"], entry["embedding_size"]) == (["embed", "score"], 16)
         for answer in (await api.chat(), await api.complete()):
