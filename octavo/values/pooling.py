@@ -141,7 +141,7 @@ def _one_or_several(inputs: object) -> list[object] | None:
     if isinstance(inputs, str):
         return [inputs]
     items = list_items(inputs)
-    is_token_ids = bool(items) and not isinstance(items[0], str) and to_list(items[0]) is None
+    is_token_ids = items and not isinstance(items[0], str) and to_list(items[0]) is None
     return [items] if is_token_ids else items
 
 

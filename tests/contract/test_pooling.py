@@ -46,7 +46,7 @@ def pairs(query: str, *documents: str, **fields: Any) -> pb.ScoreRequest:
 
 
 def vector(token_ids: list[int]) -> list[float]:
-    return fake_values(PoolingTask.EMBED, token_ids).tolist()
+    return list(map(float, fake_values(PoolingTask.EMBED, token_ids)))
 
 
 def wrapped(content: str) -> list[int]:
@@ -65,9 +65,9 @@ def rows(answer: pb.EmbedResponse | pb.ScoreResponse) -> NDArray[np.float32]:
 
 
 async def refusal(stack: Stack, request: pb.EmbedRequest | pb.ScoreRequest) -> grpc.aio.AioRpcError:
-    call = stack.generation.Embed if isinstance(request, pb.EmbedRequest) else stack.generation.Score
+    call: Any = stack.generation.Embed if isinstance(request, pb.EmbedRequest) else stack.generation.Score
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await call(request)  # type: ignore[operator]
+        await call(request)
     return raised.value
 
 

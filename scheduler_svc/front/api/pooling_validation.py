@@ -182,47 +182,50 @@ def _tokenize(
     request: PoolingRequest, inputs: Sequence[PoolingText | TokenizedInput], model: TextModel, names: InputNames
 ) -> list[TokenizedInput]:
     """Return all inputs as tokens that the model knows, none too long."""
-    longest, is_pair, tokenizer = longest_input(model), isinstance(request, pb.ScoreRequest), model.tokenizer
-    least = tokenizer.num_special_tokens(is_pair=is_pair) + (2 if is_pair else 1)
-    cut_to = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
-    if cut_to == -1:
-        cut_to = longest
-    elif cut_to is not None:
-        rule = f"from {least} to {longest}, or -1: as many as the model takes"
-        require(least <= cut_to <= longest, "truncate_prompt_tokens", cut_to, rule)
-    limits = RequestLimits.of(model, FrontSettings(max_beam_width=1))
+    longest, tokenizer = longest_input(model), model.tokenizer
+    cut_to = _cut_to(request, model)
     if tokenizer.is_absent and has_text(request):
-        field = "documents" if is_pair else "inputs"
+        is_pair = isinstance(request, pb.ScoreRequest)
         rule = f"token ids: this model has no tokenizer; send {'tokenized_pairs' if is_pair else 'token_ids'}, or "
-        raise InvalidFieldError(field, "text", rule + TOKENIZER_FIX)
-    tokenized = [each if isinstance(each, TokenizedInput) else None for each in inputs]
-    texts = {index: each for index, each in enumerate(inputs) if not isinstance(each, TokenizedInput)}
+        raise InvalidFieldError("documents" if is_pair else "inputs", "text", rule + TOKENIZER_FIX)
+    texts, tokenized = dict[int, PoolingText](), dict[int, TokenizedInput]()
     max_chars = max(longest * tokenizer.max_token_length, _MAX_CHARS)
-    for index, text in texts.items():
-        num_chars = _num_chars(text)
-        if num_chars > max_chars and cut_to is None:
-            raise InputTooLongError(
-                names(index), f"{num_chars} characters, for at most {max_chars}", longest, _cause(model)
-            )
-        if num_chars > max_chars:
-            texts[index] = text[:max_chars] if isinstance(text, str) else (text[0][:max_chars], text[1][:max_chars])
+    for index, each in enumerate(inputs):
+        if isinstance(each, TokenizedInput):
+            require(len(each.token_ids) > 0, names(index), "empty", "at least 1 token long")
+            token_ids = check_known_ids(each.token_ids, names(index), model.info.vocab_size)
+            tokenized[index] = TokenizedInput(token_ids[:cut_to], each.token_type_ids[:cut_to])
+        elif (num_chars := _num_chars(each)) <= max_chars:
+            texts[index] = each
+        elif cut_to is None:
+            shown = f"{num_chars} characters, for at most {max_chars}"
+            raise InputTooLongError(names(index), shown, longest, _cause(model))
+        else:
+            texts[index] = each[:max_chars] if isinstance(each, str) else (each[0][:max_chars], each[1][:max_chars])
     for batch in _batches(texts):
         encoded = tokenizer.encode_inputs([texts[index] for index in batch], cut_to)
-        for index, each in zip(batch, encoded, strict=True):
-            if tokenizer.largest_id >= limits.vocab_size:
-                check_known(names(index), each.token_ids.tolist(), model)
-            tokenized[index] = each if model.info.num_token_types > 1 else TokenizedInput(each.token_ids)
-    checked = []
-    for index, each in enumerate(tokenized):
-        assert each is not None, "it was tokenized"
-        if index not in texts:
-            require(len(each.token_ids) > 0, names(index), "empty", "at least 1 token long")
-            token_ids = check_known_ids(each.token_ids, names(index), limits)
-            each = TokenizedInput(token_ids[:cut_to], each.token_type_ids[:cut_to])
-        if len(each.token_ids) > longest:
-            raise InputTooLongError(names(index), f"{len(each.token_ids)} tokens", longest, _cause(model))
-        checked.append(each)
-    return checked
+        for index, found in zip(batch, encoded, strict=True):
+            if tokenizer.largest_id >= model.info.vocab_size:
+                check_known(names(index), found.token_ids.tolist(), model)
+            tokenized[index] = found if model.info.num_token_types > 1 else TokenizedInput(found.token_ids)
+    for index, found in sorted(tokenized.items()):
+        if len(found.token_ids) > longest:
+            raise InputTooLongError(names(index), f"{len(found.token_ids)} tokens", longest, _cause(model))
+    return [tokenized[index] for index in range(len(inputs))]
+
+
+def _cut_to(request: PoolingRequest, model: TextModel) -> int | None:
+    """Return to how many tokens longer inputs are cut; None: they are refused."""
+    if not request.HasField("truncate_prompt_tokens"):
+        return None
+    longest, is_pair = longest_input(model), isinstance(request, pb.ScoreRequest)
+    if request.truncate_prompt_tokens == -1:
+        return longest
+    least = model.tokenizer.num_special_tokens(is_pair=is_pair) + (2 if is_pair else 1)
+    is_right = least <= request.truncate_prompt_tokens <= longest
+    rule = f"from {least} to {longest}, or -1: as many as the model takes"
+    require(is_right, "truncate_prompt_tokens", request.truncate_prompt_tokens, rule)
+    return request.truncate_prompt_tokens
 
 
 def _batches(texts: dict[int, PoolingText]) -> Iterator[list[int]]:

@@ -151,15 +151,15 @@ def check_prompt_length(num_tokens: int, field: str, limits: RequestLimits) -> N
 def check_prompt(token_ids: Sequence[int] | Int32Array, field: str, limits: RequestLimits) -> Int32Array:
     """Return the prompt as an array, [num_prompt_tokens]."""
     check_prompt_length(len(token_ids), field, limits)
-    return check_known_ids(token_ids, field, limits)
+    return check_known_ids(token_ids, field, limits.vocab_size)
 
 
-def check_known_ids(token_ids: Sequence[int] | Int32Array, field: str, limits: RequestLimits) -> Int32Array:
+def check_known_ids(token_ids: Sequence[int] | Int32Array, field: str, vocab_size: int) -> Int32Array:
     """Return tokens as an array, [num_tokens]. Raises InvalidFieldError: the model does not know one."""
     ids = np.array(token_ids, np.int64)
-    outside = ids[(ids < 0) | (ids >= limits.vocab_size)]
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
     if len(outside):
-        raise unknown_token(field, outside[0], limits.vocab_size)
+        raise unknown_token(field, outside[0], vocab_size)
     return ids.astype(np.int32)
 
 

@@ -37,7 +37,7 @@ class EmbeddingConfig:
         default = sentence_transformers.get("default_prompt_name")
         if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
             raise TokenizerFileError(SENTENCE_TRANSFORMERS_CONFIG, "has prompts that are no object of texts")
-        if default is not None and default not in prompts:
+        if default is not None and not (isinstance(default, str) and default in prompts):
             raise TokenizerFileError(SENTENCE_TRANSFORMERS_CONFIG, "has a default_prompt_name that is no prompt of it")
         both = {**sentence_transformers, **model}
         sizes = both.get("matryoshka_dimensions")

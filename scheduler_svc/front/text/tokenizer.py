@@ -223,7 +223,7 @@ class Tokenizer:
             lengths = [room]
         for part, length in zip(parts, lengths, strict=True):
             part.truncate(length)
-        return self._tokenizer.post_process(*parts)
+        return self._tokenizer.post_process(parts[0], parts[1] if len(parts) == 2 else None)
 
     def _tokenized(self, encoding: tokenizers.Encoding) -> TokenizedInput:
         types = encoding.type_ids if self._has_token_types else ()
