@@ -70,15 +70,9 @@ class Encoder:
         self._last_segment = NativeLastSegment(library, end, norm)
         self.head: tuple[PackedMatrix, PackedMatrix] | None = None  # a layer under tanh, and what makes scores of it
         if config.num_scores:
-            names = (
-                ("bert.pooler.dense", "classifier")
-                if config.has_pooler
-                else ("classifier.dense", "classifier.out_proj")
-            )
-            self.head = (
-                self._dense(names[0], kernels, size, size),
-                self._dense(names[1], kernels, size, config.num_scores),
-            )
+            of_roberta = "classifier.dense", "classifier.out_proj"
+            first, second = (f"{prefix}pooler.dense", "classifier") if config.has_pooler else of_roberta
+            self.head = self._dense(first, kernels, size, size), self._dense(second, kernels, size, config.num_scores)
         self._layer = AttentionLayer(scale=config.head_dim**-0.5)
         self._cache = ScratchCache(_BLOCK_SIZE, config.num_heads, config.head_dim, torch.float32, torch.device("cpu"))
 
