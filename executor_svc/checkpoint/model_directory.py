@@ -25,8 +25,9 @@ TOKENIZER_FILE_NAMES = (
     "chat_template.jinja",
 )
 
-# Of sentence-transformers: how texts become vectors, and what is put in front of them.
+# How texts become vectors, what is put in front of them, and to which sizes vectors may be cut.
 POOLING_FILE_NAMES = (
+    "config.json",
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_bert_config.json",

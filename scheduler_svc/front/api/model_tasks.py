@@ -48,4 +48,4 @@ def _remedy(task: "pb.ModelTask.ValueType", model: TextModel) -> str:
     """Return how a model that only generates can be made to embed, as the end of a sentence."""
     if task != pb.MODEL_TASK_EMBED or model.info.pooling_tasks:
         return ""
-    return ". Its directory has no pooling configuration: start the executor with --pooling last"
+    return ". Its directory has no pooling configuration: start the executor with --pooling last, or mean"
