@@ -421,8 +421,8 @@ BUGS = (
     Bug(
         "the next engine begins anew, and not behind what there is",
         f"{LINK}/remote_request.py",
-        "        request = replace(self.request, continuation=self.sink.so_far())\n",
-        "        request = self.request\n",
+        "            request = replace(request, continuation=self.sink.so_far())\n",
+        "            pass\n",
     ),
     Bug(
         "a request that goes on is as new as any other",
