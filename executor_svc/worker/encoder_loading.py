@@ -33,6 +33,9 @@ _logger = logging.getLogger(__name__)
 # What a step's texts take of a block table, which they have not.
 _BLOCK_SIZE = 16
 
+# As sentence-transformers pools where nothing is said.
+_MEAN = PoolingModules("mean", is_normalized=False)
+
 _FUNCTIONS: Mapping[str, ScoreFunction] = {"Sigmoid": "sigmoid", "Identity": "identity"}
 
 
@@ -60,7 +63,7 @@ def load_encoder_worker(
     if config.pooling == "off":
         raise ModelLoadError("pooling is off, but an encoder does nothing else: remove --pooling")
     source = directory.path / "config.json"
-    modules = None if kind.purpose == "scores" else modules_of(config, directory.path)
+    modules = None if kind.purpose == "scores" else read_pooling(config, directory.path) or _MEAN
     checkpoint = Checkpoint(directory.path)
     found = find_library(torch_dtype(config.dtype), device, config.cpu_kernels)
     made = _make_own(config, directory, kind, modules, checkpoint, found)
@@ -111,14 +114,20 @@ def refuse_ranks(config: ExecutorConfig, kind: EncoderKind) -> None:
         raise ModelLoadError(f"tp is {config.tp}, but {kind.family} is an encoder, which runs on one rank: use --tp 1")
 
 
-def modules_of(config: ExecutorConfig, directory: Path) -> PoolingModules:
-    """Return how vectors are pooled: as --pooling says, else as the directory does, else by the mean.
+def read_pooling(config: ExecutorConfig, directory: Path) -> PoolingModules | None:
+    """Return how vectors are pooled: as --pooling says, else as the directory does; None: there are none.
 
-    Raises: ModelLoadError: the directory asks for what is not supported.
+    Raises: ModelLoadError: the directory asks for what is not supported, or several ranks share the model.
     """
-    if config.pooling in ("mean", "cls", "last"):
-        return PoolingModules(config.pooling, is_normalized=True)
-    return read_pooling_modules(directory) or PoolingModules("mean", is_normalized=False)
+    if config.pooling == "off":
+        return None
+    chosen = config.pooling
+    modules = read_pooling_modules(directory) if chosen == "auto" else PoolingModules(chosen, is_normalized=True)
+    if modules is not None and config.tp > 1:
+        raise ModelLoadError(
+            f"tp is {config.tp}, but embeddings are computed on one rank: use --tp 1, or --pooling off to only generate"
+        )
+    return modules
 
 
 def score_function(values: Mapping[str, object], num_scores: int, source: Path) -> ScoreFunction:

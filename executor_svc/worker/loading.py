@@ -17,7 +17,7 @@ from executor_svc.models.selection import ChosenModel, choose_model, read_model_
 from executor_svc.numerics.identity import find_numerics, log_numerics
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker, cache_shape_of
-from executor_svc.worker.encoder_loading import load_encoder_worker, model_id, refuse_ranks
+from executor_svc.worker.encoder_loading import load_encoder_worker, model_id, read_pooling, refuse_ranks
 from executor_svc.worker.interface import Worker
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event
@@ -52,6 +52,7 @@ def load_worker(
     config = config.model_copy(update={"dtype": dtype})
     if (kind := encoder_kind(directory.config())) is not None:
         return load_encoder_worker(config, directory, kind, device)
+    pooling = read_pooling(config, directory.path)
     try:
         chosen = choose_model(directory, config, device, group)
     except (MemoryError, OSError, RuntimeError) as error:
@@ -89,6 +90,7 @@ def load_worker(
         is_invariant=numerics.is_invariant,
         weights_digest=weights_digest,
         why_not_invariant=numerics.why_not_invariant or "",
+        pooling=pooling,
     )
     if not identity.tokenizer_files and group.rank == 0:
         logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))
@@ -116,6 +118,7 @@ def check_model(config: ExecutorConfig) -> None:
     directory = find_model_directory(config.model)
     if (kind := encoder_kind(directory.config())) is not None:
         refuse_ranks(config, kind)
+    read_pooling(config, directory.path)
     read_model_config(directory, config)
 
 
