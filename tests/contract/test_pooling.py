@@ -235,6 +235,20 @@ async def test_a_call_that_is_cancelled_aborts_all_of_it() -> None:
         await until(lambda: not stack.engine.requests)
 
 
+async def test_a_lost_executor_is_not_seen() -> None:
+    slow = EncoderWorker(step_ms=50, max_num_batched_tokens=512)
+    async with running_stack(slow, EncoderWorker(max_num_batched_tokens=512), loses_soon=True) as stack:
+        contents = ["x" * 200 + str(index) for index in range(40)]
+        call = asyncio.create_task(_embed(stack, texts(*contents)))
+        await until(lambda: stack.num_groups_on(stack.executor))
+        await stack.executor.kill()
+        assert rows(await call).tolist() == [vector(wrapped(content)) for content in contents]
+
+
+async def _embed(stack: Stack, request: pb.EmbedRequest) -> pb.EmbedResponse:
+    return await stack.generation.Embed(request)
+
+
 async def test_the_client_makes_as_many_calls_as_it_takes(stack: Stack) -> None:
     async with Client(stack.address) as client:
         contents = [f"text {index}" for index in range(1100)]

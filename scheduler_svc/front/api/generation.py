@@ -40,6 +40,8 @@ from scheduler_svc.request.served_model import ServedModel
 if TYPE_CHECKING:  # imports opentelemetry
     from scheduler_svc.telemetry.request_tracing import RequestTrace, RequestTracer
 
+TracedRequest: TypeAlias = pb.GenerateRequest | pb.EmbedRequest | pb.ScoreRequest
+
 # Returns what a call says of its trace: keys in small letters, and values; asked only if requests are traced.
 Metadata: TypeAlias = Callable[[], Iterable[tuple[str, str | bytes]] | None]
 
@@ -189,7 +191,7 @@ class Generation:
             await self.engine.submit(asked, response, checked_for=served)
         return AcceptedRequest(response, trace)
 
-    def traced(self, request: pb.GenerateRequest, metadata: Metadata) -> "RequestTrace | AbstractContextManager[None]":
+    def traced(self, request: TracedRequest, metadata: Metadata) -> "RequestTrace | AbstractContextManager[None]":
         """Return what records whether the request is refused."""
         return nullcontext() if self._tracer is None else self._tracer.receive(request, metadata() or ())
 

@@ -9,7 +9,7 @@ import numpy as np
 from octavo_shared.errors import OctavoServiceError, QueueFullError, RequestAbortedError
 from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.front.access.identity import current_identity, private_deployment
-from scheduler_svc.front.api.generation import CLIENT_LEFT, Generation
+from scheduler_svc.front.api.generation import CLIENT_LEFT, Generation, Metadata
 from scheduler_svc.front.api.pooling_validation import (
     InputNames,
     PoolingRequest,
@@ -48,6 +48,7 @@ class Pooled:
 async def pool(
     generation: Generation,
     request: PoolingRequest,
+    metadata: Metadata,
     *,
     names: InputNames | None = None,
     time_left_s: float | None = None,
@@ -59,6 +60,7 @@ async def pool(
     Args:
         generation: Runs requests for the model.
         request: Its tenant is filled in.
+        metadata: Of the call.
         names: What the caller calls the inputs; None: as the native API does.
         time_left_s: How long the caller still waits; None: for as long as it takes.
         why_left: Asked why the caller left, if it did.
@@ -69,7 +71,7 @@ async def pool(
     received_at_s = monotonic_s()
     request.tenant = current_identity().tenant_for(request.tenant)
     await generation.engine.wait_until_reachable()
-    with private_deployment():
+    with private_deployment(), generation.traced(request, metadata) as trace:
         with generation.engine.checking(request.request_id, request.tenant) as served:
             model = generation.text_model(served)
             if request.model:
@@ -80,8 +82,12 @@ async def pool(
             )
         deadline_s = None if time_left_s is None else received_at_s + time_left_s
         requests = [replace(each, received_at_s=received_at_s, deadline_s=deadline_s) for each in valid.requests]
+        if trace is not None:
+            requests = trace.follow_inputs(requests, valid.request_id, model.name)
         call = _Call(generation, served, on_queued, why_left)
         rows = await call.run(requests)
+        if trace is not None:
+            trace.end_inputs()
     values = np.stack(rows)
     if valid.num_dimensions:
         values = cut(values, valid.num_dimensions)

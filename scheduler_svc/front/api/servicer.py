@@ -179,11 +179,16 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
 
     async def _pool(self, api: str, body: RequestBody[P], context: Context) -> Pooled:
         with self._models.meter.request(api) as counted:
-            request = await self.read(body, pooling_limits)
+            try:
+                request = await self.read(body, pooling_limits)
+            except OctavoServiceError:
+                with self._models.traced(lambda: context.invocation_metadata()):
+                    raise
             counted.tenant = request.tenant
             return await pool(
                 self._models.choose(request.model),
                 request,
+                lambda: context.invocation_metadata(),
                 time_left_s=context.time_remaining(),
                 why_left=lambda: _why_left(context),
                 on_queued=counted.accept,

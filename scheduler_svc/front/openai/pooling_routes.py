@@ -134,7 +134,11 @@ class PoolingRoutes:
         on_queued = (lambda: None) if call.counted is None else call.counted.accept
         try:
             generation = self._models.choose(asked.request.model)
-            return fields, model, await pool(generation, asked.request, names=asked.inputs, on_queued=on_queued)
+            return (
+                fields,
+                model,
+                await pool(generation, asked.request, call.trace_metadata, names=asked.inputs, on_queued=on_queued),
+            )
         except OctavoServiceError as error:
             raise api_error(error, asked.names, asked.numbers) from error
 
