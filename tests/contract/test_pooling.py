@@ -256,7 +256,8 @@ async def test_the_client_makes_as_many_calls_as_it_takes(stack: Stack) -> None:
         embeddings = await client.embed(contents, on_progress=progress.append)
         assert [list(each) for each in embeddings.embeddings] == [vector(wrapped(content)) for content in contents]
         assert (sorted(progress), progress[-1], len(progress)) == (progress, 1100, 3)
-        single, mixed = await client.embed("a"), await client.embed([[1, 2], "a"])
+        both: list[Any] = [[1, 2], "a"]
+        single, mixed = await client.embed("a"), await client.embed(both)
         assert [*map(list, mixed.embeddings)] == [vector([1, 2]), list(single.embeddings[0])]
         scores = await client.score("q", ["first", "second"])
         assert scores.scores == (score("q", "first"), score("q", "second"))

@@ -156,7 +156,7 @@ async def test_every_request_counts_by_its_api_and_a_refused_one_by_its_reason(p
         assert await client.post("/v1/chat/completions", **CHAT | {"temperature": -1}) == 400
         assert await client.post("/tokenize", prompt="hello") == 200
         assert await client.post("/v1/nothing") == 404
-        embeddings = {"model": "fake", "input": ["two", "inputs"]}
+        embeddings: dict[str, Any] = {"model": "fake", "input": ["two", "inputs"]}
         assert await client.post("/v1/embeddings", **embeddings) == 200
         assert await client.post("/v1/embeddings", **embeddings | {"input": "x" * 3000}) == 400
         assert await client.post("/v1/rerank", model="fake", query="q", documents=["a"]) == 200
