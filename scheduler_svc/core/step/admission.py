@@ -191,7 +191,7 @@ class Admissions:
     def _admit_text(self, plan: StepPlan, group: SequenceGroup) -> bool:
         """Compute a text in this step, if it fits; return whether it does."""
         if group.num_prompt_tokens > plan.token_budget:
-            self._pooled.needs_step = not plan.pooling_inputs
+            self._pooled.needs_step = not plan.pooling_groups
             return False
         if self._pooled.message_bytes(group) > plan.num_admissible_bytes:
             return False

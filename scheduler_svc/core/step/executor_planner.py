@@ -171,7 +171,7 @@ class ExecutorPlanner:
             self._prefill_first(plan)
         elif self.pooled.needs_step:
             self._pool_first(plan)
-        if plan.has_chunks:
+        if plan.prefill_chunks or plan.pooling_groups:
             decodes = Decodes(np.zeros_like(self.batch.is_decoding), [])
         else:
             decodes = self._decoding.decide(plan)
@@ -207,7 +207,8 @@ class ExecutorPlanner:
             self.prefills.continue_all(plan)
             if not plan.is_closed:
                 self.admissions.admit(plan)
-        self._num_prefill_steps = self._num_prefill_steps + 1 if plan.has_chunks and wants_decode else 0
+        has_chunks = plan.prefill_chunks or plan.pooling_groups
+        self._num_prefill_steps = self._num_prefill_steps + 1 if has_chunks and wants_decode else 0
 
     def _send(self, plan: StepPlan, decodes: Decodes) -> StepInFlight | None:
         """Turn the plan into a step and apply it to the batch table; None: the plan is empty."""
@@ -240,7 +241,7 @@ class ExecutorPlanner:
             self.batch.num_vacated,
             prompt_groups,
             num_chunk_tokens,
-            tuple(plan.pooling_groups),
+            plan.pooling_groups,
         )
         self.in_flight.append(in_flight)
         self.last_scheduled_step_id = step.step_id
@@ -265,7 +266,9 @@ class ExecutorPlanner:
             raise ExecutorFaultError(f"a result of step {result.step_id} arrived, but no step is in flight")
         check_result(result, self.in_flight[0], self.batch, self.limits)
         self.last_processed_step_id = result.step_id
-        workload, duration_s = self.in_flight[0].workload, result.execute_duration_us * 1e-6
+        sent = self.in_flight[0]
+        workload = sent.workload if sent.pooling_groups else sent.layout
+        duration_s = result.execute_duration_us * 1e-6
         self.step_cost.learn(workload, duration_s)
         self.pace.learn(workload, duration_s)
         self._was_processed = True
@@ -306,7 +309,9 @@ class ExecutorPlanner:
     @property
     def solo(self) -> SequenceGroup | None:
         """The group that is computed alone now; None: all are."""
-        solo = self.batch.solo or (self.pooled.solo if self.pooled.groups else None)
+        solo = self.batch.solo
+        if solo is None and self.pooled.groups:
+            return self.pooled.solo
         return solo if solo is not None and solo.runs_alone else None
 
     @property

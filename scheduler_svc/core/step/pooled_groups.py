@@ -8,7 +8,7 @@ that no stream waits for more than one such step.
 
 from collections.abc import Iterable
 
-from octavo_shared.step_wire.step import PoolingInput, PoolingTask, RowFlag, StepResult
+from octavo_shared.step_wire.step import PoolingTask, RowFlag, StepResult
 from scheduler_svc.core.group_event import FlaggedGroup
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
@@ -105,12 +105,9 @@ class PooledGroups:
     def start(self, plan: StepPlan, group: SequenceGroup) -> None:
         """Compute a group, which is admitted, in this step."""
         num_tokens = group.num_prompt_tokens
-        assert group.pooling is not None
         plan.token_budget -= num_tokens
         plan.num_admissible_bytes -= self.message_bytes(group)
-        number = len(plan.pooling_groups)
-        plan.pooling_inputs.append(PoolingInput(number, group.prompt_token_ids, group.token_type_ids, group.pooling))
-        plan.pooling_groups.append(group)
+        plan.pooling_groups += (group,)
         self._shares.charge(group.tenant, num_tokens)
         group.sequences[0].status = SequenceStatus.RUNNING
         self.groups.append(group)

@@ -54,7 +54,7 @@ class StepUpdates:
     alternatives: dict[int, Alternatives] = field(default_factory=dict)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     failures: list[FlaggedGroup] = field(default_factory=list)
-    pooled: list[tuple[SequenceGroup, Float32Array]] = field(default_factory=list)
+    pooled: Seq[tuple[SequenceGroup, Float32Array]] = ()
     num_void_rows: int = 0
 
     @property

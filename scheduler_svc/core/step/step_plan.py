@@ -31,7 +31,7 @@ class StepPlan:
     `CoreLimits.max_admitted_bytes`. `has_steps_in_flight`: results are still to come. `preempted` groups
     make the step one without admissions. `solo`: the one group that is computed; None: all are.
     `is_closed`: nobody else is admitted.
-    `events` and `failures` are for the caller.
+    `pooling_groups`: those whose texts it computes. `events` and `failures` are for the caller.
     """
 
     token_budget: int
@@ -61,19 +61,13 @@ class StepPlan:
     blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
     blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
     num_decodes: int = 0
-    pooling_inputs: list[PoolingInput] = field(default_factory=list)
-    pooling_groups: list[SequenceGroup] = field(default_factory=list)
-
-    @property
-    def has_chunks(self) -> bool:
-        """Whether the step computes more than decodes."""
-        return bool(self.prefill_chunks or self.pooling_inputs)
+    pooling_groups: tuple[SequenceGroup, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether the step would neither compute, move nor release anything."""
         moves = self.blocks_to_swap_out or self.blocks_to_swap_in
-        return not (self.num_decodes or self.has_chunks or moves or len(self.released_slots))
+        return not (self.num_decodes or self.prefill_chunks or moves or len(self.released_slots) or self.pooling_groups)
 
     def computes(self, group: SequenceGroup) -> bool:
         """Return whether the step may compute a running group."""
@@ -107,18 +101,20 @@ class StepPlan:
             prefill_chunks=_pairs(self.prefill_chunks),
             forks=tuple(self.forks),
         )
-        return Step(
+        step = Step(
             epoch=epoch,
             step_id=step_id,
             delta=delta,
             blocks_to_swap_out=_pairs(self.blocks_to_swap_out),
             blocks_to_swap_in=_pairs(self.blocks_to_swap_in),
             blocks_to_copy=_pairs(self.blocks_to_copy),
-            pooling_inputs=tuple(self.pooling_inputs),
         )
+        if self.pooling_groups:
+            step.pooling_inputs = tuple(_text(number, group) for number, group in enumerate(self.pooling_groups))
+        return step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class StepInFlight:
     """A step that was scheduled, at `scheduled_at_s`, and is not acknowledged.
 
@@ -175,3 +171,8 @@ class Decision:
 
 def _pairs(rows: list[tuple[int, int]]) -> Int32Array:
     return pairs(*rows) if rows else no_pairs()
+
+
+def _text(number: int, group: SequenceGroup) -> PoolingInput:
+    assert group.pooling is not None
+    return PoolingInput(number, group.prompt_token_ids, group.token_type_ids, group.pooling)
