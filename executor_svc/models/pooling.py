@@ -45,6 +45,9 @@ class EmbeddingHead:
     modules: PoolingModules
     size: int
 
+    def __str__(self) -> str:
+        return f"{self.modules.mode}{', normalized' if self.modules.is_normalized else ''}"
+
     def __call__(self, hidden: Float32Array) -> Float32Array:
         """Pool, and normalize if the model does."""
         vector: Float32Array
@@ -70,6 +73,9 @@ class ScoringHead:
     scores: Callable[[torch.Tensor], torch.Tensor]
     size: int
     function: ScoreFunction
+
+    def __str__(self) -> str:
+        return self.function
 
     @torch.inference_mode()
     def __call__(self, hidden: Float32Array) -> Float32Array:

@@ -23,10 +23,13 @@ from executor_svc.models.weight_format import NUMBER_FORMATS
 from executor_svc.native.compiled_code import code_digest
 from executor_svc.numerics.identity import digest_of
 from executor_svc.worker.encoder_worker import EncoderWorker
-from octavo_shared.errors import ModelLoadError
+from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import PoolingTask
+
+# Raised by hand when an output is another one, and no other part of the numerics id says so.
+REVISION = 1
 
 _logger = logging.getLogger(__name__)
 
@@ -66,7 +69,11 @@ def load_encoder_worker(
     modules = None if kind.purpose == "scores" else read_pooling(config, directory.path) or _MEAN
     checkpoint = Checkpoint(directory.path)
     found = find_library(torch_dtype(config.dtype), device, config.cpu_kernels)
-    made = _make_own(config, directory, kind, modules, checkpoint, found)
+    reason = _why_not_own(config, directory, kind, found)
+    if reason:
+        made = _make_with_transformers(config, directory, kind, modules, device, reason)
+    else:
+        made = _make_own(config, directory, kind, modules, checkpoint, found)
     limit = made.max_positions
     published = limit if modules is None or modules.max_tokens is None else min(limit, modules.max_tokens)
     if config.max_model_len is not None and not 1 <= config.max_model_len <= limit:
@@ -153,6 +160,65 @@ def model_id(model: str) -> str:
     return path.resolve().name if path.is_dir() else model
 
 
+def _why_not_own(config: ExecutorConfig, directory: ModelDirectory, kind: EncoderKind, found: FoundLibrary) -> str:
+    """Return why our own code does not run an encoder; empty: it does.
+
+    Raises: ModelLoadError: a setting needs our own code.
+    """
+    reason = "" if found.library is not None else found.reason
+    if not kind.is_own:
+        reason = f"{kind.family} has no native implementation"
+    else:
+        try:
+            read_encoder_config(directory.config(), directory.path / "config.json", kind)
+        except UnsupportedModelError as error:
+            reason = str(error)
+    settings = {
+        f"quantization is {config.quantization}": config.quantization != "none",
+        "numerics is invariant": config.numerics == "invariant",
+    }
+    for setting in (setting for setting, is_set in settings.items() if is_set and reason):
+        raise ModelLoadError(f"{setting}, which needs the kernels in C for an encoder; but {reason}")
+    return reason
+
+
+def _make_with_transformers(
+    config: ExecutorConfig,
+    directory: ModelDirectory,
+    kind: EncoderKind,
+    modules: PoolingModules | None,
+    device: torch.device,
+    reason: str,
+) -> _Made:
+    """Make and load an encoder that transformers' code runs."""
+    # Seconds, which most models need not wait.
+    import transformers
+
+    from executor_svc.models import transformers_encoder
+
+    _logger.info(Event("model_code", code="transformers", reason=reason))
+    values, source = directory.config(), directory.path / "config.json"
+    longest = transformers_encoder.max_positions(values, kind, source)
+    encoder = transformers_encoder.load_transformers_encoder(directory.path, kind, torch_dtype(config.dtype), device)
+    heads: dict[PoolingTask, Head]
+    if modules is None:
+        function = score_function(values, encoder.num_scores, source)
+        heads = {PoolingTask.SCORE: transformers_encoder.GivenScores(encoder.num_scores, function)}
+    else:
+        heads = {PoolingTask.EMBED: EmbeddingHead(modules, encoder.hidden_size)}
+    parts = {"model": f"transformers {transformers.__version__}", "torch": torch.__version__, "weights": config.dtype}
+    parts |= {"numpy": np.__version__, "device": device.type, "head": head_name(heads)}
+    return _Made(
+        Pooler(encoder, heads),
+        encoder.vocab_size,
+        longest,
+        encoder.num_token_types,
+        f"transformers, because {reason}",
+        parts,
+        f"transformers runs the model, because {reason}",
+    )
+
+
 def _make_own(
     config: ExecutorConfig,
     directory: ModelDirectory,
@@ -164,29 +230,33 @@ def _make_own(
     """Make and load an encoder with code of our own."""
     values, source = directory.config(), directory.path / "config.json"
     encoder_config = read_encoder_config(values, source, kind)
-    assert found.library is not None
+    assert found.library is not None, "else transformers runs the model"
     encoder = Encoder(encoder_config, found.library, NUMBER_FORMATS[config.quantization])
     encoder.load(checkpoint)
-    head: Head
+    heads: dict[PoolingTask, Head]
     if modules is None:
         assert encoder.head is not None, "the purpose of the model is to score"
         function = score_function(values, encoder_config.num_scores, source)
-        head = ScoringHead(*encoder.head, encoder_config.num_scores, function)
+        heads = {PoolingTask.SCORE: ScoringHead(*encoder.head, encoder_config.num_scores, function)}
     else:
-        head = EmbeddingHead(modules, encoder_config.hidden_size)
-    task = PoolingTask.SCORE if modules is None else PoolingTask.EMBED
+        heads = {PoolingTask.EMBED: EmbeddingHead(modules, encoder_config.hidden_size)}
     weights = "float32" if config.quantization == "none" else config.quantization
-    parts = {"model": "own encoder", "code": code_digest(found.library.path), "weights": weights}
+    parts = {
+        "revision": str(REVISION),
+        "model": "own encoder",
+        "code": code_digest(found.library.path),
+        "weights": weights,
+    }
     # Functions of NumPy's that round, of the few numbers of a vector.
     parts |= {
         "numpy": np.__version__,
         "processor": torch.backends.cpu.get_cpu_capability(),
-        "head": str(head_name(head)),
+        "head": head_name(heads),
     }
     threads = torch.get_num_threads()
     kernels = f"C ({found.library.instructions}), {threads} thread{'s' if threads > 1 else ''}"
     return _Made(
-        Pooler(encoder, {task: head}),
+        Pooler(encoder, heads),
         encoder_config.vocab_size,
         encoder_config.max_positions,
         encoder_config.num_token_types,
@@ -196,8 +266,6 @@ def _make_own(
     )
 
 
-def head_name(head: Head) -> str:
-    """Return what a head does, for the numerics id."""
-    if isinstance(head, EmbeddingHead):
-        return f"{head.modules.mode}{', normalized' if head.modules.is_normalized else ''}"
-    return f"scores, {head.function}" if isinstance(head, ScoringHead) else "scores"
+def head_name(heads: Mapping[PoolingTask, Head]) -> str:
+    """Return what heads do, for the numerics id."""
+    return "; ".join(f"{task.name} {head}" for task, head in heads.items())
