@@ -1,6 +1,7 @@
 """Texts to be pooled, on one planner: what a step takes of them, whom they pass, and what becomes of them."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tests.support.toy_executor import values_of
 EMBED, SCORE = PoolingTask.EMBED, PoolingTask.SCORE
 
 
-def limits(budget: int = 16, **changes: object) -> CoreLimits:
+def limits(budget: int = 16, **changes: Any) -> CoreLimits:
     """Return limits of an executor that generates and pools."""
     bounds = small_limits(budget=budget)
     return replace(bounds, pooling_tasks=(EMBED,), embedding_size=3, num_scores=1, flags_rows=True, **changes)
@@ -223,8 +224,8 @@ def test_each_is_answered_once_within_the_budget_and_tenants_get_their_shares(
     answered: list[int] = []
     waiting = {tenant: sum(length for one, length in texts if one == tenant) for tenant in "ab"}
     given_of = dict.fromkeys("ab", 0)
-    while len(bench.planner.queue) or bench.planner.groups:
-        while len(bench.planner.in_flight) < depth and len(bench.planner.queue):
+    while len(bench.queue) or bench.planner.groups:
+        while len(bench.planner.in_flight) < depth and len(bench.queue):
             step = bench.schedule()
             assert 0 < sum(pooled_lengths(step)) <= 16
             for one in bench.planner.in_flight[-1].pooling_groups:
