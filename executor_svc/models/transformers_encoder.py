@@ -21,7 +21,7 @@ from octavo_shared.step_wire.step import Float32Array, PoolingInput
 class TransformersEncoder:
     """Runs a model of transformers; see `executor_svc.models.pooling.TextModel`.
 
-    With a classification head its "hidden states" are one row a token all the same: the raw scores of the text, repeated.
+    With a classification head, each row of its "hidden states" is the raw scores of the text.
 
     Args:
         model: With its weights.

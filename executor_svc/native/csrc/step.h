@@ -16,9 +16,9 @@ typedef struct {
     int32_t first_token;     // in the step
     int32_t num_tokens;
     int32_t first_position;  // of the first token in its sequence
-    int32_t end_position;    // behind the last key that its last token sees
     int32_t num_partials;    // parts of its keys, if they are worked on apart; 0: one thread does them all
     int32_t first_partial;   // where the results of the parts go, if they are worked on apart
+    int32_t end_position;    // behind the last key that its last token sees
 } QueryTile;
 
 // A tile, or one part of its keys, for KV head `head` and those behind it that are worked on together; heads_of.
