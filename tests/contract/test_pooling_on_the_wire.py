@@ -40,7 +40,9 @@ async def attach(stub: "pb_grpc.ExecutionServiceAsyncStub") -> pb.AttachResponse
     return await stub.Attach(request)
 
 
-def text(number: int, *token_ids: int, types: bytes = b"", task: step_pb2.PoolingTask = EMBED) -> step_pb2.PoolingInput:
+def text(
+    number: int, *token_ids: int, types: bytes = b"", task: step_pb2.PoolingTask.ValueType = EMBED
+) -> step_pb2.PoolingInput:
     tokens = np.array(token_ids, "<i4").tobytes()
     return step_pb2.PoolingInput(number=number, token_ids=tokens, token_type_ids=types, task=task)
 

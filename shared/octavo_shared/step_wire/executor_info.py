@@ -67,7 +67,7 @@ class ExecutorInfo:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """One file of the tokenizer; `name` has no folders."""
+    """One file of the tokenizer, or of pooling; `name` has the folders below the model directory."""
 
     name: str
     content: bytes

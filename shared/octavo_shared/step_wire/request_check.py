@@ -67,9 +67,7 @@ def check_pooled(who: str, token_ids: Int32Array, token_type_ids: bytes, task: P
         raise InvalidStepError(f"{who} has the task {task.name}; the model offers {offered}")
     limit = min(info.max_model_len, info.max_num_batched_tokens)
     if not 0 < len(token_ids) <= limit:
-        raise InvalidStepError(
-            f"{who} has {counted(len(token_ids), 'token')}; one step computes 1 to {limit} of a text"
-        )
+        raise InvalidStepError(f"{who} has {counted(len(token_ids), 'token')}; it may have 1 to {limit}")
     check_known_ids(who, token_ids, info.vocab_size)
     if not token_type_ids:
         return

@@ -51,6 +51,7 @@ FLOAT32 = np.dtype("<f4")
 
 # What `ExecutorInfo` has of the parameters of capabilities.
 _GRAMMAR_PARAMETERS = ("num_grammar_slots", "matcher_id", "max_grammar_bytes")
+_POOLING_TASKS = frozenset(task.value for task in PoolingTask)
 _POOLING_PARAMETERS = ("pooling_tasks", "embedding_size", "num_scores", "num_token_types", "is_generative")
 _PLAIN_INFO = tuple(
     name
@@ -146,7 +147,7 @@ def encode_pooling_input(text: PoolingInput) -> step_pb2.PoolingInput:
 
 def decode_pooling_input(message: step_pb2.PoolingInput) -> PoolingInput:
     """Turn a message into a text to be pooled. Raises InvalidStepError: it is malformed."""
-    if message.task not in (PoolingTask.EMBED, PoolingTask.SCORE):
+    if message.task not in _POOLING_TASKS:
         raise InvalidStepError(
             f"pooling input {message.number} has task {message.task}; it may be 1 (EMBED) or 2 (SCORE)"
         )
