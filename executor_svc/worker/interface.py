@@ -156,7 +156,7 @@ def _check_pooling(step: Step, info: ExecutorInfo) -> None:
 
 def num_pooled_tokens(step: Step) -> int:
     """Return how many tokens a step computes for vectors and scores."""
-    return sum(len(text.token_ids) for text in step.pooling_inputs)
+    return sum(len(text.token_ids) for text in step.pooling_inputs) if step.pooling_inputs else 0
 
 
 def _check_token_ids(step: Step, vocab_size: int) -> None:

@@ -270,8 +270,8 @@ def test_in_an_encoder_every_token_sees_all_tokens_of_its_text_with_the_same_bit
     lengths = [1, 2, 17, 96, 97, 1, 400, 800]
     qkv = torch.randn(sum(lengths), heads[0] + 2 * heads[1], head_dim, generator=torch.Generator().manual_seed(0))
     attended = attend_to_all(lanes, lengths, qkv, heads[1])
-    for text, ours in zip(qkv.split(lengths), attended.split(lengths), strict=True):
-        queries, keys, values = text.transpose(0, 1).split([heads[0], heads[1], heads[1]])
+    for text, ours in zip(torch.split(qkv, lengths), torch.split(attended, lengths), strict=True):
+        queries, keys, values = torch.split(text.transpose(0, 1), [heads[0], heads[1], heads[1]])
         theirs = torch.nn.functional.scaled_dot_product_attention(
             queries[None], keys[None], values[None], enable_gqa=True
         )

@@ -129,7 +129,7 @@ def test_vectors_of_encoders_equal_those_of_transformers(
         write_modules(directory, mode)
         worker = loaded(directory, **how)
     info = worker.info
-    assert (info.pooling_tasks, info.embedding_size) == ({PoolingTask.EMBED}, 48)
+    assert (info.pooling_tasks, info.embedding_size) == (frozenset({PoolingTask.EMBED}), 48)
     assert (info.is_generative, info.num_device_blocks, info.is_invariant) == (False, 0, is_invariant)
     base = getattr(model, "bert", model)
     check_vectors(worker, base, texts_of(PoolingTask.EMBED, num_types=info.num_token_types), mode)
@@ -153,7 +153,10 @@ def test_scores_equal_those_of_transformers(architecture: str, settings: Mapping
         np.testing.assert_allclose(score, logits if function is None else function(logits), atol=1e-5, rtol=1e-5)
         if worker.info.is_invariant:
             assert values_of(worker, [text])[0].tobytes() == score.tobytes()
-    assert (worker.info.pooling_tasks, worker.info.num_scores) == ({PoolingTask.SCORE}, settings["num_labels"])
+    assert (worker.info.pooling_tasks, worker.info.num_scores) == (
+        frozenset({PoolingTask.SCORE}),
+        settings["num_labels"],
+    )
 
 
 def test_padding_within_a_text_has_no_position_as_in_transformers(tmp_path: Path) -> None:
