@@ -30,6 +30,11 @@ def check_submission(request: EngineRequest, model: ServedModel, max_model_len: 
     """
     try:
         _check(request, model.info.vocab_size, max_model_len)
+        if max(request.token_type_ids, default=0) >= model.info.num_token_types:
+            raise InvalidStepError(
+                f"request {request.request_id!r} has token type {max(request.token_type_ids)}; types are 0 to "
+                f"{model.info.num_token_types - 1}"
+            )
     except InvalidStepError as error:
         raise CallerError(f"front submitted an invalid request: {error}") from error
 
