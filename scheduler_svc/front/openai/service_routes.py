@@ -120,7 +120,7 @@ class ServiceRoutes:
             "owned_by": "octavo",
             "max_model_len": model and model.max_model_len,
             "tasks": model and [TASK_NAMES[task] for task in tasks_of(model.info)],
-            "embedding_size": model and (model.info.embedding_size or None),
+            **({"embedding_size": model.info.embedding_size} if model and model.info.embedding_size else {}),
         }
 
     def _entry_of_anthropic(self, name: str, generation: Generation) -> dict[str, object]:
