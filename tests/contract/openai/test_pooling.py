@@ -166,7 +166,7 @@ async def test_what_is_wrong_is_named(api: Api) -> None:
 async def test_models_say_what_they_can() -> None:
     async with running_api() as api:
         [entry] = (await api.get("/v1/models")).json["data"]
-        assert (entry["tasks"], entry["embedding_size"]) == (["generate"], None)
+        assert (entry["tasks"], "embedding_size" in entry) == (["generate"], False)
         answer = await post(api, "/v1/embeddings", input="a")
         assert (answer.status, answer.error["param"]) == (400, "model")
         words = answer.error["message"]
