@@ -161,6 +161,14 @@ class ExecutorConfig(_BatchConfig):
     num_host_blocks: int | None = Field(
         None, ge=0, description="Number of host cache blocks. By default as many as fit in host_cache_gib."
     )
+    pooling: Literal["auto", "off", "mean", "cls", "last"] = Field(
+        "auto",
+        description=(
+            "How texts become embeddings. auto: as modules.json of the model directory says; for an encoder without "
+            "one, the mean of its tokens. mean, cls, last: the mean of all tokens, the first or the last one, scaled "
+            "to length 1; with it a model that generates computes embeddings too. off: no embeddings."
+        ),
+    )
     max_model_len: int | None = Field(
         None,
         ge=1,
@@ -204,6 +212,10 @@ class FakeConfig(_BatchConfig):
             "Sliding window: how many of the last tokens attention reads; the scheduler frees the older ones. 0: no "
             "window."
         ),
+    )
+    pooling: bool = Field(False, description="Compute embeddings and scores too: a hash of the token ids.")
+    pooling_only: bool = Field(
+        False, description="Compute embeddings and scores, and generate nothing, as an encoder does. It has no blocks."
     )
     fail_step_every: int = Field(
         0, ge=0, description="Fault injection: every Nth step fails, and the process keeps running. 0: off."

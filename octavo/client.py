@@ -16,8 +16,9 @@ import grpc
 import grpc.aio
 
 from octavo.answer_reading import reading_answers
-from octavo.calls.generation_calls import GenerationCalls, grpc_timeout, now_s
+from octavo.calls.generation_calls import grpc_timeout, now_s
 from octavo.calls.many_requests import ManyRequests
+from octavo.calls.pooling_calls import PoolingCalls
 from octavo.calls.request_stream import RequestStream
 from octavo.calls.resumption import DEFAULT_RESUME_TIMEOUT_S
 from octavo.calls.scheduler_channel import Endpoint, is_elsewhere_better
@@ -52,7 +53,7 @@ async def nothing_to_check() -> None:
     """Do nothing."""
 
 
-class Client(GenerationCalls):
+class Client(PoolingCalls):
     """Talks to one scheduler; use it as `async with Client(address) as client`.
 
     It belongs to the event loop in which it is opened, and serves any number of requests at once.

@@ -26,6 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "block_size_tokens": None,
     "max_grammar_slots": 256,
     "max_num_seqs": 256,
+    "pooling": "auto",
     "max_num_batched_tokens": 2048,
     "max_message_bytes": 64 * 2**20,
 }

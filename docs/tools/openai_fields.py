@@ -8,8 +8,11 @@ from scheduler_svc.front.openai.fields import (
     ChatFields,
     CompletionFields,
     DetokenizeFields,
+    EmbeddingFields,
     Message,
     RequestFields,
+    RerankFields,
+    ScoreFields,
     TokenizeFields,
 )
 from scheduler_svc.front.openai.other_fields import NO_EFFECT, REFUSED, FieldRule
@@ -29,6 +32,9 @@ checks the ranges. A field that is not on this page is refused with 400, or name
 _ENDPOINTS: Mapping[str, type[RequestFields]] = {
     "completions": CompletionFields,
     "chats": ChatFields,
+    "embeddings": EmbeddingFields,
+    "rerank": RerankFields,
+    "score": ScoreFields,
     "tokenize": TokenizeFields,
     "detokenize": DetokenizeFields,
 }

@@ -24,10 +24,14 @@ class NativeAttentionBackend:
 
 
 class NativeAttentionPlan:
-    """One step, prepared; see `executor_svc.attention.interface.AttentionPlan`."""
+    """One step, prepared; see `executor_svc.attention.interface.AttentionPlan`.
 
-    def __init__(self, library: NativeLibrary, metadata: AttentionMetadata) -> None:
+    `is_full`: each token sees all tokens of its row, as in an encoder; rows are whole then, and no layer has a window.
+    """
+
+    def __init__(self, library: NativeLibrary, metadata: AttentionMetadata, *, is_full: bool = False) -> None:
         self._library = library
+        self._is_full = is_full
         self._metadata = metadata
         self._block_tables = np.ascontiguousarray(metadata.block_tables, np.int32)
         self._rows = [
@@ -74,6 +78,7 @@ class NativeAttentionPlan:
             slopes=None if slopes is None else slopes.ctypes.data,
             slot_mapping=self._metadata.slot_mapping.data_ptr(),
             block_tables=self._block_tables.ctypes.data,
+            is_full=self._is_full,
         )
         self._kept += [slopes, self._library.plan_attention(struct, *self._rows)]
         return struct

@@ -25,6 +25,15 @@ TOKENIZER_FILE_NAMES = (
     "chat_template.jinja",
 )
 
+# How texts become vectors, what is put in front of them, and to which sizes vectors may be cut.
+POOLING_FILE_NAMES = (
+    "config.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+)
+
 # Objects and lists in each other. No model comes near it, and Python fails at some hundreds.
 _MOST_NESTED = 64
 
@@ -68,18 +77,20 @@ class ModelDirectory:
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return tokenizer.json and those of its companions that exist; empty without tokenizer.json.
 
+        The files of sentence-transformers come with them: who reads texts puts prompts in front of them.
+
         Raises: ModelLoadError: a file is damaged. The scheduler would find out too, but only a message
             of the executor that ends reaches whoever started it.
         """
         if not (self.path / TOKENIZER_FILE_NAMES[0]).is_file():
             return ()
-        paths = [path for path in (self.path / name for name in TOKENIZER_FILE_NAMES) if path.is_file()]
-        contents = {path: _read(path) for path in paths}
-        for path, content in contents.items():
-            if path.suffix == ".json":
-                _parse_json_object(path, content)
-        _check_tokenizer(paths[0], contents[paths[0]])
-        return tuple(TokenizerFile(path.name, content) for path, content in contents.items())
+        names = [name for name in (*TOKENIZER_FILE_NAMES, *POOLING_FILE_NAMES) if (self.path / name).is_file()]
+        contents = {name: _read(self.path / name) for name in names}
+        for name, content in contents.items():
+            if name.endswith(".json") and name != "modules.json":  # a list
+                _parse_json_object(self.path / name, content)
+        _check_tokenizer(self.path / names[0], contents[names[0]])
+        return tuple(TokenizerFile(name, content) for name, content in contents.items())
 
 
 def _check_tokenizer(path: Path, content: bytes) -> None:

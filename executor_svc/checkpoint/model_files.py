@@ -6,7 +6,7 @@ Files are known by their names here. `executor_svc/checkpoint/model_location.py`
 
 from collections.abc import Collection, Sequence
 
-from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, TOKENIZER_FILE_NAMES
+from executor_svc.checkpoint.model_directory import INDEX_FILE, POOLING_FILE_NAMES, SINGLE_FILE, TOKENIZER_FILE_NAMES
 
 FORMAT = f"config.json and {SINGLE_FILE} (or shards with {INDEX_FILE})"
 # Weights in formats that are not read. Files of a training run have these names too.
@@ -16,7 +16,7 @@ TRAINING_FILES = ("optimizer", "rng_state", "scheduler", "training_args")
 # NVIDIA's ModelOpt says here how it has quantized a model.
 MODEL_OPT_FILE = "hf_quant_config.json"
 # What is read beside the weights; all but config.json may be missing.
-SMALL_FILES = ("config.json", MODEL_OPT_FILE, *TOKENIZER_FILE_NAMES)
+SMALL_FILES = (MODEL_OPT_FILE, *TOKENIZER_FILE_NAMES, *POOLING_FILE_NAMES)
 
 
 def why_no_model(file_names: Sequence[str], directories_with_config: Sequence[str] = ()) -> str | None:

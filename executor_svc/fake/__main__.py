@@ -41,6 +41,8 @@ def make_worker(config: FakeConfig) -> FakeWorker:
         nan_token_id=config.nan_token_id,
         max_grammar_slots=config.max_grammar_slots,
         has_grammar_threads=True,
+        has_pooling=config.pooling or config.pooling_only,
+        is_generative=not config.pooling_only,
         faults=FakeFaults(_fault_plan(config)),
     )
 

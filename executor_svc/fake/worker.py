@@ -16,14 +16,15 @@ import numpy as np
 from executor_svc.fake.cache import Histories, HistoryCache
 from executor_svc.fake.faults import FakeFaults
 from executor_svc.fake.language import LANGUAGE_VERSION, FakeLanguage
+from executor_svc.fake.pooling import EMBEDDING_SIZE, NUM_SCORES, pool
 from executor_svc.fake.sampling import add_samples, likeliest, processed_scores
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.worker.grammar_masks import GrammarMasks, grammar_support
-from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step, table_of
+from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step, num_pooled_tokens, table_of
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
-from octavo_shared.step_wire.step import UNKNOWN_TOKEN, BoolArray, Int32Array, RowFlag, Step, StepResult
+from octavo_shared.step_wire.step import UNKNOWN_TOKEN, BoolArray, Int32Array, PoolingTask, RowFlag, Step, StepResult
 
 
 class FakeWorker:
@@ -44,6 +45,8 @@ class FakeWorker:
         nan_token_id: Behind it logits are NaN; -1: behind none.
         max_grammar_slots: Grammar slots; 0: it follows no grammars, as without llguidance.
         has_grammar_threads: Whether grammars are compiled, and masks made, on threads.
+        has_pooling: Whether it computes vectors and scores.
+        is_generative: Whether it generates too; if not, it has no blocks.
         sampling_defaults: As of a model's generation_config.json, by name.
         numerics_id: Of which arithmetic it says that it is; None: that of its language.
         is_invariant: Whether it says that outputs depend on their requests alone; they do.
@@ -72,6 +75,8 @@ class FakeWorker:
         nan_token_id: int = -1,
         max_grammar_slots: int = 256,
         has_grammar_threads: bool = False,
+        has_pooling: bool = False,
+        is_generative: bool = True,
         sampling_defaults: Mapping[str, float] | None = None,
         numerics_id: str | None = None,
         is_invariant: bool = True,
@@ -83,6 +88,8 @@ class FakeWorker:
         instance_id: str | None = None,
     ) -> None:
         parameters = f"eos_probability {eos_probability}, sliding_window_tokens {sliding_window_tokens}"
+        if not is_generative:
+            num_device_blocks = num_host_blocks = max_grammar_slots = 0
         digest = hashlib.sha256(f"fake {LANGUAGE_VERSION}, {parameters}".encode()).hexdigest()
         files = fake_tokenizer_files()
         grammars = grammar_support(max_grammar_slots, files, (EOS_TOKEN_ID,), VOCAB_SIZE)
@@ -110,6 +117,11 @@ class FakeWorker:
             num_grammar_slots=grammars.num_slots,
             matcher_id=grammars.matcher_id,
             max_grammar_bytes=grammars.max_body_bytes,
+            pooling_tasks=frozenset(PoolingTask) if has_pooling else frozenset(),
+            embedding_size=EMBEDDING_SIZE if has_pooling else 0,
+            num_scores=NUM_SCORES if has_pooling else 0,
+            num_token_types=2 if has_pooling else 1,
+            is_generative=is_generative,
         )
         self._step_ms = step_ms
         self._token_us = token_us
@@ -156,10 +168,12 @@ class FakeWorker:
         self._cache.write(self._table, layout, self._histories)
         self._cache.check_reads(self._table, layout, self._histories)
         result = self._answer(step, layout)
+        result.pooling_outputs = tuple(pool(text, self._nan_token_id) for text in step.pooling_inputs)
         result.table_digest = digest
         self._table.record(layout, result.sampled_token_ids)
         self._histories.append(layout, result.sampled_token_ids)
-        target_s = self._step_ms * 1e-3 + layout.num_tokens * self._token_us * 1e-6
+        num_tokens = layout.num_tokens + num_pooled_tokens(step)
+        target_s = self._step_ms * 1e-3 + num_tokens * self._token_us * 1e-6
         self._sleep(max(0.0, target_s - (self._clock() - begin_s)))
         result.execute_duration_us = round((self._clock() - begin_s) * 1e6)
         return result

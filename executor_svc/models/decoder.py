@@ -71,6 +71,11 @@ class Decoder:
         )
 
     @property
+    def hidden_size(self) -> int:
+        """Numbers in a hidden state."""
+        return self.config.hidden_size
+
+    @property
     def is_capturable(self) -> bool:
         """Whether a CUDA graph can hold `forward`: not where tokens choose experts, or ranks wait for each other."""
         return self.config.experts is None and self._group.size == 1
@@ -98,6 +103,10 @@ class Decoder:
         self.weights.last_segment(attended[wanted], residual)
         return residual
 
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Norm hidden states as the head does it."""
+        return self.weights.norm(hidden)
+
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Map hidden states [num_rows, hidden_size] to raw logits, [num_rows, vocab_size] float32.
@@ -113,7 +122,9 @@ class Decoder:
 
     def load(self, checkpoint: WeightSource) -> None:
         """Fill the weights. Raises: ModelLoadError: see `Checkpoint.load_into`."""
-        checkpoint.load_into(self.weights.map.targets, self._is_redundant, self.config.names.optional_prefix)
+        # Embedders are stored without the head, and so without the name of what is before it.
+        prefix = self.config.names.optional_prefix or "model."
+        checkpoint.load_into(self.weights.map.targets, self._is_redundant, prefix)
 
     def _is_redundant(self, name: str) -> bool:
         """Whether a checkpoint may hold the tensor `name` although the model computes or shares it."""

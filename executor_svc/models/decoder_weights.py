@@ -76,7 +76,8 @@ class DecoderWeights(Generic[MatrixT]):
         assert layer_end is not None, "a model has layers"
         self.last_segment = kernels.last_segment(layer_end)
         head = embedding if config.tie_word_embeddings else self._vocabulary_matrix(names.head)
-        self.head = kernels.segment(None, self._norm(names.norm), head)
+        self.norm = self._norm(names.norm)
+        self.head = kernels.segment(None, self.norm, head)
 
     def _layer_end(self, index: int) -> LayerEnd[MatrixT]:
         config, names = self._config, self._config.names

@@ -34,6 +34,10 @@ class LanguageModel(Protocol):
         """Where it runs."""
 
     @property
+    def hidden_size(self) -> int:
+        """Numbers in a hidden state."""
+
+    @property
     def is_capturable(self) -> bool:
         """Whether `forward` launches the same work for every batch of a size and waits for nothing: CUDA graphs."""
 
@@ -57,6 +61,9 @@ class LanguageModel(Protocol):
         Returns:
             What `logits` takes, [num_rows, hidden_size].
         """
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what `forward` returns, [num_rows, hidden_size], as the head norms it."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Map hidden states [num_rows, hidden_size] to raw logits, [num_rows, vocab_size] float32.

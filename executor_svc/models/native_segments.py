@@ -35,13 +35,18 @@ class NativeSegment:
         norm: Norm,
         projection: PackedMatrix,
         head_norms: HeadNorms | None = None,
+        *,
+        is_post_norm: bool = False,
     ) -> None:
         self._library = library
         self._layer_end = None if layer_end is None else NativeLayerEnd(layer_end)
         self._weights = (norm, projection, head_norms)  # the struct has pointers into them
         self.num_outputs = projection.num_outputs
         self.struct = SegmentStruct(
-            norm=norm_struct(norm), projection=projection.struct, hidden_size=projection.num_inputs
+            norm=norm_struct(norm),
+            projection=projection.struct,
+            hidden_size=projection.num_inputs,
+            is_post_norm=is_post_norm,
         )
         if self._layer_end is not None:
             self.struct.end, self.struct.has_layer_end = self._layer_end.struct, 1
@@ -64,11 +69,20 @@ class NativeSegment:
 class NativeLastSegment:
     """See `executor_svc.models.dense.LastSegment`."""
 
-    def __init__(self, library: NativeLibrary, layer_end: LayerEnd[PackedMatrix]) -> None:
+    def __init__(
+        self, library: NativeLibrary, layer_end: LayerEnd[PackedMatrix], post_norm: Norm | None = None
+    ) -> None:
         self._library = library
         self._layer_end = NativeLayerEnd(layer_end)
+        self._post_norm = post_norm  # behind the MLP, with `mlp_norm` as the one before it; the struct points into it
         hidden_size = layer_end.attention_output.num_outputs
-        self.struct = SegmentStruct(end=self._layer_end.struct, hidden_size=hidden_size, has_layer_end=1)
+        self.struct = SegmentStruct(
+            end=self._layer_end.struct,
+            norm=norm_struct(post_norm),
+            hidden_size=hidden_size,
+            has_layer_end=1,
+            is_post_norm=post_norm is not None,
+        )
 
     def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> None:
         """End the last layer."""

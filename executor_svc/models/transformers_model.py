@@ -42,6 +42,7 @@ class TransformersModel:
         self._head = _without_base(model, base)
         self._hook = hook
         self.attention = attention
+        self.hidden_size: int = model.config.hidden_size
 
     @property
     def is_capturable(self) -> bool:
@@ -61,6 +62,10 @@ class TransformersModel:
         with self._hook.handled_by(PagedStep(attention, caches, self.attention.layers)):
             output = self._base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         hidden: torch.Tensor = output.last_hidden_state[0, wanted]
+        return hidden
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return hidden states as they are: the part before the head has normed them."""
         return hidden
 
     @torch.inference_mode()

@@ -32,6 +32,7 @@ class StepStruct(ctypes.Structure):
         ("num_tasks", LONG),
         ("num_partials", LONG),
         ("direct_heads", LONG),
+        ("is_full", LONG),
     )
 
 

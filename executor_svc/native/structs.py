@@ -125,4 +125,5 @@ class SegmentStruct(ctypes.Structure):
         ("head_norms", HeadNormsStruct),
         ("hidden_size", LONG),
         ("has_layer_end", LONG),
+        ("is_post_norm", LONG),
     )

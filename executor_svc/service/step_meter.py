@@ -24,23 +24,24 @@ WINDOW_S = 60
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """Tokens that a step computes: of prompts (prefill), and one for each sequence that goes on (decode)."""
+    """Tokens that a step computes: of prompts and pooled texts (prefill), one for each running sequence (decode)."""
 
     num_prefill: int
     num_decode: int
 
     @classmethod
-    def of(cls, delta: TableDelta, was_active: BoolArray) -> "StepTokens":
+    def of(cls, delta: TableDelta, was_active: BoolArray, num_pooled: int = 0) -> "StepTokens":
         """Return the tokens of a step that was applied to a batch table.
 
         Args:
             delta: Of the step.
             was_active: A copy of the table's `active` before the step, which is changed here.
+            num_pooled: Tokens of the step's texts to be pooled.
         """
         was_active[delta.released_slots] = False
         was_active[delta.deactivated_slots] = False
         was_active[delta.activated_slots] = True
-        return cls(int(delta.prefill_chunks[:, 1].sum()), int(np.count_nonzero(was_active)))
+        return cls(int(delta.prefill_chunks[:, 1].sum()) + num_pooled, int(np.count_nonzero(was_active)))
 
 
 class StepMeter:

@@ -22,7 +22,7 @@ from executor_svc.service.block_names import BlockNames
 from executor_svc.service.kept_responses import KeptResponses
 from executor_svc.service.step_meter import StepMeter, StepTokens
 from executor_svc.service.step_thread import StepThread, wake
-from executor_svc.worker.interface import RunningStep, Worker
+from executor_svc.worker.interface import RunningStep, Worker, num_pooled_tokens
 from octavo.execution.v1 import step_pb2
 from octavo_shared.errors import DeviceLostError, FencedError, InvalidStepError, StepFailedError, UnavailableError
 from octavo_shared.process.events import Event
@@ -54,12 +54,16 @@ class _Arrived:
 
 @dataclass(slots=True)
 class _Running:
-    """A launched step, and who gets its response; `was_active`: the slots that were active before it."""
+    """A launched step, and who gets its response; `was_active`: the slots that were active before it.
+
+    `num_pooled`: tokens of its texts to be pooled.
+    """
 
     message: step_pb2.ExecuteModelRequest
     step: RunningStep
     delta: TableDelta
     was_active: BoolArray
+    num_pooled: int
     deliver: Deliver
 
 
@@ -240,7 +244,7 @@ class StepRunner:
             self._thread.answer(lambda: deliver(answer))
             return
         self._next_step_id += 1
-        self._running.append(_Running(message, running, step.delta, was_active, deliver))
+        self._running.append(_Running(message, running, step.delta, was_active, num_pooled_tokens(step), deliver))
         self._finish_done()
         if self._running:
             self._thread.wait(lambda: self._wait_for(running))
@@ -306,7 +310,7 @@ class StepRunner:
             self.meter.failed()
             finished.deliver(error)
             return
-        tokens = StepTokens.of(finished.delta, finished.was_active)
+        tokens = StepTokens.of(finished.delta, finished.was_active, finished.num_pooled)
         self.meter.finished(response.execute_duration_us * 1e-6, tokens)
         self._log.append(response)
         finished.deliver(response)

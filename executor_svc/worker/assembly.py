@@ -22,9 +22,12 @@ from executor_svc.cache.block_count import (
     gpu_cache_bytes,
 )
 from executor_svc.cache.cache_engine import MAX_STAGED_BLOCKS, CacheEngine, CacheShape
+from executor_svc.checkpoint.pooling_modules import PoolingModules
 from executor_svc.device.memory import GpuMemory, gpu_memory
 from executor_svc.device.probe import device_probe
+from executor_svc.models.decoder_texts import DecoderTexts, NormedHead
 from executor_svc.models.native_forward import native_forward
+from executor_svc.models.pooling import EmbeddingHead, Pooler
 from executor_svc.models.selection import ChosenModel
 from executor_svc.native.sampling import load_sampling
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -46,6 +49,7 @@ from executor_svc.worker.torch_worker import TorchWorker
 from executor_svc.worker.warm_up import warm_up
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from octavo_shared.step_wire.step import PoolingTask
 
 if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
     from executor_svc.config import ExecutorConfig
@@ -67,6 +71,7 @@ class ModelIdentity:
     is_invariant: bool = False
     weights_digest: str = ""
     why_not_invariant: str = ""
+    pooling: PoolingModules | None = None  # None: it computes no vectors
 
 
 def cache_shape_of(chosen: ChosenModel) -> CacheShape:
@@ -162,7 +167,7 @@ class _Parts:
         chosen, config, identity = self.chosen, self.config, self.identity
         model, backend = chosen.model, chosen.attention
         cache_engine = CacheEngine(cache_shape_of(chosen), blocks.device, blocks.host, self.device)
-        grammars = self._grammar_support()
+        grammars, pooler = self._grammar_support(), self._pooler()
         info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
             model_id=identity.model_id,
@@ -187,6 +192,8 @@ class _Parts:
             num_grammar_slots=grammars.num_slots,
             matcher_id=grammars.matcher_id,
             max_grammar_bytes=grammars.max_body_bytes,
+            pooling_tasks=frozenset() if pooler is None else frozenset(pooler.heads),
+            embedding_size=0 if pooler is None else pooler.size_of(PoolingTask.EMBED),
         )
         last_tokens = self._last_tokens()
         graphs: DecodeGraphs | None = None
@@ -206,8 +213,26 @@ class _Parts:
         has_masks = grammars.num_slots and self.group.rank == 0
         masks = GrammarMasks(grammars.load_tokenizer, has_threads=True) if has_masks else None
         return TorchWorker(
-            info, runner, last_tokens, cache_engine, sampler, identity.tokenizer_files, self.group, probe, masks
+            info,
+            runner,
+            last_tokens,
+            cache_engine,
+            sampler,
+            identity.tokenizer_files,
+            self.group,
+            probe,
+            masks,
+            pooler,
         )
+
+    def _pooler(self) -> Pooler | None:
+        """Return what makes vectors of texts; None: the model makes none."""
+        chosen, modules = self.chosen, self.identity.pooling
+        if modules is None:
+            return None
+        texts = DecoderTexts(chosen.model, chosen.attention, chosen.block_size, chosen.dtype)
+        head = NormedHead(chosen.model, EmbeddingHead(modules, chosen.model.hidden_size))
+        return Pooler(texts, {PoolingTask.EMBED: head})
 
     def _grammar_support(self) -> GrammarSupport:
         """Return what rank 0 can do with grammars: other ranks only keep the same batch table."""

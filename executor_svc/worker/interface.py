@@ -11,7 +11,7 @@ from typing import Protocol
 from octavo_shared.errors import InvalidStepError, StepFailedError
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
-from octavo_shared.step_wire.request_check import check_known_ids, check_number, check_rules
+from octavo_shared.step_wire.request_check import check_known_ids, check_number, check_pooled, check_rules
 from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, StepResult
 
 
@@ -112,6 +112,10 @@ def check_step(step: Step, info: ExecutorInfo) -> None:
     if len(step.blocks_to_swap_in):
         _check_blocks(step, "host", step.blocks_to_swap_in[:, 0], info.num_host_blocks)
         _check_blocks(step, "device", step.blocks_to_swap_in[:, 1], info.num_device_blocks)
+    if not info.is_generative and step.delta.admissions:
+        raise InvalidStepError(f"step {step.step_id} admits a sequence; the model computes vectors or scores alone")
+    if step.pooling_inputs:
+        _check_pooling(step, info)
     _check_token_ids(step, info.vocab_size)
     for load in step.delta.grammar_loads:
         if len(load.grammar.body) > info.max_grammar_bytes:
@@ -127,6 +131,32 @@ def _check_blocks(step: Step, pool: str, block_ids: Int32Array, num_blocks: int)
         raise InvalidStepError(
             f"step {step.step_id} moves {pool} block {outside[0]}; there are {num_blocks} {pool} blocks"
         )
+
+
+def _check_pooling(step: Step, info: ExecutorInfo) -> None:
+    """Check the texts of a step; what they take beside its sequences is checked with its layout."""
+    numbers = set()
+    for text in step.pooling_inputs:
+        check_pooled(f"pooling input {text.number}", text.token_ids, text.token_type_ids, text.task, info)
+        if text.number in numbers:
+            raise InvalidStepError(f"step {step.step_id} has two pooling inputs with number {text.number}")
+        numbers.add(text.number)
+    num_tokens = num_pooled_tokens(step)
+    if num_tokens > info.max_num_batched_tokens:
+        raise InvalidStepError(
+            f"step {step.step_id} pools {num_tokens} tokens; the limit is {info.max_num_batched_tokens}"
+        )
+    num_bytes = 4 * sum(info.num_pooled_values(text.task) for text in step.pooling_inputs)
+    if num_bytes > info.max_message_bytes:
+        raise InvalidStepError(
+            f"step {step.step_id} asks for {num_bytes} bytes of vectors and scores; a message has at most "
+            f"{info.max_message_bytes}"
+        )
+
+
+def num_pooled_tokens(step: Step) -> int:
+    """Return how many tokens a step computes for vectors and scores."""
+    return sum(len(text.token_ids) for text in step.pooling_inputs) if step.pooling_inputs else 0
 
 
 def _check_token_ids(step: Step, vocab_size: int) -> None:
@@ -151,9 +181,10 @@ def check_layout(step: Step, layout: StepLayout, table: BatchTable, max_num_batc
 
     Raises: StepFailedError: the step computes too many tokens, or the scheduler's table is another one.
     """
-    if layout.num_tokens > max_num_batched_tokens:
+    num_tokens = layout.num_tokens + num_pooled_tokens(step)
+    if num_tokens > max_num_batched_tokens:
         raise StepFailedError(
-            f"step {step.step_id} computes {layout.num_tokens} tokens; the limit is {max_num_batched_tokens}"
+            f"step {step.step_id} computes {num_tokens} tokens; the limit is {max_num_batched_tokens}"
         )
     if step.table_digest is None:
         return None

@@ -8,15 +8,18 @@ import torch
 
 from executor_svc.cache.block_count import check_cache_settings
 from executor_svc.checkpoint.model import AnyCheckpoint, Model, open_checkpoint, open_model
+from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.model_location import find_model_path
 from executor_svc.config import ExecutorConfig
 from executor_svc.device.selection import find_device
 from executor_svc.models.dtype import STORED_NAMES, choose_dtype
+from executor_svc.models.encoder_config import encoder_kind
 from executor_svc.models.selection import ChosenModel, choose_model, read_model_config
 from executor_svc.numerics.identity import find_numerics, log_numerics
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker, cache_shape_of
-from executor_svc.worker.torch_worker import TorchWorker
+from executor_svc.worker.encoder_loading import load_encoder_worker, model_id, read_pooling, refuse_ranks
+from executor_svc.worker.interface import Worker
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event
 
@@ -28,7 +31,7 @@ def load_worker(
     group: TensorParallelGroup = SINGLE_RANK,
     device: torch.device | None = None,
     local_size: int = 1,
-) -> TorchWorker:
+) -> Worker:
     """Load a model and make its worker.
 
     Args:
@@ -48,6 +51,9 @@ def load_worker(
         torch.cuda.set_device(device)  # Triton launches on the current one
     dtype = choose_dtype(config.dtype, directory.config(), device)
     config = config.model_copy(update={"dtype": dtype})
+    if isinstance(directory, ModelDirectory) and (kind := encoder_kind(directory.config())) is not None:
+        return load_encoder_worker(config, directory, kind, device)
+    pooling = read_pooling(config, directory.path)
     try:
         chosen = choose_model(directory, config, device, group)
     except (MemoryError, OSError, RuntimeError) as error:
@@ -75,7 +81,7 @@ def load_worker(
     if group.rank == 0:
         log_numerics(numerics, weights_digest)
     identity = ModelIdentity(
-        model_id=_model_id(config.model),
+        model_id=model_id(config.model),
         model_hash=checkpoint.model_hash(config.quantization),
         max_model_len=model_len,
         # What the model cannot produce ends nothing, and is no id that a step may name.
@@ -86,6 +92,7 @@ def load_worker(
         is_invariant=numerics.is_invariant,
         weights_digest=weights_digest,
         why_not_invariant=numerics.why_not_invariant or "",
+        pooling=pooling,
     )
     if not identity.tokenizer_files and group.rank == 0:
         logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))
@@ -115,7 +122,11 @@ def find_model(model: str) -> Model:
 
 def check_model(config: ExecutorConfig) -> None:
     """Raise ModelLoadError if so many ranks cannot share the model; nothing of it is loaded."""
-    read_model_config(find_model(config.model), config)
+    directory = find_model(config.model)
+    if isinstance(directory, ModelDirectory) and (kind := encoder_kind(directory.config())) is not None:
+        refuse_ranks(config, kind)
+    read_pooling(config, directory.path)
+    read_model_config(directory, config)
 
 
 def _checked_model_len(limit: int, max_model_len: int | None, source: Path) -> int:
@@ -124,8 +135,3 @@ def _checked_model_len(limit: int, max_model_len: int | None, source: Path) -> i
     if not 1 <= max_model_len <= limit:
         raise ModelLoadError(f"max_model_len is {max_model_len}; {source} allows 1 to {limit}")
     return max_model_len
-
-
-def _model_id(model: str) -> str:
-    path = Path(model).expanduser()
-    return path.resolve().name if path.exists() else model

@@ -16,6 +16,7 @@ import torch
 from executor_svc.cache.cache_engine import CacheEngine
 from executor_svc.device.probe import DeviceProbe, step_error
 from executor_svc.device.transfer import index_to_device
+from executor_svc.models.pooling import Pooler
 from executor_svc.parallel.group import TensorParallelGroup
 from executor_svc.sampler.sample_rows import RowLookup, SampleRows
 from executor_svc.sampler.sampler import Sampler
@@ -50,6 +51,7 @@ class TorchWorker:
         group: TensorParallelGroup,
         probe: DeviceProbe,
         grammar_masks: GrammarMasks | None = None,
+        pooler: Pooler | None = None,
     ) -> None:
         self._info = info
         self._runner = runner
@@ -60,6 +62,7 @@ class TorchWorker:
         self._group = group
         self._probe = probe
         self._grammar_masks = grammar_masks  # of rank 0; None: it follows no grammars
+        self._pooler = pooler  # None: it computes no vectors
         self._rows = RowLookup()
         self._unrecorded: deque[LaunchedStep] = deque()  # their tokens are UNKNOWN_TOKEN in the table
         self.reset()
@@ -115,6 +118,7 @@ class TorchWorker:
         sampled = torch.empty((2, 0), dtype=torch.int64, device=self._runner.model.device)
         if layout.num_tokens:
             answer, sampled = self._compute(step, layout)
+        self._pool(step, answer)
         answer.table_digest = digest
         launched = LaunchedStep(answer, layout, sampled, timer, self._record, self._probe)
         self._unrecorded.append(launched)
@@ -133,10 +137,17 @@ class TorchWorker:
                 token_ids = self._group.broadcast(torch.from_numpy(answer.sampled_token_ids.astype(np.int64)))
                 answer.sampled_token_ids = token_ids.numpy().astype(np.int32)
             self._table.record(layout, answer.sampled_token_ids, all_current=True)
+        self._pool(step, answer)
         answer.table_digest = digest
         timer.stop()
         answer.execute_duration_us = timer.duration_us()
         return DoneStep(answer)
+
+    def _pool(self, step: Step, answer: StepResult) -> None:
+        """Add the vectors of the texts of a step to its answer."""
+        if step.pooling_inputs:
+            assert self._pooler is not None, "else they are refused"
+            answer.pooling_outputs = self._pooler.pool(step.pooling_inputs)
 
     def _compute(self, step: Step, layout: StepLayout) -> tuple[StepResult, torch.Tensor]:
         """Run the model and sample, on a device that is ahead of the host.

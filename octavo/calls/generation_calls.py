@@ -236,14 +236,16 @@ class GenerationCalls(SchedulerChannel):
             watch.cancel()
         raise UnavailableError(f"the scheduler at {endpoint.address} closed the watch stream")
 
-    async def _answer(self, method: "_Method[_Request, _Response]", request: _Request) -> _Response:
-        """Return the answer to a call that has one, of the first address that can give it."""
+    async def _answer(
+        self, method: "_Method[_Request, _Response]", request: _Request, *, timeout_s: float | None = None
+    ) -> _Response:
+        """Return the answer to a call that has one, of the first address that can give it, each within a time limit."""
         tried: set[Endpoint] = set()
         endpoint: Endpoint | None = self._endpoint()
         while True:
             assert endpoint is not None
             try:
-                return await self._answer_of(endpoint, method, request)
+                return await self._answer_of(endpoint, method, request, timeout_s)
             except UnavailableError as error:
                 tried.add(endpoint)
                 endpoint = self._untried(tried)
@@ -251,11 +253,15 @@ class GenerationCalls(SchedulerChannel):
                     raise
 
     async def _answer_of(
-        self, endpoint: Endpoint, method: "_Method[_Request, _Response]", request: _Request
+        self,
+        endpoint: Endpoint,
+        method: "_Method[_Request, _Response]",
+        request: _Request,
+        timeout_s: float | None = None,
     ) -> _Response:
         """Return the answer of one address."""
         try:
-            return message_of(await method(self._stub(endpoint))(request, metadata=self._metadata))
+            return message_of(await method(self._stub(endpoint))(request, timeout=timeout_s, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
             raise self._failed(error, endpoint) from error
 

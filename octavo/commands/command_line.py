@@ -27,6 +27,7 @@ _COMMANDS = {
     "completion": "octavo.commands.completion:completion",
     "demo": "octavo.commands.demo:demo",
     "drain": "octavo.commands.drain:drain",
+    "embed": "octavo.commands.embed:embed",
     "explain": "octavo.commands.explain:explain",
     "generate": "octavo.commands.generate:generate",
     "list": "octavo.commands.list:list_models",

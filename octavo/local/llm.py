@@ -25,10 +25,11 @@ from octavo.errors import ClosedError
 from octavo.generation.v1.generation_service_pb2 import GenerateRequest
 from octavo.local.event_loop_thread import EventLoopThread
 from octavo.local.options import LocalOptions
-from octavo.local.prompt_batch import Account, LocalRequest, generate_all
+from octavo.local.prompt_batch import Account, LocalRequest, generate_all, until_answered
 from octavo.local.services import LocalServices
 from octavo.local.tokenizer import Tokenizer
 from octavo.values.outputs import FailedRequest, ModelInfo, Prompt, RequestOutput
+from octavo.values.pooling import Embeddings, EmbedInput, Scores
 from octavo.values.prompts import generate_request, list_conversations, list_prompts
 from octavo.values.sampling_params import SamplingParams, list_params, one_for_each
 from octavo.values.wording import kind_of
@@ -161,6 +162,62 @@ class LLM:
         each = list_conversations(conversations)
         return self._run_all(each, list_params(sampling_params, keywords, "chat"), account, "conversations", progress)
 
+    def embed(
+        self,
+        inputs: EmbedInput | Iterable[EmbedInput],
+        *,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        progress: bool = True,
+    ) -> Embeddings:
+        """Return the vectors of texts; arguments and errors are those of `Client.embed`.
+
+        `progress`: whether to show a progress bar on stderr.
+        """
+        return self._pool(
+            lambda client, on_progress: client.embed(
+                inputs,
+                prompt_name=prompt_name,
+                dimensions=dimensions,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                priority=priority,
+                tenant=tenant,
+                on_progress=on_progress,
+            ),
+            "embedding",
+            progress,
+        )
+
+    def score(
+        self,
+        queries: str | Iterable[str],
+        documents: str | Iterable[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        progress: bool = True,
+    ) -> Scores:
+        """Return how well documents answer queries; arguments and errors are those of `Client.score`.
+
+        `progress`: whether to show a progress bar on stderr.
+        """
+        return self._pool(
+            lambda client, on_progress: client.score(
+                queries,
+                documents,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                priority=priority,
+                tenant=tenant,
+                on_progress=on_progress,
+            ),
+            "scoring",
+            progress,
+        )
+
     def get_model(self) -> ModelInfo:
         """Describe the model."""
         return self._run_with_client(lambda client: client.get_model())
@@ -195,13 +252,13 @@ class LLM:
             for prompt, params, its_name in zip(prompts, each, names, strict=True)
         ]
         with _make_progress(is_shown=progress) as bar:
-            task_id = bar.add_task("generating", total=len(prompts), num_tokens=0)
+            task_id = bar.add_task("generating", total=len(prompts), num=0)
             num_tokens = 0
 
             def on_output(output: RequestOutput | FailedRequest) -> None:
                 nonlocal num_tokens
                 num_tokens += output.usage.num_output_tokens if isinstance(output, RequestOutput) else 0
-                bar.update(task_id, advance=1, num_tokens=num_tokens)
+                bar.update(task_id, advance=1, num=num_tokens)
 
             outputs = self._run(lambda: generate_all(self._services, requests, self._max_in_flight, on_output))
         if outputs and all(isinstance(output, FailedRequest) for output in outputs):
@@ -209,6 +266,20 @@ class LLM:
             assert error is not None
             raise error
         return outputs
+
+    def _pool(
+        self,
+        work: Callable[[Client, Callable[[int], None]], Coroutine[None, None, _Result]],
+        what: str,
+        progress: bool,
+    ) -> _Result:
+        with _make_progress(is_shown=progress, unit="inputs") as bar:
+            task_id = bar.add_task(what, total=None, num=0)
+
+            def ask(client: Client) -> Coroutine[None, None, _Result]:
+                return work(client, lambda num: bar.update(task_id, num=num))
+
+            return self._run_with_client(lambda client: until_answered(self._services, lambda: ask(client)))
 
     def _run_with_client(self, work: Callable[[Client], Coroutine[None, None, _Result]]) -> _Result:
         async def run() -> _Result:
@@ -248,12 +319,12 @@ def _check_arguments(model: object, settings: Mapping[str, Any]) -> None:
             raise TypeError(f"LLM: {trouble}")
 
 
-def _make_progress(*, is_shown: bool) -> Progress:
+def _make_progress(*, is_shown: bool, unit: str = "tokens") -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[num_tokens]} tokens"),
+        TextColumn(f"{{task.fields[num]}} {unit}"),
         TimeElapsedColumn(),
         console=Console(stderr=True),
         disable=not is_shown,

@@ -2,14 +2,18 @@
 
 import contextlib
 from asyncio import timeout
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
+from typing import TypeVar
 
 from octavo.client import Client
 from octavo.errors import InvalidRequestError, OctavoError, UnavailableError
 from octavo.generation.v1 import generation_service_pb2
 from octavo.local.services import LocalServices
 from octavo.values.outputs import Accepted, FailedRequest, Finished, Prompt, RequestOutput
+
+_Result = TypeVar("_Result")
 
 # Time within which the end of a process is seen here after its connections broke.
 _END_IS_SEEN_S = 1.0
@@ -79,6 +83,22 @@ async def generate_all(
             if index not in outputs:
                 end(index, FailedRequest(requests[index].prompt, error))
     return [outputs[index] for index in range(len(requests))]
+
+
+async def until_answered(services: LocalServices, ask: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Return an answer that can be asked for again if a service ends meanwhile and is started again.
+
+    Raises:
+        LocalServiceError: a service stopped for good.
+    """
+    deadline_s = monotonic() + _RESUME_TIMEOUT_S
+    while True:
+        try:
+            return await ask()
+        except UnavailableError:
+            await _raise_if_stopped(services)  # a second in which it may come back
+            if monotonic() >= deadline_s:
+                raise
 
 
 def _named(failed: FailedRequest, request: LocalRequest, *, is_one: bool) -> FailedRequest:

@@ -33,6 +33,13 @@ class ChatMessage(TypedDict):
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, object]]
 
 
+_TASKS = {
+    generation_service_pb2.MODEL_TASK_GENERATE: "generate",
+    generation_service_pb2.MODEL_TASK_EMBED: "embed",
+    generation_service_pb2.MODEL_TASK_SCORE: "score",
+}
+
+
 class FinishReason(StrEnum):
     """Why an output ended."""
 
@@ -257,6 +264,11 @@ class ModelInfo:
         why_not_reproducible: Why not, in a few words; empty: they do, or the scheduler is of release 0.1.0.
         numerics_ids: Of the executors, sorted, each once.
         weights_digest: Of all bytes of the weights; empty: no executor says it.
+        tasks: What it can do: "generate", "embed", "score".
+        embedding_size: Numbers in a vector of `embed`; 0: it does not embed.
+        num_scores: Scores of a pair; 0: it does not score.
+        prompt_names: What `embed` takes as `prompt_name`.
+        max_input_tokens: Longest input of `embed` and `score`; 0: it does neither.
     """
 
     model_id: str
@@ -270,6 +282,11 @@ class ModelInfo:
     why_not_reproducible: str = ""
     numerics_ids: tuple[str, ...] = ()
     weights_digest: str = ""
+    tasks: tuple[str, ...] = ("generate",)
+    embedding_size: int = 0
+    num_scores: int = 0
+    prompt_names: tuple[str, ...] = ()
+    max_input_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +367,11 @@ def model_from_proto(response: generation_service_pb2.GetModelResponse) -> Model
         why_not_reproducible=response.why_not_reproducible,
         numerics_ids=tuple(response.numerics_ids),
         weights_digest=response.weights_digest,
+        tasks=tuple(_TASKS[task] for task in response.tasks if task in _TASKS) or ("generate",),
+        embedding_size=response.embedding_size,
+        num_scores=response.num_scores,
+        prompt_names=tuple(response.prompt_names),
+        max_input_tokens=response.max_input_tokens,
     )
 
 

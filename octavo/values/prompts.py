@@ -76,12 +76,12 @@ def set_prompt(request: generation_service_pb2.GenerateRequest, prompt: object, 
     if isinstance(prompt, str):
         _set_text(request, prompt, name)
         return
-    items = _to_list(prompt)
+    items = to_list(prompt)
     if items is None:
         raise _refusal(f"{name} is {_shown(prompt)}; {_KINDS}{_remedy(prompt)}", name)
     if items and isinstance(items[0], Mapping):
         request.messages.messages.extend(_to_message(item, f"{name}[{place}]") for place, item in enumerate(items))
-    elif items and (isinstance(items[0], str) or _to_list(items[0]) is not None):
+    elif items and (isinstance(items[0], str) or to_list(items[0]) is not None):
         what = "texts" if isinstance(items[0], str) else "lists"
         raise _refusal(f"{name} is a list of {what}; it takes one prompt: {_KINDS}", name)
     else:
@@ -119,7 +119,7 @@ def detokenize_request(
     Raises:
         InvalidRequestError: a value does not fit.
     """
-    items = _to_list(token_ids)
+    items = to_list(token_ids)
     if items is None:
         raise _refusal(f"token_ids is {_shown(token_ids)}; it must be a list of token ids", "token_ids")
     ids = _to_token_ids(items, "token_ids")
@@ -137,7 +137,7 @@ def list_prompts(prompts: object) -> list[Prompt]:
     """
     if isinstance(prompts, str):
         return [prompts]
-    items = _to_items(prompts)
+    items = list_items(prompts)
     if items is None:
         kinds = "it must be a text, a list of texts, or lists of token ids"
         raise _refusal(f"prompts is {_shown(prompts)}; {kinds}{_remedy(prompts)}", "prompts")
@@ -158,7 +158,7 @@ def list_conversations(conversations: object) -> list[Prompt]:
     Raises:
         InvalidRequestError: it holds no conversations.
     """
-    items = _to_items(conversations)
+    items = list_items(conversations)
     if items is None:
         raise _no_conversation(conversations, "conversations")
     if items and isinstance(items[0], Mapping):
@@ -213,7 +213,7 @@ def _to_content(content: object, name: str) -> str:
     """Return the text of a message; parts as OpenAI's API has them are joined by line breaks, as vLLM does."""
     if isinstance(content, str):
         return content
-    parts = _to_list(content)
+    parts = to_list(content)
     if parts is None:
         raise _refusal(f"{name} is {_shown(content)}; it must be text, or a list of text parts", name)
     return "\n".join(_to_text(part, f"{name}[{place}]") for place, part in enumerate(parts))
@@ -230,7 +230,7 @@ def _to_text(part: object, name: str) -> str:
     raise _refusal(f"{name} is {_shown(part)}; a text part is {{'type': 'text', 'text': ...}}", name)
 
 
-def _to_list(value: object) -> list[object] | None:
+def to_list(value: object) -> list[object] | None:
     """Return the items of a list, a tuple or an array; None: it is none of them."""
     to_list = getattr(value, "tolist", None)  # arrays of numpy and of torch
     if callable(to_list):
@@ -240,16 +240,16 @@ def _to_list(value: object) -> list[object] | None:
     return list(value)
 
 
-def _to_items(value: object) -> list[object] | None:
+def list_items(value: object) -> list[object] | None:
     """Return the items of anything that has them in an order, generators too; None: it has none."""
-    if (items := _to_list(value)) is not None:
+    if (items := to_list(value)) is not None:
         return items
     has_no_items = isinstance(value, str | bytes | bytearray | memoryview | Mapping | set | frozenset)
     return None if has_no_items or not isinstance(value, Iterable) else list(value)
 
 
 def _is_conversation(value: object) -> bool:
-    items = None if isinstance(value, str) else _to_list(value)
+    items = None if isinstance(value, str) else to_list(value)
     return bool(items) and items is not None and isinstance(items[0], Mapping)
 
 
@@ -267,13 +267,13 @@ def _is_token_id(value: object) -> bool:
 
 def _plain(item: object) -> Prompt:
     """Return a prompt with lists in place of arrays; what is no prompt stays as it is, for `set_prompt` to refuse."""
-    items = _to_list(item)
+    items = to_list(item)
     return cast("Prompt", item if items is None else items)
 
 
 def _no_conversation(value: object, name: str) -> InvalidRequestError:
     remedy = "`generate` completes text, and " if isinstance(value, str) else ""
-    what = "empty" if _to_list(value) == [] else _shown(value)
+    what = "empty" if to_list(value) == [] else _shown(value)
     return _refusal(f"{name} is {what}; {remedy}{_CONVERSATION}", name)
 
 

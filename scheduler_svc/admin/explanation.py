@@ -134,7 +134,7 @@ def _fits(
     troubles = _troubles(engine, now_s)
     fits = []
     for planner, obstacle in obstacles:
-        plan = planner.blocks.plan_admission(group)
+        plan = None if group.pooling is not None else planner.blocks.plan_admission(group)
         reasons = [] if obstacle is None else [obstacle.reason]
         if planner in troubles and not reasons:
             reasons.append(troubles[planner])
@@ -142,8 +142,8 @@ def _fits(
             admin_pb2.ExecutorFit(
                 executor=addresses.get(planner, ""),
                 obstacle="; ".join(reasons),
-                num_needed_blocks=plan.num_needed,
-                num_free_blocks=plan.num_free,
+                num_needed_blocks=0 if plan is None else plan.num_needed,
+                num_free_blocks=planner.blocks.allocator.num_free_blocks if plan is None else plan.num_free,
                 num_needed_slots=group.num_slots,
                 num_free_slots=planner.batch.num_free_slots,
             )
@@ -251,6 +251,8 @@ def running_text(request: LiveRequest, location: RequestLocation) -> str:
     """Say how far a running request has come."""
     group, planner = request.group, location.planner
     assert planner is not None, "what runs has a core"
+    if group.pooling is not None:
+        return f"runs on {location.executor}: a step computes all its {counted(group.num_prompt_tokens, 'token')}"
     if planner.prefills.is_running(group):
         slots = [slot for _, slot in planner.beam_batch.source_slots(group)]
         num_computed, num_known = (

@@ -76,6 +76,7 @@ def step_text(logged: RecentStep) -> str:
     num_chunk_tokens = int(layout.lengths[layout.num_decodes :].sum())
     num_admitted_tokens = sum(len(admission.token_ids) for admission in delta.admissions)
     num_ready_tokens = sum(admission.num_computed_tokens for admission in delta.admissions)
+    num_pooled_tokens = sum(len(text.token_ids) for text in step.pooling_inputs)
     how_ready = f" with {num_ready_tokens} of {num_admitted_tokens} tokens already computed"
     parts = [
         (len(step.blocks_to_swap_out), "block", " swapped out"),
@@ -83,6 +84,7 @@ def step_text(logged: RecentStep) -> str:
         (len(step.blocks_to_copy), "block", " copied"),
         (layout.num_decodes, "decode", ""),
         (num_chunks, "prefill chunk", f" of {counted(num_chunk_tokens, 'token')}"),
+        (len(step.pooling_inputs), "text", f" pooled, of {counted(num_pooled_tokens, 'token')}"),
         (len(delta.admissions), "admission", how_ready),
         (len(delta.forks), "fork", ""),
         (len(delta.beam_forks), "beam fork", ""),

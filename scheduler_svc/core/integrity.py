@@ -23,6 +23,7 @@ def check_integrity(planner: ExecutorPlanner, *, has_key: bool = True) -> None:
     _check_written_blocks(planner)
     _check_registered_blocks(planner, has_key=has_key)
     _check_order(planner)
+    _check_pooled(planner)
 
 
 def _check_blocks(planner: ExecutorPlanner) -> None:
@@ -95,7 +96,9 @@ def _check_lengths(planner: ExecutorPlanner) -> None:
         knows_all = batch.num_known_tokens[slot] == table.num_tokens[slot]
         assert knows_all or sequence.group.beams is None, "a beam waits for a token, which nobody samples"
     for step in planner.in_flight:
-        assert int(step.layout.lengths.sum()) <= limits.max_num_batched_tokens, "a step is over its budget"
+        num_pooled_tokens = sum(len(text.token_ids) for text in step.step.pooling_inputs)
+        num_tokens = int(step.layout.lengths.sum()) + num_pooled_tokens
+        assert num_tokens <= limits.max_num_batched_tokens, "a step is over its budget"
 
 
 def _check_written_blocks(planner: ExecutorPlanner) -> None:
@@ -143,3 +146,17 @@ def _check_order(planner: ExecutorPlanner) -> None:
         assert sequence.status is SequenceStatus.SWAPPED, "a sequence of a swapped group is somewhere else"
         assert sequence in planner.swapped.tables, "a swapped sequence has no table"
     assert all(group in planner.batch for group in planner.beam_batch.ready), "a search is ready that does not run"
+
+
+def _check_pooled(planner: ExecutorPlanner) -> None:
+    """Every pooling group that was admitted is in one step in flight, whole, and has neither a slot nor blocks."""
+    in_flight = [group for sent in planner.in_flight for group in sent.pooling_groups]
+    assert len(set(in_flight)) == len(in_flight), "two steps compute one text"
+    for group in planner.pooled.groups:
+        assert group in in_flight, "no step computes a text that was admitted"
+        assert group.sequences[0].status is SequenceStatus.RUNNING, "a text that is computed is somewhere else"
+        assert group not in planner.batch, "a text has a place in the batch"
+    for sent in planner.in_flight:
+        texts = [text.token_ids.tolist() for text in sent.step.pooling_inputs]
+        wanted = [group.prompt_token_ids.tolist() for group in sent.pooling_groups]
+        assert texts == wanted, "a step computes other texts than it says"

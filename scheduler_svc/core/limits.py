@@ -3,6 +3,8 @@
 import enum
 from dataclasses import dataclass
 
+from octavo_shared.step_wire.step import PoolingTask
+
 # With `PrefillMode.FIRST`, after so many steps with prefill chunks one belongs to those who decode. A step of decodes
 # is much shorter than one of prefill chunks, so that prompts lose little, and no stream stands still for long.
 MAX_PREFILL_STEPS = 4
@@ -51,6 +53,10 @@ class CoreLimits:
         num_grammar_slots: Grammars that outputs can follow at a time; 0: the executor follows none.
         matcher_id: Which tokens a grammar allows there; equal ids allow the same ones.
         max_grammar_bytes: Longest body of a grammar.
+        pooling_tasks: What the executor makes of whole texts, ascending.
+        embedding_size: Numbers of a vector.
+        num_scores: Scores of a text.
+        is_generative: Whether it generates; else it has no blocks, and pooling groups only.
         max_admitted_bytes: Size of the admissions of one step, which must fit into a message with all else
             (`core/step/step_size.py`); any one sequence fits, a group of several that does not never runs.
         stall_after_s: A planner whose oldest step takes so much longer than it should gets no new group while
@@ -78,6 +84,10 @@ class CoreLimits:
     num_grammar_slots: int = 0
     matcher_id: str = ""
     max_grammar_bytes: int = 0
+    pooling_tasks: tuple[PoolingTask, ...] = ()
+    embedding_size: int = 0
+    num_scores: int = 0
+    is_generative: bool = True
     max_admitted_bytes: int = 2**31 - 1
     stall_after_s: float = 1.0
 
@@ -85,7 +95,7 @@ class CoreLimits:
         assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens
         num_resident_tokens = self.sliding_window + self.max_num_batched_tokens + 2 * self.block_size
         slides = self.sliding_window > 0 and num_resident_tokens <= self.num_blocks * self.block_size
-        assert slides or self.max_model_len <= self.num_blocks * self.block_size
+        assert not self.is_generative or slides or self.max_model_len <= self.num_blocks * self.block_size
         assert self.max_long_prefills >= 1
 
     @property

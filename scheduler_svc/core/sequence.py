@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, SamplingRow
+from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, PoolingTask, SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.beam_search import BeamSearch
 from scheduler_svc.request.continuation import Continuation
@@ -82,6 +82,9 @@ class SequenceGroup:
     `requires_same_numerics`: only executors of the kind that made its first token may go on with it.
     `grammar`: what its outputs follow; None: nothing. `matcher_id`: of the front that checked it, else of
     the executor that they began at; only executors with an equal one take them: they allow the same tokens. Empty: any.
+    `pooling`: what the model makes of the whole prompt in one step, in place of tokens; the group has no slot and no
+    block then, and its one sequence ends with the answer. None: it generates. `token_type_ids`: a byte a token; empty:
+    all are 0.
     `traceparent`: the span of the request, passed on as it is with each admission; None: it is not traced.
 
     `has_run`: it was admitted once, so it goes before newcomers if it has to wait again.
@@ -113,6 +116,8 @@ class SequenceGroup:
     requires_same_numerics: bool = False
     grammar: Grammar | None = None
     matcher_id: str = ""
+    pooling: PoolingTask | None = None
+    token_type_ids: bytes = b""
     order: tuple[int, int] = field(init=False)
     sequences: list[Sequence] = field(init=False)
     beams: BeamSearch | None = None
@@ -131,6 +136,7 @@ class SequenceGroup:
         assert self.num_sequences >= 1
         assert self.beam_search is None or self.num_sequences == 1, "a search chooses its own sequences"
         assert self.beam_search is None or self.grammar is None, "beams follow no grammar"
+        assert self.pooling is None or self.num_sequences == 1, "a text has one answer"
         self.order = 0, self.arrival
         self.sequences = [Sequence(self, index, self.prompt_token_ids) for index in range(self.num_sequences)]
         if self.continuation is not None:
@@ -151,7 +157,7 @@ class SequenceGroup:
     @property
     def has_outgrown(self) -> bool:
         """Whether, where it fits no executor, it is too large by itself: it has grown there and no loss moved it."""
-        return self.has_run and not self.lost_on
+        return self.has_run and not self.lost_on and self.pooling is None
 
     @property
     def is_lone(self) -> bool:
@@ -177,6 +183,8 @@ class SequenceGroup:
     @property
     def num_slots(self) -> int:
         """Slots of the batch table that the group may need at once."""
+        if self.pooling is not None:
+            return 0
         return self.beam_search.beam_width if self.beam_search is not None else len(self.live_sequences)
 
     @property

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 
 from octavo_shared.errors import (
     CacheTooSmallError,
+    CallerError,
     DrainingError,
     NoExecutorError,
     RequestAbortedError,
@@ -173,6 +174,7 @@ class Engine:
         Raises:
             UnavailableError, NoExecutorError, RequestExistsError, QueueFullError, TokenQuotaError: it was not queued.
             CacheTooSmallError: no executor can ever hold it.
+            CallerError: no executor does what it is for, or computes so long a text.
             DeadlineTooShortError: it would miss its deadline by far.
         """
         await self.submit_checked(request, sink, checked_for.info.model_hash, checked_for.max_model_len)
@@ -207,6 +209,8 @@ class Engine:
         if self.fleet.planners and self.drivers.is_complete and not (is_taken or was_queued):
             if self.fleet.lacks_its_kind(group):
                 raise UnavailableError(self.fleet.why_never(group))
+            if request.pooling is not None or not self.fleet.offers(group):
+                raise CallerError(self.fleet.why_never(group))
             if not is_promised:
                 raise CacheTooSmallError(self.fleet.why_never(group))
         if request.deadline_s is not None and not was_queued and request.continuation is None:
@@ -323,7 +327,7 @@ class Engine:
         pools = [(planner.blocks.allocator, planner.limits.block_size) for planner in planners]
         return EngineLoad(
             num_requests=len(self.requests),
-            num_running=sum(len(planner.batch.running) for planner in planners),
+            num_running=sum(len(planner.batch.running) + len(planner.pooled) for planner in planners),
             num_waiting_prompt_tokens=self.queue.num_prompt_tokens,
             max_num_seqs=sum(planner.limits.max_num_seqs for planner in planners),
             num_taken_slots=sum(planner.limits.max_num_seqs - planner.batch.num_free_slots for planner in planners),

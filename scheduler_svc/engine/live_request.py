@@ -14,6 +14,7 @@ from scheduler_svc.request.engine_client import TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest, RequestTimes
 from scheduler_svc.request.outputs import FinishReason
+from scheduler_svc.request.parameters import StopConditions
 
 
 class LiveRequest:
@@ -120,6 +121,11 @@ class LiveRequest:
         self.finish_reason = reason
         self._has_found = True
 
+    def note_pooled(self) -> None:
+        """It has its vector or its scores, which end it."""
+        self.finish_reason = FinishReason.STOP
+        self._has_found = True
+
     def tell_span(self) -> None:
         """It was admitted: tell the sink which kind of executor goes on, if that is new."""
         provenance = self.group.provenance
@@ -181,6 +187,8 @@ class LiveRequest:
 def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> SequenceGroup:
     """Return a request in the core's terms, where sequences of at most `max_model_len` tokens are served."""
     num_prompt_tokens, conditions = len(request.prompt_token_ids), request.stop_conditions
+    if request.pooling is not None:
+        conditions = StopConditions(max_tokens=0)
     if request.grammar is not None:  # which the end of the sequence ends: nothing may come behind it
         conditions = replace(conditions, ignore_eos=False)
     return SequenceGroup(
@@ -201,4 +209,6 @@ def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> Sequen
         requires_same_numerics=request.requires_same_numerics,
         grammar=request.grammar,
         matcher_id=request.matcher_id,
+        pooling=request.pooling,
+        token_type_ids=request.token_type_ids,
     )

@@ -19,6 +19,7 @@ from octavo_shared.errors import (
     NotFiniteError,
     NothingAllowedError,
     OctavoServiceError,
+    PooledNotFiniteError,
 )
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import RowFlag
@@ -230,7 +231,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         self._clear_suspect(request)
         request.times.first_scheduled_at_s = request.group.first_scheduled_at_s
         request.times.ended_at_s = now_s
-        if request.error is None:
+        if request.error is None and request.group.pooling is None:
             self.latest_lengths.append(request.mean_length)
         ended = request.summary(self._unix_s())
         request.sink.end(ended, request.error)
@@ -301,10 +302,17 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         for tenant, num_taken in (num_tokens_of or {}).items():
             self._token_quotas.take(tenant, num_taken, now_s)
         self._meter.tokens_delivered(num_tokens, last_tokens_at_s, now_s)
+        for group, values in updates.pooled:
+            if (request := self._live(group)) is not None:
+                request.sink.pooled(values)
+                request.note_pooled()
+                self._meter.text_pooled(group)
+                self._forget(request, now_s)
         for failure in updates.failures:
             if (request := self._live(failure.group)) is not None:
                 self._meter.num_flagged[failure.flag] += 1
-                self.abort(request, _ERRORS[failure.flag](failure.message))
+                error = _ERRORS[failure.flag] if failure.group.pooling is None else PooledNotFiniteError
+                self.abort(request, error(failure.message))
 
     def note_events(self, events: Sequence[GroupEvent], executor: str, step_id: int | None, now_s: float) -> None:
         """Remember what a decision did to requests; `step_id` None: it led to no step of the executor."""

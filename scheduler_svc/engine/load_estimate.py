@@ -81,7 +81,7 @@ class LoadEstimate:
         if wait_s is None or step_s is None:
             return None
         planners = self._fleet.planners
-        if not any(planner.batch.num_free_slots for planner in planners):
+        if group.num_slots and not any(planner.batch.num_free_slots for planner in planners):
             wait_s += step_s * self._shortest_rest(planners)
         budget = max(planner.limits.max_num_batched_tokens for planner in planners)
         num_tokens = group.num_prompt_tokens

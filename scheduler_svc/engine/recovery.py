@@ -35,7 +35,7 @@ class Recovery:
     def take_back(self, planner: ExecutorPlanner, address: str, cause: str) -> None:
         """The executor at an address is gone, and why: queue its groups again, except those that lost too many."""
         now_s = monotonic_s()
-        running, computed = set(planner.batch.running), planner.groups_in_flight
+        running, computed = {*planner.batch.running, *planner.pooled.groups}, planner.groups_in_flight
         for group in self._fleet.leave(planner):
             request = self._requests.of(group)
             request.life.add(LifeEvent(EventKind.EXECUTOR_LOST, now_s, address, cause=cause))

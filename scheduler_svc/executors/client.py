@@ -30,6 +30,7 @@ from octavo_shared.step_wire.wire import (
     MIN_WIRE_VERSION,
     decode_grammar_parameters,
     decode_info,
+    decode_pooling_parameters,
     encode_capabilities,
 )
 from octavo_shared.step_wire.wire_agreement import WireAgreement
@@ -54,7 +55,15 @@ MAX_ID_CHARS = 256
 MAX_REASON_CHARS = 256
 
 # What this scheduler uses of executors beyond wire version 1.
-WANTED = frozenset({Capability.NUMERICS, Capability.NAMED_BLOCKS, Capability.GRAMMARS, Capability.ROW_FLAGS})
+WANTED = frozenset(
+    {
+        Capability.NUMERICS,
+        Capability.NAMED_BLOCKS,
+        Capability.GRAMMARS,
+        Capability.ROW_FLAGS,
+        Capability.POOLING,
+    }
+)
 
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -237,7 +246,8 @@ def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorIn
     """Return what an attached executor is: of what belongs to a capability, only what was agreed on."""
     info = decode_info(attached.info)
     of_grammars = attached.capability_parameters if Capability.GRAMMARS in agreement.capabilities else None
-    info = replace(info, **decode_grammar_parameters(of_grammars))
+    of_pooling = attached.capability_parameters if Capability.POOLING in agreement.capabilities else None
+    info = replace(info, **decode_grammar_parameters(of_grammars), **decode_pooling_parameters(of_pooling))
     if Capability.NUMERICS in agreement.capabilities:
         reason = " ".join(info.why_not_invariant[:MAX_REASON_CHARS].split())  # one line, since clients print it
         return replace(info, why_not_invariant=reason)

@@ -101,8 +101,9 @@ class FleetModel:
         # Executors of release 0.1.0 tell neither the model's defaults nor a digest: what another one tells holds.
         defaults = next((member.info.sampling_defaults for member in members if member.info.sampling_defaults), {})
         digest = next((member.info.weights_digest for member in members if member.info.weights_digest), "")
-        # A request with a grammar goes to those that follow some, so it is enough that one does.
+        # A request with a grammar goes to those that follow some, and a text to those that pool: one is enough.
         guided = next((member.info for member in members if member.info.num_grammar_slots), largest.info)
+        pooling = next((member.info for member in members if member.info.pooling_tasks), largest.info)
         info = replace(
             largest.info,
             sampling_defaults=defaults,
@@ -110,6 +111,10 @@ class FleetModel:
             num_grammar_slots=guided.num_grammar_slots,
             matcher_id=guided.matcher_id,
             max_grammar_bytes=guided.max_grammar_bytes,
+            pooling_tasks=pooling.pooling_tasks,
+            embedding_size=pooling.embedding_size,
+            num_scores=pooling.num_scores,
+            num_token_types=pooling.num_token_types,
         )
         self.model = ServedModel(info, largest.max_model_len, most, self._served_name, Reproducibility.of(infos))
 

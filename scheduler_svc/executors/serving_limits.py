@@ -15,7 +15,14 @@ from octavo_shared.step_wire.token_rules import (
     num_mask_bytes,
 )
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
-from scheduler_svc.core.step.step_size import GRAMMAR_LOAD_BYTES, admission_bytes, max_rules_bytes, other_bytes
+from scheduler_svc.core.step.step_size import (
+    GRAMMAR_LOAD_BYTES,
+    admission_bytes,
+    max_rules_bytes,
+    other_bytes,
+    pooled_bytes,
+    pooling_bytes,
+)
 from scheduler_svc.executors.client import ExecutorRefusedError
 
 log = logging.getLogger(__name__)
@@ -53,7 +60,10 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         ExecutorFaultError: the executor describes itself with numbers that make no sense.
         ExecutorRefusedError: its message limit cannot carry its longest sequence.
     """
-    if min(info.max_num_seqs, info.max_num_batched_tokens, info.block_size_tokens, info.num_device_blocks) < 1:
+    sizes = [info.max_num_seqs, info.max_num_batched_tokens, info.block_size_tokens]
+    sizes += [info.num_device_blocks] if info.is_generative else [len(info.pooling_tasks)]
+    sizes += [info.num_pooled_values(task) for task in info.pooling_tasks]
+    if min(sizes) < 1:
         raise ExecutorFaultError(f"the executor reports zero sizes: {info}")
     token_budget = min(settings.max_num_batched_tokens or NO_LIMIT, info.max_num_batched_tokens)
     max_model_len = longest_sequence(info, token_budget)
@@ -63,7 +73,9 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
                 "max_model_len_lowered",
                 max_model_len=max_model_len,
                 model_max_model_len=info.max_model_len,
-                cause="longer sequences do not fit in the cache",
+                cause="longer sequences do not fit in the cache"
+                if info.is_generative
+                else "a step computes a text whole (--max-num-batched-tokens)",
             ),
         )
     # Any one sequence must fit; how many a step admits is up to `max_admitted_bytes`.
@@ -76,6 +88,9 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
     )
     num_blocks = max_model_len // info.block_size_tokens + 2
     largest_step = num_other_bytes + admission_bytes(max_model_len, num_blocks, largest_rules_bytes(info))
+    if not info.is_generative:
+        most_values = max(info.embedding_size, info.num_scores)
+        largest_step = num_other_bytes + pooling_bytes(max_model_len) + pooled_bytes(most_values)
     if largest_step > max_message_bytes:
         whose = (
             "the executor's max_message_bytes"
@@ -103,6 +118,10 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         long_prefill_threshold=settings.long_prefill_threshold,
         max_long_prefills=settings.max_long_prefills,
         prefix_caching=settings.prefix_caching,
+        pooling_tasks=tuple(sorted(info.pooling_tasks)),
+        embedding_size=info.embedding_size,
+        num_scores=info.num_scores,
+        is_generative=info.is_generative,
         num_grammar_slots=info.num_grammar_slots,
         matcher_id=info.matcher_id,
         # Beside any one sequence; any one request fits.
@@ -127,8 +146,11 @@ def largest_rules_bytes(info: ExecutorInfo) -> int:
 def longest_sequence(info: ExecutorInfo, token_budget: int) -> int:
     """Return the longest sequence that the executor can run when it has the cache for itself, in tokens.
 
-    Under a sliding window that is any length for which the pool holds the window and one step's chunk.
+    Under a sliding window that is any length for which the pool holds the window and one step's chunk; of a model that
+    does not generate, any that a step computes whole.
     """
+    if not info.is_generative:
+        return min(info.max_model_len, token_budget)
     window = info.sliding_window_tokens
     num_resident_tokens = window + token_budget + 2 * info.block_size_tokens
     if window and num_resident_tokens <= info.max_cached_tokens:

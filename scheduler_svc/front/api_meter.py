@@ -36,14 +36,19 @@ TENANT_REFUSED = Metric(
 )
 METRICS = (REFUSED, DURATION, TENANT_REFUSED)
 
-# Those that generate; they are there from the start, since a rate needs the zero before the first one.
-GENERATING_APIS = ("generate", "stream_requests", "chat_completions", "completions", "responses", "messages")
+# Those whose requests executors compute; they are there from the start: a rate needs the zero before the first one.
+COMPUTING_APIS = (
+    *("generate", "stream_requests", "chat_completions", "completions", "responses", "messages"),
+    *("embed", "embeddings", "score", "rerank"),
+)
 OTHER_API = "other"
-APIS = (*GENERATING_APIS, "tokenize", "detokenize", "count_tokens", "tokenizer_info", "models", OTHER_API)
+APIS = (*COMPUTING_APIS, "tokenize", "detokenize", "count_tokens", "tokenizer_info", "models", OTHER_API)
 
 _API_OF_METHOD = {
     "Generate": "generate",
     "StreamRequests": "stream_requests",
+    "Embed": "embed",
+    "Score": "score",
     "Tokenize": "tokenize",
     "Detokenize": "detokenize",
     "GetModel": "models",
@@ -62,8 +67,8 @@ class ApiMeter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._durations = {api: Histogram(_BOUNDS_S) for api in GENERATING_APIS}
-        self._num_refused: Counter[LabelValues] = Counter(dict.fromkeys(product(GENERATING_APIS, SERVICE_REASONS), 0))
+        self._durations = {api: Histogram(_BOUNDS_S) for api in COMPUTING_APIS}
+        self._num_refused: Counter[LabelValues] = Counter(dict.fromkeys(product(COMPUTING_APIS, SERVICE_REASONS), 0))
         self._num_refused_of: Counter[str] = Counter()
         self._tenants = TenantNames()
 

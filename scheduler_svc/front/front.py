@@ -42,6 +42,8 @@ if TYPE_CHECKING:  # these import aiohttp and opentelemetry
 PROMPT_METHODS: Mapping[str, type[Message]] = {
     f"/{GENERATION_SERVICE}/Generate": generation_service_pb2.GenerateRequest,
     f"/{GENERATION_SERVICE}/StreamRequests": generation_service_pb2.StreamRequestsRequest,
+    f"/{GENERATION_SERVICE}/Embed": generation_service_pb2.EmbedRequest,
+    f"/{GENERATION_SERVICE}/Score": generation_service_pb2.ScoreRequest,
     f"/{GENERATION_SERVICE}/Tokenize": generation_service_pb2.TokenizeRequest,
     f"/{GENERATION_SERVICE}/Detokenize": generation_service_pb2.DetokenizeRequest,
 }

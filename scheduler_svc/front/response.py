@@ -31,7 +31,7 @@ from scheduler_svc.request.continuation import Continuation, ContinuedOutput
 from scheduler_svc.request.engine_client import RequestHandle
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
-from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array, Hypothesis
 from scheduler_svc.request.provenance import UNKNOWN, Numerics, Provenance, Span
 
 _News = TypeVar("_News")
@@ -204,6 +204,10 @@ class Response:
                 self._return_ranked([self._output_of(hypothesis) for hypothesis in hypotheses])
             except TokenizerFailedError as error:
                 self._lose_text(error)
+
+    def pooled(self, values: Float32Array) -> None:
+        """Never called: these requests generate."""
+        raise AssertionError("a request that generates has no vector")
 
     def _lose_text(self, error: TokenizerFailedError) -> None:
         """The tokenizer fails at the tokens of the answer: the request ends, once the engine has done with the step."""

@@ -9,7 +9,7 @@ from octavo_shared.errors import OctavoServiceError
 from octavo_shared.grpc.grpc_status import status_code
 from octavo_shared.step_wire.wire import FLOAT32, INT32
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
-from scheduler_svc.request.outputs import FinishReason, Hypothesis
+from scheduler_svc.request.outputs import FinishReason, Float32Array, Hypothesis
 from scheduler_svc.request.provenance import Numerics, Progress, Provenance, Span
 
 REASONS = {FinishReason.STOP: pb.END_REASON_STOP, FinishReason.LENGTH: pb.END_REASON_LENGTH}
@@ -46,6 +46,16 @@ def decode_search_end(message: pb.SearchEnd) -> list[Hypothesis]:
         )
         for found in message.hypotheses
     ]
+
+
+def encode_pooled(number: int, values: Float32Array) -> pb.PooledAnswer:
+    """Return the message of the answer to a pooling request."""
+    return pb.PooledAnswer(number=number, values=values.astype(FLOAT32, copy=False).tobytes())
+
+
+def decode_pooled(message: pb.PooledAnswer) -> Float32Array:
+    """Return the vector or the scores of a pooling request. Raises ValueError: they are none."""
+    return np.frombuffer(message.values, FLOAT32).astype(np.float32)
 
 
 def encode_ended(ended: EndedRequest) -> pb.EndedRequest:

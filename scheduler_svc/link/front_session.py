@@ -10,7 +10,7 @@ from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.core_batch import CoreBatch
 from scheduler_svc.link.credit_gate import CreditGate
 from scheduler_svc.link.early_aborts import EarlyAborts
-from scheduler_svc.link.ends import REASONS, decode_reason, encode_ended, encode_search_end, encode_span
+from scheduler_svc.link.ends import REASONS, decode_reason, encode_ended, encode_pooled, encode_search_end, encode_span
 from scheduler_svc.link.failures import decode_failure, encode_failure
 from scheduler_svc.link.state import CoreState, encode_state
 from scheduler_svc.link.submission_check import check_size, check_submission
@@ -18,7 +18,7 @@ from scheduler_svc.link.submissions import decode_submission
 from scheduler_svc.request.engine_client import RequestHandle
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
-from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array, Hypothesis
 from scheduler_svc.request.provenance import Span
 
 # How long a front may take nothing.
@@ -301,6 +301,9 @@ class _RemoteSink:
 
     def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
         self._session.batch().response.search_ends.append(encode_search_end(self.number, hypotheses))
+
+    def pooled(self, values: Float32Array) -> None:
+        self._session.batch().response.pooled_answers.append(encode_pooled(self.number, values))
 
     def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
         failure = None if error is None else encode_failure(error)

@@ -32,7 +32,7 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.incarnation import require_believable
 from octavo_shared.step_wire.message_bytes import CheckedAnswers
 from scheduler_svc.link.absence import LIMIT_S, Absence
-from scheduler_svc.link.ends import REASONS, decode_reason, decode_search_end, decode_span
+from scheduler_svc.link.ends import REASONS, decode_pooled, decode_reason, decode_search_end, decode_span
 from scheduler_svc.link.failures import encode_failure
 from scheduler_svc.link.front_metrics import encode_families
 from scheduler_svc.link.outbox import Outbox
@@ -452,6 +452,9 @@ class RemoteEngine:
         for search in message.search_ends:
             if (request := self._requests.get(search.number)) is not None:
                 request.sink.finish_search(decode_search_end(search))
+        for pooled in message.pooled_answers:
+            if (request := self._requests.get(pooled.number)) is not None:
+                request.take_pooled(decode_pooled(pooled))
         had_requests = bool(self._requests)
         for ended in message.ended:
             if (request := self._requests.get(ended.number)) is not None:

@@ -12,7 +12,7 @@ from scheduler_svc.link.failures import decode_failure
 from scheduler_svc.link.submissions import encode_submission
 from scheduler_svc.request.engine_client import AnswerSink
 from scheduler_svc.request.engine_request import EngineRequest
-from scheduler_svc.request.outputs import Alternatives, FinishReason
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array
 from scheduler_svc.request.served_model import ServedModel
 
 
@@ -72,8 +72,10 @@ class RemoteRequest:
         digests = {model.reproducibility.weights_digest, served.reproducibility.weights_digest} - {""}
         if served.info.model_hash != model.info.model_hash or len(digests) > 1:
             raise UnavailableError("the scheduler came back with a different model; retry")
-        self._end_by_tokens()
-        request = replace(self.request, continuation=self.sink.so_far())
+        request = self.request
+        if request.pooling is None:  # else it begins anew
+            self._end_by_tokens()
+            request = replace(request, continuation=self.sink.so_far())
         self._num_tokens_of = request.num_known_tokens
         was_queued = self.queued.done()
         return encode_submission(
@@ -129,6 +131,12 @@ class RemoteRequest:
         """The engine has ended an output with so many tokens. Raises TokenGapError: some of them are missing."""
         self._require_tokens(output_index, num_tokens)
         self.sink.finish_output(output_index, reason)
+
+    def take_pooled(self, values: Float32Array) -> None:
+        """The engine has answered a pooling request. Raises ValueError: it is none."""
+        if self.request.pooling is None:
+            raise ValueError(f"request {self.request.request_id!r} generates, and got {len(values)} values")
+        self.sink.pooled(values)
 
     def _require_tokens(self, output_index: int, num_tokens: int) -> None:
         has = self._num_tokens_of[output_index]

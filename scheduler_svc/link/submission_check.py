@@ -30,6 +30,11 @@ def check_submission(request: EngineRequest, model: ServedModel, max_model_len: 
     """
     try:
         _check(request, model.info.vocab_size, max_model_len)
+        if max(request.token_type_ids, default=0) >= model.info.num_token_types:
+            raise InvalidStepError(
+                f"request {request.request_id!r} has token type {max(request.token_type_ids)}; types are 0 to "
+                f"{model.info.num_token_types - 1}"
+            )
     except InvalidStepError as error:
         raise CallerError(f"front submitted an invalid request: {error}") from error
 
@@ -50,9 +55,15 @@ def _check(request: EngineRequest, vocab_size: int, max_model_len: int) -> None:
         if (num_bytes := len(request.grammar.body)) > MAX_GRAMMAR_BYTES:
             raise InvalidStepError(f"{who} has a grammar of {num_bytes} bytes; at most {MAX_GRAMMAR_BYTES} are taken")
     num_prompt_tokens = len(request.prompt_token_ids)
+    if request.pooling is not None:
+        _check_pooling(who, request, max_model_len)
+    elif request.token_type_ids:
+        raise InvalidStepError(f"{who} generates and has token types")
     if not num_prompt_tokens:
         raise InvalidStepError(f"{who} has no prompt")
     check_known_ids(who, request.prompt_token_ids, vocab_size)
+    if request.pooling is not None:
+        return
     longest = request.stop_conditions.length_limit(num_prompt_tokens, request.longest_sequence(max_model_len))
     lengths = [num_prompt_tokens]
     if request.continuation is not None and request.continuation.num_prompt_logprobs > num_prompt_tokens:
@@ -63,3 +74,14 @@ def _check(request: EngineRequest, vocab_size: int, max_model_len: int) -> None:
             lengths.append(num_prompt_tokens + len(output.token_ids))
     if max(lengths) >= longest:
         raise InvalidStepError(f"{who} has {max(lengths)} tokens, and one more is to come; it may have {longest}")
+
+
+def _check_pooling(who: str, request: EngineRequest, max_model_len: int) -> None:
+    """Refuse what a text that is computed whole cannot have."""
+    if request.continuation is not None or request.grammar is not None or request.width != 1 or request.token_rules:
+        raise InvalidStepError(f"{who} asks for a vector or scores, and for what only generated outputs have")
+    num_tokens, num_types = len(request.prompt_token_ids), len(request.token_type_ids)
+    if num_types not in (0, num_tokens):
+        raise InvalidStepError(f"{who} has {num_types} token types for {num_tokens} tokens")
+    if num_tokens > max_model_len:
+        raise InvalidStepError(f"{who} has {num_tokens} tokens; it may have {max_model_len}")

@@ -3,9 +3,10 @@
 import numpy as np
 
 from octavo.core.v1 import core_service_pb2 as pb
+from octavo.execution.v1 import step_pb2
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.process.clock import monotonic_s
-from octavo_shared.step_wire.step import NO_LOGPROBS
+from octavo_shared.step_wire.step import NO_LOGPROBS, PoolingTask
 from octavo_shared.step_wire.wire import INT32, decode_sampling, encode_sampling
 from octavo_shared.step_wire.wire_rules import decode_rules, encode_rules
 from scheduler_svc.request.continuation_message import decode_continuation, encode_continuation
@@ -45,6 +46,8 @@ def encode_submission(
         continuation=None if request.continuation is None else encode_continuation(request.continuation),
         grammar=b"" if request.grammar is None else request.grammar.body,
         matcher_id=request.matcher_id,
+        pooling_task=None if request.pooling is None else step_pb2.PoolingTask.ValueType(request.pooling),
+        token_type_ids=request.token_type_ids,
     )
 
 
@@ -71,6 +74,8 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         requires_same_numerics=message.requires_same_numerics,
         grammar=Grammar(message.grammar) if message.grammar else None,
         matcher_id=message.matcher_id,
+        pooling=PoolingTask(message.pooling_task) if message.HasField("pooling_task") else None,
+        token_type_ids=message.token_type_ids,
         trace_id=message.trace_id or None,
         traceparent=message.traceparent or None,
         deadline_s=monotonic_s() + message.time_left_us / 1e6 if message.HasField("time_left_us") else None,

@@ -11,7 +11,7 @@ from scheduler_svc.replay.core_replay import CoreReplay
 from scheduler_svc.replay.run import Moment
 from scheduler_svc.request.engine_client import RequestHandle
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
-from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array, Hypothesis
 from scheduler_svc.request.provenance import Span
 
 # Only these end groups.
@@ -39,6 +39,9 @@ class _NoSink:
         pass
 
     def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
+        pass
+
+    def pooled(self, values: Float32Array) -> None:
         pass
 
     def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
@@ -105,6 +108,9 @@ class ReplayedRequests:
         for index, reason in updates.finished.items():
             if (request := self.live.get(groups[index].arrival)) is not None and not updates.sequences[index].index:
                 request.finish_reason = reason
+        for group, _ in updates.pooled:
+            if (request := self.live.get(group.arrival)) is not None:
+                request.note_pooled()
         for group in updates.finished_searches:
             assert group.beams is not None
             hypotheses = group.beams.finished_hypotheses()

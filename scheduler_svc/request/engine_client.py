@@ -17,7 +17,7 @@ from octavo_shared.errors import OctavoServiceError
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
-from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array, Hypothesis
 from scheduler_svc.request.provenance import Span
 from scheduler_svc.request.served_model import ServedModel
 
@@ -61,6 +61,9 @@ class TokenSink(Protocol):
 
     def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
         """The beam search has ended; its hypotheses, best first."""
+
+    def pooled(self, values: Float32Array) -> None:
+        """Take the answer of a pooling request: its vector, or its scores."""
 
     def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
         """The request has ended, with its last output or with an error: the last call, and there is one for each."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, SamplingRow
+from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, PoolingTask, SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
@@ -21,6 +21,8 @@ class EngineRequest:
     `continuation`: what is known of its answer, which was cut; None: it begins.
     `requires_same_numerics`: whether only executors of the kind that made its first token may go on with it.
     `grammar`: what its outputs follow; None: nothing. `matcher_id`: of the matcher that the front checked it with.
+    `pooling`: what the model makes of the whole prompt in place of tokens; then nothing is sampled. None: it generates.
+    `token_type_ids`: of a pooling request: one byte a token; empty: all are 0.
     `trace_id`: the trace of its span, 32 hexadecimal digits, for the log; `traceparent`: the span, for the executors.
     `received_at_s`: when the front got it, monotonic time in seconds; None: just now.
     `deadline_s`: until when its client waits, monotonic time in seconds; None: for as long as it takes.
@@ -42,6 +44,8 @@ class EngineRequest:
     requires_same_numerics: bool = False
     grammar: Grammar | None = None
     matcher_id: str = ""
+    pooling: PoolingTask | None = None
+    token_type_ids: bytes = b""
     trace_id: str | None = None
     traceparent: str | None = None
     received_at_s: float | None = field(default=None, compare=False)

@@ -15,6 +15,7 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo.values.sampling_parameters import MAX_ALTERNATIVES
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN, ExecutorInfo
+from octavo_shared.step_wire.step import PoolingTask
 from octavo_shared.step_wire.wire import INT32, decode_sampling
 from octavo_shared.step_wire.wire_rules import decode_rules
 from scheduler_svc.core.fleet.fleet import Fleet
@@ -63,7 +64,7 @@ def decode_limits(message: pb.CoreJoined) -> CoreLimits:
         ("max_num_seqs", 1, MAX_BLOCKS),
         ("max_model_len", 1, MAX_MODEL_LEN),
         ("num_lookahead_tokens", 0, _MAX_LOOKAHEAD_TOKENS),
-        ("num_blocks", 1, MAX_BLOCKS),
+        ("num_blocks", int(limits.is_generative), MAX_BLOCKS),
         ("num_grammar_slots", 0, _MAX_GRAMMAR_SLOTS),
     ):
         if not least <= (found := getattr(limits, name)) <= most:
@@ -115,6 +116,8 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
         raise ValueError(f"a request of the log has {message.num_sequences} outputs; it has from 1 to {MAX_OUTPUTS}")
     if message.grammar and message.HasField("beam_search"):
         raise ValueError("a request of the log has a grammar and beams, which follow none")
+    if message.HasField("pooling_task") and (message.num_sequences > 1 or message.HasField("beam_search")):
+        raise ValueError("a text of the log has several answers")
     group = SequenceGroup(
         request_id=message.request_id,
         prompt_token_ids=np.frombuffer(message.prompt_token_ids, INT32).astype(np.int32),
@@ -142,6 +145,8 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
         requires_same_numerics=message.requires_same_numerics,
         grammar=Grammar(message.grammar) if message.grammar else None,
         matcher_id=message.matcher_id,
+        pooling=PoolingTask(message.pooling_task) if message.HasField("pooling_task") else None,
+        token_type_ids=message.token_type_ids,
     )
     check_group(group)
     return group
@@ -173,6 +178,8 @@ def _restored(name: str, hint: Any, value: Any) -> Any:
         return None if value is None else _restored(name, inner, value)
     if origin is tuple and isinstance(value, list):
         return tuple(_restored(name, arguments[0], item) for item in value)
+    if origin is frozenset and isinstance(value, list):
+        return frozenset(_restored(name, arguments[0], item) for item in value)
     if origin is collections.abc.Mapping and isinstance(value, dict):
         return {key: _restored(name, arguments[1], item) for key, item in value.items()}
     if isinstance(origin, type) and issubclass(origin, enum.Enum):

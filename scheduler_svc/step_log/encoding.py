@@ -9,6 +9,7 @@ import json
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from octavo.execution.v1 import step_pb2
 from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Int32Array, Step, StepResult
@@ -152,6 +153,8 @@ def group_added(mask: Mask, group: SequenceGroup) -> pb.LogRecord:
             requires_same_numerics=group.requires_same_numerics,
             grammar=b"" if grammar is None else grammar.body,
             matcher_id=group.matcher_id,
+            pooling_task=None if group.pooling is None else step_pb2.PoolingTask.ValueType(group.pooling),
+            token_type_ids=group.token_type_ids,
         )
     )
 
@@ -237,4 +240,4 @@ def _json(value: CoreLimits | ExecutorInfo, mask: Mask) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
-    return dict(value)
+    return sorted(value) if isinstance(value, frozenset) else dict(value)

@@ -103,7 +103,7 @@ class TokenMask:
     def step(self, step: Step) -> Step:
         """Return a step with masked tokens."""
         delta = step.delta
-        if not delta.admissions and not len(delta.appended_tokens):
+        if not delta.admissions and not len(delta.appended_tokens) and not step.pooling_inputs:
             return step
         admissions = tuple(
             replace(admission, token_ids=self.ids(admission.token_ids), token_rules=self.rules(admission.token_rules))
@@ -112,16 +112,20 @@ class TokenMask:
         appended = delta.appended_tokens.copy()
         appended[:, 1] = self.ids(appended[:, 1])
         masked = copy.copy(step)
+        masked.pooling_inputs = tuple(replace(text, token_ids=self.ids(text.token_ids)) for text in step.pooling_inputs)
         loads = (replace(load, grammar=self.grammar(load.grammar)) for load in delta.grammar_loads)
         masked.delta = replace(delta, grammar_loads=tuple(loads), admissions=admissions, appended_tokens=appended)
         return masked
 
     def result(self, result: StepResult) -> StepResult:
-        """Return a result with masked tokens."""
+        """Return a result with masked tokens; the values of texts, which tell what was said, become zeros."""
         return replace(
             result,
             sampled_token_ids=self.ids(result.sampled_token_ids),
             candidate_token_ids=self.maybe_ids(result.candidate_token_ids),
             alternative_token_ids=self.maybe_ids(result.alternative_token_ids),
             prompt_alternative_token_ids=self.maybe_ids(result.prompt_alternative_token_ids),
+            pooling_outputs=tuple(
+                replace(output, values=np.zeros_like(output.values)) for output in result.pooling_outputs
+            ),
         )

@@ -18,7 +18,7 @@ from octavo.values.sampling_parameters import MAX_ALTERNATIVES
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable, IndexArray, StepLayout
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
-from octavo_shared.step_wire.step import Admission, BoolArray, Int32Array, Step, TableDelta
+from octavo_shared.step_wire.step import Admission, BoolArray, Int32Array, PoolingInput, Step, TableDelta
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.beam_search import BeamSearch, Candidates
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
@@ -33,6 +33,7 @@ from scheduler_svc.core.step.beam_batch import BeamBatch
 from scheduler_svc.core.step.beam_batch import Continuation as BeamContinuation
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.grammar_slots import GrammarSlots
+from scheduler_svc.core.step.pooled_groups import PooledGroups
 from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
 from scheduler_svc.core.step.prefills import Prefill, Prefills
 from scheduler_svc.core.step.step_cost import StepCost, Sums
@@ -73,6 +74,7 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
         "_open_level_numbers": list[int],
         "_held": dict[int, SequenceGroup],
         "_num_waiting_of": Counter[str],
+        "num_texts": int,
     },
     WaitingWork: {"total": Work, "_of": dict[tuple[int, str], Work]},
     FairShare: {
@@ -140,6 +142,7 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
         "ready": dict[SequenceGroup, list[BeamContinuation]],
     },
     Prefills: {"running": list[Prefill]},
+    PooledGroups: {"groups": list[SequenceGroup], "needs_step": bool},
     Preemption: {"num_preemptions": dict[PreemptionMode, int]},
 }
 # That one row of a step is answered with, and all that a step is answered with, at most.
@@ -382,6 +385,7 @@ def masks_of(mask: TokenMask | None) -> Masks:
         Candidates: {"token_ids": ids},
         BeamContinuation: {"token_id": mask.id},
         Admission: {"token_ids": ids},
+        PoolingInput: {"token_ids": ids},
         TableDelta: {"appended_tokens": lambda pairs: np.column_stack((pairs[:, 0], ids(pairs[:, 1])))},
         BeamSearch: {
             "_stop_token_ids": lambda token_ids: np.sort(ids(token_ids)),

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from octavo_shared.process.histogram import Histogram
-from octavo_shared.step_wire.step import NO_LOGPROBS, RowFlag
+from octavo_shared.step_wire.step import NO_LOGPROBS, PoolingTask, RowFlag
+from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest
@@ -43,6 +44,8 @@ class Meter:
         num_finished: Requests that finished, by the reason of their first output.
         num_errors: Requests that ended with an error, by its status code.
         num_flagged: Those of them that ended because a row of theirs had a flag, by the flag.
+        num_pooled: Pooling requests that were answered, by their task.
+        num_pooled_tokens: The tokens of their texts.
         num_requests_of: Requests that ended, by the name of their tenant in metrics.
         num_output_tokens_of: The tokens of their outputs.
     """
@@ -61,6 +64,8 @@ class Meter:
         self.num_finished: Counter[str] = Counter()
         self.num_errors: Counter[str] = Counter()
         self.num_flagged: Counter[RowFlag] = Counter()
+        self.num_pooled: Counter[PoolingTask] = Counter()
+        self.num_pooled_tokens = 0
         self.num_requests_of: Counter[str] = Counter()
         self.num_output_tokens_of: Counter[str] = Counter()
         self._tenants = TenantNames()
@@ -108,6 +113,12 @@ class Meter:
         if planner.blocks.prefix_cache is not None and group.num_prompt_logprobs == NO_LOGPROBS:
             self.num_queried_tokens += group.num_prompt_tokens
             self.num_hit_tokens += group.num_cached_tokens
+
+    def text_pooled(self, group: SequenceGroup) -> None:
+        """A request got its vector or its scores."""
+        assert group.pooling is not None
+        self.num_pooled[group.pooling] += 1
+        self.num_pooled_tokens += group.num_prompt_tokens
 
     def request_ended(self, ended: EndedRequest) -> None:
         """A request has ended, however it did."""

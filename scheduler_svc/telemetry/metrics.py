@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from octavo_shared.process.metric import Family, LabelValues, Metric
-from octavo_shared.step_wire.step import RowFlag
+from octavo_shared.step_wire.step import PoolingTask, RowFlag
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
@@ -88,6 +88,10 @@ PROMPT_TOKENS = Metric("octavo_prompt_tokens_total", "counter", "Prompt tokens o
 OUTPUT_TOKENS = Metric(
     "octavo_output_tokens_total", "counter", "Tokens sampled, over all outputs; for a beam search those of its answer."
 )
+POOLED = Metric(
+    "octavo_pooling_requests_total", "counter", "Requests that got their vector or their scores, by task.", ("task",)
+)
+POOLED_TOKENS = Metric("octavo_pooling_tokens_total", "counter", "Tokens of the texts of these requests.")
 FINISHED = Metric(
     "octavo_requests_finished_total",
     "counter",
@@ -201,6 +205,8 @@ METRICS = (
     QUERIED_TOKENS,
     HIT_TOKENS,
     PREEMPTIONS,
+    POOLED,
+    POOLED_TOKENS,
     TIME_TO_FIRST_TOKEN,
     INTER_TOKEN_LATENCY,
     QUEUE_TIME,
@@ -297,6 +303,8 @@ def _counted_families(engine: Engine) -> Iterator[Family]:
     yield HIT_TOKENS.single(meter.num_hit_tokens)
     yield PROMPT_TOKENS.single(meter.num_prompt_tokens)
     yield OUTPUT_TOKENS.single(meter.num_output_tokens)
+    yield POOLED.family(by_label({task.name.lower(): meter.num_pooled[task] for task in PoolingTask}))
+    yield POOLED_TOKENS.single(meter.num_pooled_tokens)
     yield TIME_TO_FIRST_TOKEN.histogram_family({(): meter.time_to_first_token})
     yield INTER_TOKEN_LATENCY.histogram_family({(): meter.inter_token_latency})
     yield QUEUE_TIME.histogram_family({(): meter.queue_time})

@@ -126,4 +126,4 @@ def decided_bytes(logged: RecentStep) -> int:
 
 def result_bytes(result: StepResult) -> int:
     """Return what a result holds."""
-    return sum(array.nbytes for array in result.arrays)
+    return sum(array.nbytes for array in result.arrays) + sum(text.values.nbytes for text in result.pooling_outputs)

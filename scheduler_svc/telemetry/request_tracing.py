@@ -7,17 +7,19 @@
     ├── decode                   until its end
     └── execute                  made by each executor that has it: `executor_svc/service/traced_worker.py`
 
+A call for vectors or scores is one span, `embeddings` or `score`, however many inputs it has.
+
 Names of attributes that begin with gen_ai. are those of OpenTelemetry's semantic conventions for generative
 AI (status: development); docs/tracing.md has the list. No attribute holds a prompt or anything written by a
 model, and nothing is recorded for a token.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
@@ -38,6 +40,10 @@ MAX_NAME_CHARS = 256
 PROPAGATED_KEYS = ("traceparent", "tracestate")
 
 Metadata = Iterable[tuple[str, str | bytes]]
+
+TracedRequest: TypeAlias = (
+    generation_service_pb2.GenerateRequest | generation_service_pb2.EmbedRequest | generation_service_pb2.ScoreRequest
+)
 
 
 class RequestTrace:
@@ -95,6 +101,27 @@ class RequestTrace:
         span.set_attributes(attributes)
         return replace(request, trace_id=self.trace_id, traceparent=traceparent_of(span.get_span_context()))
 
+    def follow_inputs(self, requests: Sequence[EngineRequest], request_id: str, model_id: str) -> list[EngineRequest]:
+        """The inputs of a call are about to be queued: return them with its span."""
+        span, traceparent = self._span, None
+        if span.is_recording():
+            span.update_name(f"{self._operation} {model_id}")
+            num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+            attributes: dict[str, AttributeValue] = {
+                "gen_ai.request.model": model_id,
+                "gen_ai.usage.input_tokens": num_tokens,
+                "octavo.num_inputs": len(requests),
+                "octavo.request_id": request_id,
+                "octavo.tenant": requests[0].tenant,
+            }
+            span.set_attributes(attributes)
+            traceparent = traceparent_of(span.get_span_context())
+        return [replace(request, trace_id=self.trace_id, traceparent=traceparent) for request in requests]
+
+    def end_inputs(self) -> None:
+        """All inputs of a call are answered."""
+        self._span.end()
+
     def end(self, response: Response) -> None:
         """The request has ended: make the spans of its phases, end its own."""
         span, ended = self._span, response.ended
@@ -146,14 +173,14 @@ class RequestTracer:
         self._clock = clock
         self._propagator = TraceContextTextMapPropagator()
 
-    def receive(self, request: generation_service_pb2.GenerateRequest, metadata: Metadata) -> RequestTrace:
+    def receive(self, request: TracedRequest, metadata: Metadata) -> RequestTrace:
         """Begin the span of a request, as a child of the one that the call's metadata names, if it names one.
 
         A malformed `traceparent` counts as none. Whether it is sampled is for OTEL_TRACES_SAMPLER to say, by
         default as the caller does.
         """
         begin_ns, begin_s = self._clock_ns(), self._clock()
-        operation = "chat" if request.WhichOneof("prompt") == "messages" else "text_completion"
+        operation = _operation(request)
         span = self._tracer.start_span(
             operation,
             context=self._propagator.extract(propagated(metadata), Context()),
@@ -167,6 +194,14 @@ class RequestTracer:
             },
         )
         return RequestTrace(self._tracer, span, operation, begin_ns, begin_s)
+
+
+def _operation(request: TracedRequest) -> str:
+    if isinstance(request, generation_service_pb2.EmbedRequest):
+        return "embeddings"
+    if isinstance(request, generation_service_pb2.ScoreRequest):
+        return "score"
+    return "chat" if request.WhichOneof("prompt") == "messages" else "text_completion"
 
 
 def propagated(metadata: Metadata) -> dict[str, list[str]]:

@@ -280,6 +280,17 @@ class NotFiniteError(OctavoServiceError):
         super().__init__(f"the model's logits for {place} (NaN or infinity, or every token is ruled out)")
 
 
+class PooledNotFiniteError(NotFiniteError):
+    """The model's vector or scores for a text have NaN or infinity; nobody else is affected.
+
+    Args:
+        what: "the vector of the text".
+    """
+
+    def __init__(self, what: str) -> None:
+        OctavoServiceError.__init__(self, f"the model's numbers are not finite in {what} (NaN or infinity)")
+
+
 class NothingAllowedError(CallerError):
     """The grammar of a request and its other rules leave an output no token, and it may not end there.
 

@@ -52,7 +52,12 @@ class Executor:
         self.gate = Gate()
         self.now = 1000.0
         self.worker = FakeWorker(
-            block_size_tokens=4, num_device_blocks=64, max_model_len=200, max_num_seqs=4, sleep=self.gate.sleep
+            block_size_tokens=4,
+            num_device_blocks=64,
+            max_model_len=200,
+            max_num_seqs=4,
+            has_pooling=True,
+            sleep=self.gate.sleep,
         )
         self.servicer = ExecutionServicer(clock=lambda: self.now)
         self.server = GrpcServer(

@@ -521,6 +521,11 @@ def hostile_submissions() -> dict[str, dict[str, Any]]:
         "words": {"token_rules": rules(banned_word_lengths=[7], banned_word_token_ids=[65])},
         "many sequences": {"num_sequences": 2**32 - 1},
         "beams": {"beam_search": pb.BeamSearch(beam_width=2**31 - 1, num_outputs=1, early_stopping="true")},
+        "token types of one that generates": {"token_type_ids": b"\0\0\0"},
+        "too few token types": {"pooling_task": step_pb2.POOLING_TASK_EMBED, "token_type_ids": b"\0\0"},
+        "an unknown token type": {"pooling_task": step_pb2.POOLING_TASK_EMBED, "token_type_ids": b"\0\1\0"},
+        "several vectors": {"pooling_task": step_pb2.POOLING_TASK_EMBED, "num_sequences": 2},
+        "a longer text than it may be": {"pooling_task": step_pb2.POOLING_TASK_SCORE, "max_model_len": 2},
         "tokens beyond its length": {"continuation": encode_continuation(Continuation((tokens,)))},
     }
 

@@ -57,7 +57,7 @@ async def _aborted_among_many(client: Client, stack: Stack) -> RequestOutput | F
     async with client.request_stream() as stream:
         number = await stream.submit(PROMPT, max_tokens=100_000, ignore_eos=True)
         async for _, event in stream:
-            if isinstance(event, Delta) and event.token_ids:
+            if isinstance(event, Delta) and event.text:
                 await stream.abort(number)
             elif isinstance(event, FailedRequest):
                 raise event.error

@@ -91,6 +91,7 @@ EXCUSES = (
         "runs until it is ended; tests/contract/test_model_names.py has such a front",
     ),
     Excuse("docs/responses.md", r"python -m executor_svc.fake .*", "test_scripted_executor.py runs such a script"),
+    Excuse("docs/models.md", r"octavo embed .*", "needs a model that embeds; tests/unit/octavo/test_embed.py runs it"),
     Excuse("docs/openai.md", r"lm_eval run .*", "needs lm-eval; tests/e2e/test_lm_eval.py sends what it sends"),
     Excuse(
         "docs/kubernetes.md",

@@ -62,7 +62,7 @@ async def run(snippet: str, **names: Any) -> dict[str, Any]:
 
 async def test_programs_and_bodies_run_against_a_scheduler() -> None:
     # Steps of 2 ms, so that 5000 tokens outlast the time limit that the page shows.
-    async with running_stack(FakeWorker(step_ms=2.0)) as stack, Client(stack.address) as client:
+    async with running_stack(FakeWorker(has_pooling=True, step_ms=2.0)) as stack, Client(stack.address) as client:
         for snippet in snippets_of("program"):
             assert ADDRESS in snippet
             await run(snippet.replace(ADDRESS, stack.address))
@@ -75,7 +75,7 @@ async def test_programs_and_bodies_run_against_a_scheduler() -> None:
 
 async def test_the_time_limit_and_the_abort_of_the_page_do_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     [snippet] = [snippet for snippet in snippets_of("body") if "timeout_s=0.2" in snippet]
-    async with running_stack(FakeWorker(step_ms=2.0)) as stack, Client(stack.address) as client:
+    async with running_stack(FakeWorker(has_pooling=True, step_ms=2.0)) as stack, Client(stack.address) as client:
         await run(snippet, client=client, SamplingParams=SamplingParams)
     assert capsys.readouterr().out.splitlines() == [
         "the answer was not complete within the time limit",

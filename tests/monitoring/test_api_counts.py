@@ -137,7 +137,7 @@ def _fronts_tell_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @PLACES
 async def test_every_request_counts_by_its_api_and_a_refused_one_by_its_reason(place: str, tmp_path: Path) -> None:
     good, wrong = token_request(4, 3), token_request(4, 3, top_p=7.0)
-    async with doors(place, tmp_path) as client:
+    async with doors(place, tmp_path, FakeWorker(has_pooling=True)) as client:
         assert await client.generate(good) is grpc.StatusCode.OK
         assert await client.generate(wrong) is grpc.StatusCode.INVALID_ARGUMENT
         assert await client.generate(good, None) is grpc.StatusCode.UNAUTHENTICATED
@@ -155,7 +155,15 @@ async def test_every_request_counts_by_its_api_and_a_refused_one_by_its_reason(p
         assert await client.post("/v1/chat/completions", **CHAT) == 200
         assert await client.post("/v1/chat/completions", **CHAT | {"temperature": -1}) == 400
         assert await client.post("/tokenize", prompt="hello") == 200
-        assert await client.post("/v1/embeddings") == 404
+        assert await client.post("/v1/nothing") == 404
+        embeddings: dict[str, Any] = {"model": "fake", "input": ["two", "inputs"]}
+        assert await client.post("/v1/embeddings", **embeddings) == 200
+        assert await client.post("/v1/embeddings", **embeddings | {"input": "x" * 3000}) == 400
+        assert await client.post("/v1/rerank", model="fake", query="q", documents=["a"]) == 200
+        assert await client.post("/v1/score", model="fake", text_1="q", text_2="") == 400
+        pairs = pb.ScoreRequest(queries=["q"], documents=["a"])
+        await client.stub.Score(pairs, metadata=metadata_of("ml"))
+        await client.stub.Embed(pb.EmbedRequest(inputs=[pb.EmbedInput(text="a")]), metadata=metadata_of("ml"))
         assert await client.post("/health") == 405, "who asks the process is no request"
         await client.counted(
             generate=1,
@@ -172,8 +180,14 @@ async def test_every_request_counts_by_its_api_and_a_refused_one_by_its_reason(p
             chat_completions=1,
             chat_completions__invalid=1,
             tokenize=1,
+            embed=1,
+            embeddings=1,
+            embeddings__too_long=1,
+            rerank=1,
+            score=1,
+            score__invalid=1,
             other__not_found=1,
-            ml=9,
+            ml=11,
             red=1,
             **{"": 3},  # two had no token, and a path that nobody serves is nobody's
         )

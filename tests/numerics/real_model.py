@@ -40,6 +40,7 @@ class RealModel:
             patch.setattr("executor_svc.worker.assembly.CacheEngine", PoisonedCacheEngine)
             config = {"model": str(self._directory), **pools, **self._settings, **settings}
             worker = load_worker(ExecutorConfig.model_validate(config))
+        assert isinstance(worker, TorchWorker)
         torch.set_num_threads(num_threads_before)  # the kernels of the worker keep theirs
         return worker
 

@@ -155,7 +155,7 @@ def test_every_processor_has_the_same_bits(kind: FileType) -> None:
         )
         assert matrix.weights[0].copy_blocks(blocks, int(kind), None)
         results.append(matrix(x))
-        for num_rows in (*range(1, 18), 33, 63, 64, 65, 128, 129):
+        for num_rows in (1, 2, 3, 8, 17, 64, 129) if num_threads == 1 else (1, 65):
             assert torch.equal(matrix(x[-num_rows:]), results[0][-num_rows:]), (instructions, num_rows)
 
     assert all(torch.equal(result, results[0]) for result in results)

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from executor_svc.attention.interface import AttentionLayer, LayerCache
-from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.attention.native_backend import NativeAttentionBackend, NativeAttentionPlan
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
+from executor_svc.models.text_rows import ScratchCache, text_rows
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.model_structs import StepStruct
 from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
@@ -124,18 +125,19 @@ PART_KEYS = 384  # positions of a part of the keys
 def planned(
     starts: list[int], lengths: list[int], heads: tuple[int, int], window: int = 20_000, head_dim: int = 257
 ) -> list[list[int]]:
-    """Return the tiles of a step, columns as in `QueryTile`, and behind them its tasks, with NUM_THREADS threads."""
+    """Return the tiles of a step, columns as in `QueryTile` but the last, then its tasks, with NUM_THREADS threads."""
     library, rows = native_library("widest"), [np.array(values, np.int32) for values in (starts, lengths)]
     step = StepStruct(num_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim, window=window)
     memory = library.plan_attention(step, np.arange(len(starts), dtype=np.int32), *rows)
     tiles, tasks = (
-        np.ctypeslib.as_array((ctypes.c_int32 * (count * width)).from_address(address)).reshape(count, width).tolist()
-        for address, count, width in ((step.tiles, step.num_tiles, 6), (step.tasks, step.num_tasks, 3))
+        np.ctypeslib.as_array((ctypes.c_int32 * (count * width)).from_address(address)).reshape(count, width)
+        for address, count, width in ((step.tiles, step.num_tiles, 7), (step.tasks, step.num_tasks, 3))
     )
     assert step.most_tokens == max(tile[2] for tile in tiles)
     assert step.num_partials == sum(tile[4] for tile in tiles)
-    assert memory.num_bytes >= 24 * len(tiles) + 12 * len(tasks)
-    return [*tiles, *tasks]
+    assert memory.num_bytes >= 28 * len(tiles) + 12 * len(tasks)
+    assert all(tile[6] == tile[3] + tile[2] for tile in tiles)  # its last token is the last that it sees
+    return [*(tile[:6].tolist() for tile in tiles), *tasks.tolist()]
 
 
 def test_tiles_cover_every_token_once() -> None:
@@ -249,3 +251,29 @@ def test_bits_do_not_depend_on_the_schedule(lanes: str, heads: tuple[int, int], 
 def test_bits_do_not_depend_on_the_schedule_at_any_head_dim(lanes: str, head_dim: int) -> None:
     sequence = Sequence(430, (2, 1), head_dim, AttentionLayer(head_dim**-0.5, 150))
     sequence.check(native_library(lanes), 16, NEIGHBOURS)
+
+
+def attend_to_all(lanes: str, lengths: list[int], qkv: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+    """Attend as an encoder does, on a scratch cache full of NaN."""
+    rows = text_rows(lengths, 16, torch.device("cpu"))
+    cache = ScratchCache(16, num_kv_heads, qkv.shape[2], torch.float32, torch.device("cpu")).of_size(rows)
+    cache.keys.fill_(torch.nan)
+    cache.values.fill_(torch.nan)
+    plan = NativeAttentionPlan(native_library(lanes), rows, is_full=True)
+    return plan.attend(qkv, None, cache, AttentionLayer(qkv.shape[2] ** -0.5))
+
+
+@each_row(*product(LANES, [(4, 4), (6, 2), (9, 1)], [24, 64]))
+def test_in_an_encoder_every_token_sees_all_tokens_of_its_text_with_the_same_bits_alone(
+    lanes: str, heads: tuple[int, int], head_dim: int
+) -> None:
+    lengths = [1, 2, 17, 96, 97, 1, 400, 800]
+    qkv = torch.randn(sum(lengths), heads[0] + 2 * heads[1], head_dim, generator=torch.Generator().manual_seed(0))
+    attended = attend_to_all(lanes, lengths, qkv, heads[1])
+    for text, ours in zip(torch.split(qkv, lengths), torch.split(attended, lengths), strict=True):
+        queries, keys, values = torch.split(text.transpose(0, 1), [heads[0], heads[1], heads[1]])
+        theirs = torch.nn.functional.scaled_dot_product_attention(
+            queries[None], keys[None], values[None], enable_gqa=True
+        )
+        torch.testing.assert_close(ours, theirs[0].transpose(0, 1).flatten(1), rtol=1e-5, atol=5e-6)
+        assert torch.equal(attend_to_all(lanes, [len(text)], text.contiguous(), heads[1]), ours)

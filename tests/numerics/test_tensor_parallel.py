@@ -81,6 +81,7 @@ def test_tokens_equal_those_of_one_process(
 ) -> None:
     monkeypatch.setattr("executor_svc.worker.assembly.Sampler", RecordingSampler)
     alone = load_worker(config_of(directories[name]))
+    assert isinstance(alone, TorchWorker)
     expected = StepDriver(alone).generate(PROMPTS, num_new_tokens=10, chunk_size=7)
 
     ranks = ranks_of(directories[name], tp, cleanup)
@@ -134,6 +135,7 @@ def test_int8_products_of_every_rank_are_in_c(
 ) -> None:
     monkeypatch.setattr("executor_svc.worker.assembly.Sampler", RecordingSampler)
     alone = load_worker(config_of(directories["LlamaForCausalLM"]))
+    assert isinstance(alone, TorchWorker)
     StepDriver(alone).prefill(PROMPTS)
     monkeypatch.setattr(QuantizedLinear, "__init__", None)  # what restores its weight in each call
 
@@ -169,7 +171,9 @@ def test_the_least_number_of_blocks_counts(
 
     def load_rank(config: ExecutorConfig, group: ThreadedGroup) -> TorchWorker:
         loading.cache_bytes = num_blocks[group.rank] * shape_of_rank.bytes_per_block
-        return load_worker(config, group)
+        worker = load_worker(config, group)
+        assert isinstance(worker, TorchWorker)
+        return worker
 
     monkeypatch.setattr("tests.numerics.threaded_group.load_worker", load_rank)
     monkeypatch.setattr("executor_svc.worker.assembly.cpu_cache_bytes", lambda local_size: loading.cache_bytes)

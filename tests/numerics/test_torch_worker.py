@@ -128,7 +128,9 @@ def test_tokenizer_files_are_those_that_exist(model: TinyModel, tmp_path: Path) 
 
     files = load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1)).tokenizer_files()
 
-    assert {file.name: file.content for file in files if file.name != "generation_config.json"} == {
+    assert {
+        file.name: file.content for file in files if file.name not in ("config.json", "generation_config.json")
+    } == {
         "tokenizer.json": tokenizer,
         "chat_template.jinja": b"hello",
     }

@@ -22,7 +22,7 @@ from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.provenance import Numerics
 from tests.support.fleet import FoundHypothesis, MakeFleet, Member, Output, VirtualFleet
 from tests.support.placement import PlacementCheck, fits_when_empty
-from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone
+from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone, values_of
 from tests.support.waiting import shares_of
 from tests.support.workloads import VOCAB_SIZE, Request, limits, requests_within
 
@@ -289,8 +289,17 @@ def check(workload: FleetWorkload) -> None:
                 continue
             if request.beam_search is not None:
                 check_search(run, arrival, request)
+            elif request.pooling is not None:
+                check_values(run, arrival, request)
             else:
                 check_outputs(run, arrival, request)
+
+
+def check_values(run: Run, arrival: int, request: Request) -> None:
+    """Assert that a text was answered, once, unless its client left or nobody pools it."""
+    assert request.pooling is not None
+    wanted = values_of(request.prompt, request.token_type_ids, request.pooling).tolist()
+    assert run.fleet.values.get(arrival) == (None if (arrival, 0) in run.fleet.cut_short else wanted)
 
 
 def check_outputs(run: Run, arrival: int, request: Request) -> None:

@@ -13,6 +13,8 @@ from octavo_shared.step_wire.step import (
     Fork,
     GrammarLoad,
     Int32Array,
+    PoolingInput,
+    PoolingTask,
     SamplingRow,
     Step,
     TableDelta,
@@ -88,6 +90,8 @@ def steps(num: int) -> dict[str, Step]:
         full[field.name] = TableDelta(admissions=(admission(1, rules(field.name, num)),))
     large = {"names": Step(1, 1, TableDelta(), registered_blocks=largest(num), block_names=b"\xff" * 16 * num)}
     large |= {name: Step(2**64 - 1, 2**64 - 1, delta, table_digest=2**64 - 1) for name, delta in full.items()}
+    texts = tuple(PoolingInput(2**32 - 1, largest(3), b"\xff" * 3, PoolingTask.SCORE) for _ in range(num))
+    large["pooling_inputs"] = Step(1, 1, TableDelta(), pooling_inputs=texts)
     pairs = np.stack((largest(2 * num)[:num], largest(2 * num)[num:]), axis=1)
     moves = {name: replace(large["forks"], delta=TableDelta(), **{name: pairs}) for name in MOVES}  # type: ignore[arg-type]
     return large | moves
@@ -101,8 +105,9 @@ def test_no_field_takes_more_than_is_counted_for_it(num: int) -> None:
 
 
 def test_all_fields_of_a_step_are_filled_once() -> None:
-    assert {*steps(1)} >= {field.name for field in (*fields(TableDelta), *fields(TokenRules))} | {*MOVES}
-    names = {"registered_blocks", "block_names"}
+    filled = {field.name for field in (*fields(TableDelta), *fields(TokenRules))} | {*MOVES, "pooling_inputs"}
+    assert {*steps(1)} >= filled
+    names = {"registered_blocks", "block_names", "pooling_inputs"}
     assert {field.name for field in fields(Step)} == {"epoch", "step_id", "delta", *MOVES, "table_digest", *names}
     assert no_pairs().size == 0
 

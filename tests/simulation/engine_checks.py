@@ -61,7 +61,7 @@ class EngineChecks:
 
         def count(*arguments: object) -> StepInFlight | None:
             sent = schedule(*arguments)  # type: ignore[arg-type]
-            self._num_computed_tokens += 0 if sent is None else sent.layout.num_tokens
+            self._num_computed_tokens += 0 if sent is None else sent.workload.num_tokens
             return sent
 
         self.engine.schedule = count  # type: ignore[method-assign, assignment]
@@ -100,7 +100,7 @@ class EngineChecks:
     def _look_at_groups(self) -> None:
         requests = self.engine.requests
         for planner in self.engine.fleet.planners:
-            for group in (*planner.batch.running, *planner.groups.returning):
+            for group in (*planner.batch.running, *planner.groups.returning, *planner.pooled.groups):
                 if requests._live(group) is None:
                     self.accuse(f"{planner.name} computes for {group.request_id}, which has ended")
 

@@ -195,6 +195,9 @@ def _go_on(go_on: Callable[[], None], engine: RemoteEngine, note: Note) -> None:
     for request in engine._requests.values():
         if not request.queued.done():
             note("request goes on unqueued")
+        if request.request.pooling is not None:
+            note("text goes on")
+            continue
         outputs = request.sink.so_far().outputs
         if any(len(output.token_ids) for output in outputs):
             note("tokens go on")

@@ -253,6 +253,7 @@ class SchedulerMachine(Machine):
             on_engine,
             on_link,
             lambda: self._end_superseded(process),
+            lambda client: world.ask_for_texts(client, process),
         )
         self.scheduler.start()
 
@@ -356,6 +357,7 @@ class FrontMachine(Machine):
             self.schedulers[0].config,
             self.wall_clock(self.name),
             on_engine,
+            lambda client: world.ask_for_texts(client, process),
         )
         world.checks.expect_no_end(process.start(self.front.run()), process)
 

@@ -119,6 +119,31 @@ BUGS = (
         "        pass\n",
         LIVENESS,
     ),
+    # Texts
+    Bug(
+        "texts of a lost executor are forgotten with it",
+        f"{CORE}/step/admitted_groups.py",
+        "[*self._batch.running, *self.returning, *self._pooled.groups]",
+        "[*self._batch.running, *self.returning]",
+    ),
+    Bug(
+        "a text is given the answer of its neighbour",
+        f"{CORE}/step/pooled_groups.py",
+        "                pooled.append((group, output.values))\n",
+        "                pooled.append((group, result.pooling_outputs[0].values))\n",
+    ),
+    Bug(
+        "texts go beyond the token budget of a step",
+        f"{CORE}/step/pooled_groups.py",
+        "        plan.token_budget -= num_tokens\n",
+        "",
+    ),
+    Bug(
+        "a text whose client left is answered all the same",
+        f"{CORE}/step/admitted_groups.py",
+        "            self._pooled.drop(group)\n",
+        "            pass\n",
+    ),
     # Tokens
     Bug(
         "a row that is not finite brings a token",
@@ -396,8 +421,8 @@ BUGS = (
     Bug(
         "the next engine begins anew, and not behind what there is",
         f"{LINK}/remote_request.py",
-        "        request = replace(self.request, continuation=self.sink.so_far())\n",
-        "        request = self.request\n",
+        "            request = replace(request, continuation=self.sink.so_far())\n",
+        "            pass\n",
     ),
     Bug(
         "a request that goes on is as new as any other",

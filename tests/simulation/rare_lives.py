@@ -22,6 +22,9 @@ _LETTERS = {
     EventKind.EXECUTOR_LOST: "L",
     EventKind.PARKED: "K",
 }
+# In place of a kind of shape.
+TEXT = "text"
+
 _ENDS = {"UNAVAILABLE": "U", "RESOURCE_EXHAUSTED": "R"}
 
 
@@ -31,7 +34,7 @@ class Life:
 
     Attributes:
         ended: What the scheduler says of it.
-        kind: Its kind of shape; empty: unknown.
+        kind: Its kind of shape, or TEXT.
         word: As above.
     """
 
@@ -92,6 +95,7 @@ RARE_LIVES: tuple[Rare[Life], ...] = (
     Rare("lost while preempted", "its executor was lost while it waited to be computed again", _is("P[^AL]*L")),
     Rare("guided lost", "a request with a grammar lost its executor, and finished", _is("L.*F$", "guided")),
     Rare("guided preempted", "one was swapped out or computed again, and finished", _is("[OP].*F$", "guided")),
+    Rare("text lost", "a text to be pooled lost its executor, and was answered", _is("L.*F$", TEXT)),
     Rare("beams lost", "a beam search lost its executor, and finished", _is("L.*F$", "beams")),
     Rare("beams swapped", "a beam search went to the host pool and back, and finished", _is("O.*I.*F$", "beams")),
     Rare("swapped and preempted", "a request was swapped out once and computed again once", _is("O.*P|P.*O")),

@@ -42,6 +42,20 @@ RARE_DECISIONS: tuple[Rare[Decided], ...] = (
         lambda it: len(it.planner.in_flight) >= _MANY_STEPS,
     ),
     Rare("grammar dropped", "a grammar made room for another one", lambda it: bool(it.step.delta.grammar_drops)),
+    Rare(
+        "texts beside decodes",
+        "a step pooled texts beside those that decode",
+        lambda it: bool(it.step.pooling_inputs) and it.planner.in_flight[-1].layout.num_decodes > 0,
+    ),
+    Rare(
+        "texts before decodes",
+        "those that decode waited a step for a text that they left no room for",
+        lambda it: (
+            bool(it.step.pooling_inputs)
+            and not it.planner.in_flight[-1].layout.num_decodes
+            and bool(it.planner.batch.is_decoding.any())
+        ),
+    ),
     Rare("probing step", "an executor in doubt was given a request", lambda it: it.planner.is_probing),
 )
 

@@ -107,6 +107,7 @@ def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -
             checks.break_promise(f"the scene failed: {type(error).__name__}: {error}\n{where}")
     for watcher in checks.watchers:
         watcher.run_ended()
+    checks.seen["texts answered"] = sum(text.values is not None for text in world.texts)
     checks.seen.update({PREFIX + name: count for name, count in world.network.counts.items()})
     virtual_s = loop.time() - begin_s
     counts = world.num_steps, num_faults(checks.seen), loop.num_callbacks
@@ -197,6 +198,7 @@ async def _end_all(world: World) -> None:
         "not ready",
     )
     await _until_all_ended(world)
+    await _until(world, lambda: not any(text.is_open for text in world.texts), deadline_s, "a text is not answered")
     # Until then a client may seem to be there that has gone: its requests go on.
     await asyncio.sleep(SERVER_KEEPALIVE_S + 2 * RECONNECT_BACKOFF_S)
     checks.is_quiet = True

@@ -120,6 +120,7 @@ class SimulatedScheduler:
     on_engine: Callable[[Engine], None] = lambda _: None
     on_link: Callable[[CoreServicer, Engine], None] = lambda *_: None
     on_superseded: Callable[[], None] = lambda: None
+    on_client: Callable[[EngineClient], None] = lambda _: None
     engine: Engine = field(init=False)
     incarnation: Incarnation = field(init=False)
     generation: GenerationServicer | None = None
@@ -152,6 +153,7 @@ class SimulatedScheduler:
         else:
             self.generation = generation_servicer(self.engine, tokenizer, config)
             generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, server)
+            self.on_client(self.engine)
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(self.engine), server)
         self.network.listen(server)
         self.has_begun = True
@@ -223,6 +225,7 @@ class SimulatedFront:
     config: SchedulerConfig
     unix_s: Callable[[], float]
     on_engine: Callable[[RemoteEngine], None] = lambda _: None
+    on_client: Callable[[EngineClient], None] = lambda _: None
     cell: Cell | None = None
     incarnations: dict[str, int] = field(default_factory=dict)
     generation: GenerationServicer = field(init=False)
@@ -264,6 +267,7 @@ class SimulatedFront:
 
     async def _serve(self, cell: Cell) -> None:
         await cell.wait_until_told()
+        self.on_client(cell)
         self.network.listen(self.server, is_shared=True)
         cell.take_calls()
 

@@ -19,7 +19,7 @@ from tests.simulation.loop import SimulationLoop
 from tests.simulation.plan import FaultPlan
 from tests.simulation.rare import Rare
 from tests.simulation.rare_faults import RARE_STRIKES, Strike
-from tests.simulation.rare_lives import RARE_LIVES, Life, word_of
+from tests.simulation.rare_lives import RARE_LIVES, TEXT, Life, word_of
 from tests.simulation.rare_steps import (
     RARE_ANSWERS,
     RARE_DECISIONS,
@@ -117,11 +117,16 @@ class Sometimes(Watcher):
 
     def ended(self, process: str, engine: Engine, ended: EndedRequest) -> None:
         """See `Watcher`."""
+        if ended.request_id not in self._records:  # nobody's call: a text
+            self._note_life(Life(ended, TEXT, word_of(ended, has_left=False, is_late=False)))
+            return
         record, sent_at_s = self._records[ended.request_id]
         timeout_s, now_s = record.plan.timeout_s, self._loop.time()
         is_late = timeout_s is not None and now_s >= sent_at_s + timeout_s - _NEARLY_S
         word = word_of(ended, has_left=record.left, is_late=is_late)
-        life = Life(ended, record.shape.kind, word)
+        self._note_life(Life(ended, record.shape.kind, word))
+
+    def _note_life(self, life: Life) -> None:
         for rare in RARE_LIVES:
             if rare.is_seen(life):
                 self.count(rare.name)

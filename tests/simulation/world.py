@@ -9,13 +9,16 @@ from dataclasses import dataclass, field, replace
 from octavo.calls.resumption import DEFAULT_RESUME_TIMEOUT_S
 from octavo.errors import OctavoError, OverloadedError, UnavailableError
 from octavo.values.outputs import Event, Finished
+from scheduler_svc.request.engine_client import EngineClient
 from tests.simulation.checks import Checks, RequestRecord
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.machines import CELL, CORES_NAME, ExecutorMachine, FrontMachine, Machine, SchedulerMachine
 from tests.simulation.network.link import Network
 from tests.simulation.plan import Plan, RequestPlan
+from tests.simulation.processes import SimulatedProcess
 from tests.simulation.services import SimulatedClient
 from tests.simulation.shared_stream import SharedStream
+from tests.simulation.texts import Text, ask_for_texts, has_texts
 from tests.simulation.worker import SimulatedWorker
 
 RETRY_S, LONGEST_RETRY_S = 1.0, 16.0
@@ -138,6 +141,7 @@ class World:
         core_addresses: The schedulers that the fronts of a cell are told of, where they find them by a name.
         fronts: The machines of all fronts.
         workers: Of all executor processes so far.
+        texts: All that were asked for.
         is_over: Whether no client tries again any more.
     """
 
@@ -153,6 +157,7 @@ class World:
     fronts: list[FrontMachine] = field(init=False)
     is_over: bool = False
     workers: list[SimulatedWorker] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
     _awaiting_step: list[asyncio.Future[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -174,6 +179,12 @@ class World:
         if not addresses:
             raise OSError("no address is associated with the name")
         return set(addresses)
+
+    def ask_for_texts(self, client: EngineClient, process: SimulatedProcess) -> None:
+        """Let a process ask its engine for texts, in seeds that have some."""
+        seed, accuse = self.plan.seed, self.checks.break_promise
+        if has_texts(seed):
+            process.start(ask_for_texts(client, process, seed, self.texts, accuse, lambda: self.is_over))
 
     def entrance(self, scheduler: int) -> str:
         """Return where clients call a scheduler, or the cell that it is of."""

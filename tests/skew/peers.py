@@ -87,6 +87,11 @@ class Code:
         return self._has("num_grammar_slots", ("shared/octavo_shared/step_wire/executor_info.py",))
 
     @property
+    def has_pooling(self) -> bool:
+        """Whether an executor can compute vectors and scores."""
+        return self._has("pooling_tasks", ("shared/octavo_shared/step_wire/executor_info.py",))
+
+    @property
     def has_continuations(self) -> bool:
         """Whether a client goes on elsewhere with an answer that was cut."""
         return bool(self._read(("octavo/calls/resumption.py", "octavo/resumption.py")))

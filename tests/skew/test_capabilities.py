@@ -45,6 +45,7 @@ IN_A_STEP = {
     "blocks_to_send": Request(blocks_to_send=[step_pb2.BlockSend(transfer_id=1)]),
     "blocks_to_receive": Request(blocks_to_receive=[step_pb2.BlockReceive(transfer_id=1)]),
     "transfers_to_cancel": Request(transfers_to_cancel=[1]),
+    "pooling_inputs": Request(pooling_inputs=[step_pb2.PoolingInput(token_ids=bytes(4))]),
 }
 IN_AN_ADMISSION = {
     "grammar_slot": Admission(grammar_slot=0),
@@ -62,6 +63,7 @@ IN_AN_ANSWER = {
     "cancelled_transfers": Answer(cancelled_transfers=[1]),
     "lengths_digest": Answer(lengths_digest=0),
     "last_resolved_step_id": Answer(last_resolved_step_id=1),
+    "pooling_outputs": Answer(pooling_outputs=[step_pb2.PoolingOutput(values=bytes(4))]),
 }
 OF_THE_EXECUTOR = [capability for capability in Capability if capability is not Capability.NUMERICS]
 
@@ -146,10 +148,14 @@ async def test_an_executor_of_a_release_is_asked_for_what_it_has_and_gets_featur
     release: Code, sent: list[Message]
 ) -> None:
     has_capabilities = release.wire_versions[1] > 1
-    later = {Capability.ROW_FLAGS: release.has_row_flags, Capability.GRAMMARS: release.has_grammars}
+    later = {
+        Capability.ROW_FLAGS: release.has_row_flags,
+        Capability.GRAMMARS: release.has_grammars,
+        Capability.POOLING: release.has_pooling,
+    }
     lacking = {capability for capability, has_it in later.items() if not has_it}
     expected = WANTED - lacking if has_capabilities else set()
-    async with running(release, FAKE) as executor:
+    async with running(release, FAKE, *["--pooling"] * release.has_pooling) as executor:
         await until_serving(executor)
         async with client_of(executor.address).attach(lambda _: None) as session:
             await run_empty_step(session)
@@ -273,7 +279,7 @@ async def test_a_field_that_was_not_agreed_on_is_refused_by_name_and_nothing_is_
     assert details.endswith(f", but the capability {capability.name} was not agreed on at Attach")
 
 
-@each_row(0, *OF_THE_EXECUTOR, 10, 63)
+@each_row(0, *OF_THE_EXECUTOR, 11, 63)
 async def test_feature_bits_that_are_not_known_or_not_agreed_on_are_refused_by_name_or_number(number: int) -> None:
     name = next((capability.name for capability in Capability if capability == number), str(number))
     details = await refused_step(2, Request(feature_bits=1 << number))

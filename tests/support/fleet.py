@@ -176,6 +176,7 @@ class VirtualFleet:
         self.outputs: dict[tuple[int, int], Output] = defaultdict(Output)
         self.searches: dict[int, list[FoundHypothesis]] = {}
         self.prompts: dict[int, list[PromptLogprobs]] = defaultdict(list)
+        self.values: dict[int, list[float]] = {}
         self.failures: dict[int, str] = {}
         self.cut_short: set[tuple[int, int]] = set()
         self.stop_lengths: dict[tuple[int, int], int] = {}
@@ -303,6 +304,10 @@ class VirtualFleet:
                 self.cut_short.add(name)
                 self.fleet.finish(member.planner, sequence)
                 self.check_integrity(member)
+        for group, values in updates.pooled:
+            assert group.arrival not in self.values, "a text was answered twice"
+            assert (group.arrival, 0) not in self.cut_short, "an answer came after the client left"
+            self.values[group.arrival] = values.tolist()
         for group in updates.finished_searches:
             assert group.arrival not in self.searches, "a search ended twice"
             assert group.beams is not None

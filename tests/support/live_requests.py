@@ -9,7 +9,7 @@ from scheduler_svc.engine.live_request import LiveRequest, group_of
 from scheduler_svc.request.engine_client import RequestHandle, TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
-from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array, Hypothesis
 from scheduler_svc.request.provenance import Provenance, Span
 from tests.support.driving import group as make_group
 
@@ -26,6 +26,7 @@ class RecordingSink:
         self.reasons: dict[int, FinishReason] = {}
         self.hypotheses: Sequence[Hypothesis] = ()
         self.prompt_logprobs: list[float] = []
+        self.values: list[float] | None = None
         self.ended: EndedRequest | None = None
         self.error: OctavoServiceError | None = None
         self.handle: RequestHandle = _NoHandle()
@@ -55,6 +56,10 @@ class RecordingSink:
 
     def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
         self.hypotheses = hypotheses
+
+    def pooled(self, values: Float32Array) -> None:
+        assert self.values is None, "a pooling request is answered once"
+        self.values = values.tolist()
 
     def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
         assert self.ended is None, "a request ends once"

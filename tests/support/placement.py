@@ -35,6 +35,7 @@ class PlacementCheck:
         [self._inbox] = [inbox for inbox in fleet.fleet.dispatcher.inboxes if inbox.planner is planner]
         self._dispatched = {assignment.group for assignment in self._inbox.assignments}
         self._num_moves = _num_moves(planner)
+        self._needs_step_of_texts = planner.pooled.needs_step
         self._has_solo = planner.solo is not None or planner.queue.has_solo
         self._wanted = planner.batch.is_decoding & ~planner.batch.stop_checker.at_length_limit(planner.table.num_tokens)
         self._num_scheduled_tokens = planner.table.num_scheduled_tokens.copy()
@@ -65,6 +66,8 @@ class PlacementCheck:
                 continue  # a slot that becomes free is for the one before
             verdicts = {planner: self._verdict(planner, group) for planner in self._takers}
             able = [planner for planner, verdict in verdicts.items() if verdict is None]
+            if able and group.pooling is not None and group.num_prompt_tokens > self._num_left_tokens(step):
+                return  # it waits for a step with so much left, and whoever is behind it too
             if able == [self._core] and self._may_wait_for_its_kind(group):
                 continue
             if able:
@@ -81,6 +84,13 @@ class PlacementCheck:
             assert not (is_settled and group in dispatcher.unplaceable), f"{group.request_id} is kept out of the line"
             if Wait.SKIPPED not in waits:
                 return
+
+    def _num_left_tokens(self, step: Step | None) -> int:
+        """Return what the step left of its budget."""
+        budget = self._core.limits.max_num_batched_tokens
+        if step is None:
+            return budget
+        return budget - self._core.in_flight[-1].workload.num_tokens
 
     def _verdict(self, planner: ExecutorPlanner, group: SequenceGroup) -> Obstacle | None:
         """Return what keeps a group from a core; assert that it is true as far as arithmetic tells."""
@@ -111,13 +121,16 @@ class PlacementCheck:
         planner = self._core
         if self._has_solo or planner.solo is not None or planner.queue.has_solo:
             return False
-        num_tokens = 0 if step is None else planner.in_flight[-1].layout.num_tokens
-        if num_tokens == planner.limits.max_num_batched_tokens or _num_moves(planner) != self._num_moves:
+        if self._needs_step_of_texts and step is not None and step.pooling_inputs:
+            return False
+        if not self._num_left_tokens(step) or _num_moves(planner) != self._num_moves:
             return False
         if self._inbox.refused & self._dispatched:
             return False
         if planner.limits.prefill_mode is PrefillMode.FIRST:
-            return not planner.groups if step is None else len(step.delta.prefill_chunks) > 0
+            if step is None:
+                return not planner.groups
+            return len(step.delta.prefill_chunks) > 0 or len(step.pooling_inputs) > 0
         if planner.limits.sliding_window and planner.prefills.running:
             return False  # one of them may lack a block
         rests = planner.batch.is_decoding & (planner.table.num_scheduled_tokens == self._num_scheduled_tokens)
@@ -138,6 +151,8 @@ def _num_moves(planner: ExecutorPlanner) -> tuple[int, int, int]:
 def _has_room(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
     """Return whether nothing keeps the group from a core, even if it shares no block with anybody."""
     limits = planner.limits
+    if group.pooling is not None:
+        return fits_when_empty(limits, group)
     level, _ = planner.batch.order_of(group)
     turn = level, planner.queue.counter_of(group)
     if any(planner.groups.turn_of(other) <= turn for other in [*planner.swapped, *planner.preempted.groups]):
@@ -163,6 +178,9 @@ def _has_free(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
 
 
 def _fits(limits: CoreLimits, group: SequenceGroup, num_free_blocks: int, num_free_slots: int) -> bool:
+    if group.pooling is not None:
+        longest = min(limits.max_model_len, limits.max_num_batched_tokens)
+        return group.pooling in limits.pooling_tasks and group.num_prompt_tokens <= longest
     follows = limits.num_grammar_slots > 0 and group.matcher_id in ("", limits.matcher_id)
     if group.grammar is not None and not follows:
         return False

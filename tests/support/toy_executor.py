@@ -13,7 +13,15 @@ import numpy as np
 from octavo.execution.v1 import step_pb2
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
-from octavo_shared.step_wire.step import UNKNOWN_TOKEN, Int32Array, Step, StepResult
+from octavo_shared.step_wire.step import (
+    UNKNOWN_TOKEN,
+    Float32Array,
+    Int32Array,
+    PoolingOutput,
+    PoolingTask,
+    Step,
+    StepResult,
+)
 from octavo_shared.step_wire.table_columns import NO_GRAMMAR
 from octavo_shared.step_wire.wire import decode_result, decode_step, encode_result, encode_step
 from scheduler_svc.core.beam_search import BeamSearch, Candidates
@@ -67,6 +75,13 @@ def candidates_of(token_ids: list[int], num_candidates: int, vocab_size: int) ->
     return Candidates(np.array(ranked, np.int32), np.array([logprobs[token] for token in ranked], np.float32))
 
 
+def values_of(token_ids: list[int], token_type_ids: bytes, task: PoolingTask) -> Float32Array:
+    """Return the vector, of 3 numbers, or the score of a text; it depends on every token and its type."""
+    history = zlib.crc32(bytes([task]) + token_type_ids, history_hashes(token_ids)[-1])
+    numbers = [history % 97 / 97, history % 89 / 89, history % 83 / 83]
+    return np.array(numbers if task is PoolingTask.EMBED else numbers[:1], np.float32)
+
+
 class ToyExecutor:
     """Runs steps in order, as an executor does, and checks every read of its cache."""
 
@@ -96,10 +111,21 @@ class ToyExecutor:
             received.epoch,
             received.step_id,
             sampled_token_ids,
+            pooling_outputs=self._pool(received),
             candidate_token_ids=np.concatenate([c.token_ids for c in candidates]) if candidates else None,
             candidate_logprobs=np.concatenate([c.logprobs for c in candidates]) if candidates else None,
         )
         return result_over_the_wire(result)
+
+    def _pool(self, step: Step) -> tuple[PoolingOutput, ...]:
+        """Answer the texts, which share the budget of the step with its rows."""
+        assert self.layout is not None
+        num_tokens = self.layout.num_tokens + sum(len(text.token_ids) for text in step.pooling_inputs)
+        assert num_tokens <= self._limits.max_num_batched_tokens, "texts are beyond the budget of the step"
+        return tuple(
+            PoolingOutput(text.number, values_of(text.token_ids.tolist(), text.token_type_ids, text.task))
+            for text in step.pooling_inputs
+        )
 
     def _move_blocks(self, step: Step) -> None:
         """Swap out, swap in, copy."""

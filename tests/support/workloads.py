@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.step_wire.step import SamplingRow, StepResult
+from octavo_shared.step_wire.step import PoolingTask, SamplingRow, StepResult
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -22,7 +22,7 @@ from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.life import EventKind
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
-from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone
+from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone, values_of
 
 VOCAB_SIZE = 13
 GRAMMARS = [Grammar(b"grammar %d" % number) for number in range(4)]
@@ -45,6 +45,8 @@ class Request:
     tenant: str = ""
     cache_salt: int = 0
     grammar: Grammar | None = None
+    pooling: PoolingTask | None = None
+    token_type_ids: bytes = b""
 
     def to_group(self, arrival: int) -> SequenceGroup:
         """Return the request as a core takes it."""
@@ -60,6 +62,8 @@ class Request:
             tenant=self.tenant,
             cache_salt=self.cache_salt,
             grammar=self.grammar,
+            pooling=self.pooling,
+            token_type_ids=self.token_type_ids,
         )
 
 
@@ -102,6 +106,9 @@ def limits(draw: st.DrawFn) -> CoreLimits:
         num_grammar_slots=num_grammar_slots,
         matcher_id=draw(st.sampled_from(["first", "first", "second"])),
         max_grammar_bytes=100,
+        pooling_tasks=draw(st.sampled_from([(PoolingTask.EMBED,), (PoolingTask.EMBED, PoolingTask.SCORE)])),
+        embedding_size=3,
+        num_scores=1,
     )
 
 
@@ -110,7 +117,9 @@ def requests_within(draw: st.DrawFn, bounds: CoreLimits, common: list[int]) -> R
     """Draw a request that fits; half of them begin like the others."""
     token_id = st.integers(0, VOCAB_SIZE - 1)
     prompt = draw(st.sampled_from([[], common])) + draw(st.lists(token_id, max_size=bounds.max_model_len))
-    kind = draw(st.sampled_from(["one", "one", "several", "beams"]))
+    kind = draw(st.sampled_from(["one", "one", "several", "beams", "text"]))
+    if kind == "text":
+        return draw(texts_within(bounds, prompt))
     num_sequences, beam_search = 1, None
     if kind == "several" and bounds.max_num_seqs > 1:
         num_sequences = draw(st.integers(2, min(3, bounds.max_num_seqs)))
@@ -140,6 +149,22 @@ def requests_within(draw: st.DrawFn, bounds: CoreLimits, common: list[int]) -> R
 
 
 @st.composite
+def texts_within(draw: st.DrawFn, bounds: CoreLimits, tokens: list[int]) -> Request:
+    """Draw a text that a step computes whole."""
+    prompt = tokens[: min(bounds.max_model_len, bounds.max_num_batched_tokens)] or [0]
+    return Request(
+        prompt=prompt,
+        conditions=StopConditions(max_tokens=0),
+        arrival_round=draw(st.integers(0, 12)),
+        abort_round=draw(st.none() | st.none() | st.integers(0, 25)),
+        priority=draw(st.integers(0, 1)),
+        tenant=draw(st.sampled_from(["", "", "x"])),
+        pooling=draw(st.sampled_from(bounds.pooling_tasks)),
+        token_type_ids=draw(st.sampled_from([b"", bytes(index % 2 for index in range(len(prompt)))])),
+    )
+
+
+@st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     """Draw a workload."""
     bounds = draw(limits())
@@ -165,6 +190,7 @@ class Driver:
     cut_short: set[tuple[int, int]] = field(default_factory=set)
     failed: list[int] = field(default_factory=list)
     searches_over: set[int] = field(default_factory=set)
+    values: dict[int, list[float]] = field(default_factory=dict)
     num_preemptions: dict[PreemptionMode, int] = field(default_factory=lambda: dict.fromkeys(PreemptionMode, 0))
     num_cached_tokens: int = 0
 
@@ -250,7 +276,7 @@ class Driver:
         if decision.in_flight is None:
             return False
         step, layout = decision.in_flight.step, decision.in_flight.layout
-        if self.limits.prefill_mode is PrefillMode.FIRST and len(step.delta.prefill_chunks):
+        if self.limits.prefill_mode is PrefillMode.FIRST and (len(step.delta.prefill_chunks) or step.pooling_inputs):
             swapped_in = EventKind.SWAPPED_IN in happened
             assert swapped_in or not layout.num_decodes, "prefill and decode are mixed"
         digest = self.planner.table.digest()
@@ -273,6 +299,10 @@ class Driver:
                 self.cut_short.add(name)
                 self.planner.finish(sequence)
                 check_integrity(self.planner)
+        for group, values in updates.pooled:
+            assert group.arrival not in self.values, "a text was answered twice"
+            assert (group.arrival, 0) not in self.cut_short, "an answer came after the client left"
+            self.values[group.arrival] = values.tolist()
         for group in updates.finished_searches:
             assert group.arrival not in self.searches_over
             assert not group.live_sequences
@@ -295,6 +325,10 @@ def play(workload: Workload, num_steps_in_flight: int) -> Driver:
         driver.num_cached_tokens += group.num_cached_tokens
         if request.beam_search is not None:
             check_search(driver, arrival)
+            continue
+        if request.pooling is not None:
+            alone = values_of(request.prompt, request.token_type_ids, request.pooling).tolist()
+            assert driver.values.get(arrival) == (None if (arrival, 0) in driver.cut_short else alone)
             continue
         for index in range(request.num_sequences):
             alone, reason = generate_alone(

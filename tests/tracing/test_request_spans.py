@@ -95,6 +95,27 @@ async def test_a_request_over_http_is_a_child_of_its_caller_too(recorder: Record
     assert span.name == "text_completion fake"
 
 
+async def test_a_call_for_vectors_is_one_span_however_many_inputs_it_has(
+    recorder: Recorder, traced_stack: TracedStack
+) -> None:
+    worker = recorder.worker(FakeWorker(has_pooling=True))
+    async with (
+        traced_stack(worker, openai_listen="127.0.0.1:0") as stack,
+        aiohttp.ClientSession(f"http://{stack.service.other_addresses['openai']}") as session,
+    ):
+        body = {"model": "fake", "input": [SECRET, SECRET], "request_id": "r"}
+        async with session.post("/v1/embeddings", json=body, headers={"traceparent": SAMPLED}) as response:
+            assert response.status == 200
+        async with session.post("/v1/embeddings", json=body | {"dimensions": 3}) as response:
+            assert response.status == 400
+    [span, refused] = [span for span in recorder.spans if span.name.startswith("embeddings")]
+    assert (span.trace_id, span.parent_id) == (CALLER_TRACE_ID, CALLER_SPAN_ID)
+    assert (span.name, span.is_error) == ("embeddings fake", False)
+    assert span.attributes["octavo.request_id"] == "embd-r"
+    assert (span.attributes["octavo.num_inputs"], span.attributes["gen_ai.usage.input_tokens"]) == (2, 2 * len(SECRET))
+    assert refused.is_error
+
+
 async def test_a_request_of_one_token_has_no_decode(recorder: Recorder, traced_stack: TracedStack) -> None:
     async with traced_stack() as stack:
         await run(stack, token_request(30, 1, request_id="r"))

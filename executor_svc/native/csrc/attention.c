@@ -132,7 +132,7 @@ static void load_queries(const Step *step, const QueryTile *tile, long head, con
 static long lower_of(const Step *step, const QueryTile *tile) {
     return most(0, tile->first_position + 1 - step->window);
 }
-static long upper_of(const QueryTile *tile) { return tile->first_position + tile->num_tokens; }
+static long upper_of(const QueryTile *tile) { return tile->end_position; }
 
 // The queries of a task against one part of their keys.
 static void attend_part(const Step *step, const QueryTile *tile, long part, long head, const float *keys,
@@ -274,7 +274,7 @@ static void run_attention_call(const Member *member, void *argument) {
 }
 
 // One layer: rotate and write the keys and values of all tokens into the cache, then attend, causally and within
-// the window.
+// the window, or where step->is_full over all tokens of a row.
 //
 // qkv [num_tokens][num_heads + 2 * num_kv_heads][head_dim] before rotation; keys and values
 // [num_blocks][block_size][num_kv_heads][head_dim], blocks step->block_stride apart; out [num_tokens][num_heads][head_dim]; memory has

@@ -24,7 +24,7 @@ INLINE Sight look(const Step *step, const QueryTile *tile, const KeyBlock *block
     Sight sight = {.first = block->last, .last = block->first};
     long group = group_of(step), token = first_row / group, head = first_row % group;
     for (long i = 0; i < STRIP_ROWS; i++) {
-        long end = tile->first_position + token + 1 - block->begin;
+        long end = sight_end(step, tile, token) - block->begin;
         sight.upper[i] = most(block->first, least(end, block->last));
         sight.lower[i] = least(most(block->first, end - step->window), sight.upper[i]);
         if (++head == group) head = 0, token++;

@@ -33,6 +33,7 @@ typedef struct {
     HeadNorms head_norms;
     long hidden_size;
     long has_layer_end;
+    long is_post_norm;  // whether what the norms return is the residual stream from there on
 } Segment;
 
 // out[num_rows][all outputs] (=|+=) in @ matrix.T + bias, shared by the threads of a region.

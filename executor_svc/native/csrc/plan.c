@@ -34,21 +34,20 @@ static long first_key(const Step *step, const QueryTile *tile) {
     return most(0, tile->first_position + 1 - step->window);
 }
 
-static long end_key(const QueryTile *tile) { return tile->first_position + tile->num_tokens; }
-
 static double work_of(const Step *step, const QueryTile *tile) {
-    return (double)(end_key(tile) - first_key(step, tile)) * tile->num_tokens;
+    return (double)(tile->end_position - first_key(step, tile)) * tile->num_tokens;
 }
 
 static long parts_of(const Step *step, const QueryTile *tile) {
-    return ceil_div(end_key(tile), octavo_part_keys()) - first_key(step, tile) / octavo_part_keys();
+    return ceil_div(tile->end_position, octavo_part_keys()) - first_key(step, tile) / octavo_part_keys();
 }
 
 // KV heads of a direct task: several, if there are tasks enough.
 static long direct_heads(const StepRows *rows, const Step *step, int num_threads) {
     long num_heads = least(step->num_kv_heads, most(1, DIRECT_FLOATS / most(1, step->head_dim))), num_parts = 0;
     for (long row = 0; row < rows->num_rows; row++) {
-        const QueryTile tile = {.num_tokens = 1, .first_position = rows->starts[row]};
+        const QueryTile tile = {
+            .num_tokens = 1, .first_position = rows->starts[row], .end_position = rows->starts[row] + 1};
         if (rows->lengths[row] == 1) num_parts += parts_of(step, &tile);
     }
     return num_parts * step->num_kv_heads >= num_heads * num_threads * TASKS_PER_THREAD ? num_heads : 1;
@@ -60,11 +59,13 @@ static void cut_tiles(const StepRows *rows, long most_tokens, Step *step, QueryT
     for (long row = 0; row < rows->num_rows; row++) {
         long length = rows->lengths[row], size = ceil_div(length, ceil_div(length, most_tokens));
         for (long begin = 0; begin < length; begin += size) {
+            long end = step->is_full ? length : least(begin + size, length);
             tiles[step->num_tiles++] = (QueryTile){
                 .row = rows->tables[row],
                 .first_token = (int32_t)(first_token + begin),
                 .num_tokens = (int32_t)least(size, length - begin),
                 .first_position = (int32_t)(rows->starts[row] + begin),
+                .end_position = (int32_t)(rows->starts[row] + end),
             };
             step->most_tokens = most(step->most_tokens, least(size, length - begin));
         }

@@ -35,10 +35,24 @@ long octavo_segment_scratch_bytes(const Segment *segment, long num_rows) {
     return lay_out(segment, num_rows, 0, &scratch);
 }
 
+// residual = norm(residual), and that as a product takes it.
+static Rows normalize_in_place(const Norm *norm, float *residual, long size, const Scratch *scratch,
+                               const Member *member) {
+    bool has_codes = scratch->normed.format != FLOATS;
+    Phase phase = begin_phase(member, scratch->normed.num_rows, ONCE);
+    while (next_task(&phase)) {
+        normalize(norm, residual + phase.task * size, size, residual + phase.task * size);
+        if (has_codes) quantize_rows(&scratch->normed, size, residual, size, phase.task, phase.task + 1);
+    }
+    if (has_codes) return scratch->normed;
+    return (Rows){.num_rows = scratch->normed.num_rows, .stride = size, .values = residual};
+}
+
 // residual += norm(scratch->outputs), if there is such a norm, and then norm(residual), as a product takes it.
 static Rows normalize_residual(const Segment *segment, const Norm *output_norm, const Norm *norm, float *residual,
                                const Scratch *scratch, const Member *member) {
     long num_rows = scratch->normed.num_rows, size = segment->hidden_size;
+    if (segment->is_post_norm) return normalize_in_place(norm, residual, size, scratch, member);
     if (!output_norm->weight && is_for_each(num_rows, member)) {
         Rows own = own_rows(OWN_ROWS, num_rows, size, scratch->normed.format);
         normalize_rows(norm, residual, size, &own, 0, num_rows);
@@ -119,6 +133,8 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
     if (segment->projection.num_outputs) {
         Rows normed = normalize_residual(segment, output_norm, &segment->norm, residual, &scratch, member);
         project(&segment->projection, &normed, out, false, member);
+    } else if (segment->is_post_norm) {
+        normalize_residual(segment, output_norm, &segment->norm, residual, &scratch, member);
     } else if (output_norm->weight) {
         Phase phase = begin_phase(member, num_rows, ONCE);
         while (next_task(&phase))
@@ -146,6 +162,7 @@ static void run_segment_call(const Member *member, void *argument) {
 //   residual += norm(attended @ attention_output.T)                   with a layer's end only
 //   residual += norm(mlp(norm(residual)))                             with a layer's end only
 //   out = norm(residual) @ projection.T, its heads normed             with a projection only
+// With is_post_norm residual = norm(residual) in front of the MLP and of the projection, or where a projection would be.
 //
 // attended [num_rows][inputs of attention_output], residual [num_rows][hidden_size], out [num_rows][outputs of
 // projection]; scratch has octavo_segment_scratch_bytes(...), aligned to 64 bytes.

@@ -18,6 +18,7 @@ typedef struct {
     int32_t first_position;  // of the first token in its sequence
     int32_t num_partials;    // parts of its keys, if they are worked on apart; 0: one thread does them all
     int32_t first_partial;   // where the results of the parts go, if they are worked on apart
+    int32_t end_position;    // behind the last key that its last token sees
 } QueryTile;
 
 // A tile, or one part of its keys, for KV head `head` and those behind it that are worked on together; heads_of.
@@ -42,6 +43,7 @@ typedef struct {
     const Task *tasks;
     long num_tasks, num_partials;
     long direct_heads;            // KV heads of a task whose tile is scored directly on the cache
+    long is_full;                 // whether a token sees all tokens of its row, those behind it too; not with a window
 } Step;
 
 // Query heads that share a KV head.
@@ -50,6 +52,11 @@ INLINE long group_of(const Step *step) { return step->num_heads / step->num_kv_h
 // Whether a tile is scored directly on the cache.
 INLINE bool is_direct(const Step *step, const QueryTile *tile) {
     return tile->num_tokens == 1 && group_of(step) <= MAX_DIRECT_HEADS;
+}
+
+// Behind the last position that a token of a tile sees.
+INLINE long sight_end(const Step *step, const QueryTile *tile, long token) {
+    return step->is_full ? tile->end_position : tile->first_position + token + 1;
 }
 
 // KV heads of a task, and queries of one token that it has.

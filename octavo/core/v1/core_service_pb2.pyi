@@ -193,6 +193,8 @@ class Submission(_message.Message):
     TIME_LEFT_US_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     MATCHER_ID_FIELD_NUMBER: _builtins.int
+    POOLING_TASK_FIELD_NUMBER: _builtins.int
+    TOKEN_TYPE_IDS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Its number: larger than all before it in this session."""
     request_id: _builtins.str
@@ -235,6 +237,10 @@ class Submission(_message.Message):
     """The grammar that its outputs follow, as in GrammarLoad.body. Empty: none."""
     matcher_id: _builtins.str
     """The matcher that it was checked with: only executors with an equal one take it. Empty: any may."""
+    pooling_task: _step_pb2.PoolingTask.ValueType
+    """What the model makes of the whole prompt in place of tokens. Absent: it generates."""
+    token_type_ids: _builtins.bytes
+    """Of a pooling request: a byte for each token of the prompt. Empty: all are 0."""
     @_builtins.property
     def sampling(self) -> _sampling_params_pb2.SamplingParams:
         """How to sample."""
@@ -284,10 +290,12 @@ class Submission(_message.Message):
         time_left_us: _builtins.int | None = ...,
         grammar: _builtins.bytes = ...,
         matcher_id: _builtins.str = ...,
+        pooling_task: _step_pb2.PoolingTask.ValueType | None = ...,
+        token_type_ids: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling", "time_left_us", b"time_left_us", "token_rules", b"token_rules"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "pooling_task", b"pooling_task", "sampling", b"sampling", "time_left_us", b"time_left_us", "token_rules", b"token_rules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "matcher_id", b"matcher_id", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "received_before_us", b"received_before_us", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "time_left_us", b"time_left_us", "token_rules", b"token_rules", "trace_id", b"trace_id", "traceparent", b"traceparent", "was_queued", b"was_queued"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "matcher_id", b"matcher_id", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "received_before_us", b"received_before_us", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "time_left_us", b"time_left_us", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "trace_id", b"trace_id", "traceparent", b"traceparent", "was_queued", b"was_queued"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_search: _TypeAlias = _typing.Literal["beam_search"]  # noqa: Y015
     _WhichOneofArgType__beam_search: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search"]  # noqa: Y015
@@ -297,6 +305,8 @@ class Submission(_message.Message):
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__pooling_task: _TypeAlias = _typing.Literal["pooling_task"]  # noqa: Y015
+    _WhichOneofArgType__pooling_task: _TypeAlias = _typing.Literal["_pooling_task", b"_pooling_task"]  # noqa: Y015
     _WhichOneofReturnType__time_left_us: _TypeAlias = _typing.Literal["time_left_us"]  # noqa: Y015
     _WhichOneofArgType__time_left_us: _TypeAlias = _typing.Literal["_time_left_us", b"_time_left_us"]  # noqa: Y015
     _WhichOneofReturnType__token_rules: _TypeAlias = _typing.Literal["token_rules"]  # noqa: Y015
@@ -309,6 +319,8 @@ class Submission(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pooling_task) -> _WhichOneofReturnType__pooling_task | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__time_left_us) -> _WhichOneofReturnType__time_left_us | None: ...
     @_typing.overload
@@ -460,6 +472,7 @@ class JoinResponse(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     ABORT_ANSWERS_FIELD_NUMBER: _builtins.int
     SPAN_BEGINS_FIELD_NUMBER: _builtins.int
+    POOLED_ANSWERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___CoreWelcome:
         """The answer to `hello`."""
@@ -500,6 +513,10 @@ class JoinResponse(_message.Message):
     def span_begins(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpanBegin]:
         """Who makes the next tokens of requests, where that is new."""
 
+    @_builtins.property
+    def pooled_answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PooledAnswer]:
+        """Answers to pooling requests; read before `ended`."""
+
     def __init__(
         self,
         *,
@@ -513,10 +530,11 @@ class JoinResponse(_message.Message):
         ended: _abc.Iterable[Global___RequestEnd] | None = ...,
         abort_answers: _abc.Iterable[Global___AbortAnswer] | None = ...,
         span_begins: _abc.Iterable[Global___SpanBegin] | None = ...,
+        pooled_answers: _abc.Iterable[Global___PooledAnswer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_answers", b"abort_answers", "accepted", b"accepted", "ended", b"ended", "output_ends", b"output_ends", "prompt_logprobs", b"prompt_logprobs", "search_ends", b"search_ends", "span_begins", b"span_begins", "state", b"state", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_answers", b"abort_answers", "accepted", b"accepted", "ended", b"ended", "output_ends", b"output_ends", "pooled_answers", b"pooled_answers", "prompt_logprobs", b"prompt_logprobs", "search_ends", b"search_ends", "span_begins", b"span_begins", "state", b"state", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -860,6 +878,32 @@ class PromptLogprobs(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
+
+@_typing.final
+class PooledAnswer(_message.Message):
+    """PooledAnswer is the answer to a pooling request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Number of the request."""
+    values: _builtins.bytes
+    """Its vector, or its scores: little-endian float32."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        values: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PooledAnswer: _TypeAlias = PooledAnswer  # noqa: Y015
 
 @_typing.final
 class SearchEnd(_message.Message):

@@ -22,17 +22,18 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from octavo.execution.v1 import step_pb2 as octavo_dot_execution_dot_v1_dot_step__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$octavo/execution/v1/capability.proto\x12\x13octavo.execution.v1\"\x92\x02\n\x14\x43\x61pabilityParameters\x12\x15\n\rmax_allowance\x18\x01 \x01(\r\x12\x17\n\x0fmax_sample_rows\x18\x02 \x01(\r\x12\x19\n\x11num_grammar_slots\x18\x03 \x01(\r\x12\x12\n\nmatcher_id\x18\x04 \x01(\t\x12\x19\n\x11max_grammar_bytes\x18\x05 \x01(\r\x12\x19\n\x11num_adapter_slots\x18\x06 \x01(\r\x12\x18\n\x10max_adapter_rank\x18\x07 \x01(\r\x12\x1a\n\x12max_encoder_tokens\x18\x08 \x01(\r\x12\x18\n\x10transfer_address\x18\t \x01(\t\x12\x15\n\rmax_transfers\x18\n \x01(\r*\xa1\x02\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41PABILITY_NUMERICS\x10\x01\x12\x1b\n\x17\x43\x41PABILITY_NAMED_BLOCKS\x10\x02\x12\x1e\n\x1a\x43\x41PABILITY_VARIABLE_TOKENS\x10\x03\x12\x17\n\x13\x43\x41PABILITY_GRAMMARS\x10\x04\x12\x17\n\x13\x43\x41PABILITY_ADAPTERS\x10\x05\x12\x16\n\x12\x43\x41PABILITY_ENCODER\x10\x06\x12\x1e\n\x1a\x43\x41PABILITY_WEIGHT_VERSIONS\x10\x07\x12\x1d\n\x19\x43\x41PABILITY_BLOCK_TRANSFER\x10\x08\x12\x18\n\x14\x43\x41PABILITY_ROW_FLAGS\x10\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$octavo/execution/v1/capability.proto\x12\x13octavo.execution.v1\x1a\x1eoctavo/execution/v1/step.proto\"\xa6\x03\n\x14\x43\x61pabilityParameters\x12\x15\n\rmax_allowance\x18\x01 \x01(\r\x12\x17\n\x0fmax_sample_rows\x18\x02 \x01(\r\x12\x19\n\x11num_grammar_slots\x18\x03 \x01(\r\x12\x12\n\nmatcher_id\x18\x04 \x01(\t\x12\x19\n\x11max_grammar_bytes\x18\x05 \x01(\r\x12\x19\n\x11num_adapter_slots\x18\x06 \x01(\r\x12\x18\n\x10max_adapter_rank\x18\x07 \x01(\r\x12\x1a\n\x12max_encoder_tokens\x18\x08 \x01(\r\x12\x18\n\x10transfer_address\x18\t \x01(\t\x12\x15\n\rmax_transfers\x18\n \x01(\r\x12\x37\n\rpooling_tasks\x18\x0b \x03(\x0e\x32 .octavo.execution.v1.PoolingTask\x12\x16\n\x0e\x65mbedding_size\x18\x0c \x01(\r\x12\x12\n\nnum_scores\x18\r \x01(\r\x12\x17\n\x0fnum_token_types\x18\x0e \x01(\r\x12\x14\n\x0cpooling_only\x18\x0f \x01(\x08*\xb9\x02\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41PABILITY_NUMERICS\x10\x01\x12\x1b\n\x17\x43\x41PABILITY_NAMED_BLOCKS\x10\x02\x12\x1e\n\x1a\x43\x41PABILITY_VARIABLE_TOKENS\x10\x03\x12\x17\n\x13\x43\x41PABILITY_GRAMMARS\x10\x04\x12\x17\n\x13\x43\x41PABILITY_ADAPTERS\x10\x05\x12\x16\n\x12\x43\x41PABILITY_ENCODER\x10\x06\x12\x1e\n\x1a\x43\x41PABILITY_WEIGHT_VERSIONS\x10\x07\x12\x1d\n\x19\x43\x41PABILITY_BLOCK_TRANSFER\x10\x08\x12\x18\n\x14\x43\x41PABILITY_ROW_FLAGS\x10\t\x12\x16\n\x12\x43\x41PABILITY_POOLING\x10\nb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.execution.v1.capability_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CAPABILITY']._serialized_start=339
-  _globals['_CAPABILITY']._serialized_end=628
-  _globals['_CAPABILITYPARAMETERS']._serialized_start=62
-  _globals['_CAPABILITYPARAMETERS']._serialized_end=336
+  _globals['_CAPABILITY']._serialized_start=519
+  _globals['_CAPABILITY']._serialized_end=832
+  _globals['_CAPABILITYPARAMETERS']._serialized_start=94
+  _globals['_CAPABILITYPARAMETERS']._serialized_end=516
 # @@protoc_insertion_point(module_scope)

@@ -3,9 +3,12 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from octavo.execution.v1 import step_pb2 as _step_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -45,6 +48,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """Blocks travel from one executor to another."""
     CAPABILITY_ROW_FLAGS: _Capability.ValueType  # 9
     """The executor says which outputs cannot go on, and why."""
+    CAPABILITY_POOLING: _Capability.ValueType  # 10
+    """A step may have texts whose answer is a vector or scores, computed whole and without blocks."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """Capability is one thing beyond wire version 1 that an executor may be able to do. What each means on
@@ -75,6 +80,8 @@ CAPABILITY_BLOCK_TRANSFER: Capability.ValueType  # 8
 """Blocks travel from one executor to another."""
 CAPABILITY_ROW_FLAGS: Capability.ValueType  # 9
 """The executor says which outputs cannot go on, and why."""
+CAPABILITY_POOLING: Capability.ValueType  # 10
+"""A step may have texts whose answer is a vector or scores, computed whole and without blocks."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
@@ -97,6 +104,11 @@ class CapabilityParameters(_message.Message):
     MAX_ENCODER_TOKENS_FIELD_NUMBER: _builtins.int
     TRANSFER_ADDRESS_FIELD_NUMBER: _builtins.int
     MAX_TRANSFERS_FIELD_NUMBER: _builtins.int
+    POOLING_TASKS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
+    NUM_SCORES_FIELD_NUMBER: _builtins.int
+    NUM_TOKEN_TYPES_FIELD_NUMBER: _builtins.int
+    POOLING_ONLY_FIELD_NUMBER: _builtins.int
     max_allowance: _builtins.int
     """CAPABILITY_VARIABLE_TOKENS: largest allowance of a slot in a step, drafts and one more; range 1 to
     255.
@@ -126,6 +138,22 @@ class CapabilityParameters(_message.Message):
     """
     max_transfers: _builtins.int
     """CAPABILITY_BLOCK_TRANSFER: most transfers, sent and received, that may be pending at once."""
+    embedding_size: _builtins.int
+    """CAPABILITY_POOLING: numbers in a vector; 0: POOLING_TASK_EMBED is not among the tasks."""
+    num_scores: _builtins.int
+    """CAPABILITY_POOLING: scores of a text; 0: POOLING_TASK_SCORE is not among the tasks."""
+    num_token_types: _builtins.int
+    """CAPABILITY_POOLING: number of token types; types are 0 to this less 1. 0: as 1."""
+    pooling_only: _builtins.bool
+    """CAPABILITY_POOLING: the model generates nothing, as one that is an encoder alone. It has no KV
+    cache, so num_device_blocks is 0, and a step with an admission is refused.
+    """
+    @_builtins.property
+    def pooling_tasks(self) -> _containers.RepeatedScalarFieldContainer[_step_pb2.PoolingTask.ValueType]:
+        """CAPABILITY_POOLING: what may be asked of a text, ascending. A scheduler leaves this and the fields
+        below empty: they say what the model is.
+        """
+
     def __init__(
         self,
         *,
@@ -139,10 +167,15 @@ class CapabilityParameters(_message.Message):
         max_encoder_tokens: _builtins.int = ...,
         transfer_address: _builtins.str = ...,
         max_transfers: _builtins.int = ...,
+        pooling_tasks: _abc.Iterable[_step_pb2.PoolingTask.ValueType] | None = ...,
+        embedding_size: _builtins.int = ...,
+        num_scores: _builtins.int = ...,
+        num_token_types: _builtins.int = ...,
+        pooling_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["matcher_id", b"matcher_id", "max_adapter_rank", b"max_adapter_rank", "max_allowance", b"max_allowance", "max_encoder_tokens", b"max_encoder_tokens", "max_grammar_bytes", b"max_grammar_bytes", "max_sample_rows", b"max_sample_rows", "max_transfers", b"max_transfers", "num_adapter_slots", b"num_adapter_slots", "num_grammar_slots", b"num_grammar_slots", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding_size", b"embedding_size", "matcher_id", b"matcher_id", "max_adapter_rank", b"max_adapter_rank", "max_allowance", b"max_allowance", "max_encoder_tokens", b"max_encoder_tokens", "max_grammar_bytes", b"max_grammar_bytes", "max_sample_rows", b"max_sample_rows", "max_transfers", b"max_transfers", "num_adapter_slots", b"num_adapter_slots", "num_grammar_slots", b"num_grammar_slots", "num_scores", b"num_scores", "num_token_types", b"num_token_types", "pooling_only", b"pooling_only", "pooling_tasks", b"pooling_tasks", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -672,7 +672,8 @@ class GetTokenizerResponse(_message.Message):
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenizerFile]:
         """The files: always tokenizer.json; tokenizer_config.json, special_tokens_map.json,
-        generation_config.json and chat_template.jinja where the model has them.
+        generation_config.json and chat_template.jinja where the model has them; of sentence-transformers
+        modules.json, config_sentence_transformers.json, sentence_bert_config.json and 1_Pooling/config.json.
         """
 
     def __init__(
@@ -698,7 +699,7 @@ class TokenizerFile(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """File name without folders."""
+    """File name, from the model directory on."""
     content: _builtins.bytes
     """The file, byte for byte."""
     sha256: _builtins.str

@@ -20,6 +20,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _PoolingTask:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingTaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolingTask.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOLING_TASK_UNSPECIFIED: _PoolingTask.ValueType  # 0
+    """Never sent."""
+    POOLING_TASK_EMBED: _PoolingTask.ValueType  # 1
+    """A vector of embedding_size numbers, pooled over the tokens and normalized as the model does it."""
+    POOLING_TASK_SCORE: _PoolingTask.ValueType  # 2
+    """num_scores scores of the model's head, through the function that the model ends with."""
+
+class PoolingTask(_PoolingTask, metaclass=_PoolingTaskEnumTypeWrapper):
+    """PoolingTask is what a text is computed for."""
+
+POOLING_TASK_UNSPECIFIED: PoolingTask.ValueType  # 0
+"""Never sent."""
+POOLING_TASK_EMBED: PoolingTask.ValueType  # 1
+"""A vector of embedding_size numbers, pooled over the tokens and normalized as the model does it."""
+POOLING_TASK_SCORE: PoolingTask.ValueType  # 2
+"""num_scores scores of the model's head, through the function that the model ends with."""
+Global___PoolingTask: _TypeAlias = PoolingTask  # noqa: Y015
+
 class _RowFlag:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -111,6 +135,7 @@ class ExecuteModelRequest(_message.Message):
     BLOCKS_TO_SEND_FIELD_NUMBER: _builtins.int
     BLOCKS_TO_RECEIVE_FIELD_NUMBER: _builtins.int
     TRANSFERS_TO_CANCEL_FIELD_NUMBER: _builtins.int
+    POOLING_INPUTS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch from Attach."""
     step_id: _builtins.int
@@ -237,6 +262,12 @@ class ExecuteModelRequest(_message.Message):
     def transfers_to_cancel(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """CAPABILITY_BLOCK_TRANSFER: pending transfers that are wanted no more, sent or received."""
 
+    @_builtins.property
+    def pooling_inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolingInput]:
+        """CAPABILITY_POOLING: texts whose answer is a vector or scores, no number twice. They have no slot, no
+        blocks and no place in the table; their tokens count towards max_num_batched_tokens beside the rest.
+        """
+
     def __init__(
         self,
         *,
@@ -267,10 +298,11 @@ class ExecuteModelRequest(_message.Message):
         blocks_to_send: _abc.Iterable[Global___BlockSend] | None = ...,
         blocks_to_receive: _abc.Iterable[Global___BlockReceive] | None = ...,
         transfers_to_cancel: _abc.Iterable[_builtins.int] | None = ...,
+        pooling_inputs: _abc.Iterable[Global___PoolingInput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "registered_blocks", b"registered_blocks", "table_digest", b"table_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "activated_slots", b"activated_slots", "adapter_drops", b"adapter_drops", "adapter_loads", b"adapter_loads", "admissions", b"admissions", "allowances", b"allowances", "appended_blocks", b"appended_blocks", "appended_tokens", b"appended_tokens", "beam_forks", b"beam_forks", "blocks_to_copy", b"blocks_to_copy", "blocks_to_receive", b"blocks_to_receive", "blocks_to_send", b"blocks_to_send", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "deactivated_slots", b"deactivated_slots", "epoch", b"epoch", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "forks", b"forks", "grammar_drops", b"grammar_drops", "grammar_loads", b"grammar_loads", "prefill_chunks", b"prefill_chunks", "registered_blocks", b"registered_blocks", "released_slots", b"released_slots", "replaced_blocks", b"replaced_blocks", "step_id", b"step_id", "table_digest", b"table_digest", "transfers_to_cancel", b"transfers_to_cancel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "activated_slots", b"activated_slots", "adapter_drops", b"adapter_drops", "adapter_loads", b"adapter_loads", "admissions", b"admissions", "allowances", b"allowances", "appended_blocks", b"appended_blocks", "appended_tokens", b"appended_tokens", "beam_forks", b"beam_forks", "blocks_to_copy", b"blocks_to_copy", "blocks_to_receive", b"blocks_to_receive", "blocks_to_send", b"blocks_to_send", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "deactivated_slots", b"deactivated_slots", "epoch", b"epoch", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "forks", b"forks", "grammar_drops", b"grammar_drops", "grammar_loads", b"grammar_loads", "pooling_inputs", b"pooling_inputs", "prefill_chunks", b"prefill_chunks", "registered_blocks", b"registered_blocks", "released_slots", b"released_slots", "replaced_blocks", b"replaced_blocks", "step_id", b"step_id", "table_digest", b"table_digest", "transfers_to_cancel", b"transfers_to_cancel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_weights_version: _TypeAlias = _typing.Literal["expected_weights_version"]  # noqa: Y015
     _WhichOneofArgType__expected_weights_version: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version"]  # noqa: Y015
@@ -286,6 +318,42 @@ class ExecuteModelRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__table_digest) -> _WhichOneofReturnType__table_digest | None: ...
 
 Global___ExecuteModelRequest: _TypeAlias = ExecuteModelRequest  # noqa: Y015
+
+@_typing.final
+class PoolingInput(_message.Message):
+    """PoolingInput is a text, or a pair of texts in the model's template, that is computed whole in this step
+    (CAPABILITY_POOLING).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_TYPE_IDS_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Names it in the answer."""
+    token_ids: _builtins.bytes
+    """Little-endian int32; at least one, at most max_model_len, and at most the token budget of the step."""
+    token_type_ids: _builtins.bytes
+    """The type of each token, one byte each, below num_token_types. Empty: all 0."""
+    task: Global___PoolingTask.ValueType
+    """What to answer; one of the executor's pooling_tasks."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        token_ids: _builtins.bytes = ...,
+        token_type_ids: _builtins.bytes = ...,
+        task: Global___PoolingTask.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "task", b"task", "token_ids", b"token_ids", "token_type_ids", b"token_type_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolingInput: _TypeAlias = PoolingInput  # noqa: Y015
 
 @_typing.final
 class RegisteredBlocks(_message.Message):
@@ -738,6 +806,7 @@ class ExecuteModelResponse(_message.Message):
     CANCELLED_TRANSFERS_FIELD_NUMBER: _builtins.int
     LENGTHS_DIGEST_FIELD_NUMBER: _builtins.int
     LAST_RESOLVED_STEP_ID_FIELD_NUMBER: _builtins.int
+    POOLING_OUTPUTS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of the request."""
     step_id: _builtins.int
@@ -821,6 +890,10 @@ class ExecuteModelResponse(_message.Message):
         undefined.
         """
 
+    @_builtins.property
+    def pooling_outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolingOutput]:
+        """CAPABILITY_POOLING: one for each of pooling_inputs, in their order."""
+
     def __init__(
         self,
         *,
@@ -848,10 +921,11 @@ class ExecuteModelResponse(_message.Message):
         cancelled_transfers: _abc.Iterable[_builtins.int] | None = ...,
         lengths_digest: _builtins.int | None = ...,
         last_resolved_step_id: _builtins.int = ...,
+        pooling_outputs: _abc.Iterable[Global___PoolingOutput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits", "_lengths_digest", b"_lengths_digest", "_table_digest", b"_table_digest", "_weights_version", b"_weights_version", "feature_bits", b"feature_bits", "lengths_digest", b"lengths_digest", "table_digest", b"table_digest", "weights_version", b"weights_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits", "_lengths_digest", b"_lengths_digest", "_table_digest", b"_table_digest", "_weights_version", b"_weights_version", "adapters_loaded", b"adapters_loaded", "alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "arrived_transfers", b"arrived_transfers", "cancelled_transfers", b"cancelled_transfers", "candidate_logprobs", b"candidate_logprobs", "candidate_token_ids", b"candidate_token_ids", "draft_counts", b"draft_counts", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "feature_bits", b"feature_bits", "last_resolved_step_id", b"last_resolved_step_id", "lengths_digest", b"lengths_digest", "logprobs", b"logprobs", "prompt_alternative_logprobs", b"prompt_alternative_logprobs", "prompt_alternative_token_ids", b"prompt_alternative_token_ids", "prompt_logprobs", b"prompt_logprobs", "row_flags", b"row_flags", "sampled_token_ids", b"sampled_token_ids", "sent_transfers", b"sent_transfers", "step_id", b"step_id", "table_digest", b"table_digest", "token_counts", b"token_counts", "weights_version", b"weights_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits", "_lengths_digest", b"_lengths_digest", "_table_digest", b"_table_digest", "_weights_version", b"_weights_version", "adapters_loaded", b"adapters_loaded", "alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "arrived_transfers", b"arrived_transfers", "cancelled_transfers", b"cancelled_transfers", "candidate_logprobs", b"candidate_logprobs", "candidate_token_ids", b"candidate_token_ids", "draft_counts", b"draft_counts", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "feature_bits", b"feature_bits", "last_resolved_step_id", b"last_resolved_step_id", "lengths_digest", b"lengths_digest", "logprobs", b"logprobs", "pooling_outputs", b"pooling_outputs", "prompt_alternative_logprobs", b"prompt_alternative_logprobs", "prompt_alternative_token_ids", b"prompt_alternative_token_ids", "prompt_logprobs", b"prompt_logprobs", "row_flags", b"row_flags", "sampled_token_ids", b"sampled_token_ids", "sent_transfers", b"sent_transfers", "step_id", b"step_id", "table_digest", b"table_digest", "token_counts", b"token_counts", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__feature_bits: _TypeAlias = _typing.Literal["feature_bits"]  # noqa: Y015
     _WhichOneofArgType__feature_bits: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits"]  # noqa: Y015
@@ -871,6 +945,36 @@ class ExecuteModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weights_version) -> _WhichOneofReturnType__weights_version | None: ...
 
 Global___ExecuteModelResponse: _TypeAlias = ExecuteModelResponse  # noqa: Y015
+
+@_typing.final
+class PoolingOutput(_message.Message):
+    """PoolingOutput is what came of a PoolingInput."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    FLAG_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """That of its input."""
+    values: _builtins.bytes
+    """Little-endian float32: the vector, or the scores. As many as the task has, also if they are not finite."""
+    flag: Global___RowFlag.ValueType
+    """ROW_FLAG_NOT_FINITE: some value is NaN or infinite, and all of them mean nothing."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        values: _builtins.bytes = ...,
+        flag: Global___RowFlag.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flag", b"flag", "number", b"number", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolingOutput: _TypeAlias = PoolingOutput  # noqa: Y015
 
 @_typing.final
 class AdapterLoaded(_message.Message):

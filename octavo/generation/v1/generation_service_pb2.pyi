@@ -8,6 +8,7 @@ from google.protobuf import any_pb2 as _any_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from octavo.generation.v1 import generation_pb2 as _generation_pb2
 import builtins as _builtins
 import sys
@@ -19,6 +20,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ModelTask:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ModelTaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelTask.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MODEL_TASK_UNSPECIFIED: _ModelTask.ValueType  # 0
+    """Never sent."""
+    MODEL_TASK_GENERATE: _ModelTask.ValueType  # 1
+    """Generate."""
+    MODEL_TASK_EMBED: _ModelTask.ValueType  # 2
+    """Embed."""
+    MODEL_TASK_SCORE: _ModelTask.ValueType  # 3
+    """Score."""
+
+class ModelTask(_ModelTask, metaclass=_ModelTaskEnumTypeWrapper):
+    """ModelTask is something that a model can do."""
+
+MODEL_TASK_UNSPECIFIED: ModelTask.ValueType  # 0
+"""Never sent."""
+MODEL_TASK_GENERATE: ModelTask.ValueType  # 1
+"""Generate."""
+MODEL_TASK_EMBED: ModelTask.ValueType  # 2
+"""Embed."""
+MODEL_TASK_SCORE: ModelTask.ValueType  # 3
+"""Score."""
+Global___ModelTask: _TypeAlias = ModelTask  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -985,6 +1014,11 @@ class GetModelResponse(_message.Message):
     WHY_NOT_REPRODUCIBLE_FIELD_NUMBER: _builtins.int
     NUMERICS_IDS_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
+    NUM_SCORES_FIELD_NUMBER: _builtins.int
+    PROMPT_NAMES_FIELD_NUMBER: _builtins.int
+    MAX_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name of the model, as requests may give it in `model`."""
     max_model_len: _builtins.int
@@ -1007,6 +1041,12 @@ class GetModelResponse(_message.Message):
     """Why is_reproducible is false, in a few words; empty: it is true."""
     weights_digest: _builtins.str
     """Digest of all bytes of the weights, in hexadecimal digits. Empty: no executor says it."""
+    embedding_size: _builtins.int
+    """Numbers in a vector of Embed, without `dimensions`. 0: the model does not embed."""
+    num_scores: _builtins.int
+    """Scores of a pair. 0: the model does not score."""
+    max_input_tokens: _builtins.int
+    """Longest input of Embed and Score, in tokens. 0: the model does neither."""
     @_builtins.property
     def default_sampling_params(self) -> _generation_pb2.SamplingParams:
         """What requests get that leave a field unset, from the model's generation_config.json. What is absent
@@ -1018,6 +1058,16 @@ class GetModelResponse(_message.Message):
         """The numerics ids of the executors, sorted, each once; those that do not say theirs are left out.
         Outputs can be compared to the bit where these and the digest of the weights are equal.
         """
+
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedScalarFieldContainer[Global___ModelTask.ValueType]:
+        """What the model can do; a call for something else is refused. Schedulers of release 0.1.0 leave it empty: theirs
+        generate.
+        """
+
+    @_builtins.property
+    def prompt_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the prompts that Embed knows for this model, such as "query", sorted."""
 
     def __init__(
         self,
@@ -1033,14 +1083,274 @@ class GetModelResponse(_message.Message):
         why_not_reproducible: _builtins.str = ...,
         numerics_ids: _abc.Iterable[_builtins.str] | None = ...,
         weights_digest: _builtins.str = ...,
+        tasks: _abc.Iterable[Global___ModelTask.ValueType] | None = ...,
+        embedding_size: _builtins.int = ...,
+        num_scores: _builtins.int = ...,
+        prompt_names: _abc.Iterable[_builtins.str] | None = ...,
+        max_input_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params", "dtype", b"dtype", "has_chat_template", b"has_chat_template", "is_reproducible", b"is_reproducible", "max_model_len", b"max_model_len", "model_id", b"model_id", "numerics_ids", b"numerics_ids", "takes_token_ids_only", b"takes_token_ids_only", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params", "dtype", b"dtype", "embedding_size", b"embedding_size", "has_chat_template", b"has_chat_template", "is_reproducible", b"is_reproducible", "max_input_tokens", b"max_input_tokens", "max_model_len", b"max_model_len", "model_id", b"model_id", "num_scores", b"num_scores", "numerics_ids", b"numerics_ids", "prompt_names", b"prompt_names", "takes_token_ids_only", b"takes_token_ids_only", "tasks", b"tasks", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
+
+@_typing.final
+class EmbedRequest(_message.Message):
+    """EmbedRequest is a list of texts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    PROMPT_NAME_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in GenerateRequest. Of several inputs each has this id with its index behind it, such as "mine-0", in what a
+    scheduler shows of its requests.
+    """
+    prompt_name: _builtins.str
+    """Which of the model's prompts to put before each text: one of GetModelResponse.prompt_names. Refused with token ids.
+    Empty: none. Absent: the model's own default, if it has one, before texts.
+    """
+    dimensions: _builtins.int
+    """Length of the vectors: the first so many numbers, of length 1 again if the whole vector has it. Refused unless the
+    model was trained for it (Matryoshka), but for its own size. Absent: all of them.
+    """
+    truncate_prompt_tokens: _builtins.int
+    """Cut an input that is longer than so many tokens, special tokens included; its beginning stays. -1: than the longest
+    that the model takes. Absent: an input that is too long is refused.
+    """
+    priority: _builtins.int
+    """As in GenerateRequest."""
+    tenant: _builtins.str
+    """As in GenerateRequest."""
+    model: _builtins.str
+    """As in GenerateRequest."""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedInput]:
+        """The texts; 1 to 2,048."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        inputs: _abc.Iterable[Global___EmbedInput] | None = ...,
+        prompt_name: _builtins.str | None = ...,
+        dimensions: _builtins.int | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        priority: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_prompt_name", b"_prompt_name", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "dimensions", b"dimensions", "prompt_name", b"prompt_name", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_prompt_name", b"_prompt_name", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "priority", b"priority", "prompt_name", b"prompt_name", "request_id", b"request_id", "tenant", b"tenant", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
+    _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_name: _TypeAlias = _typing.Literal["prompt_name"]  # noqa: Y015
+    _WhichOneofArgType__prompt_name: _TypeAlias = _typing.Literal["_prompt_name", b"_prompt_name"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dimensions) -> _WhichOneofReturnType__dimensions | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_name) -> _WhichOneofReturnType__prompt_name | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+
+Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
+
+@_typing.final
+class EmbedInput(_message.Message):
+    """EmbedInput is one text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Plain text, tokenized with the special tokens that the tokenizer adds; not empty."""
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds:
+        """Token ids, used as they are, special tokens included."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: Global___TokenIds | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
+
+Global___EmbedInput: _TypeAlias = EmbedInput  # noqa: Y015
+
+@_typing.final
+class EmbedResponse(_message.Message):
+    """EmbedResponse has the vectors of all inputs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    NUM_DIMENSIONS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The call's id, as sent or as made by the server."""
+    values: _builtins.bytes
+    """The vectors, one after the other in the order of the inputs: float32, little-endian, num_dimensions for each."""
+    num_dimensions: _builtins.int
+    """Numbers in a vector."""
+    num_prompt_tokens: _builtins.int
+    """Tokens of all inputs, special tokens included."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        values: _builtins.bytes = ...,
+        num_dimensions: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_dimensions", b"num_dimensions", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbedResponse: _TypeAlias = EmbedResponse  # noqa: Y015
+
+@_typing.final
+class ScoreRequest(_message.Message):
+    """ScoreRequest is a list of pairs of texts: queries with documents, or pairs that the client tokenized."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    QUERIES_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    TOKENIZED_PAIRS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """As in EmbedRequest."""
+    truncate_prompt_tokens: _builtins.int
+    """As in EmbedRequest, of a pair: the longer of both texts is cut."""
+    priority: _builtins.int
+    """As in GenerateRequest."""
+    tenant: _builtins.str
+    """As in GenerateRequest."""
+    model: _builtins.str
+    """As in GenerateRequest."""
+    @_builtins.property
+    def queries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The first text of each pair; one stands before all documents."""
+
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The second text of each pair; 1 to 2,048."""
+
+    @_builtins.property
+    def tokenized_pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenizedPair]:
+        """The pairs as token ids; 1 to 2,048. Refused with queries and documents."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        queries: _abc.Iterable[_builtins.str] | None = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+        tokenized_pairs: _abc.Iterable[Global___TokenizedPair] | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        priority: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens", "documents", b"documents", "model", b"model", "priority", b"priority", "queries", b"queries", "request_id", b"request_id", "tenant", b"tenant", "tokenized_pairs", b"tokenized_pairs", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+
+Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
+
+@_typing.final
+class TokenizedPair(_message.Message):
+    """TokenizedPair is a pair of texts as the model takes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_TYPE_IDS_FIELD_NUMBER: _builtins.int
+    token_type_ids: _builtins.bytes
+    """Which text each token belongs to: 0 or 1 for each. Empty: all are 0."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Token ids of both texts, special tokens included."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        token_type_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids", "token_type_ids", b"token_type_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizedPair: _TypeAlias = TokenizedPair  # noqa: Y015
+
+@_typing.final
+class ScoreResponse(_message.Message):
+    """ScoreResponse has the scores of all pairs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    NUM_SCORES_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The call's id, as sent or as made by the server."""
+    values: _builtins.bytes
+    """The scores, pair after pair: float32, little-endian, num_scores for each."""
+    num_scores: _builtins.int
+    """Scores of a pair."""
+    num_prompt_tokens: _builtins.int
+    """Tokens of all pairs, special tokens included."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        values: _builtins.bytes = ...,
+        num_scores: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_tokens", b"num_prompt_tokens", "num_scores", b"num_scores", "request_id", b"request_id", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):

@@ -69,6 +69,16 @@ class GenerationServiceStub(object):
                 request_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/octavo.generation.v1.GenerationService/Embed',
+                request_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/octavo.generation.v1.GenerationService/Score',
+                request_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.ScoreResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer(object):
@@ -155,6 +165,26 @@ class GenerationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Embed returns the vectors of texts, by a model that embeds (GetModelResponse.tasks). Each input is one request in
+        the queue. The call ends as a whole: with all vectors in order, or with the first error, which says which input it
+        is about. Cancelling the call, or its deadline, aborts all of it.
+
+        INVALID_ARGUMENT: a field is wrong, or the model does not embed; the message has the field, the value and what would
+        work. The other codes are those of Generate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Score returns how well documents answer queries, or what a model says of pairs of texts, by a model that scores
+        (GetModelResponse.tasks). Ends and codes are those of Embed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -187,6 +217,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.DetokenizeRequest.FromString,
                     response_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.EmbedRequest.FromString,
+                    response_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.ScoreRequest.FromString,
+                    response_serializer=octavo_dot_generation_dot_v1_dot_generation__service__pb2.ScoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -356,6 +396,60 @@ class GenerationService(object):
             '/octavo.generation.v1.GenerationService/Detokenize',
             octavo_dot_generation_dot_v1_dot_generation__service__pb2.DetokenizeRequest.SerializeToString,
             octavo_dot_generation_dot_v1_dot_generation__service__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.generation.v1.GenerationService/Embed',
+            octavo_dot_generation_dot_v1_dot_generation__service__pb2.EmbedRequest.SerializeToString,
+            octavo_dot_generation_dot_v1_dot_generation__service__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.generation.v1.GenerationService/Score',
+            octavo_dot_generation_dot_v1_dot_generation__service__pb2.ScoreRequest.SerializeToString,
+            octavo_dot_generation_dot_v1_dot_generation__service__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

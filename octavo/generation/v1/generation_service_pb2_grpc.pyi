@@ -90,6 +90,18 @@ class GenerationServiceStub:
     INVALID_ARGUMENT: the model has no tokenizer, or does not know a token; or there are more tokens
     than in the longest sequence that can be served. RESOURCE_EXHAUSTED, UNAVAILABLE: as for Tokenize.
     """
+    Embed: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.EmbedRequest, _generation_service_pb2.EmbedResponse]
+    """Embed returns the vectors of texts, by a model that embeds (GetModelResponse.tasks). Each input is one request in
+    the queue. The call ends as a whole: with all vectors in order, or with the first error, which says which input it
+    is about. Cancelling the call, or its deadline, aborts all of it.
+
+    INVALID_ARGUMENT: a field is wrong, or the model does not embed; the message has the field, the value and what would
+    work. The other codes are those of Generate.
+    """
+    Score: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.ScoreRequest, _generation_service_pb2.ScoreResponse]
+    """Score returns how well documents answer queries, or what a model says of pairs of texts, by a model that scores
+    (GetModelResponse.tasks). Ends and codes are those of Embed.
+    """
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -152,6 +164,18 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     INVALID_ARGUMENT: the model has no tokenizer, or does not know a token; or there are more tokens
     than in the longest sequence that can be served. RESOURCE_EXHAUSTED, UNAVAILABLE: as for Tokenize.
+    """
+    Embed: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.EmbedRequest, _generation_service_pb2.EmbedResponse]  # type: ignore[assignment]
+    """Embed returns the vectors of texts, by a model that embeds (GetModelResponse.tasks). Each input is one request in
+    the queue. The call ends as a whole: with all vectors in order, or with the first error, which says which input it
+    is about. Cancelling the call, or its deadline, aborts all of it.
+
+    INVALID_ARGUMENT: a field is wrong, or the model does not embed; the message has the field, the value and what would
+    work. The other codes are those of Generate.
+    """
+    Score: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.ScoreRequest, _generation_service_pb2.ScoreResponse]  # type: ignore[assignment]
+    """Score returns how well documents answer queries, or what a model says of pairs of texts, by a model that scores
+    (GetModelResponse.tasks). Ends and codes are those of Embed.
     """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -248,6 +272,30 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
 
         INVALID_ARGUMENT: the model has no tokenizer, or does not know a token; or there are more tokens
         than in the longest sequence that can be served. RESOURCE_EXHAUSTED, UNAVAILABLE: as for Tokenize.
+        """
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _generation_service_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_service_pb2.EmbedResponse, _abc.Awaitable[_generation_service_pb2.EmbedResponse]]:
+        """Embed returns the vectors of texts, by a model that embeds (GetModelResponse.tasks). Each input is one request in
+        the queue. The call ends as a whole: with all vectors in order, or with the first error, which says which input it
+        is about. Cancelling the call, or its deadline, aborts all of it.
+
+        INVALID_ARGUMENT: a field is wrong, or the model does not embed; the message has the field, the value and what would
+        work. The other codes are those of Generate.
+        """
+
+    @_abc_1.abstractmethod
+    def Score(
+        self,
+        request: _generation_service_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_service_pb2.ScoreResponse, _abc.Awaitable[_generation_service_pb2.ScoreResponse]]:
+        """Score returns how well documents answer queries, or what a model says of pairs of texts, by a model that scores
+        (GetModelResponse.tasks). Ends and codes are those of Embed.
         """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -46,6 +46,8 @@ class Demand(NamedTuple):
     def of(cls, group: SequenceGroup, planner: ExecutorPlanner) -> "Demand":
         """Return what a group takes of a planner."""
         blocks = planner.blocks
+        if group.pooling is not None:
+            return cls(blocks.block_size, group.num_prompt_tokens, 0, 0, 0, [])
         sequences = group.sequences if group.is_lone else group.sequences_to_compute
         lead = sequences[0]
         if len(sequences) > 1:  # it has forked: what its sequences share, and what is cached of each, takes a plan
@@ -154,6 +156,8 @@ class Capacity:
             return Wait.NEVER
         if planner.is_probing and (planner.groups or self.inbox.assignments):
             return Wait.IN_LINE
+        if group.pooling is not None:
+            return None if self.num_tokens > 0 else Wait.IN_LINE
         if self.first_return is not None and self.first_return <= turn[:2]:
             return Wait.IN_LINE
         if demand.num_slots > self.num_free_slots:

@@ -3,7 +3,8 @@
 Groups stand in one line. The first one is dispatched to the best of the planners whose next step can admit it: where
 least is computed until it has its last token (`placement.py`), then where most blocks are free. The first one may be
 passed only if it waits for something that is sure to come (`Wait.SKIPPED`). One that waits for a grammar slot is passed
-by those without a grammar: others would take each slot that is free before it.
+by those without a grammar: others would take each slot that is free before it. Texts to be pooled pass those that wait
+for slots or blocks, of which they need none.
 
 A dispatched group waits in the inbox of its planner until the planner decides its next step, which is soon. Until then
 
@@ -208,6 +209,7 @@ class Dispatcher:
     ) -> Iterator[SequenceGroup]:
         queue, server, cap = self.queue, placement.server, self._tenant_cap()
         lacks_grammar_slot = False  # for one in line before
+        lacks_room = False  # for one in line before: none but texts are dispatched
         kept = {inbox.planner: -math.inf for inbox in self.inboxes if inbox.planner.is_draining}
         for _ in range(MAX_DISPATCHED_GROUPS):
             turn = self._first_turn(cap, closed)
@@ -216,14 +218,26 @@ class Dispatcher:
                 yield server.take(index).group
                 placement.look_at_server()
                 continue
-            if turn is None or (kept and turn.is_newcomer and self._must_wait_for_moves(placement, turn, now_s, kept)):
+            if turn is None:
                 return
+            if turn.group.pooling is None and (
+                lacks_room or (kept and turn.is_newcomer and self._must_wait_for_moves(placement, turn, now_s, kept))
+            ):
+                lacks_room = True
+                queue.hold(turn.group)
+                skipped.append(turn.group)
+                if not queue.num_texts or len(skipped) == MAX_PASSED_GROUPS:
+                    return
+                continue
             waits_behind = lacks_grammar_slot and turn.group.grammar is not None
             offer = Wait.SKIPPED if waits_behind else placement.choose(turn)
             if offer is Wait.IN_LINE:
                 made_way = self._make_way(placement, turn)
                 if made_way is None:
-                    return
+                    if turn.group.pooling is not None:
+                        return
+                    lacks_room = True
+                    continue
                 if cap is not None:
                     cap.count(made_way, -1)
                     for other in closed:

@@ -227,8 +227,13 @@ class Fleet:
     def why_never(self, group: SequenceGroup) -> str:
         """Say why no planner can ever take the group: the reason of the first one, if possible of its kind."""
         takers = self._takers
-        of_its_kind = (planner for planner in takers if not planner.admissions.must_not_go_on(group))
-        return next(of_its_kind, takers[0]).admissions.why_never(group)
+        offering = [planner for planner in takers if planner.offers(group)] or takers
+        of_its_kind = (planner for planner in offering if not planner.admissions.must_not_go_on(group))
+        return next(of_its_kind, offering[0]).admissions.why_never(group)
+
+    def offers(self, group: SequenceGroup) -> bool:
+        """Return whether some executor does what a group is for, if maybe not with so many tokens."""
+        return any(planner.offers(group) for planner in self._takers)
 
     @property
     def _takers(self) -> list[ExecutorPlanner]:

@@ -6,6 +6,7 @@ that fills the pool would stop all others. The head of the queue waits for slots
 it waits too, or a large request would starve. Three kinds of groups are passed over instead, because
 what they wait for is sure to end: those whose prefix a step in flight computes, long prefills while
 `max_long_prefills` of them run, and those whose grammar finds no slot while running groups use all of them.
+Texts to be pooled need neither slots nor blocks, and so pass groups that wait for these.
 """
 
 import enum
@@ -19,6 +20,7 @@ from scheduler_svc.core.blocks.block_manager import AdmissionPlan, AllocStatus, 
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
+from scheduler_svc.core.step.pooled_groups import PooledGroups, pooled_words
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepPlan
 from scheduler_svc.core.step.swapping import SwappedGroups
@@ -93,6 +95,7 @@ class Admissions:
         queue: Where new groups come from.
         running: Where they are admitted to.
         swapped: The host pool.
+        pooled: Those that are pooled.
         groups: Those that come back first, or are computed again.
         numerics: Of the executor.
     """
@@ -103,6 +106,7 @@ class Admissions:
         queue: AdmissionQueue,
         running: RunningGroups,
         swapped: SwappedGroups,
+        pooled: PooledGroups,
         groups: AdmittedGroups,
         numerics: Numerics = UNKNOWN,
     ) -> None:
@@ -113,6 +117,7 @@ class Admissions:
         self._prefills = running.prefills
         self._beam_batch = running.beam_batch
         self._swapped = swapped
+        self._pooled = pooled
         self._groups = groups
         self._numerics = numerics
 
@@ -176,13 +181,36 @@ class Admissions:
         with closing(self._queue.solo()) as groups:
             self._admit_all(plan, groups)
 
+    def admit_texts(self, plan: StepPlan) -> None:
+        """Admit the waiting texts that stand before everybody else, while budget and message last."""
+        with closing(self._queue.in_order()) as groups:
+            for group in groups:
+                if group.pooling is None or self.judge(group) is not None or not self._admit_text(plan, group):
+                    return
+
+    def _admit_text(self, plan: StepPlan, group: SequenceGroup) -> bool:
+        """Compute a text in this step, if it fits; return whether it does."""
+        if group.num_prompt_tokens > plan.token_budget:
+            self._pooled.needs_step = not plan.pooling_groups
+            return False
+        if self._pooled.message_bytes(group) > plan.num_admissible_bytes:
+            return False
+        self._queue.remove(group)
+        self._note_admission(plan, group, 0)
+        group.order = self._batch.order_of(group)
+        self._pooled.start(plan, group)
+        return True
+
     def _admit_all(self, plan: StepPlan, groups: Iterable[SequenceGroup]) -> None:
         num_passed = 0
         for group in groups:
-            if not plan.token_budget or num_passed == MAX_PASSED_GROUPS:
+            if num_passed == MAX_PASSED_GROUPS or not (plan.token_budget or group.pooling is not None):
                 return
             verdict = self.judge(group)
-            if isinstance(verdict, AdmissionPlan):
+            if verdict is None:
+                if not self._admit_text(plan, group):
+                    return
+            elif isinstance(verdict, AdmissionPlan):
                 if not self._fits_message(plan, group):
                     return
                 self._queue.remove(group)
@@ -210,7 +238,9 @@ class Admissions:
 
     def can_ever_admit(self, group: SequenceGroup) -> bool:
         """Return whether the group may run here, and fits into an empty batch with one token more for each sequence."""
-        if self.must_not_go_on(group):
+        if group.pooling is not None:
+            return self._pooled.can_ever_admit(group)
+        if not self._limits.is_generative or self.must_not_go_on(group):
             return False
         if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:
             return False
@@ -247,10 +277,12 @@ class Admissions:
             return f"its grammar has {len(grammar.body)} bytes; this executor takes {limits.max_grammar_bytes}"
         return ""
 
-    def judge(self, group: SequenceGroup) -> AdmissionPlan | Obstacle:
-        """Return the blocks with which the group could be admitted now, or why it cannot be."""
+    def judge(self, group: SequenceGroup) -> AdmissionPlan | Obstacle | None:
+        """Return the blocks with which the group could be admitted now, or why it cannot be; None: it needs none."""
         if not self.can_ever_admit(group):
             return Obstacle(Wait.NEVER, self.why_never(group))
+        if group.pooling is not None:
+            return None
         first_return = self._groups.first_return
         if first_return is not None and first_return <= (self._batch.order_of(group)[0], self._queue.counter_of(group)):
             return Obstacle(Wait.IN_LINE, f"preempted requests resume first: {len(self._groups.returning)}")
@@ -272,6 +304,10 @@ class Admissions:
 
     def why_never(self, group: SequenceGroup) -> str:
         """Say which rule of `can_ever_admit` the group breaks, with the numbers."""
+        if group.pooling is not None:
+            return self._pooled.why_never(group)
+        if not self._limits.is_generative:
+            return f"the model generates nothing; it gives {pooled_words(self._limits.pooling_tasks)}"
         if group.grammar is not None and (why := self._why_not_followed(group, group.grammar)):
             return why
         if self.must_not_go_on(group):
@@ -308,14 +344,9 @@ class Admissions:
 
     def _admit_group(self, plan: StepPlan, group: SequenceGroup, allocation: AdmissionPlan) -> None:
         pending_forks = () if group.is_lone else group.live_sequences[len(allocation.sequences) :]
-        if not group.has_run:
-            group.has_run = True
-            group.first_scheduled_at_s = plan.now_s
-            group.num_cached_tokens = len(allocation.sequences[0].found) * self._blocks.block_size
+        self._note_admission(plan, group, len(allocation.sequences[0].found) * self._blocks.block_size)
         if group.grammar is not None:
             group.matcher_id = self._limits.matcher_id
-        group.provenance.go_on(self._numerics, group.progress)
-        plan.note(group, EventKind.ADMITTED, len(allocation.sequences[0].found) * self._blocks.block_size)
         if group.beam_search is not None:
             self._beam_batch.start(group)
         self._batch.add(group)
@@ -332,3 +363,12 @@ class Admissions:
                 pending_forks=pending_forks,
             )
             lead = lead or prefill
+
+    def _note_admission(self, plan: StepPlan, group: SequenceGroup, num_cached_tokens: int) -> None:
+        """A group is admitted, with so many tokens in the cache."""
+        if not group.has_run:
+            group.has_run = True
+            group.first_scheduled_at_s = plan.now_s
+            group.num_cached_tokens = num_cached_tokens
+        group.provenance.go_on(self._numerics, group.progress)
+        plan.note(group, EventKind.ADMITTED, num_cached_tokens)

@@ -18,7 +18,8 @@ The order of a decision:
     1. decodes, and beams whose candidates are in; if blocks lack, the last groups are preempted
     2. running prefills, chunk by chunk
     3. swapped groups come back, unless somebody was preempted in this step
-    4. groups of the queue are admitted, unless somebody was preempted or is still swapped out
+    4. groups of the queue are admitted, unless somebody was preempted or is still swapped out; texts to be pooled
+       are computed whole, in what is left of the budget (`pooled_groups.py`)
 
 With `PrefillMode.FIRST`, 2 and 4 go first, and decodes run only in steps without prefill chunks; after
 `MAX_PREFILL_STEPS` in a row that kept somebody from decoding comes one without.
@@ -63,6 +64,7 @@ from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGrou
 from scheduler_svc.core.step.batch import BY_ORDER, Batch
 from scheduler_svc.core.step.block_appender import Decodes
 from scheduler_svc.core.step.decoding import Decoding
+from scheduler_svc.core.step.pooled_groups import PooledGroups
 from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
 from scheduler_svc.core.step.result_check import check_result
 from scheduler_svc.core.step.results import Results, StepUpdates
@@ -131,11 +133,12 @@ class ExecutorPlanner:
         self.prefills, self.beam_batch = running.prefills, running.beam_batch
         self.swapped = SwappedGroups(self.batch, limits.num_host_blocks)
         self.preempted = PreemptedGroups()
-        self.groups = AdmittedGroups(running, self.swapped, self.preempted, queue)
+        self.pooled = PooledGroups(limits, queue)
+        self.groups = AdmittedGroups(running, self.swapped, self.preempted, self.pooled, queue)
         self.preemption = Preemption(limits, running, self.swapped, self.preempted)
-        self.admissions = Admissions(limits, queue, running, self.swapped, self.groups, numerics)
+        self.admissions = Admissions(limits, queue, running, self.swapped, self.pooled, self.groups, numerics)
         self._decoding = Decoding(limits, running, self.preemption, self.groups)
-        self._results = Results(running, self.preempted, self.groups)
+        self._results = Results(running, self.preempted, self.pooled, self.groups)
         self.in_flight: deque[StepInFlight] = deque()
         self.now_s = 0.0
         self._progress_at_s = 0.0  # the first decision after the last result
@@ -166,7 +169,9 @@ class ExecutorPlanner:
             self.admissions.admit_solo(plan)
         elif not is_mixed:
             self._prefill_first(plan)
-        if plan.prefill_chunks:
+        elif self.pooled.needs_step:
+            self._pool_first(plan)
+        if plan.prefill_chunks or plan.pooling_groups:
             decodes = Decodes(np.zeros_like(self.batch.is_decoding), [])
         else:
             decodes = self._decoding.decide(plan)
@@ -187,14 +192,23 @@ class ExecutorPlanner:
             else:
                 self.groups.recompute_swapped(plan, group, DRAINING)
 
+    def _pool_first(self, plan: StepPlan) -> None:
+        """Give the step to texts if one waits that those that run leave no room for; the next one is theirs again."""
+        self.pooled.needs_step = False
+        if not plan.is_closed:
+            self.admissions.admit_texts(plan)
+
     def _prefill_first(self, plan: StepPlan) -> None:
         """Give the step to prefills if there are some, and to decodes when it is their turn."""
         wants_decode = self._decoding.is_wanted(plan)
         if not wants_decode or self._num_prefill_steps < MAX_PREFILL_STEPS:
+            if self.pooled.needs_step:
+                self._pool_first(plan)
             self.prefills.continue_all(plan)
             if not plan.is_closed:
                 self.admissions.admit(plan)
-        self._num_prefill_steps = self._num_prefill_steps + 1 if plan.prefill_chunks and wants_decode else 0
+        has_chunks = plan.prefill_chunks or plan.pooling_groups
+        self._num_prefill_steps = self._num_prefill_steps + 1 if has_chunks and wants_decode else 0
 
     def _send(self, plan: StepPlan, decodes: Decodes) -> StepInFlight | None:
         """Turn the plan into a step and apply it to the batch table; None: the plan is empty."""
@@ -218,7 +232,17 @@ class ExecutorPlanner:
         layout = self.table.apply(step.delta, trusted=True)
         prompt_groups = self.batch.groups_with_prompt_logprobs(layout)
         num_chunk_tokens = layout.num_tokens - len(layout.slots)
-        in_flight = StepInFlight(step, layout, plan.now_s, self.batch.num_vacated, prompt_groups, num_chunk_tokens)
+        if plan.pooling_groups:
+            num_chunk_tokens += sum(group.num_prompt_tokens for group in plan.pooling_groups)
+        in_flight = StepInFlight(
+            step,
+            layout,
+            plan.now_s,
+            self.batch.num_vacated,
+            prompt_groups,
+            num_chunk_tokens,
+            plan.pooling_groups,
+        )
         self.in_flight.append(in_flight)
         self.last_scheduled_step_id = step.step_id
         self.groups.requeue()
@@ -242,9 +266,11 @@ class ExecutorPlanner:
             raise ExecutorFaultError(f"a result of step {result.step_id} arrived, but no step is in flight")
         check_result(result, self.in_flight[0], self.batch, self.limits)
         self.last_processed_step_id = result.step_id
-        layout, duration_s = self.in_flight[0].layout, result.execute_duration_us * 1e-6
-        self.step_cost.learn(layout, duration_s)
-        self.pace.learn(layout, duration_s)
+        sent = self.in_flight[0]
+        workload = sent.workload if sent.pooling_groups else sent.layout
+        duration_s = result.execute_duration_us * 1e-6
+        self.step_cost.learn(workload, duration_s)
+        self.pace.learn(workload, duration_s)
         self._was_processed = True
         updates = self._results.take(self.in_flight.popleft(), result)
         self.groups.requeue()
@@ -284,6 +310,8 @@ class ExecutorPlanner:
     def solo(self) -> SequenceGroup | None:
         """The group that is computed alone now; None: all are."""
         solo = self.batch.solo
+        if solo is None and self.pooled.groups:
+            return self.pooled.solo
         return solo if solo is not None and solo.runs_alone else None
 
     @property
@@ -303,7 +331,12 @@ class ExecutorPlanner:
             groups.update(self.batch.sequence_in_slot[slot].group for slot in slots)
             if len(slots) < len(is_current):
                 groups.add(None)
+            groups.update(group if group in self.pooled else None for group in sent.pooling_groups)
         return groups
+
+    def offers(self, group: SequenceGroup) -> bool:
+        """Return whether the executor does what a group is for: it generates, or pools texts for that task."""
+        return self.limits.is_generative if group.pooling is None else group.pooling in self.limits.pooling_tasks
 
     def obstacle(self, group: SequenceGroup, now_s: float) -> Obstacle | None:
         """Return why the next step would not admit the group if it stood first in the queue; None: it would.
@@ -337,7 +370,7 @@ class ExecutorPlanner:
 
     def longest_s(self) -> float | None:
         """Return what the oldest step in flight should take at most; None: nothing is known of this executor."""
-        return self.step_cost.longest_s(self.in_flight[0].layout)
+        return self.step_cost.longest_s(self.in_flight[0].workload)
 
     def hangs(self, now_s: float, after_s: float) -> bool:
         """Return whether the oldest step in flight takes more than `after_s` longer than it should, and may."""
@@ -345,7 +378,7 @@ class ExecutorPlanner:
         if running_s is None or running_s <= after_s:
             return False
         longest_s = self.longest_s()
-        allowance_s = self.step_cost.allowance_s(self.in_flight[0].layout)
+        allowance_s = self.step_cost.allowance_s(self.in_flight[0].workload)
         return longest_s is not None and running_s > longest_s + allowance_s + after_s
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.step_wire.batch_table import StepLayout
-from octavo_shared.step_wire.step import BoolArray, Float32Array, Int32Array, RowFlag, RowFlags, StepResult
+from octavo_shared.step_wire.step import BoolArray, Float32Array, Int32Array, PoolingTask, RowFlag, RowFlags, StepResult
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.step.batch import Batch
 from scheduler_svc.core.step.step_plan import StepInFlight
@@ -53,6 +53,8 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, limits: C
         _check_tokens("alternatives", *found, means, result.step_id, vocab_size)
     if layout.num_prompt_logprobs is not None:
         _check_prompt_logprobs(result, layout, limits)
+    if sent.pooling_groups or result.pooling_outputs:
+        _check_pooled(result, sent, limits)
     _refuse_what_nobody_asked_for(result, layout)
 
 
@@ -75,6 +77,24 @@ def _check_flags(flags: RowFlags, num_rows: int, step_id: int, limits: CoreLimit
     unknown = flags[~np.isin(flags, _FLAGS_OF_GRAMMARS if limits.num_grammar_slots else _FLAGS)]
     if len(unknown):
         raise ExecutorFaultError(f"step {step_id} has the row flag {unknown[0]}, which was not negotiated")
+
+
+def _check_pooled(result: StepResult, sent: StepInFlight, limits: CoreLimits) -> None:
+    texts, outputs = sent.step.pooling_inputs, result.pooling_outputs
+    if [output.number for output in outputs] != [text.number for text in texts]:
+        raise ExecutorFaultError(
+            f"step {result.step_id} has {len(outputs)} answers to {len(texts)} texts, or to others"
+        )
+    for text, output in zip(texts, outputs, strict=True):
+        num_values = limits.embedding_size if text.task is PoolingTask.EMBED else limits.num_scores
+        if len(output.values) != num_values:
+            raise ExecutorFaultError(
+                f"step {result.step_id} has {len(output.values)} values for a text instead of {num_values}"
+            )
+        if output.flag not in ((0, RowFlag.NOT_FINITE) if limits.flags_rows else (0,)):
+            raise ExecutorFaultError(f"step {result.step_id} has the flag {output.flag} for a text")
+        if not output.flag and not np.isfinite(output.values).all():
+            raise ExecutorFaultError(f"step {result.step_id} has a value for a text that is not finite, and no flag")
 
 
 def _check_logprobs(result: StepResult, layout: StepLayout, batch: Batch) -> None:

@@ -16,10 +16,11 @@ from scheduler_svc.core.beam_search import Candidates
 from scheduler_svc.core.group_event import FlaggedGroup
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmittedGroups
+from scheduler_svc.core.step.pooled_groups import PooledGroups
 from scheduler_svc.core.step.preemption import PreemptedGroups
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepInFlight
-from scheduler_svc.request.outputs import Alternatives, FinishReason
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class StepUpdates:
     search is over; `SequenceGroup.beams` has the hypotheses. `alternatives` maps an index of the lists to
     the likeliest tokens in that place, where they were asked for. `prompt_logprobs` come before all tokens.
     `failures`: groups that have a row with a flag, and where. They have ended, or wait elsewhere and are to be ended.
+    `pooled`: groups that have ended with an answer, and their vectors or scores.
     `num_void_rows`: rows of sequences that had ended or lost their beam when the result came.
     """
 
@@ -52,6 +54,7 @@ class StepUpdates:
     alternatives: dict[int, Alternatives] = field(default_factory=dict)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     failures: list[FlaggedGroup] = field(default_factory=list)
+    pooled: Seq[tuple[SequenceGroup, Float32Array]] = ()
     num_void_rows: int = 0
 
     @property
@@ -66,13 +69,17 @@ class Results:
     Args:
         running: Gets tokens and candidates.
         preempted: Get the tokens that were in flight.
+        pooled: Get their answers.
         groups: Ends what is complete.
     """
 
-    def __init__(self, running: RunningGroups, preempted: PreemptedGroups, groups: AdmittedGroups) -> None:
+    def __init__(
+        self, running: RunningGroups, preempted: PreemptedGroups, pooled: PooledGroups, groups: AdmittedGroups
+    ) -> None:
         self._batch = running.batch
         self._beam_batch = running.beam_batch
         self._preempted = preempted
+        self._pooled = pooled
         self._groups = groups
 
     def take(self, sent: StepInFlight, result: StepResult) -> StepUpdates:
@@ -99,6 +106,9 @@ class Results:
             self._take_candidates(layout, result, current, updates)
         for failure in failures:
             self._end(failure.group)
+        if sent.pooling_groups:
+            updates.pooled, flagged = self._pooled.take(sent, result)
+            updates.failures += flagged
         return updates
 
     def _failures(self, layout: StepLayout, current: BoolArray | None, flags: RowFlags) -> list[FlaggedGroup]:

@@ -1,6 +1,6 @@
 """A step while it is being decided, lists that grow; what was decided; and a step that was sent."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from octavo_shared.step_wire.step import (
     Fork,
     GrammarLoad,
     Int32Array,
+    PoolingInput,
     Step,
     TableDelta,
     no_pairs,
@@ -30,7 +31,7 @@ class StepPlan:
     `CoreLimits.max_admitted_bytes`. `has_steps_in_flight`: results are still to come. `preempted` groups
     make the step one without admissions. `solo`: the one group that is computed; None: all are.
     `is_closed`: nobody else is admitted.
-    `events` and `failures` are for the caller.
+    `pooling_groups`: those whose texts it computes. `events` and `failures` are for the caller.
     """
 
     token_budget: int
@@ -60,12 +61,13 @@ class StepPlan:
     blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
     blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
     num_decodes: int = 0
+    pooling_groups: tuple[SequenceGroup, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether the step would neither compute, move nor release anything."""
         moves = self.blocks_to_swap_out or self.blocks_to_swap_in
-        return not (self.num_decodes or self.prefill_chunks or moves or len(self.released_slots))
+        return not (self.num_decodes or self.prefill_chunks or moves or len(self.released_slots) or self.pooling_groups)
 
     def computes(self, group: SequenceGroup) -> bool:
         """Return whether the step may compute a running group."""
@@ -99,7 +101,7 @@ class StepPlan:
             prefill_chunks=_pairs(self.prefill_chunks),
             forks=tuple(self.forks),
         )
-        return Step(
+        step = Step(
             epoch=epoch,
             step_id=step_id,
             delta=delta,
@@ -107,15 +109,19 @@ class StepPlan:
             blocks_to_swap_in=_pairs(self.blocks_to_swap_in),
             blocks_to_copy=_pairs(self.blocks_to_copy),
         )
+        if self.pooling_groups:
+            step.pooling_inputs = tuple(_text(number, group) for number, group in enumerate(self.pooling_groups))
+        return step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class StepInFlight:
     """A step that was scheduled, at `scheduled_at_s`, and is not acknowledged.
 
     `num_vacated` counts the slots that were vacated before it: if none was since, all its rows are current.
     `prompt_groups` are those whose prompt's log-probabilities it brings, by row of the layout, in order.
     `num_chunk_tokens` counts those that it computes beyond one for each row.
+    `pooling_groups` are those whose texts it computes, in their order.
     """
 
     step: Step
@@ -124,6 +130,20 @@ class StepInFlight:
     num_vacated: int
     prompt_groups: tuple[tuple[int, SequenceGroup], ...]
     num_chunk_tokens: int
+    pooling_groups: tuple[SequenceGroup, ...] = ()
+
+    @property
+    def workload(self) -> StepLayout:
+        """All that it computes, for what it costs: the rows of the layout, and one for each text."""
+        if not self.pooling_groups:
+            return self.layout
+        layout, lengths = self.layout, [group.num_prompt_tokens for group in self.pooling_groups]
+        return replace(
+            layout,
+            slots=np.concatenate((layout.slots, np.zeros_like(lengths, np.int32))),
+            starts=np.concatenate((layout.starts, np.zeros_like(lengths, np.int32))),
+            lengths=np.concatenate((layout.lengths, np.array(lengths, np.int32))),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +171,8 @@ class Decision:
 
 def _pairs(rows: list[tuple[int, int]]) -> Int32Array:
     return pairs(*rows) if rows else no_pairs()
+
+
+def _text(number: int, group: SequenceGroup) -> PoolingInput:
+    assert group.pooling is not None
+    return PoolingInput(number, group.prompt_token_ids, group.token_type_ids, group.pooling)

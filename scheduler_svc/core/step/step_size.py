@@ -33,6 +33,10 @@ _STEP = 2 * 11 + 11 + 12 + 20 * (_HEADER + 1)
 # Of the load of a grammar but its body: slot and digest; and of the drop of the one before.
 GRAMMAR_LOAD_BYTES = 1 + _HEADER + _FIELD + 2 + 32 + _HEADER + _NUMBER
 
+# Of a text to be pooled: number and task, tokens, their types; and of its answer: number and flag, values.
+_POOLING_INPUT = _HEADER + 2 * _FIELD + 2 * _HEADER
+_POOLING_OUTPUT = _HEADER + 2 * _FIELD + _HEADER
+
 # Of a registered block and its name.
 BYTES_OF_A_NAME = _NUMBER + BLOCK_NAME_BYTES
 
@@ -65,8 +69,18 @@ def grammar_bytes(grammar: Grammar) -> int:
     return GRAMMAR_LOAD_BYTES + len(grammar.body)
 
 
+def pooling_bytes(num_tokens: int) -> int:
+    """Return a bound of the size of a text to be pooled, which may be a pair."""
+    return _POOLING_INPUT + 5 * num_tokens
+
+
+def pooled_bytes(num_values: int) -> int:
+    """Return a bound of the size of an answer of so many values."""
+    return _POOLING_OUTPUT + 4 * num_values
+
+
 def other_bytes(*, num_slots: int, num_block_appends: int, num_block_moves: int) -> int:
-    """Return a bound of the size of everything in a step but its admissions and their grammars.
+    """Return a bound of the size of everything in a step but its admissions, their grammars, and texts.
 
     Args:
         num_slots: Of the batch table: each may be released, deactivated, activated, forked twice, have a block
@@ -99,8 +113,9 @@ def step_bytes(step: Step) -> int:
     admissions = sum(_bytes_of(admission) for admission in delta.admissions)
     names = BYTES_OF_A_NAME * len(step.registered_blocks)
     grammars = _NUMBER * len(delta.grammar_drops) + sum(grammar_bytes(load.grammar) for load in delta.grammar_loads)
+    texts = sum(pooling_bytes(len(text.token_ids)) for text in step.pooling_inputs)
     numbers = _NUMBER * sum(numbers.size for numbers in lists)
-    return _STEP + numbers + FORK_BYTES * num_forks + admissions + grammars + names
+    return _STEP + numbers + FORK_BYTES * num_forks + admissions + grammars + names + texts
 
 
 def _bytes_of(admission: Admission) -> int:

@@ -81,6 +81,7 @@ class WaitingQueue:
     Attributes:
         work: What there is to compute for those that wait.
         shares: As above.
+        num_texts: Groups that are to be pooled.
     """
 
     def __init__(self, policy: Policy, shares: TenantShares = EQUAL_SHARES) -> None:
@@ -94,6 +95,7 @@ class WaitingQueue:
         self._held: dict[int, SequenceGroup] = {}  # by arrival
         self._num_waiting_of: Counter[str] = Counter()
         self.work = WaitingWork()
+        self.num_texts = 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -128,6 +130,7 @@ class WaitingQueue:
     def add(self, group: SequenceGroup) -> None:
         """Let a group wait: a new one, or with `has_run` set one that was preempted or lost its executor."""
         assert group.arrival not in self._places, f"a group with arrival {group.arrival} waits already"
+        self.num_texts += group.pooling is not None
         number = self._policy.level(group)
         place = self._places[group.arrival] = _Place(group, number, group.has_run, Work.of(group))
         self._num_waiting_of[group.tenant] += 1
@@ -143,6 +146,7 @@ class WaitingQueue:
     def remove(self, group: SequenceGroup) -> None:
         """Take a waiting group out, because it is admitted or because nobody wants it any more."""
         assert group in self, f"the group with arrival {group.arrival} does not wait"
+        self.num_texts -= group.pooling is not None
         place = self._places[group.arrival]
         level = self._levels[place.level]
         if place.is_held:

@@ -17,6 +17,7 @@ from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.access.identity import current_identity, private_deployment
 from scheduler_svc.front.api.continuation_validation import accepted_limits
+from scheduler_svc.front.api.model_tasks import check_generates
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.request_validation import (
     ValidRequest,
@@ -38,6 +39,8 @@ from scheduler_svc.request.served_model import ServedModel
 
 if TYPE_CHECKING:  # imports opentelemetry
     from scheduler_svc.telemetry.request_tracing import RequestTrace, RequestTracer
+
+TracedRequest: TypeAlias = pb.GenerateRequest | pb.EmbedRequest | pb.ScoreRequest
 
 # Returns what a call says of its trace: keys in small letters, and values; asked only if requests are traced.
 Metadata: TypeAlias = Callable[[], Iterable[tuple[str, str | bytes]] | None]
@@ -89,7 +92,11 @@ class Generation:
     def model(self) -> TextModel | None:
         """What is served, or was last; None: no executor has been attached yet."""
         served = self.engine.model
-        return None if served is None else self._tokenizer.model(served)
+        return None if served is None else self.text_model(served)
+
+    def text_model(self, served: ServedModel) -> TextModel:
+        """Return a served model with its tokenizer."""
+        return self._tokenizer.model(served)
 
     def served(self) -> tuple[TextModel, RequestLimits]:
         """Return the model and what bounds its requests. Raises NoExecutorError: there is none yet."""
@@ -106,7 +113,7 @@ class Generation:
         Raises: UnavailableError, NoExecutorError, QueueFullError: it would not be queued.
         """
         with private_deployment(), self.engine.checking("", current_identity().tenant_for("")) as served:
-            yield RequestLimits.of(self._tokenizer.model(served), self.settings)
+            yield RequestLimits.of(self.text_model(served), self.settings)
 
     @asynccontextmanager
     async def running(
@@ -164,9 +171,10 @@ class Generation:
             # A continuation takes the place of a call that still has the request.
             new_id = "" if request.HasField("continuation") else request.request_id
             with self.engine.checking(new_id, request.tenant) as served, self._checks.running(request):
-                model = self._tokenizer.model(served)
+                model = self.text_model(served)
                 if request.model:
                     check_model(request.model, model)
+                check_generates(model)
                 run = self.text_threads.run if has_text(request) else asyncio.to_thread
                 valid = await run(check_request, request, model, self.settings, make_grammar)
                 check_weights(request.continuation, served)
@@ -184,7 +192,7 @@ class Generation:
             await self.engine.submit(asked, response, checked_for=served)
         return AcceptedRequest(response, trace)
 
-    def traced(self, request: pb.GenerateRequest, metadata: Metadata) -> "RequestTrace | AbstractContextManager[None]":
+    def traced(self, request: TracedRequest, metadata: Metadata) -> "RequestTrace | AbstractContextManager[None]":
         """Return what records whether the request is refused."""
         return nullcontext() if self._tracer is None else self._tracer.receive(request, metadata() or ())
 

@@ -106,7 +106,12 @@ def _refuse_sampling_fields(params: generation_pb2.SamplingParams) -> None:
     require_param(not params.stop, "stop", f"a list of {len(params.stop)}", rule)
 
 
-def check_account(request: generation_service_pb2.GenerateRequest, limits: RequestLimits) -> None:
+def check_account(
+    request: generation_service_pb2.GenerateRequest
+    | generation_service_pb2.EmbedRequest
+    | generation_service_pb2.ScoreRequest,
+    limits: RequestLimits,
+) -> None:
     """Check priority, tenant and cache_salt.
 
     Raises: InvalidFieldError: this server does not have such a tenant, or no priorities.
@@ -114,7 +119,7 @@ def check_account(request: generation_service_pb2.GenerateRequest, limits: Reque
     require(limits.has_priorities or request.priority == 0, "priority", request.priority, priority_rule(limits))
     for field, text, longest in (
         ("tenant", request.tenant, MAX_TENANT_LENGTH),
-        ("cache_salt", request.cache_salt, MAX_CACHE_SALT_LENGTH),
+        ("cache_salt", getattr(request, "cache_salt", ""), MAX_CACHE_SALT_LENGTH),
     ):
         shown = f"{len(text)} characters long"
         require(len(text) <= longest, field, shown, f"at most {longest} characters long")

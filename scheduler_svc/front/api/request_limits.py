@@ -114,6 +114,24 @@ class PromptTooLongError(InvalidFieldError):
         )
 
 
+class InputTooLongError(PromptTooLongError):
+    """A text is too long to be embedded or scored; known to clients by the same words.
+
+    Args:
+        field: What its sender calls it.
+        size: How long it is, with its unit.
+        longest: The longest that is taken, in tokens.
+        cause: Where that comes from, in words; empty: the model takes no more.
+    """
+
+    def __init__(self, field: str, size: str, longest: int, cause: str = "") -> None:
+        InvalidFieldError.__init__(self, field, size, f"at most {longest} tokens long")
+        self.args = (
+            f"{field} is too long: it has {size}; this model's maximum context length is {longest} tokens{cause}; "
+            "shorten it, or set truncate_prompt_tokens",
+        )
+
+
 def require(holds: bool, field: str, value: object, limit: str) -> None:
     """Raise InvalidFieldError unless `holds`; `limit` ends the sentence "... must be"."""
     if not holds:

@@ -121,16 +121,17 @@ def validate_request(
 
 def check_request_fields(request: generation_service_pb2.GenerateRequest) -> None:
     """Check what can be checked before the prompt is tokenized; `validate_request` checks the rest."""
-    require(
-        len(request.request_id) <= MAX_REQUEST_ID_LENGTH,
-        "request_id",
-        f"{len(request.request_id)} characters long",
-        f"at most {MAX_REQUEST_ID_LENGTH} characters long",
-    )
+    check_request_id(request.request_id)
     if request.WhichOneof("prompt") is None:
         raise InvalidFieldError("prompt", "absent", "one of text, token_ids and messages")
     require_delta_interval(request.min_delta_interval_ms)
     require(not request.lora_adapter, "lora_adapter", request.lora_adapter, "unset: this release does not support it")
+
+
+def check_request_id(request_id: str, most: int = MAX_REQUEST_ID_LENGTH) -> None:
+    """Refuse an id that is too long."""
+    rule = f"at most {most} characters long"
+    require(len(request_id) <= most, "request_id", f"{len(request_id)} characters long", rule)
 
 
 def require_delta_interval(interval_ms: int) -> None:
@@ -150,15 +151,15 @@ def check_prompt_length(num_tokens: int, field: str, limits: RequestLimits) -> N
 def check_prompt(token_ids: Sequence[int] | Int32Array, field: str, limits: RequestLimits) -> Int32Array:
     """Return the prompt as an array, [num_prompt_tokens]."""
     check_prompt_length(len(token_ids), field, limits)
-    return check_known_ids(token_ids, field, limits)
+    return check_known_ids(token_ids, field, limits.vocab_size)
 
 
-def check_known_ids(token_ids: Sequence[int] | Int32Array, field: str, limits: RequestLimits) -> Int32Array:
+def check_known_ids(token_ids: Sequence[int] | Int32Array, field: str, vocab_size: int) -> Int32Array:
     """Return tokens as an array, [num_tokens]. Raises InvalidFieldError: the model does not know one."""
     ids = np.array(token_ids, np.int64)
-    outside = ids[(ids < 0) | (ids >= limits.vocab_size)]
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
     if len(outside):
-        raise unknown_token(field, outside[0], limits.vocab_size)
+        raise unknown_token(field, outside[0], vocab_size)
     return ids.astype(np.int32)
 
 

@@ -53,8 +53,8 @@ def sampling_row(
             value = number(params, parameter.name, model_defaults)
             if value is not None:
                 values[parameter.name] = value
-    if not is_beam:
-        values.setdefault("seed", secrets.randbits(64))
+    if not is_beam and "seed" not in values:
+        values["seed"] = secrets.randbits(64)
     _check_min_tokens(params)
     return SamplingRow(**values)  # type: ignore[arg-type]
 

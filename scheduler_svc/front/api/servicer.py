@@ -14,7 +14,10 @@ from octavo_shared.errors import InvalidFieldError, OctavoServiceError
 from scheduler_svc.front.api.generation import CLIENT_LEFT
 from scheduler_svc.front.api.generation_messages import accepted_message, event_message, finished_message
 from scheduler_svc.front.api.message_scan import CountLimit
+from scheduler_svc.front.api.model_tasks import tasks_of
 from scheduler_svc.front.api.models import Models
+from scheduler_svc.front.api.pooling import Pooled, pool
+from scheduler_svc.front.api.pooling_validation import longest_input, pooling_limits
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api.request_counts import generate_request_limits
 from scheduler_svc.front.api.request_limits import RequestLimits
@@ -22,6 +25,7 @@ from scheduler_svc.front.api.stream_requests import StreamRequestsCall, slow_cal
 from scheduler_svc.front.text.text_model import check_model
 
 M = TypeVar("M", bound=Message)
+P = TypeVar("P", pb.EmbedRequest, pb.ScoreRequest)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -138,7 +142,57 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             why_not_reproducible=reproducibility.why_not,
             numerics_ids=reproducibility.numerics_ids,
             weights_digest=reproducibility.weights_digest,
+            tasks=tasks_of(model.info),
+            embedding_size=model.info.embedding_size,
+            num_scores=model.info.num_scores,
+            prompt_names=sorted(model.tokenizer.embedding_config.prompts) if model.info.embedding_size else (),
+            max_input_tokens=longest_input(model) if model.info.pooling_tasks else 0,
         )
+
+    async def Embed(  # type: ignore[override]  # noqa: N802 (gets the body)
+        self,
+        request: RequestBody[pb.EmbedRequest],
+        context: grpc.aio.ServicerContext[pb.EmbedRequest, pb.EmbedResponse],
+    ) -> pb.EmbedResponse:
+        """Return the vectors of texts."""
+        pooled = await self._pool("embed", request, context)
+        return pb.EmbedResponse(
+            request_id=pooled.request_id,
+            values=pooled.content,
+            num_dimensions=pooled.values.shape[1],
+            num_prompt_tokens=pooled.num_prompt_tokens,
+        )
+
+    async def Score(  # type: ignore[override]  # noqa: N802 (gets the body)
+        self,
+        request: RequestBody[pb.ScoreRequest],
+        context: grpc.aio.ServicerContext[pb.ScoreRequest, pb.ScoreResponse],
+    ) -> pb.ScoreResponse:
+        """Return the scores of pairs."""
+        pooled = await self._pool("score", request, context)
+        return pb.ScoreResponse(
+            request_id=pooled.request_id,
+            values=pooled.content,
+            num_scores=pooled.values.shape[1],
+            num_prompt_tokens=pooled.num_prompt_tokens,
+        )
+
+    async def _pool(self, api: str, body: RequestBody[P], context: Context) -> Pooled:
+        with self._models.meter.request(api) as counted:
+            try:
+                request = await self.read(body, pooling_limits)
+            except OctavoServiceError:
+                with self._models.traced(lambda: context.invocation_metadata()):
+                    raise
+            counted.tenant = request.tenant
+            return await pool(
+                self._models.choose(request.model),
+                request,
+                lambda: context.invocation_metadata(),
+                time_left_s=context.time_remaining(),
+                why_left=lambda: _why_left(context),
+                on_queued=counted.accept,
+            )
 
     async def Tokenize(  # type: ignore[override]  # noqa: N802 (gets the body)
         self,

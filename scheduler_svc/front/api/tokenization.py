@@ -129,7 +129,7 @@ def detokenize(request: pb.DetokenizeRequest, model: TextModel, limits: RequestL
         InvalidFieldError: the model does not know a token.
     """
     _require_tokenizer(model)
-    token_ids = check_known_ids(request.token_ids, "token_ids", limits)
+    token_ids = check_known_ids(request.token_ids, "token_ids", limits.vocab_size)
     skips_special_tokens = not request.HasField("skip_special_tokens") or request.skip_special_tokens
     return pb.DetokenizeResponse(text=model.tokenizer.decode(token_ids.tolist(), skips_special_tokens))
 

@@ -184,4 +184,5 @@ def openai_name(native_field: str, names: Mapping[str, str]) -> str:
     name = native_field.removeprefix("sampling_params.")
     if name.startswith("messages["):  # of one message
         return name.removesuffix("_json")
-    return names.get(name, "prompt" if name in PROMPT_FIELDS else name)
+    name, bracket, index = name.partition("[")
+    return names.get(name, "prompt" if name in PROMPT_FIELDS else name) + bracket + index

@@ -214,3 +214,48 @@ class DetokenizeFields(RequestFields):
     """Of /detokenize."""
 
     tokens: TokenIds = Field(description="Token ids.")
+
+
+class PoolingFields(RequestFields):
+    """What /v1/embeddings, /v1/rerank and /v1/score have in common."""
+
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        description="Cut inputs that have more tokens; -1: more than the model takes. Default: they are rejected.",
+    )
+    priority: int | None = Field(None, description="With --policy priority, smaller values are served first.")
+    request_id: str | None = Field(
+        None, description="Part of the answer's `id`; it takes precedence over X-Request-Id."
+    )
+
+
+class EmbeddingFields(PoolingFields):
+    """Of /v1/embeddings."""
+
+    input: Any = Field(None, description="A string, token ids, or a list of either, of at most 2,048.")
+    dimensions: int | None = Field(
+        None, description="Length of the vectors; for models that were trained for it (Matryoshka)."
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="`float`: numbers. `base64`: float32, little-endian. Default: float."
+    )
+    prompt_name: str | None = Field(
+        None,
+        description="Which prompt of the model, such as `query`, to put before texts. Default: the model's own.",
+    )
+
+
+class RerankFields(PoolingFields):
+    """Of /v1/rerank."""
+
+    query: str = Field(description="What the documents are to answer.")
+    documents: list[Any] = Field(description="Strings, or objects with `text`; at most 2,048.")
+    top_n: int | None = Field(None, description="How many results to return, best first. Default: all.")
+    return_documents: bool | None = Field(None, description="Whether results have their document. Default: true.")
+
+
+class ScoreFields(PoolingFields):
+    """Of /v1/score."""
+
+    text_1: str | Texts = Field(description="The first text of each pair: one for all, or a list.")
+    text_2: str | Texts = Field(description="The second text of each pair, or a list of them; at most 2,048.")

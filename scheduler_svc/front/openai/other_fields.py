@@ -61,4 +61,8 @@ REFUSED: Mapping[str, FieldRule] = {
     "kv_transfer_params": FieldRule(({},), "KV blocks are not transferred between executors"),
     "vllm_xargs": FieldRule(({},), "plug-ins are not supported"),
     "lora_path": FieldRule((), "adapters are not supported; merge them into the model"),
+    # Cohere's and Jina's
+    "max_tokens_per_doc": FieldRule((), "use `truncate_prompt_tokens`, which counts the query too"),
+    "max_chunks_per_doc": FieldRule((), "use `truncate_prompt_tokens`"),
+    "rank_fields": FieldRule((["text"],), "documents are texts, or objects with `text`"),
 }

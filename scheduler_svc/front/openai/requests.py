@@ -155,12 +155,16 @@ def _always(grammar: AskedGrammar) -> GrammarMaker:
     return lambda prompt_token_ids: grammar
 
 
-def prompts_of(prompt: Any, in_its_place: str = "") -> Sequence[str | list[int]]:
+def prompts_of(
+    prompt: Any, in_its_place: str = "", field: str = "prompt", most: int = MAX_PROMPTS
+) -> Sequence[str | list[int]]:
     """Return the prompts: each a text or token ids.
 
     Args:
-        prompt: The field.
+        prompt: What is in the field.
         in_its_place: What to say of another field if there is no prompt.
+        field: The field's name.
+        most: How many there may be.
 
     Raises: InvalidFieldError: there are none.
     """
@@ -168,18 +172,18 @@ def prompts_of(prompt: Any, in_its_place: str = "") -> Sequence[str | list[int]]
     if isinstance(prompt, str):
         return [prompt]
     if prompt is None:
-        raise InvalidFieldError("prompt", "absent", rule + in_its_place)
+        raise InvalidFieldError(field, "absent", rule + in_its_place)
     if not isinstance(prompt, list) or not prompt:
-        raise InvalidFieldError("prompt", "an empty array" if prompt == [] else f"of type {_kind(prompt)}", rule)
+        raise InvalidFieldError(field, "an empty array" if prompt == [] else f"of type {_kind(prompt)}", rule)
     if type(prompt[0]) is int:
-        return [_token_ids(prompt, "prompt")]
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidFieldError("prompt", f"{len(prompt)} prompts", f"at most {MAX_PROMPTS} prompts")
+        return [_token_ids(prompt, field)]
+    if len(prompt) > most:
+        raise InvalidFieldError(field, f"{len(prompt)} {field}s", f"at most {most} {field}s")
     for place, item in enumerate(prompt):
         if isinstance(item, list):
-            _token_ids(item, f"prompt[{place}]")
+            _token_ids(item, f"{field}[{place}]")
         elif not isinstance(item, str):
-            raise InvalidFieldError(f"prompt[{place}]", f"of type {_kind(item)}", "a string or an array of token ids")
+            raise InvalidFieldError(f"{field}[{place}]", f"of type {_kind(item)}", "a string or an array of token ids")
     return prompt
 
 

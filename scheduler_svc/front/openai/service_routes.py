@@ -19,6 +19,7 @@ from octavo_shared.process.metric import Family
 from scheduler_svc.front.anthropic.errors import speaks_anthropic
 from scheduler_svc.front.api import tokenization
 from scheduler_svc.front.api.generation import Generation
+from scheduler_svc.front.api.model_tasks import TASK_NAMES, tasks_of
 from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.call import Call
@@ -118,6 +119,8 @@ class ServiceRoutes:
             "created": self._created,
             "owned_by": "octavo",
             "max_model_len": model and model.max_model_len,
+            "tasks": model and [TASK_NAMES[task] for task in tasks_of(model.info)],
+            **({"embedding_size": model.info.embedding_size} if model and model.info.embedding_size else {}),
         }
 
     def _entry_of_anthropic(self, name: str, generation: Generation) -> dict[str, object]:

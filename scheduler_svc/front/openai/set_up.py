@@ -16,6 +16,7 @@ from scheduler_svc.front.openai.chat_outputs import ChatFormats
 from scheduler_svc.front.openai.chat_page import chat_page_routes
 from scheduler_svc.front.openai.completions import Completions
 from scheduler_svc.front.openai.field_reader import Reader, UnknownFields
+from scheduler_svc.front.openai.pooling_routes import PoolingRoutes
 from scheduler_svc.front.openai.routing import Route, Routes, RouteSettings
 from scheduler_svc.front.openai.server import OpenAIServer
 from scheduler_svc.front.openai.service_routes import ServiceRoutes
@@ -55,6 +56,7 @@ def openai_server(
         "/v1/completions": Route("POST", Completions(answering).answer, "completions"),
         "/v1/responses": Route("POST", responses.answer, "responses"),
         **Messages(models, Answering(models, Reader(unknown, OTHER_FIELDS)), formats).routes(),
+        **PoolingRoutes(models, reader).routes(),
         **ServiceRoutes(models, reader, collect).routes(),
         **(chat_page_routes() if config.chat_page == "on" else {}),
     }

@@ -8,22 +8,29 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import jinja2
+import numpy as np
 import tokenizers
 
 from octavo.values.rust_panic import words_of
 from octavo_shared.errors import InvalidFieldError, TokenizerFailedError, TokenizerFileError
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from octavo_shared.step_wire.model_file import read_model_file
+from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.text.chat_template import ChatTemplate
 from scheduler_svc.front.text.conversation import Conversation
+from scheduler_svc.front.text.embedding_config import MODEL_CONFIG, SENTENCE_TRANSFORMERS_CONFIG, EmbeddingConfig
 from scheduler_svc.front.text.special_tokens import SpecialTokenBreaker
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+
+# What is read of a directory.
+FILE_NAMES = (TOKENIZER, CONFIG, SPECIAL_TOKENS_MAP, CHAT_TEMPLATE, SENTENCE_TRANSFORMERS_CONFIG, MODEL_CONFIG)
 
 # The variables that a chat template finds, where the model has such a token.
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -39,6 +46,22 @@ class TooManyTokensError(Exception):
         super().__init__(f"{num_tokens} tokens")
 
 
+# A text, or a pair of texts.
+PoolingText: TypeAlias = str | tuple[str, str]
+
+
+class TokenizedInput(NamedTuple):
+    """A text or a pair as an encoder takes it.
+
+    Attributes:
+        token_ids: Its tokens, [num_tokens].
+        token_type_ids: Which text each token belongs to, a byte for each; empty: all to the first.
+    """
+
+    token_ids: Int32Array
+    token_type_ids: bytes = b""
+
+
 class Tokenizer:
     """Tokenizes, detokenizes and renders conversations for one model. Threads may share one.
 
@@ -46,6 +69,10 @@ class Tokenizer:
         files: The model's tokenizer files; only tokenizer.json is required. They are kept as `files`. None at
             all: the model has no tokenizer, every output is the empty text, and nothing may be encoded.
         escapes_special_tokens: Whether special tokens in a conversation become ordinary text.
+
+    Attributes:
+        files: As above.
+        embedding_config: What the files say of the model's vectors.
 
     Raises: TokenizerFileError: a file is missing or broken.
     """
@@ -61,6 +88,11 @@ class Tokenizer:
         if CHAT_TEMPLATE not in contents and isinstance(config.get("chat_template"), list):
             own = _load_chat_template(contents, config, self._special_tokens, "tool_use")
             self._tool_template = own or self._chat_template
+        self.embedding_config = EmbeddingConfig.of(
+            _load_json_object(contents, SENTENCE_TRANSFORMERS_CONFIG), _load_json_object(contents, MODEL_CONFIG)
+        )
+        inputs = config.get("model_input_names")
+        self._has_token_types = not isinstance(inputs, list) or "token_type_ids" in inputs
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self._max_token_length = max(map(len, vocab), default=1)
         self._largest_id = max(vocab.values(), default=-1)
@@ -79,7 +111,7 @@ class Tokenizer:
         Raises: TokenizerFileError: a file is missing, unreadable or broken.
         """
         files = []
-        for name in (TOKENIZER, CONFIG, SPECIAL_TOKENS_MAP, CHAT_TEMPLATE):
+        for name in FILE_NAMES:
             file = Path(path) / name
             try:
                 files.append(TokenizerFile(name, read_model_file(file)))
@@ -160,6 +192,43 @@ class Tokenizer:
         """Tokenize a piece of text as it is, without the special tokens of a prompt."""
         return self._encode_all([text], add_special_tokens=False)[0].ids
 
+    def encode_inputs(self, inputs: Sequence[PoolingText], cut_to: int | None = None) -> list[TokenizedInput]:
+        """Tokenize texts or pairs of texts for an encoder, with the special tokens of the tokenizer's template.
+
+        Args:
+            inputs: The texts, or the pairs: all of one kind.
+            cut_to: What is longer in tokens is cut: a text at its end, of a pair the longer text; it has room for the
+                special tokens and one more of each text. None: nothing is cut.
+
+        Raises: TokenizerFailedError: the library fails.
+        """
+        encodings = self._encode_all(inputs, add_special_tokens=True)
+        return [
+            self._tokenized(encoding if cut_to is None or len(encoding) <= cut_to else self._cut(each, cut_to))
+            for each, encoding in zip(inputs, encodings, strict=True)
+        ]
+
+    def num_special_tokens(self, *, is_pair: bool) -> int:
+        """Return how many tokens the template adds to a text, or to a pair."""
+        return self._tokenizer.num_special_tokens_to_add(is_pair=is_pair)
+
+    def _cut(self, text: PoolingText, num_tokens: int) -> tokenizers.Encoding:
+        """Tokenize a text or a pair that is longer than `num_tokens`, and cut it to that."""
+        parts = self._encode_all([text] if isinstance(text, str) else text, add_special_tokens=False)
+        room = num_tokens - self.num_special_tokens(is_pair=len(parts) == 2)
+        if len(parts) == 2:
+            shorter = min(room // 2, *map(len, parts))
+            lengths = [shorter, room - shorter] if len(parts[0]) <= len(parts[1]) else [room - shorter, shorter]
+        else:
+            lengths = [room]
+        for part, length in zip(parts, lengths, strict=True):
+            part.truncate(length)
+        return self._tokenizer.post_process(parts[0], parts[1] if len(parts) == 2 else None)
+
+    def _tokenized(self, encoding: tokenizers.Encoding) -> TokenizedInput:
+        types = encoding.type_ids if self._has_token_types else ()
+        return TokenizedInput(np.array(encoding.ids, np.int32), bytes(types) if any(types) else b"")
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of a whole token sequence; bytes that are no UTF-8 become U+FFFD.
 
@@ -204,7 +273,7 @@ class Tokenizer:
             raise TooManyTokensError(len(encoding))
         return encoding.ids
 
-    def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[tokenizers.Encoding]:
+    def _encode_all(self, texts: Sequence[PoolingText], *, add_special_tokens: bool) -> list[tokenizers.Encoding]:
         """Tokenize texts. Other threads run meanwhile, however long it takes: `encode` would keep them waiting."""
         try:
             return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)

@@ -6,6 +6,7 @@ from octavo.execution.v1 import capability_pb2
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo_shared.step_wire.capability import Capability, common
 from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.wire import encode_parameters
 
 
 def agreed_capabilities(request: pb.AttachRequest, info: ExecutorInfo) -> frozenset[Capability]:
@@ -19,11 +20,9 @@ def agreed_parameters(
     request: pb.AttachRequest, info: ExecutorInfo, capabilities: AbstractSet[Capability]
 ) -> capability_pb2.CapabilityParameters | None:
     """Return the lesser of each number; one that the scheduler did not say is the executor's. None: there are none."""
-    if Capability.GRAMMARS not in capabilities:
-        return None
-    wanted = request.capability_parameters
-    return capability_pb2.CapabilityParameters(
-        num_grammar_slots=min(wanted.num_grammar_slots or info.num_grammar_slots, info.num_grammar_slots),
-        matcher_id=info.matcher_id,
-        max_grammar_bytes=min(wanted.max_grammar_bytes or info.max_grammar_bytes, info.max_grammar_bytes),
-    )
+    agreed = encode_parameters(info, capabilities)
+    if agreed is not None and Capability.GRAMMARS in capabilities:
+        wanted = request.capability_parameters
+        agreed.num_grammar_slots = min(wanted.num_grammar_slots or info.num_grammar_slots, info.num_grammar_slots)
+        agreed.max_grammar_bytes = min(wanted.max_grammar_bytes or info.max_grammar_bytes, info.max_grammar_bytes)
+    return agreed

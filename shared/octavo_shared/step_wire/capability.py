@@ -16,6 +16,7 @@ class Capability(IntEnum):
     WEIGHT_VERSIONS = 7
     BLOCK_TRANSFER = 8
     ROW_FLAGS = 9
+    POOLING = 10
 
 
 _NAMES = {int(capability): capability.name for capability in Capability}

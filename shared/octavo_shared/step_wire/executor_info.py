@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo_shared.step_wire.capability import Capability
+from octavo_shared.step_wire.step import PoolingTask
 
 # Longest sequence that is believed of anybody, far above any machine.
 MAX_MODEL_LEN = 2**27
@@ -40,13 +41,23 @@ class ExecutorInfo:
     num_grammar_slots: int = 0  # 0: it cannot follow grammars
     matcher_id: str = ""
     max_grammar_bytes: int = 0
+    pooling_tasks: frozenset[PoolingTask] = frozenset()  # empty: it computes no vectors and no scores
+    embedding_size: int = 0  # numbers in a vector; 0: none
+    num_scores: int = 0  # of a text; 0: none
+    num_token_types: int = 1
+    is_generative: bool = True  # False: it has no cache, and `num_device_blocks` is 0
 
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What it can do beyond wire version 1."""
         of_numerics = {Capability.NUMERICS, Capability.NAMED_BLOCKS} if self.numerics_id else set()
         of_grammars = {Capability.GRAMMARS} if self.num_grammar_slots else set()
-        return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_grammars})
+        of_pooling = {Capability.POOLING} if self.pooling_tasks else set()
+        return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_grammars, *of_pooling})
+
+    def num_pooled_values(self, task: PoolingTask) -> int:
+        """Numbers in the answer to a text."""
+        return self.embedding_size if task is PoolingTask.EMBED else self.num_scores
 
     @property
     def max_cached_tokens(self) -> int:
@@ -56,7 +67,7 @@ class ExecutorInfo:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """One file of the tokenizer; `name` has no folders."""
+    """One file of the tokenizer, or of pooling; `name` has the folders below the model directory."""
 
     name: str
     content: bytes

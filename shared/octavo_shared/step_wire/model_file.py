@@ -18,7 +18,10 @@ def read_model_file(path: Path) -> bytes:
     Raises: OSError: it cannot be read, is a link out of there, or is no regular file.
     """
     real = Path(os.path.realpath(path, strict=True))
-    if not any(real.is_relative_to(home) for home in _homes(path.parent.resolve())):
+    parent = path.parent.resolve()
+    # A module of sentence-transformers has a folder of its own below the model directory.
+    homes = (*_homes(parent), *(_homes(parent.parent)[1:] if parent.parent.parent.name == "snapshots" else ()))
+    if not any(real.is_relative_to(home) for home in homes):
         raise PermissionError(
             errno.EACCES, f"it is a symbolic link to {real}, outside the model directory; put the file itself there"
         )

@@ -7,9 +7,11 @@ would refuse a step for, the core refuses to the one who asks for it.
 import numpy as np
 
 from octavo.values.sampling_parameters import INT32_MAX, NO_LOGPROBS, ROW_PARAMETERS
+from octavo.values.wording import counted
 from octavo_shared.errors import InvalidStepError
+from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.sampling_row import SamplingRow
-from octavo_shared.step_wire.step import Int32Array, find_repeated
+from octavo_shared.step_wire.step import Int32Array, PoolingTask, find_repeated
 from octavo_shared.step_wire.token_rules import TokenRules, num_mask_bytes
 
 
@@ -56,3 +58,20 @@ def check_rules(who: str, rules: TokenRules, vocab_size: int) -> None:
     mask, num_bytes = rules.allowed_mask, num_mask_bytes(vocab_size)
     if mask is not None and len(mask) != num_bytes:
         raise InvalidStepError(f"{who} has a mask of {len(mask)} bytes; one for {vocab_size} tokens has {num_bytes}")
+
+
+def check_pooled(who: str, token_ids: Int32Array, token_type_ids: bytes, task: PoolingTask, info: ExecutorInfo) -> None:
+    """Require a text that the model can pool whole in one step. Raises InvalidStepError: `who` has another."""
+    if task not in info.pooling_tasks:
+        offered = " and ".join(sorted(task.name for task in info.pooling_tasks)) or "no pooling task"
+        raise InvalidStepError(f"{who} has the task {task.name}; the model offers {offered}")
+    limit = min(info.max_model_len, info.max_num_batched_tokens)
+    if not 0 < len(token_ids) <= limit:
+        raise InvalidStepError(f"{who} has {counted(len(token_ids), 'token')}; it may have 1 to {limit}")
+    check_known_ids(who, token_ids, info.vocab_size)
+    if not token_type_ids:
+        return
+    if len(token_type_ids) != len(token_ids):
+        raise InvalidStepError(f"{who} has {len(token_type_ids)} token types for {counted(len(token_ids), 'token')}")
+    if max(token_type_ids) >= info.num_token_types:
+        raise InvalidStepError(f"{who} has token type {max(token_type_ids)}; types are 0 to {info.num_token_types - 1}")

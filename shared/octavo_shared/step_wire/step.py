@@ -43,6 +43,13 @@ class RowFlag(IntEnum):
     NOT_FINITE = 4
 
 
+class PoolingTask(IntEnum):
+    """What a text is computed for; the enum of the same name in step.proto."""
+
+    EMBED = 1
+    SCORE = 2
+
+
 def pairs(*rows: tuple[int, ...] | Seq[int]) -> Int32Array:
     """Return `rows` as an int32 array [num_rows, width]; width 2 if there is none."""
     return np.array(rows, np.int32).reshape(len(rows), -1 if rows else 2)
@@ -147,6 +154,28 @@ class TableDelta:
     forks: tuple[Fork, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PoolingInput:
+    """A text, or a pair, that a step computes whole; it has no slot and no blocks.
+
+    `number` is its own in the step. `token_type_ids` has a byte for each token; empty: all are 0.
+    """
+
+    number: int
+    token_ids: Int32Array
+    token_type_ids: bytes
+    task: PoolingTask
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """The vector or the scores of a `PoolingInput`; with `flag`, a `RowFlag`, they mean nothing. 0: none."""
+
+    number: int
+    values: Float32Array
+    flag: int = 0
+
+
 # Of the name of a block's content.
 BLOCK_NAME_BYTES = 16
 
@@ -169,6 +198,7 @@ class Step:
     table_digest: int | None = None
     registered_blocks: Int32Array = field(default_factory=no_slots)  # [n]: whose content before this step has a name
     block_names: bytes = b""  # BLOCK_NAME_BYTES for each of them
+    pooling_inputs: tuple[PoolingInput, ...] = ()
 
     def __post_init__(self) -> None:
         if not (len(self.blocks_to_swap_out) or len(self.blocks_to_swap_in) or len(self.blocks_to_copy)):
@@ -217,6 +247,7 @@ class StepResult:
     prompt_alternative_token_ids: Int32Array | None = None  # [sum of num_prompt_logprobs * num_prompt_alternatives]
     prompt_alternative_logprobs: Float32Array | None = None  # the same
     row_flags: RowFlags | None = None  # [num_samples]
+    pooling_outputs: tuple[PoolingOutput, ...] = ()  # one for each of the step's inputs, in their order
 
     @property
     def arrays(self) -> list[Int32Array | Float32Array]:

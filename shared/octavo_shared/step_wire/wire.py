@@ -7,6 +7,7 @@ is epoch, step id and the few blocks that it appends.
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +28,9 @@ from octavo_shared.step_wire.step import (
     Fork,
     GrammarLoad,
     Int32Array,
+    PoolingInput,
+    PoolingOutput,
+    PoolingTask,
     SamplingRow,
     Step,
     StepResult,
@@ -47,8 +51,12 @@ FLOAT32 = np.dtype("<f4")
 
 # What `ExecutorInfo` has of the parameters of capabilities.
 _GRAMMAR_PARAMETERS = ("num_grammar_slots", "matcher_id", "max_grammar_bytes")
+_POOLING_TASKS = frozenset(task.value for task in PoolingTask)
+_POOLING_PARAMETERS = ("pooling_tasks", "embedding_size", "num_scores", "num_token_types", "is_generative")
 _PLAIN_INFO = tuple(
-    name for name in ExecutorInfo.__dataclass_fields__ if name not in {"sampling_defaults", *_GRAMMAR_PARAMETERS}
+    name
+    for name in ExecutorInfo.__dataclass_fields__
+    if name not in {"sampling_defaults", *_GRAMMAR_PARAMETERS, *_POOLING_PARAMETERS}
 )
 _NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMETERS)
 
@@ -80,6 +88,7 @@ def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.Execute
         registered_blocks=encode_registered_blocks(step.registered_blocks, step.block_names)
         if step.block_names
         else None,
+        pooling_inputs=[encode_pooling_input(text) for text in step.pooling_inputs],
     )
 
 
@@ -111,6 +120,7 @@ def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
         blocks_to_copy=_rows(message, "blocks_to_copy", 2),
         table_digest=message.table_digest if message.HasField("table_digest") else None,
         **_registered_blocks(message),
+        pooling_inputs=tuple(decode_pooling_input(text) for text in message.pooling_inputs),
     )
 
 
@@ -120,7 +130,41 @@ def feature_bits_of(step: Step) -> int:
     delta = step.delta
     if delta.grammar_loads or delta.grammar_drops or any(a.grammar_slot is not None for a in delta.admissions):
         bits |= 1 << Capability.GRAMMARS
+    if step.pooling_inputs:
+        bits |= 1 << Capability.POOLING
     return bits
+
+
+def encode_pooling_input(text: PoolingInput) -> step_pb2.PoolingInput:
+    """Turn a text to be pooled into its message."""
+    return step_pb2.PoolingInput(
+        number=text.number,
+        token_ids=text.token_ids.astype(INT32, copy=False).tobytes(),
+        token_type_ids=text.token_type_ids,
+        task=step_pb2.PoolingTask.ValueType(text.task),
+    )
+
+
+def decode_pooling_input(message: step_pb2.PoolingInput) -> PoolingInput:
+    """Turn a message into a text to be pooled. Raises InvalidStepError: it is malformed."""
+    if message.task not in _POOLING_TASKS:
+        raise InvalidStepError(
+            f"pooling input {message.number} has task {message.task}; it may be 1 (EMBED) or 2 (SCORE)"
+        )
+    token_ids = _array(message.token_ids, INT32, "token_ids")
+    return PoolingInput(message.number, token_ids, message.token_type_ids, PoolingTask(message.task))
+
+
+def encode_pooling_output(output: PoolingOutput) -> step_pb2.PoolingOutput:
+    """Turn the answer to a text into its message."""
+    return step_pb2.PoolingOutput(
+        number=output.number, values=_bytes(output.values, FLOAT32), flag=step_pb2.RowFlag.ValueType(output.flag)
+    )
+
+
+def decode_pooling_output(message: step_pb2.PoolingOutput) -> PoolingOutput:
+    """Turn a message into the answer to a text. Raises InvalidStepError: it is malformed."""
+    return PoolingOutput(message.number, _array(message.values, FLOAT32, "values"), message.flag)
 
 
 def encode_grammar_load(load: GrammarLoad) -> step_pb2.GrammarLoad:
@@ -179,6 +223,7 @@ def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:
         prompt_alternative_token_ids=_bytes(result.prompt_alternative_token_ids, INT32),
         prompt_alternative_logprobs=_bytes(result.prompt_alternative_logprobs, FLOAT32),
         row_flags=b"" if result.row_flags is None else result.row_flags.tobytes(),
+        pooling_outputs=[encode_pooling_output(output) for output in result.pooling_outputs],
     )
 
 
@@ -211,6 +256,7 @@ def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
         prompt_alternative_token_ids=prompt_alternatives[0],
         prompt_alternative_logprobs=prompt_alternatives[1],
         row_flags=np.frombuffer(message.row_flags, np.uint8) if message.row_flags else None,
+        pooling_outputs=tuple(decode_pooling_output(output) for output in message.pooling_outputs),
     )
 
 
@@ -283,7 +329,7 @@ def encode_info(info: ExecutorInfo) -> execution_service_pb2.GetExecutorInfoResp
         max_wire_version=MAX_WIRE_VERSION,
         sampling_defaults=encode_sampling_defaults(info.sampling_defaults),
         capabilities=encode_capabilities(info.capabilities),
-        capability_parameters=encode_parameters(info),
+        capability_parameters=encode_parameters(info, info.capabilities),
         **{name: getattr(info, name) for name in _PLAIN_INFO},
     )
 
@@ -293,6 +339,7 @@ def decode_info(message: execution_service_pb2.GetExecutorInfoResponse) -> Execu
     values = {name: getattr(message, name) for name in _PLAIN_INFO}
     values["sampling_defaults"] = decode_sampling_defaults(message.sampling_defaults)
     values.update(decode_grammar_parameters(message.capability_parameters))
+    values.update(decode_pooling_parameters(message.capability_parameters))
     return ExecutorInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
 
 
@@ -301,17 +348,41 @@ def encode_capabilities(capabilities: Iterable[Capability]) -> list[capability_p
     return [capability_pb2.Capability.ValueType(number) for number in sorted(capabilities)]
 
 
-def encode_parameters(info: ExecutorInfo) -> capability_pb2.CapabilityParameters | None:
-    """Return the parameters of what an executor can do; None: there are none."""
-    if Capability.GRAMMARS not in info.capabilities:
-        return None
-    return capability_pb2.CapabilityParameters(**{name: getattr(info, name) for name in _GRAMMAR_PARAMETERS})
+def encode_parameters(
+    info: ExecutorInfo, capabilities: AbstractSet[Capability]
+) -> capability_pb2.CapabilityParameters | None:
+    """Return what an executor has of the parameters of some capabilities; None: there are none."""
+    parameters: dict[str, Any] = {}
+    if Capability.GRAMMARS in capabilities:
+        parameters.update({name: getattr(info, name) for name in _GRAMMAR_PARAMETERS})
+    if Capability.POOLING in capabilities:
+        parameters.update(
+            pooling_tasks=sorted(info.pooling_tasks),
+            embedding_size=info.embedding_size,
+            num_scores=info.num_scores,
+            num_token_types=info.num_token_types,
+            pooling_only=not info.is_generative,
+        )
+    return capability_pb2.CapabilityParameters(**parameters) if parameters else None
 
 
 def decode_grammar_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
     """Return what `ExecutorInfo` has of the parameters of grammars; None: they are not agreed on."""
     parameters = capability_pb2.CapabilityParameters() if message is None else message
     return {name: getattr(parameters, name) for name in _GRAMMAR_PARAMETERS}
+
+
+def decode_pooling_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
+    """Return what `ExecutorInfo` has of the parameters of pooling; None: they are not agreed on."""
+    parameters = capability_pb2.CapabilityParameters() if message is None else message
+    return {
+        # Tasks of later releases are left out.
+        "pooling_tasks": frozenset(task for task in PoolingTask if task.value in parameters.pooling_tasks),
+        "embedding_size": parameters.embedding_size,
+        "num_scores": parameters.num_scores,
+        "num_token_types": max(1, parameters.num_token_types),
+        "is_generative": not parameters.pooling_only,
+    }
 
 
 def encode_sampling_defaults(defaults: Mapping[str, float]) -> sampling_params_pb2.SamplingDefaults | None:

@@ -24,6 +24,7 @@ STEP_FIELDS = {
     "blocks_to_send": Capability.BLOCK_TRANSFER,
     "blocks_to_receive": Capability.BLOCK_TRANSFER,
     "transfers_to_cancel": Capability.BLOCK_TRANSFER,
+    "pooling_inputs": Capability.POOLING,
 }
 ADMISSION_FIELDS = {
     "grammar_slot": Capability.GRAMMARS,
@@ -41,6 +42,7 @@ ANSWER_FIELDS = {
     "cancelled_transfers": Capability.BLOCK_TRANSFER,
     "lengths_digest": Capability.VARIABLE_TOKENS,
     "last_resolved_step_id": Capability.VARIABLE_TOKENS,
+    "pooling_outputs": Capability.POOLING,
 }
 
 _FEATURE_BITS_OF_STEP = step_pb2.ExecuteModelRequest.DESCRIPTOR.fields_by_name["feature_bits"].number

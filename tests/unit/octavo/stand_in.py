@@ -1,6 +1,7 @@
 """A scheduler for the client's tests: a GenerationService whose answers are scripted by the prompt."""
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,6 +138,21 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
         return generation_service_pb2.GetModelResponse(
             model_id="tiny", max_model_len=64, vocab_size=4, has_chat_template=self.has_chat_template, dtype="float32"
         )
+
+    async def Embed(  # noqa: N802
+        self, request: generation_service_pb2.EmbedRequest, context: Context
+    ) -> generation_service_pb2.EmbedResponse:
+        """Return the length of each text as its vector."""
+        await self._fail_if_asked(request.inputs[0].text, context)
+        lengths = [float(len(each.text)) for each in request.inputs]
+        values = struct.pack(f"<{len(lengths)}f", *lengths)
+        return generation_service_pb2.EmbedResponse(values=values, num_dimensions=1, num_prompt_tokens=len(lengths))
+
+    async def Score(  # noqa: N802
+        self, request: generation_service_pb2.ScoreRequest, context: Context
+    ) -> generation_service_pb2.ScoreResponse:
+        """Return a score too few."""
+        return generation_service_pb2.ScoreResponse(values=b"", num_scores=1)
 
     async def Tokenize(  # noqa: N802
         self, request: generation_service_pb2.TokenizeRequest, context: Context

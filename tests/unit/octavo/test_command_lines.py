@@ -33,7 +33,13 @@ OPTIONS = {
 OF_A_SCHEDULER = [name for name, flag in OPTIONS if flag == "--address" and name != "list"]
 
 # Enough to fill the arguments of a command, where it has some.
-ARGUMENTS = {"completion": ["bash"], "explain": ["request"], "model path": ["smollm2"], "model prepare": ["smollm2"]}
+ARGUMENTS = {
+    "embed": ["/proc/version"],  # a line of text
+    "completion": ["bash"],
+    "explain": ["request"],
+    "model path": ["smollm2"],
+    "model prepare": ["smollm2"],
+}
 
 
 def arguments_of(name: str) -> list[str]:

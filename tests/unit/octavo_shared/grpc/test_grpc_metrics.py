@@ -70,6 +70,16 @@ class Servicer(pb_grpc.GenerationServiceServicer):
     ) -> pb.DetokenizeResponse:
         return pb.DetokenizeResponse()
 
+    async def Embed(  # noqa: N802
+        self, request: pb.EmbedRequest, context: "grpc.aio.ServicerContext[pb.EmbedRequest, pb.EmbedResponse]"
+    ) -> pb.EmbedResponse:
+        return pb.EmbedResponse()
+
+    async def Score(  # noqa: N802
+        self, request: pb.ScoreRequest, context: "grpc.aio.ServicerContext[pb.ScoreRequest, pb.ScoreResponse]"
+    ) -> pb.ScoreResponse:
+        return pb.ScoreResponse()
+
 
 class Refuses(grpc.aio.ServerInterceptor):
     """Stands where access control does."""

@@ -10,7 +10,19 @@ from octavo.execution.v1 import execution_service_pb2, sampling_params_pb2, step
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.executor_info import ExecutorInfo
-from octavo_shared.step_wire.step import Admission, Fork, GrammarLoad, SamplingRow, Step, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.step import (
+    Admission,
+    Fork,
+    GrammarLoad,
+    PoolingInput,
+    PoolingOutput,
+    PoolingTask,
+    SamplingRow,
+    Step,
+    StepResult,
+    TableDelta,
+    pairs,
+)
 from octavo_shared.step_wire.token_rules import TokenRules, pad_words
 from octavo_shared.step_wire.wire import (
     MAX_WIRE_VERSION,
@@ -59,6 +71,9 @@ RULES = TokenRules(
     banned_words=pad_words([[1, 2], [3, 4, 5]]),
     allowed_mask=b"\x01\xff",
 )
+
+
+TEXT = PoolingInput(2**32 - 1, np.array([5, 2**31 - 1], np.int32), b"\0\1", PoolingTask.EMBED)
 
 
 def plain(value: Any) -> Any:
@@ -119,6 +134,9 @@ def full_step() -> Step:
         blocks_to_swap_in=pairs((1, 2)),
         blocks_to_copy=pairs((3, 4), (5, 6)),
         table_digest=2**64 - 1,
+        registered_blocks=np.array([9], np.int32),
+        block_names=bytes(range(16)),
+        pooling_inputs=(TEXT, PoolingInput(0, np.array([5], np.int32), b"", PoolingTask.SCORE)),
     )
 
 
@@ -135,9 +153,9 @@ def test_a_step_with_everything_survives_the_wire() -> None:
 )
 def test_the_feature_bits_of_a_step_are_those_of_what_it_has(delta: TableDelta, bits: int) -> None:
     assert feature_bits_of(Step(1, 1, delta)) == bits
-    assert (
-        feature_bits_of(Step(1, 1, delta, registered_blocks=np.zeros(1, np.int32), block_names=bytes(16))) == bits | 4
-    )
+    named = Step(1, 1, delta, registered_blocks=np.zeros(1, np.int32), block_names=bytes(16))
+    assert feature_bits_of(named) == bits | 4
+    assert feature_bits_of(Step(1, 1, delta, pooling_inputs=(TEXT,))) == bits | 1 << 10
 
 
 def test_a_grammar_with_another_digest_is_refused() -> None:
@@ -207,6 +225,23 @@ def test_alternatives_and_prompt_logprobs_survive_the_wire() -> None:
     )
 
     assert plain(result_over_the_wire(result)) == plain(result)
+
+
+def test_vectors_and_scores_survive_the_wire() -> None:
+    outputs = (PoolingOutput(7, np.array([0.5, -1.0], np.float32)), PoolingOutput(0, np.empty(0, np.float32), 4))
+    result = StepResult(1, 2, np.empty(0, np.int32), pooling_outputs=outputs)
+
+    assert plain(result_over_the_wire(result)) == plain(result)
+
+
+@each_row(
+    (step_pb2.PoolingInput(number=3, token_ids=bytes(4)), "pooling input 3 has task 0; it may be 1 (EMBED) or 2"),
+    (step_pb2.PoolingInput(token_ids=bytes(3), task=1), "token_ids has 3 bytes, not a multiple of 4"),  # type: ignore[arg-type]
+)
+def test_a_text_without_a_task_or_with_half_a_token_is_refused(message: step_pb2.PoolingInput, words: str) -> None:
+    with pytest.raises(InvalidStepError) as refused:
+        decode_step(step_pb2.ExecuteModelRequest(pooling_inputs=[message]))
+    assert str(refused.value).startswith(words)
 
 
 def test_rules_without_any_content_cost_nothing_but_a_mask_without_a_bit_is_kept() -> None:
@@ -288,6 +323,7 @@ def test_executor_info_survives_the_wire_with_the_wire_versions() -> None:
         sampling_defaults={"temperature": 0.0, "top_k": 20, "top_p": 0.75, "repetition_penalty": 1.0},
         numerics_id="1f", is_invariant=True, weights_digest="2e", why_not_invariant="of torch",
         num_grammar_slots=256, matcher_id="of a version", max_grammar_bytes=2**18,
+        pooling_tasks=frozenset({PoolingTask.EMBED}), embedding_size=384, num_token_types=2, is_generative=False,
     )  # fmt: skip
 
     message = execution_service_pb2.GetExecutorInfoResponse.FromString(encode_info(info).SerializeToString())

@@ -13,6 +13,8 @@ from octavo_shared.errors import ExecutorFaultError, InvalidStepError
 from octavo_shared.step_wire.attach_agreement import agreed_capabilities, agreed_parameters
 from octavo_shared.step_wire.capability import Capability, common, names_of
 from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import PoolingTask
+from octavo_shared.step_wire.wire import decode_pooling_parameters
 from octavo_shared.step_wire.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS, WireAgreement
 from tests.support.each_row import each_row
 
@@ -61,7 +63,7 @@ def test_of_capabilities_both_sides_have_those_that_are_common_to_both() -> None
     (WireAgreement(), Request(admissions=[Admission(slot=3)])),
     (PLAIN, Request(feature_bits=0)),
     (PLAIN, Request(feature_bits=0, admissions=[Admission(slot=3)])),
-    (EVERYTHING, Request(feature_bits=0b111111110)),
+    (EVERYTHING, Request(feature_bits=0b11111111110)),
     (EVERYTHING, Request(feature_bits=1 << 4 | 1 << 5, grammar_drops=[0], admissions=[Admission(adapter_slot=0)])),
 )
 def test_a_step_within_what_was_agreed_on_is_accepted(agreement: WireAgreement, step: Request) -> None:
@@ -121,7 +123,8 @@ def test_a_step_beyond_what_was_agreed_on_is_refused_by_name(
 
 INFO = ExecutorInfo(
     "i", "m", "h", "float32", 16, 100, 3, 2048, 49152, 256, 4096, 2**22, (2,),
-    num_grammar_slots=256, matcher_id="one", max_grammar_bytes=1000,
+    num_grammar_slots=256, matcher_id="one", max_grammar_bytes=1000, pooling_tasks=frozenset(PoolingTask),
+    embedding_size=384, num_scores=3, num_token_types=2,
 )  # fmt: skip
 
 
@@ -146,3 +149,19 @@ def test_grammars_are_agreed_only_with_row_flags_and_the_same_matcher_and_of_eac
 
     assert capabilities == agreed
     assert (None if found is None else (found.num_grammar_slots, found.max_grammar_bytes)) == numbers
+
+
+def test_pooling_needs_nothing_else_and_what_is_agreed_on_says_what_the_model_is() -> None:
+    request = execution_service_pb2.AttachRequest(capabilities=[Capability.POOLING.value])  # type: ignore[list-item]
+
+    capabilities = agreed_capabilities(request, INFO)
+    found = decode_pooling_parameters(agreed_parameters(request, INFO, capabilities))
+
+    assert capabilities == {Capability.POOLING}
+    assert found == {
+        "pooling_tasks": frozenset(PoolingTask), "embedding_size": 384, "num_scores": 3, "num_token_types": 2,
+        "is_generative": True,
+    }  # fmt: skip
+    assert decode_pooling_parameters(None) == {
+        "pooling_tasks": frozenset(), "embedding_size": 0, "num_scores": 0, "num_token_types": 1, "is_generative": True,
+    }  # fmt: skip

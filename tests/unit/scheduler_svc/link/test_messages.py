@@ -21,13 +21,15 @@ from octavo_shared.errors import (
 )
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.grpc.grpc_status import rpc_status
-from octavo_shared.step_wire.step import SamplingRow
+from octavo_shared.step_wire.step import PoolingTask, SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.link.ends import (
     decode_ended,
+    decode_pooled,
     decode_search_end,
     decode_span,
     encode_ended,
+    encode_pooled,
     encode_search_end,
     encode_span,
 )
@@ -64,6 +66,8 @@ REQUESTS = {
     "no limit of tokens": replace(PLAIN, stop_conditions=StopConditions(max_tokens=None)),
     "continued": replace(PLAIN, continuation=Continuation(num_prompt_logprobs=2, attempt=3)),
     "guided": replace(PLAIN, grammar=Grammar(b"g"), matcher_id="of a release"),
+    "a vector": replace(PLAIN, pooling=PoolingTask.EMBED),
+    "scores of a pair": replace(PLAIN, pooling=PoolingTask.SCORE, token_type_ids=b"\0\0\0\1\1"),
     "a search": replace(PLAIN, beam_search=BeamSearchParams(4, 2, -0.5, EarlyStopping.NEVER)),
 }
 
@@ -134,6 +138,12 @@ def test_what_a_search_found() -> None:
     assert decoded.token_ids.tolist() == [3, 4]
     assert decoded.logprobs.tolist() == [-0.5, -1.0]
     assert (decoded.score, decoded.finish_reason) == (found.score, found.finish_reason)
+
+
+def test_the_answer_to_a_pooling_request() -> None:
+    values = np.array([0.25, -1e-30, 3.0], np.float32)
+    message = pb.PooledAnswer.FromString(encode_pooled(3, values).SerializeToString())
+    assert (message.number, decode_pooled(message).tolist()) == (3, values.tolist())
 
 
 @each_row(None, UnavailableError("gone"))

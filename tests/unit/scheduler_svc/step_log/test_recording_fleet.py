@@ -30,6 +30,7 @@ LOOKS: dict[str, Callable[[Fleet, SequenceGroup], object]] = {
     "planner_of": lambda fleet, waiting: fleet.planner_of(waiting),
     "expects_nobody": lambda fleet, waiting: fleet.expects_nobody(),
     "lacks_its_kind": lambda fleet, waiting: fleet.lacks_its_kind(waiting),
+    "offers": lambda fleet, waiting: fleet.offers(waiting),
     "num_cached_tokens": lambda fleet, waiting: fleet.num_cached_tokens(waiting),
     "num_preemptions": lambda fleet, waiting: fleet.num_preemptions,
     "obstacles": lambda fleet, waiting: fleet.obstacles(waiting, 1.0),

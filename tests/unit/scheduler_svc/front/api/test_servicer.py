@@ -41,7 +41,12 @@ class PlayedEngine:
 
     def __init__(self) -> None:
         info = SimpleNamespace(
-            max_model_len=64, max_cached_tokens=64, vocab_size=256, eos_token_ids=(0,), sampling_defaults={}
+            is_generative=True,
+            max_model_len=64,
+            max_cached_tokens=64,
+            vocab_size=256,
+            eos_token_ids=(0,),
+            sampling_defaults={},
         )
         self.model = ServedModel(cast("ExecutorInfo", info), max_model_len=64, max_num_seqs=8)
         self.submitted: asyncio.Queue[PlayedEngineSide] = asyncio.Queue()

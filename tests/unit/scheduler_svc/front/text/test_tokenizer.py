@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import processors
 
 from octavo_shared.errors import InvalidFieldError, TokenizerFileError
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from scheduler_svc.front.text.conversation import Conversation
+from scheduler_svc.front.text.embedding_config import EmbeddingConfig
 from scheduler_svc.front.text.tokenizer import Tokenizer, TooManyTokensError
 from tests.support.each_row import each_row
 from tests.support.tokenizers import (
@@ -212,3 +215,59 @@ print(next(line.split()[1] for line in status.splitlines() if line.startswith("V
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert int(done.stdout) * 1024 < 150 * 2**20  # of the 250 MiB that the whole scheduler may take
+
+
+def pair_tokenizer() -> tuple[tokenizers.Tokenizer, Tokenizer]:
+    vocabulary = {token: index for index, token in enumerate(["[CLS]", "[SEP]", "[UNK]", "a", "b", "c"])}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 0), ("[SEP]", 1)],
+    )
+    return library, Tokenizer([TokenizerFile("tokenizer.json", library.to_str().encode())])
+
+
+WORDS = st.lists(st.sampled_from("abc"), min_size=1, max_size=12).map(" ".join)
+
+
+@given(st.lists(WORDS | st.tuples(WORDS, WORDS), min_size=1, max_size=4), st.integers(5, 20))
+def test_texts_and_pairs_are_cut_as_the_library_cuts_them(inputs: list[str | tuple[str, str]], most: int) -> None:
+    library, own = pair_tokenizer()
+    library.enable_truncation(most)
+    for each in inputs:
+        expected = library.encode(each) if isinstance(each, str) else library.encode(*each)
+        [cut] = own.encode_inputs([each], most)
+        assert cut.token_ids.tolist() == expected.ids
+        assert list(cut.token_type_ids or bytes(len(expected))) == expected.type_ids
+    library.no_truncation()
+    whole = own.encode_inputs([each for each in inputs if isinstance(each, str)])
+    assert [cut.token_ids.tolist() for cut in whole] == [
+        library.encode(each).ids for each in inputs if isinstance(each, str)
+    ]
+
+
+@each_row(
+    ({"prompts": ["x"]}, "has prompts that are no object of texts"),
+    ({"prompts": {"query": 1}}, "has prompts that are no object of texts"),
+    ({"prompts": {"query": ""}, "default_prompt_name": "q"}, "has a default_prompt_name that is no prompt of it"),
+    ({"default_prompt_name": 3}, "has a default_prompt_name that is no prompt of it"),
+)
+def test_prompts_that_cannot_be_read_are_refused(config: dict[str, object], words: str) -> None:
+    with pytest.raises(TokenizerFileError, match=words):
+        EmbeddingConfig.of(config, {})
+
+
+@each_row(
+    ({}, 16, "16 or unset: the model's files name no shorter vectors (matryoshka_dimensions)", []),
+    ({"matryoshka_dimensions": [8, "x", 4]}, 16, "4 or 8 or 16", [4, 8]),
+    ({"is_matryoshka": True}, 3, "from 1 to 3", [1, 2]),
+    ({"is_matryoshka": "yes"}, 3, "3 or unset: the model's files name no shorter vectors (matryoshka_dimensions)", []),
+)
+def test_vectors_are_cut_to_the_sizes_that_the_files_name(
+    config: dict[str, object], size: int, words: str, shorter: list[int]
+) -> None:
+    read = EmbeddingConfig.of({}, config)
+    assert read.sizes(size) == words
+    assert [each for each in range(size + 2) if read.can_cut_to(each, size)] == [*shorter, size]

@@ -1,0 +1,147 @@
+"""An encoder of BERT's kind in the C library: every token attends to all tokens of its text.
+
+A layer norms what the residual stream is, not what goes into a part of it ("post-norm"):
+
+    stream = norm(stream + attention(stream))
+    stream = norm(stream + mlp(stream))
+
+So the segments of `dense.py` hold here too, with norms that write the stream (`is_post_norm` of layers.h). No sum
+depends on the other texts of a step.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from executor_svc.attention.interface import AttentionLayer
+from executor_svc.attention.native_backend import NativeAttentionPlan
+from executor_svc.checkpoint.weight_map import WeightMap, WeightSource
+from executor_svc.models.dense import LayerEnd, Mlp, Norm
+from executor_svc.models.encoder_config import EncoderConfig
+from executor_svc.models.native_dense import NativeDense
+from executor_svc.models.native_segments import NativeLastSegment, NativeSegment
+from executor_svc.models.text_rows import ScratchCache, positions_of, text_rows
+from executor_svc.native.library import NativeLibrary
+from executor_svc.native.matrix import PackedMatrix
+from executor_svc.native.structs import NumberFormat
+from octavo_shared.step_wire.step import Float32Array, Int32Array, PoolingInput
+
+# A multiple of the lanes of every processor: keys are read in place.
+_BLOCK_SIZE = 16
+
+_HEADS = ("pooler.", "cls.", "lm_head.", "classifier.")
+
+
+class Encoder:
+    """An encoder with uninitialised weights; `load` fills them.
+
+    Args:
+        config: Of the model.
+        library: The C library.
+        number_format: Of the weights of layers and heads; embeddings stay in float32.
+    """
+
+    def __init__(self, config: EncoderConfig, library: NativeLibrary, number_format: NumberFormat) -> None:
+        self.config = config
+        self._library = library
+        self._map = WeightMap()
+        kernels = NativeDense(library, number_format=number_format)
+        size, inner, prefix = config.hidden_size, config.intermediate_size, config.prefix
+        self._tokens = self._embedding("word_embeddings", config.vocab_size)
+        self._positions = self._embedding("position_embeddings", config.num_positions)
+        self._types = self._embedding("token_type_embeddings", config.num_token_types)
+        norm = self._norm(f"{prefix}embeddings.LayerNorm")
+        self._segments: list[NativeSegment] = []
+        end: LayerEnd[PackedMatrix] | None = None
+        for index in range(config.num_layers):
+            layer = f"{prefix}encoder.layer.{index}."
+            qkv = kernels.matrix(size, [size] * 3, has_bias=True, role="qkv")
+            self._matrix([f"{layer}attention.self.{part}" for part in ("query", "key", "value")], qkv, size)
+            self._segments.append(NativeSegment(library, end, norm, qkv, is_post_norm=True))
+            output = self._dense(f"{layer}attention.output.dense", kernels, size, size)
+            mlp_norm = self._norm(f"{layer}attention.output.LayerNorm")
+            up = self._dense(f"{layer}intermediate.dense", kernels, size, inner)
+            down = self._dense(f"{layer}output.dense", kernels, inner, size)
+            mlp = Mlp(None, up, down, config.activation)
+            end = LayerEnd(output, None, mlp_norm, mlp, None)
+            norm = self._norm(f"{layer}output.LayerNorm")
+        assert end is not None, "a model has layers"
+        self._last_segment = NativeLastSegment(library, end, norm)
+        self.head: tuple[PackedMatrix, PackedMatrix] | None = None  # a layer under tanh, and what makes scores of it
+        if config.num_scores:
+            of_roberta = "classifier.dense", "classifier.out_proj"
+            first, second = (f"{prefix}pooler.dense", "classifier") if config.has_pooler else of_roberta
+            self.head = self._dense(first, kernels, size, size), self._dense(second, kernels, size, config.num_scores)
+        self._layer = AttentionLayer(scale=config.head_dim**-0.5)
+        self._cache = ScratchCache(_BLOCK_SIZE, config.num_heads, config.head_dim, torch.float32, torch.device("cpu"))
+
+    def load(self, checkpoint: WeightSource) -> None:
+        """Fill the weights. Raises: ModelLoadError: see `Checkpoint.load_into`."""
+        checkpoint.load_into(self._map.targets, self._is_redundant, self.config.prefix)
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[PoolingInput]) -> Float32Array:
+        """Return the hidden states of the tokens of some texts, one text after the other, [num_tokens, hidden_size]."""
+        rows = text_rows([len(text.token_ids) for text in texts], _BLOCK_SIZE, torch.device("cpu"))
+        cache = self._cache.of_size(rows)
+        plan = NativeAttentionPlan(self._library, rows, is_full=True)
+        residual = self._embed(texts, rows.lengths)
+        attended: torch.Tensor | None = None
+        for segment in self._segments:
+            qkv = segment(attended, residual).view(len(residual), -1, self.config.head_dim)
+            attended = plan.attend(qkv, None, cache, self._layer)
+        assert attended is not None, "a model has layers"
+        self._last_segment(attended, residual)
+        hidden: Float32Array = residual.numpy()
+        return hidden
+
+    def _embed(self, texts: Sequence[PoolingInput], lengths: Int32Array) -> torch.Tensor:
+        """Return the sum of the embeddings of tokens, types and positions, as transformers adds them."""
+        token_ids = np.concatenate([text.token_ids for text in texts])
+        types = np.frombuffer(b"".join(text.token_type_ids or bytes(len(text.token_ids)) for text in texts), np.uint8)
+        positions = positions_of(lengths) + self.config.position_offset
+        if self.config.padding_id is not None and (token_ids == self.config.padding_id).any():
+            positions = np.concatenate([_positions_without(text.token_ids, self.config.padding_id) for text in texts])
+        embedded = self._tokens[_index(token_ids)]
+        embedded += self._types[_index(types)]
+        embedded += self._positions[_index(positions)]
+        return embedded
+
+    def _is_redundant(self, name: str) -> bool:
+        """Whether a checkpoint may hold the tensor `name` although nothing uses it."""
+        name = name.removeprefix(self.config.prefix)
+        return name.startswith(_HEADS) or name.endswith("embeddings.position_ids")
+
+    def _embedding(self, name: str, num_rows: int) -> torch.Tensor:
+        table = torch.empty(num_rows, self.config.hidden_size)
+        self._map.add(f"{self.config.prefix}embeddings.{name}.weight", tuple(table.shape), table)
+        return table
+
+    def _norm(self, name: str) -> Norm:
+        weight, bias = torch.empty(self.config.hidden_size), torch.empty(self.config.hidden_size)
+        self._map.add(f"{name}.weight", tuple(weight.shape), weight)
+        self._map.add(f"{name}.bias", tuple(bias.shape), bias)
+        return Norm(weight, bias, self.config.epsilon, is_layer_norm=True)
+
+    def _dense(self, name: str, kernels: NativeDense, num_inputs: int, num_outputs: int) -> PackedMatrix:
+        matrix = kernels.matrix(num_inputs, [num_outputs], has_bias=True)
+        self._matrix([name], matrix, num_outputs)
+        return matrix
+
+    def _matrix(self, names: Sequence[str], matrix: PackedMatrix, num_outputs: int) -> None:
+        """Say which tensors of a checkpoint are the parts of a matrix."""
+        for name, weight, bias in zip(names, matrix.weights, matrix.biases, strict=True):
+            self._map.add(f"{name}.weight", (num_outputs, matrix.num_inputs), weight)
+            self._map.add(f"{name}.bias", (num_outputs,), bias)
+
+
+def _positions_without(token_ids: Int32Array, padding_id: int) -> Int32Array:
+    """Return the rows of position embeddings of a text with padding in it, as RoBERTa counts them."""
+    is_counted = token_ids != padding_id
+    positions: Int32Array = (np.cumsum(is_counted) * is_counted + padding_id).astype(np.int32)
+    return positions
+
+
+def _index(numbers: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(numbers.astype(np.int64))
