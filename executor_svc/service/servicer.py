@@ -30,7 +30,7 @@ from octavo_shared.errors import DeviceLostError, FencedError, InvalidFieldError
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family
-from octavo_shared.step_wire import wire
+from octavo_shared.step_wire import wire, wire_info
 from octavo_shared.step_wire.attach_agreement import agreed_capabilities, agreed_parameters
 from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.capability import Capability, names_of
@@ -100,7 +100,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         self, request: pb.GetExecutorInfoRequest, context: Context
     ) -> pb.GetExecutorInfoResponse:
         """Describe the executor."""
-        description = wire.encode_info(self._runner.worker.info)
+        description = wire_info.encode_info(self._runner.worker.info)
         attachment, holder = self._attachment, self._attachment.holder(self._clock())
         for scheduler_id, incarnation in attachment.incarnations.items():
             is_attached = attachment.has_stream and scheduler_id == holder
@@ -137,8 +137,8 @@ class ExecutionServicer(ExecutionServiceServicer):
         return pb.AttachResponse(
             epoch=epoch,
             wire_version=wire_version,
-            info=wire.encode_info(info),
-            capabilities=wire.encode_capabilities(capabilities),
+            info=wire_info.encode_info(info),
+            capabilities=wire_info.encode_capabilities(capabilities),
             capability_parameters=agreed_parameters(request, info, capabilities),
             num_kept_names=num_kept_names,
             incarnation=self._attachment.incarnations.get(request.scheduler_id, 0),

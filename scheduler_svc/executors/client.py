@@ -25,15 +25,14 @@ from octavo_shared.process.events import Event
 from octavo_shared.step_wire.capability import Capability, common, names_of
 from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN, ExecutorInfo
 from octavo_shared.step_wire.message_bytes import CheckedAnswers
-from octavo_shared.step_wire.wire import (
-    MAX_WIRE_VERSION,
-    MIN_WIRE_VERSION,
+from octavo_shared.step_wire.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION
+from octavo_shared.step_wire.wire_agreement import WireAgreement
+from octavo_shared.step_wire.wire_info import (
     decode_grammar_parameters,
     decode_info,
     decode_pooling_parameters,
     encode_capabilities,
 )
-from octavo_shared.step_wire.wire_agreement import WireAgreement
 from scheduler_svc.config.dial_tls import read_credentials
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from scheduler_svc.executors.tls import FLAGS

@@ -3,7 +3,7 @@
 from dataclasses import astuple, dataclass
 
 from octavo.core.v1 import core_service_pb2 as pb
-from octavo_shared.step_wire.wire import decode_info, encode_info
+from octavo_shared.step_wire.wire_info import decode_info, encode_info
 from scheduler_svc.request.engine_client import EngineLoad
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
 

@@ -6,7 +6,7 @@ from octavo.execution.v1 import capability_pb2
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo_shared.step_wire.capability import Capability, common
 from octavo_shared.step_wire.executor_info import ExecutorInfo
-from octavo_shared.step_wire.wire import encode_parameters
+from octavo_shared.step_wire.wire_info import encode_parameters
 
 
 def agreed_capabilities(request: pb.AttachRequest, info: ExecutorInfo) -> frozenset[Capability]:

@@ -5,21 +5,18 @@ little-endian int32 and float32. No field is set when there is nothing to say: a
 is epoch, step id and the few blocks that it appends.
 """
 
-from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.execution.v1 import capability_pb2, execution_service_pb2, sampling_params_pb2, step_pb2
-from octavo.values.sampling_parameters import BY_NAME, ROW_PARAMETERS
+from octavo.execution.v1 import sampling_params_pb2, step_pb2
+from octavo.values.sampling_parameters import ROW_PARAMETERS
 from octavo.values.wording import counted
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.capability import Capability
-from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import (
     BLOCK_NAME_BYTES,
     NO_LOGPROBS,
@@ -49,15 +46,7 @@ MAX_WIRE_VERSION = 2
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
 
-# What `ExecutorInfo` has of the parameters of capabilities.
-_GRAMMAR_PARAMETERS = ("num_grammar_slots", "matcher_id", "max_grammar_bytes")
 _POOLING_TASKS = frozenset(task.value for task in PoolingTask)
-_POOLING_PARAMETERS = ("pooling_tasks", "embedding_size", "num_scores", "num_token_types", "is_generative")
-_PLAIN_INFO = tuple(
-    name
-    for name in ExecutorInfo.__dataclass_fields__
-    if name not in {"sampling_defaults", *_GRAMMAR_PARAMETERS, *_POOLING_PARAMETERS}
-)
 _NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMETERS)
 
 
@@ -320,79 +309,6 @@ def encode_sampling(row: SamplingRow) -> sampling_params_pb2.SamplingParams:
 def decode_sampling(message: sampling_params_pb2.SamplingParams) -> SamplingRow:
     """Turn a message into a sampling row."""
     return SamplingRow(**{field.name: value for field, value in message.ListFields()})
-
-
-def encode_info(info: ExecutorInfo) -> execution_service_pb2.GetExecutorInfoResponse:
-    """Turn an executor's description into its message, with the wire versions of this release."""
-    return execution_service_pb2.GetExecutorInfoResponse(
-        min_wire_version=MIN_WIRE_VERSION,
-        max_wire_version=MAX_WIRE_VERSION,
-        sampling_defaults=encode_sampling_defaults(info.sampling_defaults),
-        capabilities=encode_capabilities(info.capabilities),
-        capability_parameters=encode_parameters(info, info.capabilities),
-        **{name: getattr(info, name) for name in _PLAIN_INFO},
-    )
-
-
-def decode_info(message: execution_service_pb2.GetExecutorInfoResponse) -> ExecutorInfo:
-    """Turn a message into an executor's description."""
-    values = {name: getattr(message, name) for name in _PLAIN_INFO}
-    values["sampling_defaults"] = decode_sampling_defaults(message.sampling_defaults)
-    values.update(decode_grammar_parameters(message.capability_parameters))
-    values.update(decode_pooling_parameters(message.capability_parameters))
-    return ExecutorInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
-
-
-def encode_capabilities(capabilities: Iterable[Capability]) -> list[capability_pb2.Capability.ValueType]:
-    """Turn capabilities into numbers of the wire, ascending."""
-    return [capability_pb2.Capability.ValueType(number) for number in sorted(capabilities)]
-
-
-def encode_parameters(
-    info: ExecutorInfo, capabilities: AbstractSet[Capability]
-) -> capability_pb2.CapabilityParameters | None:
-    """Return what an executor has of the parameters of some capabilities; None: there are none."""
-    parameters: dict[str, Any] = {}
-    if Capability.GRAMMARS in capabilities:
-        parameters.update({name: getattr(info, name) for name in _GRAMMAR_PARAMETERS})
-    if Capability.POOLING in capabilities:
-        parameters.update(
-            pooling_tasks=sorted(info.pooling_tasks),
-            embedding_size=info.embedding_size,
-            num_scores=info.num_scores,
-            num_token_types=info.num_token_types,
-            pooling_only=not info.is_generative,
-        )
-    return capability_pb2.CapabilityParameters(**parameters) if parameters else None
-
-
-def decode_grammar_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
-    """Return what `ExecutorInfo` has of the parameters of grammars; None: they are not agreed on."""
-    parameters = capability_pb2.CapabilityParameters() if message is None else message
-    return {name: getattr(parameters, name) for name in _GRAMMAR_PARAMETERS}
-
-
-def decode_pooling_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
-    """Return what `ExecutorInfo` has of the parameters of pooling; None: they are not agreed on."""
-    parameters = capability_pb2.CapabilityParameters() if message is None else message
-    return {
-        # Tasks of later releases are left out.
-        "pooling_tasks": frozenset(task for task in PoolingTask if task.value in parameters.pooling_tasks),
-        "embedding_size": parameters.embedding_size,
-        "num_scores": parameters.num_scores,
-        "num_token_types": max(1, parameters.num_token_types),
-        "is_generative": not parameters.pooling_only,
-    }
-
-
-def encode_sampling_defaults(defaults: Mapping[str, float]) -> sampling_params_pb2.SamplingDefaults | None:
-    """Turn a model's defaults into their message; None: it sets nothing."""
-    return sampling_params_pb2.SamplingDefaults(**defaults) if defaults else None  # type: ignore[arg-type]
-
-
-def decode_sampling_defaults(message: sampling_params_pb2.SamplingDefaults) -> dict[str, float]:
-    """Turn a message into a model's defaults; a peer's value that no request could have is left out."""
-    return {field.name: value for field, value in message.ListFields() if BY_NAME[field.name].allows(value)}
 
 
 def _slots(values: Seq[int]) -> Int32Array:

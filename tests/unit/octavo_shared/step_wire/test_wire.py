@@ -29,18 +29,17 @@ from octavo_shared.step_wire.wire import (
     MIN_WIRE_VERSION,
     decode_admission,
     decode_fork,
-    decode_info,
     decode_result,
     decode_sampling,
     decode_step,
     encode_admission,
     encode_fork,
-    encode_info,
     encode_result,
     encode_sampling,
     encode_step,
     feature_bits_of,
 )
+from octavo_shared.step_wire.wire_info import decode_info, encode_info
 from octavo_shared.step_wire.wire_rules import decode_rules, encode_rules
 from tests.support.each_row import each_row
 from tests.support.toy_executor import over_the_wire, result_over_the_wire

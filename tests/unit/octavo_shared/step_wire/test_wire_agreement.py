@@ -14,8 +14,8 @@ from octavo_shared.step_wire.attach_agreement import agreed_capabilities, agreed
 from octavo_shared.step_wire.capability import Capability, common, names_of
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import PoolingTask
-from octavo_shared.step_wire.wire import decode_pooling_parameters
 from octavo_shared.step_wire.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS, WireAgreement
+from octavo_shared.step_wire.wire_info import decode_pooling_parameters
 from tests.support.each_row import each_row
 
 Request = step_pb2.ExecuteModelRequest
