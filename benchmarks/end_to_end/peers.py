@@ -68,7 +68,7 @@ def pip(python: Path, *arguments: str | Path) -> None:
 def install_llama_cpp() -> None:
     """Build the server and the converter from source, for the instructions of this machine; convert the model."""
     folder = PEERS_FOLDER / "llama.cpp"
-    programs = ("llama-server", "llama-quantize")
+    programs = ("llama-server", "llama-quantize", "llama-perplexity")
     if not all(llama_cpp_program(name).exists() for name in programs):
         if not any(map(shutil.which, ("c++", "g++", "clang++"))):
             raise FileNotFoundError("there is no C++ compiler: install g++ or clang++")

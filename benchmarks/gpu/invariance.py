@@ -94,8 +94,9 @@ def cost_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
         for name, prompts in work.items():
             run = InProcessEngine(worker).generate(prompts)
             worker.reset()
-            # The last steps have decodes only, or the chunk.
-            step_ms[name][numerics] = 1e3 * float(np.median(run.step_s[-num_new_tokens // 2 :]))
+            # The last steps have decodes only. The chunk is alone, but for a last step that has nothing to compute.
+            step_s = run.step_s[-num_new_tokens // 2 :] if len(prompts[0].token_ids) < longest else run.device_s
+            step_ms[name][numerics] = 1e3 * float(np.median(step_s))
         del worker
         free_memory(device)
     for name, ms in step_ms.items():

@@ -22,13 +22,15 @@ PACKAGES = (
     *("torchao", "flash-attn", "flash-attn-3", "xformers"),
 )
 LEAST_VERSIONS = {"torch": (2, 10), "triton": (3, 6), "transformers": (5,), "pytest": (8,)}
+# What the executor imports beside torch and transformers, and what tests do.
+MODEL_WHEELS = ("gguf",)
+TEST_WHEELS = ("pytest", "iniconfig", "pluggy", "hypothesis", "sortedcontainers")
 # What the services import beside torch, transformers and what these bring; the part `service` needs all of it.
 SERVICE_WHEELS = (
     *("grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf", "googleapis-common-protos"),
     *("pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
     "prometheus-client",
 )
-TEST_WHEELS = ("pytest", "iniconfig", "pluggy", "hypothesis", "sortedcontainers")
 MIN_CAPABILITY = (8, 0)
 LOOK_TIMEOUT_S = 120.0
 
@@ -69,11 +71,12 @@ def driver_version() -> str | None:
 
 def describe_wheels(find: FindVersion = installed_version) -> str:
     """Return which wheels a machine with torch, Triton and transformers needs beside them, and which are missing."""
-    wheels = (*TEST_WHEELS, *SERVICE_WHEELS)
+    wheels = (*MODEL_WHEELS, *TEST_WHEELS, *SERVICE_WHEELS)
     missing = [name for name in wheels if find(name) is None]
     found = f"missing here: {', '.join(missing)}" if missing else "all are here"
     return (
-        f"beside torch, Triton, NumPy and transformers: {len(wheels)} wheels, {', '.join(TEST_WHEELS)} for tests, "
+        f"beside torch, Triton, NumPy and transformers: {len(wheels)} wheels, "
+        f"{', '.join(MODEL_WHEELS)} for models, {', '.join(TEST_WHEELS)} for tests, "
         f"{', '.join(SERVICE_WHEELS)} for the part service; {found}"
     )
 

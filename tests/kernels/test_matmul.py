@@ -94,6 +94,7 @@ def test_columns_of_a_tile(num_outputs: int, width: int) -> None:
     assert matmul_tile(num_outputs, 2).num_columns == width
 
 
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a card adds up float32 input by input, whatever the tile")
 @pytest.mark.parametrize("num_inputs", [pytest.param(64, marks=SLOW_IF_INTERPRETED)])
 def test_tiles_that_follow_the_rows_are_found(num_inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the first test must notice: another number of inputs at once is another order of sums."""

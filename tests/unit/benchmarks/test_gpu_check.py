@@ -85,7 +85,7 @@ def test_versions_come_first_and_missing_wheels_in_one_line() -> None:
     assert versions.endswith(", torch 2.11.0+cu130, triton 3.6.0, pytest 9.0")
     assert driver.startswith("driver: ")
     assert "\n" not in wheels
-    assert "missing here: iniconfig, pluggy, hypothesis, sortedcontainers, grpcio, " in wheels
+    assert "missing here: gguf, iniconfig, pluggy, hypothesis, sortedcontainers, grpcio, " in wheels
 
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,8 +122,8 @@ def test_on_a_card_every_part_finds_its_tests() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_service", [False, True])
 def test_a_rehearsal_needs_only_the_wheels_that_are_named(is_service: bool, tmp_path: Path) -> None:
-    """No part but the service needs more than torch, Triton, transformers and pytest: nothing else can be imported."""
-    wheels = {*machine.TEST_WHEELS, *(machine.SERVICE_WHEELS if is_service else ())}
+    """No part but the service needs more than torch, Triton, transformers, gguf and pytest: nothing else is there."""
+    wheels = {*machine.MODEL_WHEELS, *machine.TEST_WHEELS, *(machine.SERVICE_WHEELS if is_service else ())}
     blocked = modules_of_all_but(wheels | required_by("torch", "triton", "transformers"))
     (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(blocked=blocked), encoding="utf-8")
     names = [name for name in NAMES if (name == "service") == is_service]
