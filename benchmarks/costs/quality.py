@@ -16,11 +16,10 @@ from tokenizers import Tokenizer
 
 from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenario
 from executor_svc.attention.interface import AttentionMetadata, LayerCache
+from executor_svc.checkpoint.model import Model, open_checkpoint
 from executor_svc.checkpoint.model_directory import ModelDirectory
-from executor_svc.checkpoint.weights import Checkpoint
-from executor_svc.models.config import ModelConfig
-from executor_svc.models.families import parse_config
-from executor_svc.models.kernels import make_model
+from executor_svc.config import ExecutorConfig
+from executor_svc.models.selection import choose_model
 from executor_svc.models.weight_format import Quantization
 
 WINDOW_TOKENS = 512
@@ -39,13 +38,11 @@ async def quality(size: Size) -> Groups:
 @torch.inference_mode()
 def quality_of(directory: Path, number_format: Quantization, num_tokens: int) -> Figures:
     """Run a model in float32 and in a format over the text."""
-    config = parse_config(ModelDirectory(directory).config(), directory / "config.json")
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     begin = tokenizer.encode("").ids  # what prompts of this model begin with
-    text = "\n\n".join(topics[name] for name in sorted(topics)[::EVERY_CHAPTER])
-    token_ids = tokenizer.encode(text, add_special_tokens=False).ids[:num_tokens]
-    exact_model, model = (WindowModel(directory, config, name) for name in ("none", number_format))
-    size = min(WINDOW_TOKENS, config.max_position_embeddings) - len(begin)
+    token_ids = tokenizer.encode(reference_text(), add_special_tokens=False).ids[:num_tokens]
+    exact_model, model = (WindowModel(ModelDirectory(directory), name) for name in ("none", number_format))
+    size = min(WINDOW_TOKENS, exact_model.most_tokens) - len(begin)
     losses, exact_losses, is_same, divergences = (list[torch.Tensor]() for _ in range(4))
     for place in range(0, len(token_ids), size):
         window = torch.tensor(begin + token_ids[place : place + size])
@@ -68,16 +65,22 @@ def quality_of(directory: Path, number_format: Quantization, num_tokens: int) ->
     }
 
 
+def reference_text() -> str:
+    """Return some chapters of the language reference."""
+    return "\n\n".join(topics[name] for name in sorted(topics)[::EVERY_CHAPTER])
+
+
 class WindowModel:
     """A model that computes one window at a time."""
 
-    def __init__(self, directory: Path, config: ModelConfig, quantization: Quantization) -> None:
-        self._made = make_model(
-            config, torch.float32, torch.device("cpu"), cpu_kernels="native", quantization=quantization
-        )
-        self._made.model.load(Checkpoint(directory))
-        shape = (1, WINDOW_TOKENS, config.num_key_value_heads, config.head_dim)
-        self._caches = [LayerCache(torch.empty(shape), torch.empty(shape)) for _ in range(config.num_hidden_layers)]
+    def __init__(self, model: Model, quantization: Quantization) -> None:
+        config = ExecutorConfig(model=str(model.path), dtype="float32", cpu_kernels="native", quantization=quantization)
+        self._chosen = choose_model(model, config, torch.device("cpu"))
+        self._chosen.load(open_checkpoint(model))
+        made = self._chosen.model.shape
+        self.most_tokens = made.max_position_embeddings
+        shape = (1, WINDOW_TOKENS, made.num_kv_heads, made.head_dim)
+        self._caches = [LayerCache(torch.empty(shape), torch.empty(shape)) for _ in range(made.num_layers)]
 
     def logits(self, window: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the logits that foretell the tokens of a window but the first, some rows at a time."""
@@ -85,8 +88,8 @@ class WindowModel:
         metadata = AttentionMetadata(
             np.zeros(1, np.int32), np.array([len(window)], np.int32), np.zeros((1, 1), np.int32), positions
         )
-        model = self._made.model
-        plan = self._made.attention.plan(metadata, self._caches[0])
+        model = self._chosen.model
+        plan = self._chosen.attention.plan(metadata, self._caches[0])
         for hidden in torch.split(model.forward(window, positions, self._caches, plan, positions[:-1]), LOGIT_ROWS):
             logits = model.logits(hidden.clone())
             assert logits is not None, "there is one rank"

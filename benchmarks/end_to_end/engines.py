@@ -16,6 +16,8 @@ PEERS_FOLDER = ROOT / ".venv-bench"
 # Engines are compared within a class: what an engine calls its formats differs.
 CLASSES = ("float32", "bfloat16", "8 bits", "4 bits")
 OURS = "Octavo"
+# Files that both Octavo and llama.cpp load.
+GGUF_TYPES = ("Q8_0", "Q4_0")
 PRODUCTS = (OURS, "transformers", "llama.cpp", "OpenVINO", "vLLM")
 
 
@@ -48,7 +50,9 @@ class EngineSpec:
 
 
 def class_of(quantization: str) -> str:
-    """Return the class of a value of the executor's setting `quantization`."""
+    """Return the class of one of `our_formats`."""
+    if quantization in GGUF_TYPES:
+        return f"{quantization[1]} bits"
     if quantization == "none":
         return "float32"
     bits = next((bits for bits in ("8", "4") if quantization.startswith(f"int{bits}")), None)
@@ -56,9 +60,9 @@ def class_of(quantization: str) -> str:
 
 
 def our_formats() -> tuple[str, ...]:
-    """Return the values of the executor's setting `quantization`."""
+    """Return the values of the executor's setting `quantization`, and types of GGUF files."""
     formats: tuple[str, ...] = get_args(ExecutorConfig.model_fields["quantization"].annotation)
-    return formats
+    return (*formats, *GGUF_TYPES)
 
 
 # With the float16 scales of groups of 32: one in int8-a8, and a minimum too in int4. There the output head is int8-a8,
@@ -69,6 +73,8 @@ _OUR_BITS = {
     "int8": (8.0, 8.0),
     "int8-a8": (8.5, 8.5),
     "int4": (5.1, 8.5),
+    "Q8_0": (8.5, 8.5),
+    "Q4_0": (5.0, 8.5),
 }
 
 
@@ -112,8 +118,8 @@ def converted_model(peer: str, number_format: str) -> Path:
 def model_path(spec: EngineSpec, directory: Path) -> Path:
     """Return what an engine loads in the place of the Hugging Face directory."""
     files = {"F32": "float32", "BF16": "bfloat16", "Q8_0": "int8", "Q4_0": "int4"}
-    if spec.peer == "llama.cpp":
-        return converted_model(spec.peer, files[spec.number_format])
+    if spec.number_format in files:
+        return converted_model("llama.cpp", files[spec.number_format])
     if spec.peer == "openvino":
         return converted_model(spec.peer, "float32" if spec.number_format == "bfloat16" else spec.number_format)
     return directory

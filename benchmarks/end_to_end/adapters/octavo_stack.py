@@ -16,7 +16,7 @@ from octavo.values.sampling_params import SamplingParams
 def settings_of(options: Options) -> dict[str, object]:
     """Return every setting of the services that is not their default."""
     return {
-        "quantization": options.number_format,
+        "quantization": "none" if options.model.endswith(".gguf") else options.number_format,
         "num_threads": options.num_threads,
         "kv_cache_gib": options.kv_cache_gib,
     }

@@ -19,7 +19,7 @@ _TOKENIZER = "tokenizer.ggml."
 _ENDS: Final = frozenset(
     ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<EOT>")
 )
-_CONTROL = 3  # of tokenizer.ggml.token_type
+_CONTROL, _USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
 
 # Cuts that transformers' converter does not know, or that are those of its GPT-2.
 _DIGITS_APART = {"type": "Digits", "individual_digits": True}
@@ -87,6 +87,8 @@ def _tokenizer(metadata: Metadata) -> dict[str, object]:
         tokenizer: dict[str, object] = json.loads(made.to_str())
     except BaseException as error:  # the library may panic
         raise ModelLoadError(f"{metadata.path} has a tokenizer that is not valid: {words_of(error)}") from error
+    if kind == "llama":
+        _add_user_defined(tokenizer, tokens, given.get("token_type"))
     if kind == "gpt2" and cut in _OWN_CUTS:
         tokenizer["pre_tokenizer"] = _OWN_CUTS[cut]
     if kind == "llama" and not metadata.architecture.startswith("gemma"):
@@ -101,6 +103,18 @@ def _tokenizer(metadata: Metadata) -> dict[str, object]:
         model["ignore_merges"] = True
     tokenizer["post_processor"] = _first_token(metadata, tokens, is_added_by_default=kind == "llama" or cut in _LLAMA3)
     return tokenizer
+
+
+def _add_user_defined(tokenizer: dict[str, object], tokens: list[str], kinds: object) -> None:
+    """Add what SentencePiece takes whole before it merges: transformers leaves out runs of spaces."""
+    added = tokenizer["added_tokens"]
+    assert isinstance(added, list)
+    known = {token["id"] for token in added}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
+    for token_id, (token, kind) in enumerate(zip(tokens, kinds if isinstance(kinds, list) else (), strict=False)):
+        if kind == _USER_DEFINED and token_id not in known:
+            added.append({"id": token_id, "content": token.replace(" ", "\u2581"), **flags})
+    added.sort(key=lambda token: int(token["id"]))
 
 
 def _first_token(metadata: Metadata, tokens: list[str], *, is_added_by_default: bool) -> dict[str, object] | None:

@@ -78,9 +78,9 @@ DIGITS = pre_tokenizers.Digits(individual_digits=True)
 SPLIT = pre_tokenizers.Split(Regex(LLAMA3_CUT), "isolated")
 
 
-def tokenizer_of(path: Path, values: dict[str, Any]) -> tokenizers.Tokenizer:
+def tokenizer_of(path: Path, values: dict[str, Any], architecture: str = "llama") -> tokenizers.Tokenizer:
     """Return what is made of a file with these values."""
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, architecture)
     writer.add_context_length(64)
     for key, value in values.items():
         add: Any = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array, bool: writer.add_bool}
@@ -110,3 +110,18 @@ def test_it_is_the_original(values: dict[str, Any], original: tokenizers.Tokeniz
         ids = original.encode(text).ids
         assert made.encode(text).ids == ids, text
         assert made.decode(ids, skip_special_tokens=True) == original.decode(ids, skip_special_tokens=True)
+
+
+def test_runs_of_spaces_are_taken_whole_as_sentencepiece_does(tmp_path: Path) -> None:
+    """The longest first, from the left: merges alone would pair equal halves. llama.cpp gives the same for Gemma."""
+    runs, kinds = ["  ", "   ", "     "], [2, 3, 3] + [6] * 256 + [1] * (len(PIECES) - 259)
+    values = SENTENCEPIECE | {
+        "tokenizer.ggml.tokens": [*PIECES, *runs],
+        "tokenizer.ggml.scores": [-float(index) for index in range(len(PIECES) + len(runs))],
+        "tokenizer.ggml.token_type": [*kinds, *[4] * len(runs)],
+    }
+    made = tokenizer_of(tmp_path / "m.gguf", values, "gemma3")
+
+    found = made.encode("a" + 12 * " " + "x")
+    assert found.tokens == ["<s>", "a", 5 * "\u2581", 5 * "\u2581", 2 * "\u2581", "x"]
+    assert made.decode(found.ids) == "a" + 12 * " " + "x"
