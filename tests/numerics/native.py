@@ -19,6 +19,7 @@ INSTRUCTIONS: Mapping[str, Sequence[str]] = {
     "avx2": ("-mno-avx512f",),
     "widest without VNNI": ("-mno-avx512vnni",),
     "avx2 without VNNI": ("-mno-avx512f", "-mno-avxvnni"),
+    "widest without BF16": ("-mno-avx512bf16",),
 }
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 FORMATS: tuple[NumberFormat, ...] = tuple(NUMBER_FORMATS[name] for name in QUANTIZATIONS)
