@@ -21,9 +21,9 @@ INLINE void add_pair(const int rows, const uint16_t *a, long a_stride, long pair
         for (int j = 0; j < PANEL_VECTORS; j++) column[j] = vf_of_turn(vi_load(panel + j * LANES * 4), turn);
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
-            int32_t two;
+            float two;
             memcpy(&two, a + i * a_stride + 2 * pair, sizeof two);
-            vfloat value = vf_of_turn(vi_all(two), turn);
+            vfloat value = vf_of_turn(vf_bits(vf_all(two)), turn);
 #pragma GCC unroll 3
             for (int j = 0; j < PANEL_VECTORS; j++) sum[i][j] = vf_add_products(sum[i][j], value, column[j]);
         }
