@@ -13,7 +13,7 @@ from executor_svc.native.structs import NumberFormat
 from executor_svc.native.weight_memory import WeightMemory
 
 LANES = ("widest", "avx2")
-# Flags of libraries, without instructions that some processors lack. A product of bytes has more than one.
+# Flags of libraries, without instructions that some processors lack. Products have more than one.
 INSTRUCTIONS: Mapping[str, Sequence[str]] = {
     "widest": (),
     "avx2": ("-mno-avx512f",),
@@ -22,7 +22,7 @@ INSTRUCTIONS: Mapping[str, Sequence[str]] = {
     "widest without BF16": ("-mno-avx512bf16",),
 }
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
-FORMATS: tuple[NumberFormat, ...] = tuple(NUMBER_FORMATS[name] for name in QUANTIZATIONS)
+FORMATS: tuple[NumberFormat, ...] = (*(NUMBER_FORMATS[name] for name in QUANTIZATIONS), NumberFormat.BFLOAT16_A16)
 NUM_THREADS = 3  # more than some products have panels, fewer than others
 
 

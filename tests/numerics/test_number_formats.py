@@ -229,4 +229,4 @@ def test_a_slice_of_inputs_has_groups_of_its_own(number_format: NumberFormat, la
         return torch.cat([make(lanes, number_format, half, bias).rows(torch.arange(50)) for half in halves], 1)
 
     assert torch.equal(sliced(64), whole)
-    assert torch.equal(sliced(40), whole) == (number_format <= NumberFormat.BFLOAT16)
+    assert torch.equal(sliced(40), whole) == (number_format <= NumberFormat.BFLOAT16_A16)
