@@ -131,7 +131,7 @@ def log_numerics(numerics: Numerics, weights_digest: str) -> None:
 
 
 def probe_native(
-    path: Path, quantization: Quantization, compute_dtype: ComputeDtype = "float32", num_threads: int = 1
+    path: Path, quantization: Quantization = "none", compute_dtype: ComputeDtype = "float32", num_threads: int = 1
 ) -> str:
     """Return the bits of the probe with the kernels of a compiled library; see `probe_bits`.
 
