@@ -5,10 +5,10 @@ between releases of Python. Every model computes it as an executor does, with th
 prompts do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -26,25 +26,30 @@ from executor_svc.models.weight_format import Quantization
 WINDOW_TOKENS = 512
 LOGIT_ROWS = 64  # at a time: a vocabulary of 262,144 tokens makes 1 MiB of logits each
 EVERY_CHAPTER = 6
-FORMATS: tuple[Quantization, ...] = get_args(Quantization)[1:]
+FORMATS: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"quantization": name} for name in get_args(Quantization)[1:]},
+    "compute bfloat16": {"compute_dtype": "bfloat16"},
+}
 
 
 @scenario("quality", "perplexity, likeliest tokens and distributions of each number format beside float32", pairs=1)
 async def quality(size: Size) -> Groups:
     """Each run is the same."""
     directory, num_tokens = size.directory(), size.of(8192, 40)
-    yield [Way(name, in_turn(quality_of, directory, name, num_tokens)) for name in size.of(FORMATS, FORMATS[1:2])]
+    yield [
+        Way(name, in_turn(quality_of, directory, FORMATS[name], num_tokens)) for name in size.of([*FORMATS], ["int8"])
+    ]
 
 
 @torch.inference_mode()
-def quality_of(directory: Path, number_format: Quantization, num_tokens: int) -> Figures:
+def quality_of(directory: Path, settings: Mapping[str, Any], num_tokens: int) -> Figures:
     """Run a model in float32 and in a format over the text."""
     config = parse_config(ModelDirectory(directory).config(), directory / "config.json")
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     begin = tokenizer.encode("").ids  # what prompts of this model begin with
     text = "\n\n".join(topics[name] for name in sorted(topics)[::EVERY_CHAPTER])
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids[:num_tokens]
-    exact_model, model = (WindowModel(directory, config, name) for name in ("none", number_format))
+    exact_model, model = (WindowModel(directory, config, each) for each in ({}, settings))
     size = min(WINDOW_TOKENS, config.max_position_embeddings) - len(begin)
     losses, exact_losses, is_same, divergences = (list[torch.Tensor]() for _ in range(4))
     for place in range(0, len(token_ids), size):
@@ -71,10 +76,8 @@ def quality_of(directory: Path, number_format: Quantization, num_tokens: int) ->
 class WindowModel:
     """A model that computes one window at a time."""
 
-    def __init__(self, directory: Path, config: ModelConfig, quantization: Quantization) -> None:
-        self._made = make_model(
-            config, torch.float32, torch.device("cpu"), cpu_kernels="native", quantization=quantization
-        )
+    def __init__(self, directory: Path, config: ModelConfig, settings: Mapping[str, Any]) -> None:
+        self._made = make_model(config, torch.float32, torch.device("cpu"), cpu_kernels="native", **settings)
         self._made.model.load(Checkpoint(directory))
         shape = (1, WINDOW_TOKENS, config.num_key_value_heads, config.head_dim)
         self._caches = [LayerCache(torch.empty(shape), torch.empty(shape)) for _ in range(config.num_hidden_layers)]

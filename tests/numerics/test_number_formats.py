@@ -227,7 +227,8 @@ def edge_values(num_rows: int, num_inputs: int, seed: int) -> Float32Array:
     """Return values whose products and sums are around the smallest normal numbers; some are denormal themselves."""
     generator = np.random.default_rng(seed)
     exponents = generator.choice([-140, -127, -126, -64, -63, -62, 0], (num_rows, num_inputs))
-    return np.ldexp(generator.uniform(-2, 2, (num_rows, num_inputs)), exponents).astype(np.float32)
+    values: Float32Array = np.ldexp(generator.uniform(-2, 2, (num_rows, num_inputs)), exponents).astype(np.float32)
+    return values
 
 
 @each_row((1, 1), (3, 7), (257, 49), (577, 100), (1536, 50))
@@ -268,7 +269,9 @@ def defined_product(x: Float32Array, weight: Float32Array) -> Float32Array:
 
 
 def _flushed(values: Float32Array) -> Float32Array:
-    return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), values), values)
+    is_denormal = np.abs(values) < np.finfo(np.float32).tiny
+    flushed: Float32Array = np.where(is_denormal, np.copysign(np.float32(0), values), values)
+    return flushed
 
 
 def _sum_rounded_once(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> Float32Array:
