@@ -39,7 +39,7 @@ def beside_llama_cpp(path: Path, num_windows: int) -> Figures:
         files = {file.name: file.content for file in model.tokenizer_files()}
         tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
         begin, our_ids = tokenizer.encode("").ids, tokenizer.encode(text).ids
-        ours = WindowModel(model, "none")
+        ours = WindowModel(model, {})
         losses, their_losses, is_same, divergences = (list[torch.Tensor]() for _ in range(4))
         half = WINDOW_TOKENS // 2
         for window, expected in theirs.windows(begin):

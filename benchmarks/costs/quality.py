@@ -5,10 +5,10 @@ between releases of Python. Every model computes it as an executor does, with th
 prompts do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -25,23 +25,28 @@ from executor_svc.models.weight_format import Quantization
 WINDOW_TOKENS = 512
 LOGIT_ROWS = 64  # at a time: a vocabulary of 262,144 tokens makes 1 MiB of logits each
 EVERY_CHAPTER = 6
-FORMATS: tuple[Quantization, ...] = get_args(Quantization)[1:]
+FORMATS: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"quantization": name} for name in get_args(Quantization)[1:]},
+    "compute bfloat16": {"compute_dtype": "bfloat16"},
+}
 
 
 @scenario("quality", "perplexity, likeliest tokens and distributions of each number format beside float32", pairs=1)
 async def quality(size: Size) -> Groups:
     """Each run is the same."""
     directory, num_tokens = size.directory(), size.of(8192, 40)
-    yield [Way(name, in_turn(quality_of, directory, name, num_tokens)) for name in size.of(FORMATS, FORMATS[1:2])]
+    yield [
+        Way(name, in_turn(quality_of, directory, FORMATS[name], num_tokens)) for name in size.of([*FORMATS], ["int8"])
+    ]
 
 
 @torch.inference_mode()
-def quality_of(directory: Path, number_format: Quantization, num_tokens: int) -> Figures:
+def quality_of(directory: Path, settings: Mapping[str, Any], num_tokens: int) -> Figures:
     """Run a model in float32 and in a format over the text."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     begin = tokenizer.encode("").ids  # what prompts of this model begin with
     token_ids = tokenizer.encode(reference_text(), add_special_tokens=False).ids[:num_tokens]
-    exact_model, model = (WindowModel(ModelDirectory(directory), name) for name in ("none", number_format))
+    exact_model, model = (WindowModel(ModelDirectory(directory), each) for each in ({}, settings))
     size = min(WINDOW_TOKENS, exact_model.most_tokens) - len(begin)
     losses, exact_losses, is_same, divergences = (list[torch.Tensor]() for _ in range(4))
     for place in range(0, len(token_ids), size):
@@ -73,8 +78,8 @@ def reference_text() -> str:
 class WindowModel:
     """A model that computes one window at a time."""
 
-    def __init__(self, model: Model, quantization: Quantization) -> None:
-        config = ExecutorConfig(model=str(model.path), dtype="float32", cpu_kernels="native", quantization=quantization)
+    def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
+        config = ExecutorConfig(model=str(model.path), dtype="float32", cpu_kernels="native", **settings)
         self._chosen = choose_model(model, config, torch.device("cpu"))
         self._chosen.load(open_checkpoint(model))
         made = self._chosen.model.shape

@@ -17,7 +17,7 @@ from executor_svc.models.file_formats import FileFormats
 from executor_svc.models.invariance import ComputePath, Kernels, why_not_invariant
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
-from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
+from executor_svc.models.weight_format import ComputeDtype, Quantization, number_format_of
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.library import NativeLibrary, load_library
 from executor_svc.native.structs import NumberFormat
@@ -45,7 +45,7 @@ class MadeModel:
     model: Decoder
     attention: AttentionBackend
     kernels: str  # for people, in a few words
-    quantization: Quantization  # "bfloat16" too where the kernels in C keep weights as they are stored
+    quantization: Quantization  # "bfloat16" too where weights stay as they are stored, or products are computed in it
     path: ComputePath
     library: NativeLibrary | None  # the C library, if it computes some of it
 
@@ -62,6 +62,7 @@ def make_model(
     *,
     cpu_kernels: CpuKernels = "auto",
     quantization: Quantization = "none",
+    compute_dtype: ComputeDtype = "float32",
     is_stored_in_bfloat16: bool = False,
     group: TensorParallelGroup = SINGLE_RANK,
     attention: AttentionBackend | None = None,
@@ -77,6 +78,7 @@ def make_model(
         device: Where it runs.
         cpu_kernels: "native": the C library; "torch": torch; "auto": the C library if it can be had.
         quantization: What weights become as they are loaded; "none": what `dtype` is.
+        compute_dtype: What products round inputs to; "bfloat16" rounds weights too, but for those in integers.
         is_stored_in_bfloat16: Whether the checkpoint has all matrices in bfloat16. Without quantization the C library
             keeps them so: half the memory, and the bits of float32.
         group: The ranks that share the model.
@@ -88,24 +90,26 @@ def make_model(
     Raises: ModelLoadError: the ranks cannot share it, the device has not this quantization, or the C library is needed
         and cannot be had.
     """
-    _check_quantization(quantization, device)
+    _check_formats(quantization, compute_dtype, dtype, device)
+    setting = "" if stored is not None else "quantization" if quantization != "none" else "compute_dtype"
+    if setting == "compute_dtype" and compute_dtype == "bfloat16":
+        quantization = "bfloat16"
+    number_format = number_format_of(quantization, compute_dtype if stored is None else "float32")
     found = found or find_library(dtype, device, cpu_kernels)
     attention = attention or make_attention(found.library)
     if found.library is not None:
         if quantization == "none" and is_stored_in_bfloat16:
-            quantization = "bfloat16"
-        dense = NativeDense(found.library, number_format=NUMBER_FORMATS[quantization], group=group)
+            quantization, number_format = "bfloat16", NumberFormat.BFLOAT16
+        dense = NativeDense(found.library, number_format=number_format, group=group)
         model = Decoder(config, dense, group, stored)
         path = compute_path(device, dtype, "C", attention, found)
         kernels = describe_kernels(found, attention, device, in_c=(_DENSE,))
         return MadeModel(model, attention, kernels, quantization, path, found.library)
     is_quantized = quantization != "none" or (stored is not None and stored.has_codes)
     name: str = quantization if stored is None else "quantized"
-    library = find_product_library(name, device, cpu_kernels, is_chosen=stored is None) if is_quantized else None
+    library = find_product_library(name, device, cpu_kernels, setting) if is_quantized else None
     is_invariant = numerics == "invariant" and device.type == "cuda" and has_triton() and not is_quantized
-    model = Decoder(
-        config, _make_dense(dtype, device, NUMBER_FORMATS[quantization], is_invariant, library, group), group, stored
-    )
+    model = Decoder(config, _make_dense(dtype, device, number_format, is_invariant, library, group), group, stored)
     in_c = () if library is None else (f"{name} products",)
     in_use = FoundLibrary(library, found.reason)
     products: Kernels = "Triton" if is_invariant else "torchao" if is_quantized and device.type == "cuda" else "torch"
@@ -114,8 +118,23 @@ def make_model(
     return MadeModel(model, attention, kernels, quantization, path, in_use.library)
 
 
-def _check_quantization(quantization: Quantization, device: torch.device) -> None:
-    """Raise ModelLoadError if a device does not have a quantization."""
+def check_compute_dtype(compute_dtype: ComputeDtype, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ModelLoadError if products of a model in `dtype` are not computed so on a device."""
+    if compute_dtype == "bfloat16" and device.type == "cuda":
+        raise ModelLoadError("compute_dtype is bfloat16, which is for device cpu; on a GPU use --dtype bfloat16")
+    if compute_dtype == "bfloat16" and dtype != torch.float32:
+        name = str(dtype).removeprefix("torch.")
+        raise ModelLoadError(
+            f"compute_dtype is bfloat16, which is for dtype float32, but dtype is {name}; "
+            "remove --dtype or --compute-dtype"
+        )
+
+
+def _check_formats(
+    quantization: Quantization, compute_dtype: ComputeDtype, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise ModelLoadError if a device does not have a quantization, or not products in a number format."""
+    check_compute_dtype(compute_dtype, dtype, device)
     if device.type == "cuda" and quantization not in ("none", "int8"):
         raise ModelLoadError(
             f"quantization is {quantization}, which is for device cpu; on a GPU use --quantization int8 or "
@@ -172,7 +191,7 @@ def find_library(dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKerne
 
 
 def find_product_library(
-    quantization: str, device: torch.device, cpu_kernels: CpuKernels, *, is_chosen: bool
+    quantization: str, device: torch.device, cpu_kernels: CpuKernels, setting: str
 ) -> NativeLibrary | None:
     """Return the C library for products with quantized weights, of a model whose dtype it does not have otherwise.
 
@@ -180,7 +199,7 @@ def find_product_library(
         quantization: Of the weights.
         device: Where the model runs; None is returned for a GPU.
         cpu_kernels: "torch" was asked for: None.
-        is_chosen: Whether a person has chosen it, and the checkpoint has not.
+        setting: Which setting has chosen it; empty: the checkpoint has.
 
     Raises: ModelLoadError: it cannot be had: without it they would be several times as slow as with float32.
     """
@@ -189,8 +208,8 @@ def find_product_library(
     try:
         return load_library(torch.get_num_threads())
     except NativeUnavailableError as error:
-        what, instead = f"quantization is {quantization}, which needs", "remove --quantization, or "
-        if not is_chosen:
+        what, instead = f"{setting} is {quantization}, which needs", f"remove --{setting.replace('_', '-')}, or "
+        if not setting:
             what, instead = "the weights of the GGUF file are quantized, which needs", ""
         raise ModelLoadError(
             f"{what} the kernels in C on a CPU, but {error}; {instead}set --cpu-kernels torch, where {quantization} "

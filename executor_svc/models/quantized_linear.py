@@ -2,7 +2,7 @@
 
 Of a format of integers, GROUP inputs share a scale in float16. What each does:
 
-    bfloat16   weights are rounded to the nearest
+    bfloat16   weights are rounded to the nearest; so are inputs where products are computed in bfloat16
     int8       weight = code * scale, codes of -127 to 127; inputs are rounded to 16 bits, with a scale of each row
     int8-a8    weights as with int8; inputs are rounded to 8 bits, with a scale of each group of a row
     int4       weight = code * scale + minimum, codes of 0 to 15, the minimum in float16; inputs as with int8-a8
@@ -24,6 +24,8 @@ from executor_svc.native.structs import K_FORMATS, NumberFormat
 
 # Inputs that share a scale: of a few hundred the largest would rule, fewer cost more scales. GROUP of dense.h.
 GROUP = 32
+
+_BFLOAT16 = (NumberFormat.BFLOAT16, NumberFormat.BFLOAT16_A16)
 
 
 class QuantizedLinear:
@@ -73,6 +75,8 @@ def round_inputs(number_format: NumberFormat, x: torch.Tensor) -> torch.Tensor:
     """Return what products with a format take in place of [num_rows, num_inputs]."""
     if number_format == NumberFormat.BFLOAT16:
         return x
+    if number_format == NumberFormat.BFLOAT16_A16:
+        return x.bfloat16().to(x.dtype)
     largest_code, groups = (
         (32767, x.float()[:, None]) if number_format == NumberFormat.INT8 else (127, _groups(x.float()))
     )
@@ -96,7 +100,7 @@ class _QuantizedRows:
         cls, number_format: NumberFormat, num_outputs: int, num_inputs: int, device: torch.device
     ) -> "_QuantizedRows":
         """Return rows that are not written yet."""
-        dtypes = {NumberFormat.BFLOAT16: torch.bfloat16, NumberFormat.INT4: torch.uint8}
+        dtypes = dict.fromkeys(_BFLOAT16, torch.bfloat16) | {NumberFormat.INT4: torch.uint8}
         shared = 16 if number_format in (NumberFormat.Q2_K, NumberFormat.Q3_K, NumberFormat.Q6_K) else GROUP
         num_groups = -(-num_inputs // shared)
         dtype = dtypes.get(number_format, torch.int8)
@@ -123,7 +127,7 @@ class _QuantizedRows:
         """Quantize `source`, a tensor of this shape."""
         source = source.to(self.codes.device, torch.float32)
         groups = _groups(source)
-        if self.number_format == NumberFormat.BFLOAT16:
+        if self.number_format in _BFLOAT16:
             self.codes.copy_(groups)
         elif self.number_format == NumberFormat.INT4:
             num_padded = groups.shape[1] * GROUP - self.num_inputs
@@ -156,7 +160,7 @@ class _QuantizedRows:
     def restore(self) -> torch.Tensor:
         """Return the weight, [num_outputs, num_inputs] float32."""
         values = self.codes.float()
-        if self.number_format != NumberFormat.BFLOAT16:
+        if self.number_format not in _BFLOAT16:
             values *= self.scales
         if self.number_format == NumberFormat.INT4 or self.number_format in K_FORMATS:
             values += self.minima

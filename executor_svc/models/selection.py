@@ -32,7 +32,7 @@ from executor_svc.models.kernels import (
 )
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.sharding import Shard
-from executor_svc.models.weight_format import Quantization
+from executor_svc.models.weight_format import ComputeDtype, Quantization
 from executor_svc.native.library import NativeLibrary
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from octavo_shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
@@ -54,7 +54,8 @@ class ChosenModel:
     path: ComputePath
     load: Callable[[WeightSource], None]
     kernels: str = ""  # what computes it, for people
-    quantization: Quantization = "none"  # "bfloat16" too where the kernels in C keep weights as they are stored
+    quantization: Quantization = "none"  # "bfloat16" too as in `MadeModel`
+    compute_dtype: ComputeDtype = "float32"  # what products round their inputs to, but for weights in integers
     library: NativeLibrary | None = None  # the C library, if it computes some of it
     stored: FileFormats | None = None  # of a GGUF file, where each matrix has its own format
 
@@ -109,7 +110,8 @@ def _from_gguf(
     """Return a model with the formats of its file; files of plain numbers are quantized as any checkpoint is."""
     checkpoint = model.checkpoint()
     stored = FileFormats(checkpoint, has_long_inputs=checkpoint.has_codes and config.quantization == "int8")
-    if not stored.has_codes and (config.quantization != "none" or device.type != "cpu"):
+    is_rounded = config.quantization != "none" or config.compute_dtype != "float32"
+    if not stored.has_codes and (is_rounded or device.type != "cpu"):
         return choose_decoder(model_config, config, device, group)
     if device.type != "cpu":
         raise ModelLoadError(f"the weights of {model.path} are quantized, which only device cpu supports")
@@ -185,6 +187,7 @@ def choose_decoder(
         device,
         cpu_kernels=config.cpu_kernels,
         quantization=config.quantization,
+        compute_dtype=config.compute_dtype,
         is_stored_in_bfloat16=is_stored_in_bfloat16,
         group=group,
         attention=_make_attention(chosen, config),
@@ -201,6 +204,7 @@ def choose_decoder(
         made.model.load,
         made.kernels,
         made.quantization,
+        config.compute_dtype,
         made.library,
         stored,
     )
@@ -225,6 +229,7 @@ def read_model_config(directory: Model, config: ExecutorConfig) -> ModelConfig:
         wanted = {
             f"tp is {config.tp}": config.tp > 1,
             f"quantization is {config.quantization}": config.quantization != "none",
+            f"compute_dtype is {config.compute_dtype}": config.compute_dtype != "float32",
         }
         for setting in (setting for setting, is_wanted in wanted.items() if is_wanted):
             raise ModelLoadError(f"{setting}, which needs a native implementation; but {reason}") from reason

@@ -9,6 +9,7 @@ from executor_svc.models.dense import MatrixRole
 from executor_svc.native.structs import NumberFormat
 
 Quantization = Literal["none", "bfloat16", "int8", "int8-a8", "int4"]
+ComputeDtype = Literal["float32", "bfloat16"]
 
 # "none" is float32 for the kernels in C, and with those of torch what the rest of the model is in.
 NUMBER_FORMATS: Final[Mapping[Quantization, NumberFormat]] = MappingProxyType(
@@ -20,6 +21,13 @@ NUMBER_FORMATS: Final[Mapping[Quantization, NumberFormat]] = MappingProxyType(
         "int4": NumberFormat.INT4,
     }
 )
+
+
+def number_format_of(quantization: Quantization, compute_dtype: ComputeDtype) -> NumberFormat:
+    """Return the format of weights whose products are computed in a number format; integers keep their own products."""
+    number_format = NUMBER_FORMATS[quantization]
+    is_rounded = compute_dtype == "bfloat16" and number_format <= NumberFormat.BFLOAT16
+    return NumberFormat.BFLOAT16_A16 if is_rounded else number_format
 
 
 def matrix_formats(

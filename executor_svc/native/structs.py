@@ -10,21 +10,23 @@ from executor_svc.native.binding import FLOAT, LONG, POINTER
 class NumberFormat(IntEnum):
     """How weights are stored, and what their products take: `NumberFormat` of dense.h.
 
-    FLOAT32 and BFLOAT16 multiply float32 activations, with the same sums in the same order. INT8 turns the activations
-    of a row into int16 with one scale, the others into int8 with a scale for each group of 32. The K formats are those
-    of llama.cpp: their codes and scales come from a file, and a row has a multiple of 256 inputs.
+    FLOAT32 and BFLOAT16 multiply float32 activations, with the same sums in the same order; BFLOAT16_A16 rounds them to
+    bfloat16. INT8 turns the activations of a row into int16 with one scale, the others into int8 with a scale for each
+    group of 32. The K formats are those of llama.cpp: their codes and scales come from a file, and a row has a multiple
+    of 256 inputs.
     """
 
     FLOAT32 = 0
     BFLOAT16 = 1
-    INT8 = 2
-    INT8_A8 = 3
-    INT4 = 4
-    Q2_K = 5
-    Q3_K = 6
-    Q4_K = 7
-    Q5_K = 8
-    Q6_K = 9
+    BFLOAT16_A16 = 2
+    INT8 = 3
+    INT8_A8 = 4
+    INT4 = 5
+    Q2_K = 6
+    Q3_K = 7
+    Q4_K = 8
+    Q5_K = 9
+    Q6_K = 10
 
 
 K_FORMATS: Final = (NumberFormat.Q2_K, NumberFormat.Q3_K, NumberFormat.Q4_K, NumberFormat.Q5_K, NumberFormat.Q6_K)

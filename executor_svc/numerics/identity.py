@@ -11,6 +11,7 @@ computes nothing. So it covers what computes on this executor's path, and nothin
 - triton, kernels: on a GPU, the release that compiles our kernels, and their sources (`triton_code.py`).
 - torch, processor: only if torch computes something; on the invariant path it only allocates and moves.
 - weights, cache: number formats; of a GGUF file all that its matrices have.
+- compute: what inputs of products are rounded to, if they are.
 - ranks: of tensor parallelism, since each number of them adds up in an order of its own.
 - filters: what changes and filters logits, in the order of the sampler.
 - probe: the bits of a fixed computation (`probe.py`); only of an invariant path, where they mean something.
@@ -30,12 +31,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from executor_svc.models.kernels import FoundLibrary, make_model
 from executor_svc.models.selection import ChosenModel
-from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
+from executor_svc.models.weight_format import NUMBER_FORMATS, ComputeDtype, Quantization
 from executor_svc.native.compiled_code import code_digest
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.sampling import NativeSampling
@@ -96,9 +98,11 @@ def find_numerics(chosen: ChosenModel, num_ranks: int, device: torch.device) -> 
         parts |= triton_parts()
     number_format = str(path.dtype).removeprefix("torch.")
     parts["weights"] = chosen.weights
+    if chosen.compute_dtype != "float32":
+        parts["compute"] = chosen.compute_dtype
     parts |= {"cache": number_format, "ranks": str(num_ranks), "filters": filter_order()}
     if library is not None and chosen.why_not_invariant is None:
-        probes = [probe_native(library.path, each) for each in _probed(chosen)]
+        probes = [probe_native(library.path, each, chosen.compute_dtype) for each in _probed(chosen)]
         used = set() if chosen.stored is None else chosen.stored.used
         probes += [probe_k_format(NativeLibrary(library.path, 1), each) for each in K_FORMATS if each in used]
         parts["probe"] = ",".join(probes)
@@ -126,13 +130,16 @@ def log_numerics(numerics: Numerics, weights_digest: str) -> None:
     _logger.info(Event("numerics", **ids, is_invariant=why_not is None, because=why_not, **parts))
 
 
-def probe_native(path: Path, quantization: Quantization, num_threads: int = 1) -> str:
+def probe_native(
+    path: Path, quantization: Quantization = "none", compute_dtype: ComputeDtype = "float32", num_threads: int = 1
+) -> str:
     """Return the bits of the probe with the kernels of a compiled library; see `probe_bits`.
 
     One thread is enough for so little work, and need not wait for others on a busy machine.
     """
     found = FoundLibrary(NativeLibrary(path, num_threads))
-    make = partial(make_model, dtype=torch.float32, device=torch.device("cpu"), quantization=quantization, found=found)
+    formats: Any = {"quantization": quantization, "compute_dtype": compute_dtype}
+    make = partial(make_model, dtype=torch.float32, device=torch.device("cpu"), found=found, **formats)
     return probe_bits(make, Sampler(NativeSampling(path, num_threads)))
 
 

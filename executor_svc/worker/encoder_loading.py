@@ -19,7 +19,7 @@ from executor_svc.models.encoder_config import EncoderKind, read_encoder_config
 from executor_svc.models.kernels import FoundLibrary, find_library
 from executor_svc.models.pooling import EmbeddingHead, Head, Pooler, ScoreFunction, ScoringHead
 from executor_svc.models.selection import torch_dtype
-from executor_svc.models.weight_format import NUMBER_FORMATS
+from executor_svc.models.weight_format import number_format_of
 from executor_svc.native.compiled_code import code_digest
 from executor_svc.numerics.identity import digest_of
 from executor_svc.worker.encoder_worker import EncoderWorker
@@ -175,6 +175,7 @@ def _why_not_own(config: ExecutorConfig, directory: ModelDirectory, kind: Encode
             reason = str(error)
     settings = {
         f"quantization is {config.quantization}": config.quantization != "none",
+        f"compute_dtype is {config.compute_dtype}": config.compute_dtype != "float32",
         "numerics is invariant": config.numerics == "invariant",
     }
     for setting in (setting for setting, is_set in settings.items() if is_set and reason):
@@ -231,7 +232,8 @@ def _make_own(
     values, source = directory.config(), directory.path / "config.json"
     encoder_config = read_encoder_config(values, source, kind)
     assert found.library is not None, "else transformers runs the model"
-    encoder = Encoder(encoder_config, found.library, NUMBER_FORMATS[config.quantization])
+    number_format = number_format_of(config.quantization, config.compute_dtype)
+    encoder = Encoder(encoder_config, found.library, number_format)
     encoder.load(checkpoint)
     heads: dict[PoolingTask, Head]
     if modules is None:
@@ -247,6 +249,7 @@ def _make_own(
         "code": code_digest(found.library.path),
         "weights": weights,
     }
+    parts |= {} if config.compute_dtype == "float32" else {"compute": config.compute_dtype}
     # Functions of NumPy's that round, of the few numbers of a vector.
     parts |= {
         "numpy": np.__version__,

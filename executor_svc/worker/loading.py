@@ -14,7 +14,8 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.device.selection import find_device
 from executor_svc.models.dtype import STORED_NAMES, choose_dtype
 from executor_svc.models.encoder_config import encoder_kind
-from executor_svc.models.selection import ChosenModel, choose_model, read_model_config
+from executor_svc.models.kernels import check_compute_dtype
+from executor_svc.models.selection import ChosenModel, choose_model, read_model_config, torch_dtype
 from executor_svc.numerics.identity import find_numerics, log_numerics
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker, cache_shape_of
@@ -50,6 +51,7 @@ def load_worker(
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current one
     dtype = choose_dtype(config.dtype, directory.config(), device)
+    check_compute_dtype(config.compute_dtype, torch_dtype(dtype), device)
     config = config.model_copy(update={"dtype": dtype})
     if isinstance(directory, ModelDirectory) and (kind := encoder_kind(directory.config())) is not None:
         return load_encoder_worker(config, directory, kind, device)
@@ -64,7 +66,8 @@ def load_worker(
         logger.info(Event("kernels", in_use=chosen.kernels))
         is_said = chosen.quantization != "none" or chosen.stored is not None
         weights = f"; weights in {chosen.weights}" if is_said else ""
-        print(f"octavo executor kernels: {chosen.kernels}{weights}", flush=True)  # `octavo up` shows it
+        computed = "" if config.compute_dtype == "float32" else f"; computed in {config.compute_dtype}"
+        print(f"octavo executor kernels: {chosen.kernels}{weights}{computed}", flush=True)  # `octavo up` shows it
     shape, source = chosen.model.shape, directory.source
     model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
     check_cache_settings(config, cache_shape_of(chosen), local_size)

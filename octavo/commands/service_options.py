@@ -17,8 +17,8 @@ _R = TypeVar("_R")
 
 # What the help of a command describes; all other settings it only names.
 _COMMON = (
-    *("dtype", "quantization", "attention_backend", "device", "tp", "num_threads", "kv_cache_gib", "host_cache_gib"),
-    *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "max_waiting_requests", "policy"),
+    *("dtype", "quantization", "compute_dtype", "attention_backend", "device", "tp", "num_threads", "kv_cache_gib"),
+    *("host_cache_gib", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "max_waiting_requests", "policy"),
 )
 
 # `octavo up` has flags of its own for them, with other defaults.

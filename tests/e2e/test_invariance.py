@@ -22,7 +22,7 @@ from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from tests.numerics.architectures import VOCAB_SIZE, save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
-from tests.numerics.native import QUANTIZATIONS
+from tests.numerics.native import SETTINGS
 from tests.numerics.real_model import RealModel
 from tests.support.fleet import Outcome, assert_same_outcomes
 from tests.support.schedules import GREEDY, Play, Request, Schedule
@@ -188,13 +188,13 @@ def make_scene(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str],
     requests = make_requests([ids[:7], ids[10:43], ids[50:59], ids[100:116], ids[100:160]], 20)
     scenes: dict[tuple[str, str], Scene] = {}
 
-    def make(family: str, quantization: str) -> Scene:
+    def make(family: str, number_format: str) -> Scene:
         if not (directory / family).exists():
             save_tiny_architecture(directory / family, family, FAMILY_ARCHITECTURES[family])
-        if (family, quantization) not in scenes:
-            model = RealModel(directory / family, BLOCK_SIZE, NUM_BLOCKS, quantization=quantization)
-            scenes[family, quantization] = Scene.of(model, requests)
-        return scenes[family, quantization]
+        if (family, number_format) not in scenes:
+            model = RealModel(directory / family, BLOCK_SIZE, NUM_BLOCKS, **SETTINGS[number_format])
+            scenes[family, number_format] = Scene.of(model, requests)
+        return scenes[family, number_format]
 
     return make
 
@@ -276,7 +276,7 @@ def test_outputs_after_contexts_of_2000_tokens_are_those_alone(long_contexts: Sc
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("tiny", [("LlamaForCausalLM", quantization) for quantization in QUANTIZATIONS], indirect=True)
+@pytest.mark.parametrize("tiny", [("LlamaForCausalLM", number_format) for number_format in SETTINGS], indirect=True)
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
 def test_outputs_of_a_tiny_model_are_those_alone_by_every_schedule(tiny: Scene, name: str) -> None:
     check_named(tiny, name)
@@ -286,7 +286,7 @@ def test_outputs_of_a_tiny_model_are_those_alone_by_every_schedule(tiny: Scene, 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(
-    "tiny", [(family, quantization) for family in FAMILY_ARCHITECTURES for quantization in QUANTIZATIONS], indirect=True
+    "tiny", [(family, number_format) for family in FAMILY_ARCHITECTURES for number_format in SETTINGS], indirect=True
 )
 def test_outputs_of_every_family_are_those_alone_by_random_schedules(tiny: Scene, seed: int) -> None:
     check_random(tiny, seed)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
 from executor_svc.native.build import FLAGS, build_library, cache_directory
@@ -13,15 +13,21 @@ from executor_svc.native.structs import NumberFormat
 from executor_svc.native.weight_memory import WeightMemory
 
 LANES = ("widest", "avx2")
-# Flags of libraries, without instructions that some processors lack. A product of bytes has more than one.
+# Flags of libraries, without instructions that some processors lack. Products have more than one.
 INSTRUCTIONS: Mapping[str, Sequence[str]] = {
     "widest": (),
     "avx2": ("-mno-avx512f",),
     "widest without VNNI": ("-mno-avx512vnni",),
     "avx2 without VNNI": ("-mno-avx512f", "-mno-avxvnni"),
+    "widest without BF16": ("-mno-avx512bf16",),
 }
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
-FORMATS: tuple[NumberFormat, ...] = tuple(NUMBER_FORMATS[name] for name in QUANTIZATIONS)
+# Settings of executors that compute in different number formats.
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"quantization": name} for name in QUANTIZATIONS},
+    "compute bfloat16": {"compute_dtype": "bfloat16"},
+}
+FORMATS: tuple[NumberFormat, ...] = (*(NUMBER_FORMATS[name] for name in QUANTIZATIONS), NumberFormat.BFLOAT16_A16)
 NUM_THREADS = 3  # more than some products have panels, fewer than others
 
 

@@ -25,7 +25,7 @@ def rounded_inputs(number_format: NumberFormat, x: Float32Array) -> Float64Array
         return _inputs(x, 32767)
     if number_format in (NumberFormat.INT8_A8, NumberFormat.INT4):
         return _of_groups(x, lambda group: _inputs(group, 127)).astype(np.float64)
-    return x.astype(np.float64)
+    return (_bfloat16(x) if number_format == NumberFormat.BFLOAT16_A16 else x).astype(np.float64)
 
 
 def product(number_format: NumberFormat, x: Float32Array, weight: Float32Array, bias: Float32Array) -> Float64Array:
@@ -120,6 +120,7 @@ def _inverse(scale: Float32Array) -> Float32Array:
 _WEIGHTS: Final[Mapping[NumberFormat, Callable[[Float32Array], Float32Array]]] = {
     NumberFormat.FLOAT32: lambda weight: weight,
     NumberFormat.BFLOAT16: _bfloat16,
+    NumberFormat.BFLOAT16_A16: _bfloat16,
     NumberFormat.INT8: _int8,
     NumberFormat.INT8_A8: _int8,
     NumberFormat.INT4: _int4,

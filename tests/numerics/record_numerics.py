@@ -13,7 +13,7 @@ from executor_svc.models.families import parse_config
 from executor_svc.numerics.identity import REVISION, probe_native
 from tests.numerics.architectures import SIZES
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
-from tests.numerics.native import LANES, QUANTIZATIONS, native_library
+from tests.numerics.native import LANES, SETTINGS, native_library
 
 RECORD = Path(__file__).with_name("recorded_numerics.json")
 
@@ -25,9 +25,9 @@ def current() -> dict[str, Any]:
         "revision": REVISION,
         "configurations": {name: _configuration(name) for name in sorted(FAMILY_ARCHITECTURES)},
         "probe": {
-            f"{instructions} {weights}": probe_native(library.path, weights)
+            f"{instructions} {name}": probe_native(library.path, **settings)
             for instructions, library in sorted(libraries.items())
-            for weights in QUANTIZATIONS
+            for name, settings in SETTINGS.items()
         },
     }
 

@@ -78,11 +78,19 @@ def logits_of(model: Path, recorder: RecordingSampler, **settings: object) -> to
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_has_the_bits_of_safetensors(name: str, tmp_path: Path, recorder: RecordingSampler) -> None:
-    for kind, settings in ((FileType.F32, {}), (FileType.Q8_0, {"quantization": "int8-a8"})):
+    in_bfloat16 = {"compute_dtype": "bfloat16"}
+    for kind, of_both, settings in (
+        (FileType.F32, {}, {}),
+        (FileType.F32, in_bfloat16, {}),
+        (FileType.BF16, in_bfloat16, {}),
+        (FileType.Q8_0, {}, {"quantization": "int8-a8"}),
+        (FileType.Q8_0, in_bfloat16, {"quantization": "int8-a8"}),
+    ):
         directory = save(tmp_path / kind.name, name, FAMILIES[name], kind)
         file = write_gguf_of(directory, tmp_path / f"{kind.name}.gguf", of_type(kind))
 
-        assert torch.equal(logits_of(file, recorder), logits_of(directory, recorder, **settings)), kind.name
+        expected = logits_of(directory, recorder, **of_both, **settings)
+        assert torch.equal(logits_of(file, recorder, **of_both), expected), f"{kind.name} {of_both}"
 
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {

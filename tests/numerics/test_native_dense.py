@@ -28,6 +28,7 @@ ALL_INPUTS = (1, 3, 31, 32, 33, 50, 63, 64, 65, 127, 128, 129, 257, 576)
 SEGMENT_TOLERANCES: dict[NumberFormat, float] = {
     NumberFormat.FLOAT32: 2e-5,
     NumberFormat.BFLOAT16: 2e-5,
+    NumberFormat.BFLOAT16_A16: 3e-2,
     NumberFormat.INT8: 1e-3,
     NumberFormat.INT8_A8: 5e-2,
     NumberFormat.INT4: 5e-2,
@@ -203,6 +204,7 @@ def test_what_the_weights_of_a_format_take() -> None:
     expected = {
         NumberFormat.FLOAT32: 4.0,
         NumberFormat.BFLOAT16: 2.0,
+        NumberFormat.BFLOAT16_A16: 2.0,
         NumberFormat.INT8: 1 + 2 / 32,  # a scale for each group
         NumberFormat.INT8_A8: 1 + 2 / 32,
         NumberFormat.INT4: 1 / 2 + 4 / 32,  # and a minimum

@@ -1,20 +1,26 @@
 """Products in every number format of weights are what NumPy makes of its definition, in C and in torch."""
 
+import ctypes
 import itertools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.models.torch_dense import TorchDense
+from executor_svc.native.build import build_library
+from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
 from executor_svc.native.weight_memory import WeightMemory
-from tests.numerics.native import FORMATS, LANES, native_library, packed_matrix
+from tests.numerics.native import FORMATS, INSTRUCTIONS, LANES, library_path, native_library, packed_matrix
 from tests.numerics.number_formats import Float32Array, largest_parts, product, rounded_inputs, rounded_weight
+from tests.support.each_row import each_row
 
 CPU = torch.device("cpu")
 EPSILON = 2.0**-24
@@ -217,6 +223,87 @@ def test_bfloat16_has_the_bits_of_float32(lanes: str) -> None:
         assert torch.equal(short(x[:num_rows]), long(x[:num_rows]))
 
 
+def edge_values(num_rows: int, num_inputs: int, seed: int) -> Float32Array:
+    """Return values whose products and sums are around the smallest normal numbers; some are denormal themselves."""
+    generator = np.random.default_rng(seed)
+    exponents = generator.choice([-140, -127, -126, -64, -63, -62, 0], (num_rows, num_inputs))
+    values: Float32Array = np.ldexp(generator.uniform(-2, 2, (num_rows, num_inputs)), exponents).astype(np.float32)
+    return values
+
+
+@each_row((1, 1), (3, 7), (257, 49), (577, 100), (1536, 50))
+def test_products_in_bfloat16_have_one_set_of_bits(num_inputs: int, num_outputs: int) -> None:
+    """Those that AVX-512 BF16 defines: with it and without it, in narrow vectors, in threads, alone and in a batch."""
+    for make_values in (random_values, edge_values):
+        weight, x = make_values(num_outputs, num_inputs, seed=1), make_values(40, num_inputs, seed=2)
+        expected = torch.from_numpy(defined_product(x, weight)).view(torch.int32)
+        for instructions, num_threads in itertools.product(INSTRUCTIONS, (1, 3)):
+            library = NativeLibrary(library_path(instructions), num_threads)
+            formats = [(NumberFormat.BFLOAT16_A16, [num_outputs])]
+            matrix = PackedMatrix(library, num_inputs, formats, has_bias=False, memory=WeightMemory())
+            matrix.weights[0].copy_(torch.from_numpy(weight))
+            for num_rows in (1, 3, 8, 9, 40):
+                ours = matrix(torch.from_numpy(x[:num_rows])).view(torch.int32)
+                assert torch.equal(ours, expected[:num_rows]), f"{instructions}, {num_threads} threads, {num_rows} rows"
+
+
+def defined_product(x: Float32Array, weight: Float32Array) -> Float32Array:
+    """Return x @ weight.T, step by step: parts of 256 inputs, in each pair the odd one first, denormals as 0.
+
+    A product of two bfloat16 is exact in float64. Where float64 rounds its sum with a float32, it is made odd, so that
+    rounding it again goes the way that rounding once goes.
+    """
+    x, weight = (
+        np.pad(_flushed(rounded_weight(NumberFormat.BFLOAT16, values)), ((0, 0), (0, values.shape[1] % 2)))
+        for values in (x, weight)
+    )
+    total = np.zeros((len(x), len(weight)), np.float32)
+    for begin in range(0, x.shape[1], 256):
+        part = np.zeros_like(total)
+        for pair in range(begin, min(begin + 256, x.shape[1]), 2):
+            for k in (pair + 1, pair):
+                product = np.outer(x[:, k].astype(np.float64), weight[:, k].astype(np.float64))
+                part = _flushed(_sum_rounded_once(part.astype(np.float64), product))
+        total = total + part if begin else part
+    return total
+
+
+def _flushed(values: Float32Array) -> Float32Array:
+    is_denormal = np.abs(values) < np.finfo(np.float32).tiny
+    flushed: Float32Array = np.where(is_denormal, np.copysign(np.float32(0), values), values)
+    return flushed
+
+
+def _sum_rounded_once(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> Float32Array:
+    rounded = a + b
+    other = rounded - a
+    error = (a - (rounded - other)) + (b - other)  # Knuth's two-sum: exact
+    is_even = rounded.view(np.int64) % 2 == 0
+    toward = np.where(error > 0, np.inf, -np.inf)
+    odd = np.where((error != 0) & is_even, np.nextafter(rounded, toward), rounded)
+    return odd.astype(np.float32)
+
+
+@each_row(*INSTRUCTIONS)
+def test_products_in_bfloat16_leave_the_denormals_of_others_alone(instructions: str, *, tmp_path: Path) -> None:
+    (tmp_path / "mode.c").write_text("#include <immintrin.h>\nunsigned mode(void) { return _mm_getcsr(); }\n")
+    mode = ctypes.CDLL(str(build_library(tmp_path, sources=tmp_path))).mode
+    flags = 0x3F  # of what happened, not of what is to happen
+    before = mode() & ~flags
+    library = NativeLibrary(library_path(instructions), 3)
+
+    def product(number_format: NumberFormat, size: float) -> torch.Tensor:
+        formats = [(number_format, [2000])]
+        matrix = PackedMatrix(library, 300, formats, has_bias=False, memory=WeightMemory())
+        matrix.weights[0].copy_(torch.full((2000, 300), size))
+        return matrix(torch.full((9, 300), 2.0**-100))
+
+    for _ in range(3):
+        assert not product(NumberFormat.BFLOAT16_A16, 2.0**-40).any()
+        assert torch.equal(product(NumberFormat.FLOAT32, 2.0**-40), torch.full((9, 2000), 300 * 2.0**-140))
+        assert mode() & ~flags == before
+
+
 @lanes
 @formats
 def test_a_slice_of_inputs_has_groups_of_its_own(number_format: NumberFormat, lanes: str) -> None:
@@ -229,4 +316,4 @@ def test_a_slice_of_inputs_has_groups_of_its_own(number_format: NumberFormat, la
         return torch.cat([make(lanes, number_format, half, bias).rows(torch.arange(50)) for half in halves], 1)
 
     assert torch.equal(sliced(64), whole)
-    assert torch.equal(sliced(40), whole) == (number_format <= NumberFormat.BFLOAT16)
+    assert torch.equal(sliced(40), whole) == (number_format <= NumberFormat.BFLOAT16_A16)

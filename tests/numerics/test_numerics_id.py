@@ -10,7 +10,7 @@ import torch
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.selection import ChosenModel, choose_model
-from executor_svc.models.weight_format import Quantization
+from executor_svc.models.weight_format import ComputeDtype, Quantization
 from executor_svc.numerics import identity, probe
 from executor_svc.numerics.identity import Numerics, find_numerics, probe_native
 from executor_svc.numerics.probe_models import MAX_POSITION_EMBEDDINGS
@@ -24,7 +24,7 @@ from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
 from tests.numerics import record_numerics
 from tests.numerics.architectures import ARCHITECTURES, save_tiny_architecture
 from tests.numerics.conftest import TinyModel
-from tests.numerics.native import QUANTIZATIONS, library_path, native_library
+from tests.numerics.native import SETTINGS, library_path, native_library
 
 CPU = torch.device("cpu")
 HAS_WIDER_THAN_AVX2 = native_library("widest").instructions != native_library("avx2").instructions
@@ -35,8 +35,13 @@ def choose(directory: Path, **settings: object) -> ChosenModel:
     return choose_model(ModelDirectory(directory), config, CPU)
 
 
-def numerics(chosen: ChosenModel, quantization: Quantization = "none", num_ranks: int = 1) -> Numerics:
-    return find_numerics(replace(chosen, quantization=quantization), num_ranks, CPU)
+def numerics(
+    chosen: ChosenModel,
+    quantization: Quantization = "none",
+    num_ranks: int = 1,
+    compute_dtype: ComputeDtype = "float32",
+) -> Numerics:
+    return find_numerics(replace(chosen, quantization=quantization, compute_dtype=compute_dtype), num_ranks, CPU)
 
 
 @pytest.fixture
@@ -55,6 +60,7 @@ def test_avx2_and_avx512_are_two_kinds_by_their_code_and_by_their_bits(chosen: C
 
 def test_number_formats_and_ranks_are_kinds(chosen: ChosenModel) -> None:
     kinds = [numerics(chosen), numerics(chosen, "int8"), numerics(chosen, num_ranks=2), numerics(chosen, num_ranks=3)]
+    kinds += [numerics(chosen, each, compute_dtype="bfloat16") for each in ("none", "bfloat16", "int8")]
 
     assert len({kind.numerics_id for kind in kinds}) == len(kinds)
 
@@ -93,13 +99,15 @@ def test_a_worker_that_is_not_invariant_says_why(tiny_models: dict[str, TinyMode
     assert (info.is_invariant, info.why_not_invariant) == (False, reason)
 
 
-@pytest.mark.parametrize("weights", QUANTIZATIONS)
-def test_threads_blocks_and_what_ran_before_are_no_kind(weights: Quantization, monkeypatch: pytest.MonkeyPatch) -> None:
-    bits = [probe_native(library_path("widest"), weights, num_threads) for num_threads in (1, 2, 3)]
+@pytest.mark.parametrize("name", SETTINGS)
+def test_threads_blocks_and_what_ran_before_are_no_kind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bits = [
+        probe_native(library_path("widest"), num_threads=num_threads, **SETTINGS[name]) for num_threads in (1, 2, 3)
+    ]
     for block_size in (8, 32):
         monkeypatch.setattr(probe, "_BLOCK_SIZE", block_size)
         monkeypatch.setattr(probe, "_NUM_BLOCKS", MAX_POSITION_EMBEDDINGS // block_size)
-        bits.append(probe_native(library_path("widest"), weights))
+        bits.append(probe_native(library_path("widest"), **SETTINGS[name]))
 
     assert len(set(bits)) == 1
 

@@ -166,12 +166,16 @@ def test_padding_within_a_text_has_no_position_as_in_transformers(tmp_path: Path
     np.testing.assert_allclose(values_of(worker, [text])[0], vector_of(model, text, "cls_token"), atol=1e-5)
 
 
-def test_codes_of_8_bits_give_nearly_the_same_vectors_with_the_same_bits_alone(tmp_path: Path) -> None:
+@each_row({"quantization": "int8-a8"}, {"compute_dtype": "bfloat16"})
+def test_rounded_products_give_nearly_the_same_vectors_with_the_same_bits_alone(
+    how: Mapping[str, object], *, tmp_path: Path
+) -> None:
     save(tmp_path, "BertModel", SIZES)
     texts = texts_of(PoolingTask.EMBED)
     exact = values_of(loaded(tmp_path, pooling="mean"), texts)
-    worker = loaded(tmp_path, pooling="mean", quantization="int8-a8")
+    worker = loaded(tmp_path, pooling="mean", **how)
     rounded = values_of(worker, texts)
+    assert not np.array_equal(exact, rounded)
     assert min(float(a @ b) for a, b in zip(exact, rounded, strict=True)) > 0.99
     assert all(values_of(worker, [text])[0].tobytes() == b.tobytes() for text, b in zip(texts, rounded, strict=True))
 
@@ -259,6 +263,11 @@ def test_a_text_is_as_long_as_the_model_is_published_for_unless_more_is_asked_fo
     ("BertModel", {"tp": 2}, "tp is 2, but Bert is an encoder, which runs on one rank: use --tp 1"),
     ("BertModel", {"pooling": "off"}, "pooling is off, but an encoder does nothing else: remove --pooling"),
     ("DistilBertModel", {"quantization": "int8"}, "quantization is int8, which needs the kernels in C for an encoder"),
+    (
+        "DistilBertModel",
+        {"compute_dtype": "bfloat16"},
+        "compute_dtype is bfloat16, which needs the kernels in C for",
+    ),
     ("DistilBertModel", {"numerics": "invariant"}, "numerics is invariant, which needs the kernels in C for an"),
     ("Qwen3ForCausalLM", {"tp": 2, "pooling": "last"}, "tp is 2, but embeddings are computed on one rank: use --tp 1,"),
 )

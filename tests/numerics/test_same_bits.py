@@ -22,7 +22,7 @@ from executor_svc.models.language_model import LanguageModel
 from executor_svc.native.library import NativeLibrary
 from tests.numerics.architectures import PagedRun, load_architecture, save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
-from tests.numerics.native import LANES, QUANTIZATIONS, library_path
+from tests.numerics.native import LANES, SETTINGS, library_path
 from tests.numerics.random_schedules import Plan, plans, play
 
 NUM_THREADS = (1, 2)
@@ -64,7 +64,7 @@ assert {name for name, _ in VARIANTS.values()} == set(FAMILY_ARCHITECTURES)
 class Loaded:
     """A model in one number format, for the vectors of one of LANES; once for each number of threads."""
 
-    quantization: str
+    number_format: str
     by_threads: dict[int, tuple[LanguageModel, AttentionBackend]] = field(repr=False)
 
     def alone(self, token_ids: list[int]) -> torch.Tensor:
@@ -94,16 +94,16 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
         return directory / name
 
     @cache
-    def loaded(name: str, quantization: str, lanes: str = "widest") -> Loaded:
+    def loaded(name: str, number_format: str, lanes: str = "widest") -> Loaded:
         by_threads = {}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("executor_svc.models.kernels.load_library", partial(NativeLibrary, library_path(lanes)))
             for num_threads in NUM_THREADS:
                 torch.set_num_threads(num_threads)
-                by_threads[num_threads] = load_architecture(saved(name), quantization=quantization)
+                by_threads[num_threads] = load_architecture(saved(name), **SETTINGS[number_format])
                 assert isinstance(by_threads[num_threads][0], Decoder)
         torch.set_num_threads(1)
-        return Loaded(quantization, by_threads)
+        return Loaded(number_format, by_threads)
 
     yield loaded
     torch.set_num_threads(num_threads_before)
@@ -122,13 +122,13 @@ def check_random_plans(models: Sequence[Loaded], profile: settings, max_tokens: 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_those_of_the_sequence_alone(name: str, load: Load) -> None:
-    models = [load(name, quantization) for quantization in QUANTIZATIONS]
+    models = [load(name, number_format) for number_format in SETTINGS]
 
     check_random_plans(models, settings(max_examples=10), max_tokens=600)
 
 
 def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(load: Load) -> None:
-    models = [load("Llama: heads of 80 in a group of 9", quantization, "avx2") for quantization in QUANTIZATIONS]
+    models = [load("Llama: heads of 80 in a group of 9", number_format, "avx2") for number_format in SETTINGS]
 
     check_random_plans(models, settings(max_examples=10), max_tokens=600)
 
@@ -136,11 +136,11 @@ def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(load: Load) ->
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("number_format", SETTINGS)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_those_of_the_sequence_alone_in_200_workloads(
-    name: str, quantization: str, lanes: str, load: Load
+    name: str, number_format: str, lanes: str, load: Load
 ) -> None:
     profile = settings(max_examples=200, derandomize=False)
 
-    check_random_plans([load(name, quantization, lanes)], profile, MAX_TOKENS)
+    check_random_plans([load(name, number_format, lanes)], profile, MAX_TOKENS)

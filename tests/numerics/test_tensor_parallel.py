@@ -22,7 +22,7 @@ from scheduler_svc.request.parameters import StopConditions
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
-from tests.numerics.native import QUANTIZATIONS
+from tests.numerics.native import SETTINGS
 from tests.numerics.reference import assert_close, random_prompt
 from tests.numerics.threaded_group import ThreadedGroup, ThreadedRanks
 from tests.support.fleet import assert_same_outcomes
@@ -104,16 +104,16 @@ def test_ranks_that_share_a_kv_head_give_the_tokens_of_one_process(
     assert outputs == expected
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("number_format", SETTINGS)
 @pytest.mark.parametrize("tp", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
     [n if n == "Gemma2ForCausalLM" else pytest.param(n, marks=pytest.mark.slow) for n in FAMILY_ARCHITECTURES],
 )
 def test_outputs_of_ranks_have_the_bits_of_those_alone(
-    name: str, tp: int, quantization: str, directories: dict[str, Path], cleanup: ExitStack
+    name: str, tp: int, number_format: str, directories: dict[str, Path], cleanup: ExitStack
 ) -> None:
-    ranks = ranks_of(directories[name], tp, cleanup, quantization=quantization)
+    ranks = ranks_of(directories[name], tp, cleanup, **SETTINGS[number_format])
 
     def emptied() -> ThreadedRanks:
         ranks.reset()

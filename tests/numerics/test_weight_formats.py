@@ -1,5 +1,6 @@
 """Which number format the weights of a model get, from the setting and from what a checkpoint has."""
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,24 +10,27 @@ from typing import Final, get_args
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.dense import MatrixRole
-from executor_svc.models.kernels import make_model
+from executor_svc.models.kernels import check_compute_dtype, make_model
 from executor_svc.models.selection import ChosenModel, choose_model, read_model_config
 from executor_svc.models.weight_format import Quantization, matrix_formats
+from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.structs import NumberFormat
 from executor_svc.numerics.identity import find_numerics
 from executor_svc.worker.loading import load_worker
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.step import TableDelta
-from tests.numerics.architectures import save_tiny_architecture
+from tests.numerics.architectures import ARCHITECTURES, save_tiny_architecture
 from tests.numerics.driver import RecordingSampler, StepDriver
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
-from tests.numerics.native import QUANTIZATIONS, packed_matrix
+from tests.numerics.native import QUANTIZATIONS, SETTINGS, packed_matrix
 from tests.numerics.reference import random_prompt
+from tests.numerics.tiny_models import save_tiny_model
 from tests.support.each_row import each_row
 
 CPU = torch.device("cpu")
@@ -111,34 +115,89 @@ def test_weights_that_stay_in_bfloat16_give_the_bits_of_float32(
 
 
 # What the logits may be off, as a part of their length.
-ERRORS: dict[Quantization, tuple[float, float]] = {
+ERRORS: dict[str, tuple[float, float]] = {
     "bfloat16": (1e-4, 0.02),
+    "compute bfloat16": (1e-3, 0.05),
     "int8": (1e-3, 0.05),
     "int8-a8": (1e-3, 0.05),
     "int4": (1e-2, 0.5),
 }
 
 
-@pytest.mark.parametrize("quantization", ERRORS)
-def test_every_quantization_is_near_float32_and_the_same_in_torch(
-    quantization: Quantization, tmp_path: Path, recorder: RecordingSampler
+@pytest.mark.parametrize("name", ERRORS)
+def test_every_format_is_near_float32_and_the_same_in_torch(
+    name: str, tmp_path: Path, recorder: RecordingSampler
 ) -> None:
     save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
     exact, *same = (
         logits_of(tmp_path, recorder, **settings)[:1]  # behind the prompt each may have another token
         for settings in (
             {},
-            {"quantization": quantization},
-            {"quantization": quantization, "attention_backend": "torch"},
-            {"quantization": quantization, "cpu_kernels": "torch"},
+            SETTINGS[name],
+            {**SETTINGS[name], "attention_backend": "torch"},
+            {**SETTINGS[name], "cpu_kernels": "torch"},
         )
     )
     ours = same[0]
 
-    least, most = ERRORS[quantization]
+    least, most = ERRORS[name]
     assert least < float((ours - exact).norm() / exact.norm()) < most
     for other in same[1:]:
         assert float((ours - other).norm() / exact.norm()) < least
+
+
+@torch.inference_mode()
+def test_products_in_bfloat16_are_within_the_rounding_of_transformers_in_bfloat16(
+    tmp_path: Path, recorder: RecordingSampler
+) -> None:
+    save_tiny_model(tmp_path)
+    prompt = torch.tensor([random_prompt(30)])
+    models = [AutoModelForCausalLM.from_pretrained(tmp_path, dtype=BF16).to(dtype) for dtype in (F32, BF16)]
+    exact, theirs = (model(prompt).logits[0, -1].float() for model in models)
+
+    ours = logits_of(tmp_path, recorder, compute_dtype="bfloat16")[0]
+
+    assert 0 < float((ours - exact).norm()) < float((theirs - exact).norm())
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int8-a8", "int4"])
+def test_integers_keep_their_products(quantization: str, saved: Path, recorder: RecordingSampler) -> None:
+    alone, both = (
+        logits_of(saved, recorder, quantization=quantization, compute_dtype=one) for one in ("float32", "bfloat16")
+    )
+
+    assert torch.equal(alone, both)
+
+
+def no_compiler(*_: object) -> None:
+    raise NativeUnavailableError("no C compiler was found")
+
+
+@each_row(
+    ({"dtype": "bfloat16"}, "is for dtype float32, but dtype is bfloat16; remove --dtype or --compute-dtype"),
+    (
+        {"cpu_kernels": "auto"},
+        "needs the kernels in C on a CPU, but no C compiler was found; remove --compute-dtype, or",
+    ),
+    ({"numerics": "invariant", "cpu_kernels": "torch"}, "set --cpu-kernels native or auto"),
+)
+def test_what_is_not_computed_in_bfloat16_is_refused(
+    settings: dict[str, str], words: str, *, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executor_svc.models.kernels.load_library", no_compiler)
+    with pytest.raises(ModelLoadError, match=re.escape(words)):
+        load_worker(ExecutorConfig.model_validate({"model": str(saved), "compute_dtype": "bfloat16", **settings}))
+
+
+def test_a_gpu_computes_in_its_dtype() -> None:
+    with pytest.raises(ModelLoadError, match=r"compute_dtype is bfloat16, .* on a GPU use --dtype bfloat16$"):
+        check_compute_dtype("bfloat16", F32, torch.device("cuda"))
+
+
+def test_a_model_that_transformers_runs_is_not_computed_in_bfloat16(tmp_path: Path) -> None:
+    save_tiny_architecture(tmp_path, "GPTNeoXForCausalLM", ARCHITECTURES["GPTNeoXForCausalLM"])
+    with pytest.raises(ModelLoadError, match="compute_dtype is bfloat16, which needs a native implementation; but"):
+        choose(tmp_path, compute_dtype="bfloat16")
 
 
 @pytest.mark.parametrize("quantization", ["bfloat16", "int8-a8", "int4"])

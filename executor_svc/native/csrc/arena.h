@@ -21,7 +21,9 @@ INLINE void *take(Arena *arena, long num_bytes) {
 INLINE Rows take_codes(Arena *arena, long num_rows, long width, InputFormat format) {
     Rows rows = {.num_rows = num_rows, .stride = round_up(width, GROUP), .format = format};
     long num_groups = num_rows * (rows.stride / GROUP);
-    if (format == INT16_CODES) {
+    if (format == BFLOAT16_CODES) {
+        rows.codes = take(arena, num_rows * rows.stride * (long)sizeof(uint16_t));
+    } else if (format == INT16_CODES) {
         rows.codes = take(arena, num_rows * rows.stride * (long)sizeof(int16_t));
         rows.scales = take(arena, num_rows * (long)sizeof(float));
     } else if (format == INT8_CODES) {

@@ -64,7 +64,7 @@ long octavo_pack_blocks(const Matrix *matrix, long first, long num_rows, long ty
                         long row_bytes, const int64_t *order, int num_threads) {
     long bytes = block_bytes(type), num_inexact = 0;
     bool is_k = is_k_format(matrix->format);
-    if (is_k ? type != FIRST_K + matrix->format - Q2_K : !bytes || matrix->format <= BFLOAT16) return -1;
+    if (is_k ? type != FIRST_K + matrix->format - Q2_K : !bytes || matrix->format <= BFLOAT16_A16) return -1;
     if (matrix->num_inputs % (is_k ? K_INPUTS : GROUP)) return -1;
     long begin = first / PANEL_COLUMNS, end = ceil_div(first + num_rows, PANEL_COLUMNS);
 #pragma omp parallel for num_threads(num_threads) reduction(+ : num_inexact)

@@ -16,6 +16,7 @@
 typedef enum {
     FLOAT32,   // floats
     BFLOAT16,  // floats, summed as with float32
+    BFLOAT16_A16,  // bfloat16
     INT8,      // int16 codes
     INT8_A8,   // int8 codes
     INT4,      // int8 codes
@@ -30,7 +31,7 @@ typedef enum {
 // The weight of a linear map, [num_outputs][num_inputs], cut into panels of PANEL_COLUMNS outputs. P is num_inputs,
 // rounded up to a whole GROUP; G is P / GROUP. What pads a panel or the inputs is 0.
 //   FLOAT32:  [panel][num_inputs][PANEL_COLUMNS] float
-//   BFLOAT16: [panel][num_inputs / 2, rounded up][PANEL_COLUMNS][2] bfloat16
+//   BFLOAT16, BFLOAT16_A16: [panel][num_inputs / 2, rounded up][PANEL_COLUMNS][2] bfloat16
 //   INT8:     [panel][P / 2][PANEL_COLUMNS][2] int8; weight = code * scale
 //   INT8_A8:  [panel][P / 4][PANEL_COLUMNS][4] uint8, code + 128; weight = code * scale
 //   INT4:     [panel][P / 8][PANEL_COLUMNS][4] uint8, of which each has input i in its low half and input i + 4 in
@@ -47,10 +48,11 @@ typedef struct Matrix {
 } Matrix;
 
 // What a product takes.
-typedef enum { FLOATS, INT16_CODES, INT8_CODES } InputFormat;
+typedef enum { FLOATS, BFLOAT16_CODES, INT16_CODES, INT8_CODES } InputFormat;
 
 // The left side of a product, [num_rows][stride]. `stride` counts values or codes; with codes it is a multiple of
 // GROUP, and what pads a row of codes is 0.
+//   BFLOAT16_CODES: bfloat16
 //   INT16_CODES: int16, and scales [num_rows]; value = code * scale
 //   INT8_CODES:  int8, and scales, sums and offsets [num_rows][stride / GROUP], half_offsets twice as many;
 //                value = code * scale
@@ -67,6 +69,7 @@ typedef struct {
 #define HALF_OFFSET 32
 
 INLINE InputFormat input_format(const Matrix *matrix) {
+    if (matrix->format == BFLOAT16_A16) return BFLOAT16_CODES;
     return matrix->format <= BFLOAT16 ? FLOATS : matrix->format == INT8 ? INT16_CODES : INT8_CODES;
 }
 
@@ -109,12 +112,13 @@ INLINE void fetch_lines(const Fetch *fetch, long step) {
 // `out` points at the panel's first column in the first row.
 typedef void Multiply(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
                       float *out, long out_stride, bool add);
-Multiply multiply_float, multiply_int8, multiply_codes, multiply_k;
+Multiply multiply_float, multiply_bfloat16, multiply_int8, multiply_codes, multiply_k;
 
 INLINE void multiply(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
                      float *out, long out_stride, bool add) {
     switch (input_format(matrix)) {
         case FLOATS: multiply_float(matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
+        case BFLOAT16_CODES: multiply_bfloat16(matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
         case INT16_CODES: multiply_int8(matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
         case INT8_CODES:
             (matrix->format >= Q2_K ? multiply_k : multiply_codes)(matrix, panel, next, in, first_row, num_rows, out,

@@ -12,13 +12,17 @@
 #define FIT_STEPS 5
 #define FIT_STEP (1.0f / 32)
 
+static bool is_bfloat16(long format) { return format == BFLOAT16 || format == BFLOAT16_A16; }
+
 // Inputs of a panel with what pads them.
 static long padded_inputs(long format, long num_inputs) {
-    return format == FLOAT32 ? num_inputs : round_up(num_inputs, format == BFLOAT16 ? 2 : GROUP);
+    return format == FLOAT32 ? num_inputs : round_up(num_inputs, is_bfloat16(format) ? 2 : GROUP);
 }
 
 // Bits of a weight, without scales.
-static long num_bits(long format) { return format == FLOAT32 ? 32 : format == BFLOAT16 ? 16 : format == INT4 ? 4 : 8; }
+static long num_bits(long format) {
+    return format == FLOAT32 ? 32 : is_bfloat16(format) ? 16 : format == INT4 ? 4 : 8;
+}
 
 long octavo_panels_bytes(long format, long num_outputs, long num_inputs) {
     if (is_k_format(format)) return ceil_div(num_outputs, PANEL_COLUMNS) * (num_inputs / K_INPUTS) * k_panel_bytes(format);
@@ -26,7 +30,7 @@ long octavo_panels_bytes(long format, long num_outputs, long num_inputs) {
 }
 
 long octavo_scales_bytes(long format, long num_outputs, long num_inputs) {
-    if (format <= BFLOAT16 || is_k_format(format)) return 0;
+    if (format <= BFLOAT16_A16 || is_k_format(format)) return 0;
     long num_groups = round_up(num_outputs, PANEL_COLUMNS) * padded_inputs(format, num_inputs) / GROUP;
     return num_groups * (format == INT4 ? 2 : 1) * (long)sizeof(uint16_t);
 }
@@ -38,6 +42,7 @@ static long place_of(const Matrix *matrix, long row, long k) {
     switch (matrix->format) {
         case FLOAT32: return begin + k * PANEL_COLUMNS + column;
         case BFLOAT16:
+        case BFLOAT16_A16:
         case INT8: return begin + (k / 2 * PANEL_COLUMNS + column) * 2 + k % 2;
         case INT8_A8: return begin + (k / 4 * PANEL_COLUMNS + column) * 4 + k % 4;
         case INT4: return begin / 2 + (k / 8 * PANEL_COLUMNS + column) * 4 + k % 4;
@@ -205,7 +210,7 @@ static void pack_row(const Matrix *matrix, long row, const float *weight) {
     long num_inputs = matrix->num_inputs, format = matrix->format;
     if (format == FLOAT32)
         for (long k = 0; k < num_inputs; k++) ((float *)matrix->panels)[place_of(matrix, row, k)] = weight[k];
-    else if (format == BFLOAT16)
+    else if (is_bfloat16(format))
         for (long k = 0; k < num_inputs; k++)
             ((uint16_t *)matrix->panels)[place_of(matrix, row, k)] = to_bfloat16(weight[k]);
     else
@@ -258,7 +263,7 @@ void read_row(const Matrix *matrix, long row, float *out) {
         long place = place_of(matrix, row, k);
         if (matrix->format == FLOAT32) {
             out[k] = ((const float *)matrix->panels)[place];
-        } else if (matrix->format == BFLOAT16) {
+        } else if (is_bfloat16(matrix->format)) {
             out[k] = from_bfloat16(((const uint16_t *)matrix->panels)[place]);
         } else {
             const uint16_t *scale = matrix->scales + scale_of(matrix, row, k);

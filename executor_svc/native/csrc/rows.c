@@ -1,6 +1,7 @@
 // Rows in codes: what products with quantized weights take.
 #include <string.h>
 
+#include "bfloat16.h"
 #include "dense.h"
 
 #define LARGEST_INT16 32767
@@ -23,6 +24,13 @@ INLINE void sum_halves(__m256i codes, int32_t sums[2]) {
         __m128i quarters = half ? _mm256_extracti128_si256(bytes, 1) : _mm256_castsi256_si128(bytes);
         sums[half] = _mm_cvtsi128_si32(quarters) + _mm_extract_epi32(quarters, 2) - GROUP / 2 * 128;
     }
+}
+
+static void round_to_bfloat16(const Rows *rows, long row, long num_values, const float *values) {
+    uint16_t *codes = (uint16_t *)rows->codes + row * rows->stride;
+    for (long k = 0; k < num_values; k += LANES)
+        vf_store_bfloat16_part(codes + k, vf_load_part(values + k, num_values - k), num_values - k);
+    memset(codes + num_values, 0, (size_t)(rows->stride - num_values) * sizeof *codes);
 }
 
 static void quantize_to_int16(const Rows *rows, long row, long num_values, const float *values) {
@@ -70,6 +78,7 @@ static void quantize_to_int8(const Rows *rows, long row, long num_values, const 
 
 void quantize_rows(const Rows *rows, long num_values, const float *values, long value_stride, long begin, long end) {
     for (long row = begin; row < end; row++) {
+        if (rows->format == BFLOAT16_CODES) round_to_bfloat16(rows, row, num_values, values + row * value_stride);
         if (rows->format == INT16_CODES) quantize_to_int16(rows, row, num_values, values + row * value_stride);
         if (rows->format == INT8_CODES) quantize_to_int8(rows, row, num_values, values + row * value_stride);
     }
@@ -82,6 +91,7 @@ void copy_row(const Rows *in, long row, const Rows *out, long place) {
            (size_t)(count) * sizeof(type))
     switch (in->format) {
         case FLOATS: COPY(float, values, stride); break;
+        case BFLOAT16_CODES: COPY(uint16_t, codes, stride); break;
         case INT16_CODES:
             COPY(int16_t, codes, stride);
             COPY(float, scales, 1);

@@ -41,6 +41,23 @@ INLINE void load_columns(const long format, const int vectors, const void *panel
     }
 }
 
+// c[rows][columns] = (add ? c : 0) + sum; `rows` and `vectors` are constants at each call.
+INLINE void store_sums(const int rows, const int vectors, vfloat sum[TILE_ROWS][3], float *c, long c_stride,
+                       long columns, bool add) {
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 3
+        for (int j = 0; j < vectors; j++) {
+            float *p = c + i * c_stride + j * LANES;
+            long count = columns - j * LANES;
+            if (count >= LANES) {
+                vf_store(p, add ? vf_add(vf_load(p), sum[i][j]) : sum[i][j]);
+            } else if (count > 0) {
+                vf_store_part(p, add ? vf_add(vf_load_part(p, count), sum[i][j]) : sum[i][j], count);
+            }
+        }
+}
+
 // c[rows][columns] = (add ? c : 0) + a[rows][depth] @ b[depth][vectors * LANES], in the order of the inputs, whatever
 // their format. `format`, `rows` and `vectors` are constants at each call, so that all sums stay in registers. `fetch` is
 // what to fetch, from its step `first_step` on.
@@ -77,18 +94,7 @@ INLINE void format_product(const long format, const int rows, const int vectors,
 #pragma GCC unroll 3
             for (int j = 0; j < vectors; j++) sum[i][j] = vf_fma(vf_all(a[i * a_stride + k]), column[j], sum[i][j]);
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 3
-        for (int j = 0; j < vectors; j++) {
-            float *p = c + i * c_stride + j * LANES;
-            long count = columns - j * LANES;
-            if (count >= LANES) {
-                vf_store(p, add ? vf_add(vf_load(p), sum[i][j]) : sum[i][j]);
-            } else if (count > 0) {
-                vf_store_part(p, add ? vf_add(vf_load_part(p, count), sum[i][j]) : sum[i][j], count);
-            }
-        }
+    store_sums(rows, vectors, sum, c, c_stride, columns, add);
 }
 
 #endif

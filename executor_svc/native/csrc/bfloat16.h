@@ -1,0 +1,57 @@
+// bfloat16 in vectors: rounding to it, and sums of products with the same bits on every processor.
+#ifndef OCTAVO_BFLOAT16_H
+#define OCTAVO_BFLOAT16_H
+
+#include "vec.h"
+
+// A pair of bfloat16 has an odd element and an even one. The instruction of AVX-512 BF16 adds the product of the odd ones
+// to a sum, and to that the product of the even ones. Each time it rounds to the nearest float, and takes what is denormal
+// as 0, whatever the mode of the thread. Without it each product is a turn of its own, a fused operation in that mode.
+#if LANES == 16 && defined(__AVX512BF16__)
+#define TURNS 1
+INLINE vfloat vf_of_turn(vint pairs, const int turn) { return _mm512_castsi512_ps(pairs); }
+INLINE vfloat vf_add_products(vfloat sum, vfloat a, vfloat b) {
+    // Not the intrinsic; see vf_accumulate.
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+}
+INLINE unsigned begin_products(void) { return 0; }
+INLINE void end_products(unsigned mode) {}
+INLINE vfloat vf_between_products(vfloat sum) { return sum; }
+#else
+#define TURNS 2
+INLINE vfloat vf_of_turn(vint pairs, const int turn) {
+    return turn == 0 ? vf_high_bfloat16(pairs) : vf_low_bfloat16(pairs);
+}
+INLINE vfloat vf_add_products(vfloat sum, vfloat a, vfloat b) { return vf_accumulate(sum, a, b); }
+
+#define DENORMALS_ARE_ZERO 0x8040u  // of MXCSR: those that are read, and those that are made
+INLINE unsigned begin_products(void) {
+    unsigned mode;
+    __asm__ volatile("stmxcsr %0" : "=m"(mode));
+    unsigned changed = mode | DENORMALS_ARE_ZERO;
+    __asm__ volatile("ldmxcsr %0" : : "m"(changed));
+    return mode;
+}
+INLINE void end_products(unsigned mode) { __asm__ volatile("ldmxcsr %0" : : "m"(mode)); }
+// A sum between begin_products and what is added, and between that and end_products: the compiler knows of no mode, and
+// moves nothing over this.
+INLINE vfloat vf_between_products(vfloat sum) {
+#if LANES == 16
+    __asm__ volatile("" : "+v"(sum));
+#else
+    __asm__ volatile("" : "+x"(sum));
+#endif
+    return sum;
+}
+#endif
+
+// Store the nearest bfloat16 of the first `count` lanes, of two the even one; NaN stays NaN.
+INLINE void vf_store_bfloat16_part(uint16_t *p, vfloat v, long count) {
+    vint bits = vf_bits(v), is_odd = vi_and(vi_shift_right(bits, 16), vi_all(1));
+    vfloat rounded = vf_high_bfloat16(vi_add(bits, vi_add(is_odd, vi_all(0x7fff))));
+    rounded = vf_where_less(vf_all(-1), vf_abs(v), rounded, vf_all(__builtin_nanf("")));
+    vi_store_int16_part((int16_t *)p, vi_shift_right_signed(vf_bits(rounded), 16), count);
+}
+
+#endif
