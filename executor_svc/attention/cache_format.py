@@ -7,9 +7,13 @@ scale for all its keys and one for all its values. `executor_svc/native/csrc/cac
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 import torch
+
+from octavo_shared.errors import ModelLoadError
+
+CacheDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"]
 
 # Names as in `--kv-cache-dtype`; the order is that of the numbers in C.
 CACHE_DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
@@ -27,6 +31,20 @@ FORMAT_NUMBERS: Final = {dtype: number for number, dtype in enumerate(CACHE_DTYP
 FP8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 _LARGEST_INT8 = 127
+
+
+def choose_cache_dtype(configured: CacheDtype, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the format of the cache: as configured, or the number format of activations.
+
+    Raises: ModelLoadError: the kernels of the device do not have it.
+    """
+    chosen = dtype if configured == "auto" else CACHE_DTYPES[configured]
+    if device.type != "cpu" and chosen != dtype:
+        raise ModelLoadError(
+            f"kv_cache_dtype is {configured}, but on a GPU the KV cache has the model's dtype, {FORMAT_NAMES[dtype]}; "
+            "remove --kv-cache-dtype, or use --device cpu"
+        )
+    return chosen
 
 
 def has_scales(dtype: torch.dtype) -> bool:

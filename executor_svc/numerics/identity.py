@@ -33,6 +33,7 @@ from pathlib import Path
 
 import torch
 
+from executor_svc.attention.cache_format import FORMAT_NAMES
 from executor_svc.models.kernels import FoundLibrary, make_model
 from executor_svc.models.selection import ChosenModel
 from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
@@ -94,11 +95,10 @@ def find_numerics(chosen: ChosenModel, num_ranks: int, device: torch.device) -> 
         parts |= {"torch": torch.__version__, "processor": _processor(device)}
     if device.type == "cuda":
         parts |= triton_parts()
-    number_format = str(path.dtype).removeprefix("torch.")
     parts["weights"] = chosen.weights
-    parts |= {"cache": number_format, "ranks": str(num_ranks), "filters": filter_order()}
+    parts |= {"cache": FORMAT_NAMES[chosen.cache_dtype], "ranks": str(num_ranks), "filters": filter_order()}
     if library is not None and chosen.why_not_invariant is None:
-        probes = [probe_native(library.path, each) for each in _probed(chosen)]
+        probes = [probe_native(library.path, each, cache_dtype=chosen.cache_dtype) for each in _probed(chosen)]
         used = set() if chosen.stored is None else chosen.stored.used
         probes += [probe_k_format(NativeLibrary(library.path, 1), each) for each in K_FORMATS if each in used]
         parts["probe"] = ",".join(probes)
@@ -126,14 +126,16 @@ def log_numerics(numerics: Numerics, weights_digest: str) -> None:
     _logger.info(Event("numerics", **ids, is_invariant=why_not is None, because=why_not, **parts))
 
 
-def probe_native(path: Path, quantization: Quantization, num_threads: int = 1) -> str:
+def probe_native(
+    path: Path, quantization: Quantization, num_threads: int = 1, cache_dtype: torch.dtype = torch.float32
+) -> str:
     """Return the bits of the probe with the kernels of a compiled library; see `probe_bits`.
 
     One thread is enough for so little work, and need not wait for others on a busy machine.
     """
     found = FoundLibrary(NativeLibrary(path, num_threads))
     make = partial(make_model, dtype=torch.float32, device=torch.device("cpu"), quantization=quantization, found=found)
-    return probe_bits(make, Sampler(NativeSampling(path, num_threads)))
+    return probe_bits(make, Sampler(NativeSampling(path, num_threads)), cache_dtype)
 
 
 def filter_order() -> str:
