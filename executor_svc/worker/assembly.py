@@ -21,6 +21,7 @@ from executor_svc.cache.block_count import (
     count_host_blocks,
     cpu_cache_bytes,
     gpu_cache_bytes,
+    why_short,
 )
 from executor_svc.cache.cache_engine import MAX_STAGED_BLOCKS, CacheEngine, CacheShape
 from executor_svc.checkpoint.pooling_modules import PoolingModules
@@ -133,6 +134,9 @@ def assemble_worker(
             gib=round(counts.device * cache_shape_of(chosen).bytes_per_block / 2**30, 2),
         )
     )
+    short = why_short(cache_shape_of(chosen), counts.device, identity.max_model_len, device.type)
+    if short is not None and not chosen.model.shape.sliding_window_tokens and group.rank == 0:
+        _logger.warning(Event("kv_cache_is_short", reason=short))
     worker = parts.make_worker(counts, has_graphs=True)
     if compiles_kernels(device):
         warm_up(worker)

@@ -9,6 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.models.families import parse_config
 from executor_svc.numerics.identity import REVISION, probe_native
 from tests.numerics.architectures import SIZES
@@ -28,6 +31,12 @@ def current() -> dict[str, Any]:
             f"{instructions} {weights}": probe_native(library.path, weights)
             for instructions, library in sorted(libraries.items())
             for weights in QUANTIZATIONS
+        }
+        | {
+            f"{instructions} none, cache {name}": probe_native(library.path, "none", cache_dtype=dtype)
+            for instructions, library in sorted(libraries.items())
+            for name, dtype in CACHE_DTYPES.items()
+            if dtype != torch.float32
         },
     }
 
