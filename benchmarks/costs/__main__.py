@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.costs import grammars, model, quality, scheduler, services  # noqa: F401 - each adds its scenarios
+from benchmarks.costs import cache_formats, grammars, model, quality, scheduler, services  # noqa: F401 - each adds its scenarios
 from benchmarks.costs.harness import SCENARIOS, Size, provenance, run_scenario, table
 
 

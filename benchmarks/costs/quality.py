@@ -1,4 +1,4 @@
-"""A scenario of what number formats of weights change in the outputs, beside float32.
+"""A scenario of what number formats of weights and of the KV cache change in the outputs, beside float32.
 
 The text is a part of Python's language reference, which `help()` shows: it is on every machine, and differs a little
 between releases of Python. Every model computes it as an executor does, with the kernels in C, in windows that begin as
@@ -15,7 +15,9 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenario
-from executor_svc.attention.interface import AttentionMetadata, LayerCache
+from executor_svc.attention.cache_format import CACHE_DTYPES
+from executor_svc.attention.interface import AttentionMetadata
+from executor_svc.cache.cache_engine import CacheEngine, CacheShape
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.config import ModelConfig
@@ -27,6 +29,7 @@ WINDOW_TOKENS = 512
 LOGIT_ROWS = 64  # at a time: a vocabulary of 262,144 tokens makes 1 MiB of logits each
 EVERY_CHAPTER = 6
 FORMATS: tuple[Quantization, ...] = get_args(Quantization)[1:]
+CACHE_FORMATS = [name for name in CACHE_DTYPES if name != "float32"]
 
 
 @scenario("quality", "perplexity, likeliest tokens and distributions of each number format beside float32", pairs=1)
@@ -34,19 +37,25 @@ async def quality(size: Size) -> Groups:
     """Each run is the same."""
     directory, num_tokens = size.directory(), size.of(8192, 40)
     yield [Way(name, in_turn(quality_of, directory, name, num_tokens)) for name in size.of(FORMATS, FORMATS[1:2])]
+    yield [
+        Way(f"cache {name}", in_turn(quality_of, directory, "none", num_tokens, CACHE_DTYPES[name]))
+        for name in size.of(CACHE_FORMATS, ["int8"])
+    ]
 
 
 @torch.inference_mode()
-def quality_of(directory: Path, number_format: Quantization, num_tokens: int) -> Figures:
+def quality_of(
+    directory: Path, number_format: Quantization, num_tokens: int, cache_dtype: torch.dtype = torch.float32
+) -> Figures:
     """Run a model in float32 and in a format over the text."""
     config = parse_config(ModelDirectory(directory).config(), directory / "config.json")
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     begin = tokenizer.encode("").ids  # what prompts of this model begin with
     text = "\n\n".join(topics[name] for name in sorted(topics)[::EVERY_CHAPTER])
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids[:num_tokens]
-    exact_model, model = (WindowModel(directory, config, name) for name in ("none", number_format))
+    exact_model, model = WindowModel(directory, config), WindowModel(directory, config, number_format, cache_dtype)
     size = min(WINDOW_TOKENS, config.max_position_embeddings) - len(begin)
-    losses, exact_losses, is_same, divergences = (list[torch.Tensor]() for _ in range(4))
+    losses, exact_losses, is_same, divergences, largest = (list[torch.Tensor]() for _ in range(5))
     for place in range(0, len(token_ids), size):
         window = torch.tensor(begin + token_ids[place : place + size])
         rows = zip(torch.split(window[1:], LOGIT_ROWS), exact_model.logits(window), model.logits(window), strict=True)
@@ -55,6 +64,7 @@ def quality_of(directory: Path, number_format: Quantization, num_tokens: int) ->
             exact_losses.append(-exact.gather(1, tokens[:, None])[:, 0].double())
             losses.append(-found.gather(1, tokens[:, None])[:, 0].double())
             is_same.append((logits.argmax(-1) == exact.argmax(-1)).double())
+            largest.append((exact.gather(1, tokens[:, None]) - found.gather(1, tokens[:, None])).abs().max())
             divergences.append((exact.exp() * (exact - found)).sum(-1).double())
     changes = torch.cat(losses) - torch.cat(exact_losses)
     return {
@@ -65,19 +75,28 @@ def quality_of(directory: Path, number_format: Quantization, num_tokens: int) ->
         "same likeliest token, %": 100 * float(torch.cat(is_same).mean()),
         "KL divergence, nats": float(torch.cat(divergences).mean()),
         "that of 1 % of the tokens, nats": float(torch.cat(divergences).quantile(0.99)),
+        "largest difference of a log-probability": float(torch.stack(largest).max()),
     }
 
 
 class WindowModel:
     """A model that computes one window at a time."""
 
-    def __init__(self, directory: Path, config: ModelConfig, quantization: Quantization) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: ModelConfig,
+        quantization: Quantization = "none",
+        cache_dtype: torch.dtype = torch.float32,
+    ) -> None:
         self._made = make_model(
             config, torch.float32, torch.device("cpu"), cpu_kernels="native", quantization=quantization
         )
         self._made.model.load(Checkpoint(directory))
-        shape = (1, WINDOW_TOKENS, config.num_key_value_heads, config.head_dim)
-        self._caches = [LayerCache(torch.empty(shape), torch.empty(shape)) for _ in range(config.num_hidden_layers)]
+        shape = CacheShape(
+            config.num_hidden_layers, WINDOW_TOKENS, config.num_key_value_heads, config.head_dim, cache_dtype
+        )
+        self._caches = CacheEngine(shape, 1, 0, torch.device("cpu")).layers
 
     def logits(self, window: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the logits that foretell the tokens of a window but the first, some rows at a time."""
