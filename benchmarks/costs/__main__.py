@@ -8,7 +8,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.costs import gguf_files, grammars, model, products, quality, scheduler, services  # noqa: F401 - each adds its scenarios
+from benchmarks.costs import (  # noqa: F401 - each adds its scenarios
+    cache_formats,
+    gguf_files,
+    grammars,
+    model,
+    products,
+    quality,
+    scheduler,
+    services,
+)
 from benchmarks.costs.harness import SCENARIOS, Size, provenance, run_scenario, table
 
 

@@ -52,13 +52,20 @@ def title(number_format: str) -> str:
 
 
 def new_worker(
-    directory: Path, number_format: str, num_threads: int, num_tokens: int, num_rows: int = 1, chunk: int = 2048
+    directory: Path,
+    number_format: str,
+    num_threads: int,
+    num_tokens: int,
+    num_rows: int = 1,
+    chunk: int = 2048,
+    kv_cache_dtype: str = "auto",
 ) -> Worker:
     """Load a model, with room for so many tokens in each row."""
     config = {
         "model": str(directory),
         "dtype": "float32",
         "quantization": number_format,
+        "kv_cache_dtype": kv_cache_dtype,
         "num_threads": num_threads,
         "block_size_tokens": BLOCK_SIZE,
         "num_device_blocks": num_rows * -(-num_tokens // BLOCK_SIZE),

@@ -1,4 +1,4 @@
-"""A scenario of what number formats of weights change in the outputs, beside float32.
+"""A scenario of what number formats of weights and of the KV cache change in the outputs, beside float32.
 
 The text is a part of Python's language reference, which `help()` shows: it is on every machine, and differs a little
 between releases of Python. Every model computes it as an executor does, with the kernels in C, in windows that begin as
@@ -6,6 +6,7 @@ prompts do.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, get_args
@@ -15,12 +16,15 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenario
-from executor_svc.attention.interface import AttentionMetadata, LayerCache
+from executor_svc.attention.cache_format import CACHE_DTYPES
+from executor_svc.attention.interface import AttentionMetadata
+from executor_svc.cache.cache_engine import CacheEngine
 from executor_svc.checkpoint.model import Model, open_checkpoint
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.selection import choose_model
 from executor_svc.models.weight_format import Quantization
+from executor_svc.worker.assembly import cache_shape_of
 
 WINDOW_TOKENS = 512
 LOGIT_ROWS = 64  # at a time: a vocabulary of 262,144 tokens makes 1 MiB of logits each
@@ -28,6 +32,7 @@ EVERY_CHAPTER = 6
 FORMATS: Mapping[str, Mapping[str, Any]] = {
     **{name: {"quantization": name} for name in get_args(Quantization)[1:]},
     "compute bfloat16": {"compute_dtype": "bfloat16"},
+    **{f"cache {name}": {"kv_cache_dtype": name} for name in CACHE_DTYPES if name != "float32"},
 }
 
 
@@ -36,7 +41,8 @@ async def quality(size: Size) -> Groups:
     """Each run is the same."""
     directory, num_tokens = size.directory(), size.of(8192, 40)
     yield [
-        Way(name, in_turn(quality_of, directory, FORMATS[name], num_tokens)) for name in size.of([*FORMATS], ["int8"])
+        Way(name, in_turn(quality_of, directory, FORMATS[name], num_tokens))
+        for name in size.of([*FORMATS], ["int8", "cache int8"])
     ]
 
 
@@ -48,7 +54,7 @@ def quality_of(directory: Path, settings: Mapping[str, Any], num_tokens: int) ->
     token_ids = tokenizer.encode(reference_text(), add_special_tokens=False).ids[:num_tokens]
     exact_model, model = (WindowModel(ModelDirectory(directory), each) for each in ({}, settings))
     size = min(WINDOW_TOKENS, exact_model.most_tokens) - len(begin)
-    losses, exact_losses, is_same, divergences = (list[torch.Tensor]() for _ in range(4))
+    losses, exact_losses, is_same, divergences, largest = (list[torch.Tensor]() for _ in range(5))
     for place in range(0, len(token_ids), size):
         window = torch.tensor(begin + token_ids[place : place + size])
         rows = zip(torch.split(window[1:], LOGIT_ROWS), exact_model.logits(window), model.logits(window), strict=True)
@@ -57,6 +63,7 @@ def quality_of(directory: Path, settings: Mapping[str, Any], num_tokens: int) ->
             exact_losses.append(-exact.gather(1, tokens[:, None])[:, 0].double())
             losses.append(-found.gather(1, tokens[:, None])[:, 0].double())
             is_same.append((logits.argmax(-1) == exact.argmax(-1)).double())
+            largest.append((exact.gather(1, tokens[:, None]) - found.gather(1, tokens[:, None])).abs().max())
             divergences.append((exact.exp() * (exact - found)).sum(-1).double())
     changes = torch.cat(losses) - torch.cat(exact_losses)
     return {
@@ -67,6 +74,7 @@ def quality_of(directory: Path, settings: Mapping[str, Any], num_tokens: int) ->
         "same likeliest token, %": 100 * float(torch.cat(is_same).mean()),
         "KL divergence, nats": float(torch.cat(divergences).mean()),
         "that of 1 % of the tokens, nats": float(torch.cat(divergences).quantile(0.99)),
+        "largest difference of a log-probability": float(torch.stack(largest).max()),
     }
 
 
@@ -82,10 +90,9 @@ class WindowModel:
         config = ExecutorConfig(model=str(model.path), dtype="float32", cpu_kernels="native", **settings)
         self._chosen = choose_model(model, config, torch.device("cpu"))
         self._chosen.load(open_checkpoint(model))
-        made = self._chosen.model.shape
-        self.most_tokens = made.max_position_embeddings
-        shape = (1, WINDOW_TOKENS, made.num_kv_heads, made.head_dim)
-        self._caches = [LayerCache(torch.empty(shape), torch.empty(shape)) for _ in range(made.num_layers)]
+        self.most_tokens = self._chosen.model.shape.max_position_embeddings
+        shape = replace(cache_shape_of(self._chosen), block_size=WINDOW_TOKENS)
+        self._caches = CacheEngine(shape, 1, 0, torch.device("cpu")).layers
 
     def logits(self, window: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the logits that foretell the tokens of a window but the first, some rows at a time."""

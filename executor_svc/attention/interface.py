@@ -17,11 +17,19 @@ from octavo_shared.step_wire.step import Int32Array
 class LayerCache:
     """The block pool of one layer. Unwritten slots hold anything, NaN included.
 
-    Both pools are contiguous, but for the C backend, which takes blocks any distance apart.
+    The dtype of keys and values is the format of the cache; see `cache_format.py`. Both pools are contiguous, but for
+    the C backend, which takes blocks any distance apart, and but for int8, which has scales behind the elements of each
+    block.
     """
 
     keys: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
     values: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
+    # Of int8, [num_blocks, num_kv_heads, block_size] float32; None: the format has none.
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+    # Of FP8: what all elements of the layer are multiplied by.
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
     @property
     def block_size(self) -> int:

@@ -4,11 +4,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from executor_svc.attention.cache_format import decode, encode
 from executor_svc.attention.interface import LayerCache, Rotation
 
 
 class RotatedHeads(NamedTuple):
-    """The heads of a step's tokens after rotation; views of one tensor where that is possible."""
+    """The heads of a step's tokens after rotation, keys and values as the cache has them; views where possible."""
 
     query: torch.Tensor  # [num_tokens, num_heads, head_dim]
     key: torch.Tensor  # [num_tokens, num_kv_heads, head_dim]
@@ -39,6 +40,26 @@ def write_in_torch(
     num_heads = qkv.shape[1] - 2 * num_kv_heads
     rotated = qkv[:, :-num_kv_heads] if rotation is None else rotation.apply(qkv[:, :-num_kv_heads])
     heads = RotatedHeads(rotated[:, :num_heads], rotated[:, num_heads:], qkv[:, -num_kv_heads:])
-    cache.keys.flatten(0, 1)[slot_mapping] = heads.key
-    cache.values.flatten(0, 1)[slot_mapping] = heads.value
-    return heads
+    if cache.keys.dtype == qkv.dtype:
+        cache.keys.flatten(0, 1)[slot_mapping] = heads.key
+        cache.values.flatten(0, 1)[slot_mapping] = heads.value
+        return heads
+    key = _write(heads.key, slot_mapping, cache.keys, cache.key_scales, cache.key_scale)
+    value = _write(heads.value, slot_mapping, cache.values, cache.value_scales, cache.value_scale)
+    return RotatedHeads(heads.query, key, value)
+
+
+def _write(
+    heads: torch.Tensor, slot_mapping: torch.Tensor, pool: torch.Tensor, scales: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Write keys or values in another format than theirs; return what it makes of them."""
+    blocks, offsets = slot_mapping // pool.shape[1], slot_mapping % pool.shape[1]
+    elements, new_scales = encode(heads, pool.dtype, scale)
+    if pool.dtype.itemsize == 1:  # torch moves bytes, but not all numbers of one
+        pool, written = pool.view(torch.uint8), elements.view(torch.uint8)
+    else:
+        written = elements
+    pool[blocks, offsets] = written
+    if scales is not None and new_scales is not None:
+        scales[blocks, :, offsets] = new_scales
+    return decode(elements, new_scales, heads.dtype, scale)

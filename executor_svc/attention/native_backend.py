@@ -1,19 +1,20 @@
-"""Paged attention in C that reads the cache in place: float32 on a CPU, any block size; see `executor_svc/native/`.
+"""Paged attention in C that reads the cache in place: float32 on a CPU, any format of the cache, any block size.
 
-The library cuts a step into tiles of query tokens of one sequence, and into tasks that the threads take in turn
-(plan.c). Tasks cover the keys that a window leaves to see, so each kind of layer has its own.
+See `executor_svc/native/`. The library cuts a step into tiles of query tokens of one sequence, and into tasks that the
+threads take in turn (plan.c). Tasks cover the keys that a window leaves to see, so each kind of layer has its own.
 """
 
 import numpy as np
 import torch
 
+from executor_svc.attention.cache_format import FORMAT_NUMBERS
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache, Rotation
 from executor_svc.native.library import NativeLibrary
-from executor_svc.native.model_structs import StepStruct
+from executor_svc.native.model_structs import LayerCacheStruct, StepStruct
 
 
 class NativeAttentionBackend:
-    """Plans for float32 caches on a CPU."""
+    """Plans for caches of every format on a CPU."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
@@ -57,7 +58,7 @@ class NativeAttentionPlan:
         else:
             struct.cos, struct.sin = rotation.cos.data_ptr(), rotation.signed_sin.data_ptr()
         out = torch.empty(num_tokens, num_heads * head_dim)
-        self._library.attention(struct, qkv, cache.keys, cache.values, out)
+        self._library.attention(struct, qkv, cache_struct(cache), out)
         return out
 
     def _step_struct(self, num_tokens: int, num_heads: int, cache: LayerCache, layer: AttentionLayer) -> StepStruct:
@@ -70,6 +71,7 @@ class NativeAttentionPlan:
             head_dim=head_dim,
             block_size=cache.block_size,
             block_stride=cache.keys.stride(0),
+            cache_format=FORMAT_NUMBERS[cache.keys.dtype],
             num_tokens=num_tokens,
             table_width=self._block_tables.shape[1],
             window=self._longest if layer.window_tokens is None else min(layer.window_tokens, self._longest),
@@ -82,3 +84,8 @@ class NativeAttentionPlan:
         )
         self._kept += [slopes, self._library.plan_attention(struct, *self._rows)]
         return struct
+
+
+def cache_struct(cache: LayerCache) -> LayerCacheStruct:
+    """Return where a layer has its keys and values; scales of int8 lie behind each block of both."""
+    return LayerCacheStruct(cache.keys.data_ptr(), cache.values.data_ptr(), cache.key_scale, cache.value_scale)

@@ -27,7 +27,7 @@ class DecodeBucket:
     padding: torch.Tensor  # [num_padded] indices into the gathered slots [n * num_keys] that the row does not see
     key_distances: npt.NDArray[np.int64]  # [n, num_keys] key position - query position
     is_padding: npt.NDArray[np.bool_]  # [n, num_keys]
-    dtype: torch.dtype  # of the cache
+    dtype: torch.dtype  # of the queries
 
     @cached_property
     def distances(self) -> torch.Tensor:
@@ -58,7 +58,7 @@ class PrefillChunk:
     block_ids: torch.Tensor | None  # [num_blocks]
     first_slot: int  # of `first_key` among the gathered slots
     device: torch.device
-    dtype: torch.dtype  # of the cache
+    dtype: torch.dtype  # of the queries
 
     @property
     def num_keys(self) -> int:
@@ -101,23 +101,26 @@ class StepReads:
         return max((len(block_ids) for block_ids in gathered), default=0)
 
 
-def plan_reads(metadata: AttentionMetadata, window: int | None, cache: LayerCache) -> StepReads:
-    """Return what the rows of a step read in layers whose tokens see the last `window` positions (None: all)."""
+def plan_reads(metadata: AttentionMetadata, window: int | None, cache: LayerCache, dtype: torch.dtype) -> StepReads:
+    """Return what the rows of a step read in layers whose tokens see the last `window` positions (None: all).
+
+    `dtype` is that of the queries.
+    """
     num_decodes = _num_leading_decodes(metadata.lengths)
     firsts = np.zeros_like(metadata.starts) if window is None else np.maximum(metadata.starts + 1 - window, 0)
     lengths = (metadata.starts + 1 - firsts)[:num_decodes]
     token_ends = np.cumsum(metadata.lengths)
     return StepReads(
-        [_plan_bucket(metadata, rows, firsts[rows], num_decodes, cache) for rows in _bucket_by_length(lengths)],
+        [_plan_bucket(metadata, rows, firsts[rows], num_decodes, cache, dtype) for rows in _bucket_by_length(lengths)],
         [
-            _plan_chunk(metadata, row, int(token_ends[row]), int(firsts[row]), window, cache)
+            _plan_chunk(metadata, row, int(token_ends[row]), int(firsts[row]), window, cache, dtype)
             for row in range(num_decodes, len(token_ends))
         ],
     )
 
 
 def score_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the number format of scores: float32, or the wider one of the cache."""
+    """Return the number format of scores: float32, or the wider one of the queries."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -142,7 +145,12 @@ def _bucket_by_length(lengths: Int32Array) -> list[Int32Array]:
 
 
 def _plan_bucket(
-    metadata: AttentionMetadata, rows: Int32Array, firsts: Int32Array, num_decodes: int, cache: LayerCache
+    metadata: AttentionMetadata,
+    rows: Int32Array,
+    firsts: Int32Array,
+    num_decodes: int,
+    cache: LayerCache,
+    dtype: torch.dtype,
 ) -> DecodeBucket:
     """Plan decode rows that see the positions from `firsts`, [n], on."""
     device, block_size = cache.keys.device, cache.block_size
@@ -160,12 +168,18 @@ def _plan_bucket(
         padding=torch.from_numpy(np.flatnonzero(is_padding)).to(device),
         key_distances=key_positions - positions[:, None],
         is_padding=is_padding,
-        dtype=cache.keys.dtype,
+        dtype=dtype,
     )
 
 
 def _plan_chunk(
-    metadata: AttentionMetadata, row: int, token_end: int, first_key: int, window: int | None, cache: LayerCache
+    metadata: AttentionMetadata,
+    row: int,
+    token_end: int,
+    first_key: int,
+    window: int | None,
+    cache: LayerCache,
+    dtype: torch.dtype,
 ) -> PrefillChunk:
     """Plan a row whose first token sees the positions from `first_key` on."""
     start, length = int(metadata.starts[row]), int(metadata.lengths[row])
@@ -183,5 +197,5 @@ def _plan_chunk(
         block_ids=block_ids,
         first_slot=first_key - first_block * block_size,
         device=device,
-        dtype=cache.keys.dtype,
+        dtype=dtype,
     )

@@ -1,8 +1,9 @@
 """Paged attention in plain torch operations: any device, any block size; the reference.
 
 Pages are gathered with `index_select` over whole blocks, then torch's fused attention runs on the
-copy. Of the pure torch forms this is the fastest on CPUs (loops over sequences, gathers by token
-and matmul-softmax-matmul lose by 2x and more). Layers with a soft cap or ALiBi write it out.
+copy, in the number format of the queries. Of the pure torch forms this is the fastest on CPUs (loops
+over sequences, gathers by token and matmul-softmax-matmul lose by 2x and more). Layers with a soft
+cap or ALiBi write it out.
 
 Rows of one token (decodes) run batched in buckets of similar length. Longer rows (prefill chunks)
 run one by one: on their own keys and values when they see no others, else on their gathered pages.
@@ -13,6 +14,7 @@ asks for it.
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
+from executor_svc.attention.cache_format import decode
 from executor_svc.attention.explicit_attention import attend_explicitly, slopes_on
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache, Rotation
 from executor_svc.attention.key_value_write import write_in_torch
@@ -42,7 +44,7 @@ class TorchAttentionPlan:
     ) -> torch.Tensor:
         """Rotate, write the keys and values of all tokens into the cache, then attend; see `AttentionPlan`."""
         query, key, value = write_in_torch(qkv, rotation, self._metadata.slot_mapping, cache)
-        reads = self._reads_under(layer.window_tokens, cache)
+        reads = self._reads_under(layer.window_tokens, cache, query.dtype)
         if len(reads.buckets) == 1 and reads.buckets[0].rows is None:
             return self._decode(reads.buckets[0], query, cache, layer).flatten(1)
         output = query.new_empty(query.shape)
@@ -52,21 +54,28 @@ class TorchAttentionPlan:
             output[chunk.tokens] = self._prefill(chunk, query, key, value, cache, layer)
         return output.flatten(1)
 
-    def _reads_under(self, window: int | None, cache: LayerCache) -> StepReads:
+    def _reads_under(self, window: int | None, cache: LayerCache, dtype: torch.dtype) -> StepReads:
         """Return what layers with this window read; make room for it in scratch memory."""
         if window is not None and window >= self._longest:
             window = None
         reads = self._reads.get(window)
         if reads is None:
-            reads = self._reads[window] = plan_reads(self._metadata, window, cache)
+            reads = self._reads[window] = plan_reads(self._metadata, window, cache, dtype)
             # Fresh memory for every gather would cost more page faults than the copy itself.
             if reads.max_num_blocks > len(self._keys):
                 self._keys = cache.keys.new_empty((reads.max_num_blocks, *cache.keys.shape[1:]))
                 self._values = cache.values.new_empty((reads.max_num_blocks, *cache.values.shape[1:]))
         return reads
 
-    def _gather(self, block_ids: torch.Tensor, cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy blocks into scratch memory; return keys and values, [num_slots, num_kv_heads, head_dim]."""
+    def _gather(
+        self, block_ids: torch.Tensor, cache: LayerCache, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy blocks, into scratch memory if need be; return keys and values, [num_slots, num_kv_heads, head_dim]."""
+        if cache.keys.dtype != dtype:
+            return (
+                _read(cache.keys, cache.key_scales, cache.key_scale, block_ids, dtype),
+                _read(cache.values, cache.value_scales, cache.value_scale, block_ids, dtype),
+            )
         keys, values = self._keys[: len(block_ids)], self._values[: len(block_ids)]
         torch.index_select(cache.keys, 0, block_ids, out=keys)
         torch.index_select(cache.values, 0, block_ids, out=values)
@@ -76,7 +85,7 @@ class TorchAttentionPlan:
         self, bucket: DecodeBucket, query: torch.Tensor, cache: LayerCache, layer: AttentionLayer
     ) -> torch.Tensor:
         """Attend with one query token a row, [n, num_heads, head_dim] in and out."""
-        keys, values = self._gather(bucket.block_ids, cache)
+        keys, values = self._gather(bucket.block_ids, cache, query.dtype)
         # Padding has weight 0, but 0 * NaN is NaN: what other sequences left there must go.
         keys.index_fill_(0, bucket.padding, 0)
         values.index_fill_(0, bucket.padding, 0)
@@ -109,7 +118,7 @@ class TorchAttentionPlan:
         if chunk.block_ids is None:
             keys, values = key[chunk.tokens], value[chunk.tokens]
         else:
-            keys, values = self._gather(chunk.block_ids, cache)
+            keys, values = self._gather(chunk.block_ids, cache, query.dtype)
             slots = slice(chunk.first_slot, chunk.first_slot + chunk.num_keys)
             keys, values = keys[slots], values[slots]
         query, keys, values = query[chunk.tokens].unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0)
@@ -146,6 +155,16 @@ class TorchAttentionPlan:
             soft_cap=layer.soft_cap,
             slopes=None if slopes is None else slopes_on(query.device, query.dtype, slopes),
         )
+
+
+def _read(
+    pool: torch.Tensor, scales: torch.Tensor | None, scale: float, block_ids: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return what blocks of a pool stand for, [num_slots, num_kv_heads, head_dim] in `dtype`."""
+    is_bytes = pool.dtype.itemsize == 1  # torch moves bytes, but not all numbers of one
+    elements = pool.view(torch.uint8)[block_ids.long()].view(pool.dtype) if is_bytes else pool[block_ids.long()]
+    of_blocks = None if scales is None else scales[block_ids.long()].transpose(1, 2)
+    return decode(elements, of_blocks, dtype, scale).flatten(0, 1)
 
 
 def _is_fused(layer: AttentionLayer) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.cache.cache_engine import CacheShape
 from executor_svc.device.memory import GpuMemory, available_memory_bytes, total_memory_bytes
 from octavo_shared.errors import ModelLoadError
@@ -101,8 +102,26 @@ def count_blocks(
             f"the KV cache is too small for a single block; set at least --kv-cache-gib "
             f"{_least_gib(shape.bytes_per_block)}, or smaller blocks with --block-size-tokens"
         )
-    _check_memory(shape, num_host_blocks + (num_blocks if config.device == "cpu" else 0), local_size)
+    _check_memory(config, shape, num_host_blocks + (num_blocks if config.device == "cpu" else 0), local_size)
     return BlockCounts(num_blocks, num_host_blocks)
+
+
+def why_short(shape: CacheShape, num_blocks: int, max_model_len: int, device: str) -> str | None:
+    """Say that a cache holds less than the longest sequence, and what would hold it; None: it holds one.
+
+    A model whose windows leave blocks behind needs less; that is no business of this function.
+    """
+    num_tokens = num_blocks * shape.block_size
+    if num_tokens >= max_model_len:
+        return None
+    gib = _least_gib(-(-max_model_len // shape.block_size) * shape.bytes_per_block)
+    sentence = f"the KV cache holds {num_tokens} tokens of the model's {max_model_len}; set --kv-cache-gib {gib}"
+    for name in ("bfloat16", "int8") if device == "cpu" else ():
+        smaller = replace(shape, dtype=CACHE_DTYPES[name])
+        held = num_blocks * shape.bytes_per_block // smaller.bytes_per_block * shape.block_size
+        if held >= max_model_len:
+            return f"{sentence}, or --kv-cache-dtype {name}, which holds {held}"
+    return sentence
 
 
 def _least_gib(num_bytes: int) -> str:
@@ -119,7 +138,7 @@ def count_host_blocks(config: ExecutorConfig, shape: CacheShape) -> int:
     return shape.num_blocks_in(config.host_cache_gib)
 
 
-def _check_memory(shape: CacheShape, num_blocks: int, local_size: int) -> None:
+def _check_memory(config: ExecutorConfig, shape: CacheShape, num_blocks: int, local_size: int) -> None:
     """Refuse so many blocks of each rank in this machine's memory if it has no room for them.
 
     It is only promised when it is asked for, and taken later; too much of it would end the process under load.
@@ -133,4 +152,5 @@ def _check_memory(shape: CacheShape, num_blocks: int, local_size: int) -> None:
         raise ModelLoadError(
             f"the KV cache would take {gib}, but {available / 2**30:.1f} GiB of memory are available; lower "
             "--kv-cache-gib or --host-cache-gib"
+            + (", or set --kv-cache-dtype int8" if shape.dtype.itemsize > 1 and config.device == "cpu" else "")
         )

@@ -3,13 +3,15 @@
 Which block belongs to whom is the scheduler's business; this module only moves them.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import starmap
+from itertools import repeat
 
 import torch
 
+from executor_svc.attention.cache_format import has_scales
 from executor_svc.attention.interface import LayerCache
 from executor_svc.cache.swap_stream import swap_stream
 from executor_svc.device.transfer import index_to_device, pin
@@ -27,7 +29,8 @@ class CacheShape:
     """What one block is, over all layers.
 
     With `is_one_piece` a block is one piece of memory, keys and values of each layer side by side: decodes
-    read scattered blocks faster so. Without, each layer has pools of its own.
+    read scattered blocks faster so. Without, each layer has pools of its own. Scales of int8 lie behind the elements
+    of a block, in the same piece of memory: what moves blocks knows nothing of them.
     """
 
     num_layers: int
@@ -40,7 +43,43 @@ class CacheShape:
     @property
     def bytes_per_block(self) -> int:
         """Size of one block over all layers, keys and values together."""
-        return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.num_layers * math.prod(self.pool_shape) * self.pool_dtype.itemsize
+
+    @property
+    def pool_shape(self) -> tuple[int, ...]:
+        """One block of the keys or values of a layer, as the pools have it."""
+        if self.pool_dtype == self.dtype:
+            return self.block_size, self.num_kv_heads, self.head_dim
+        num_scales = self.block_size * self.num_kv_heads if has_scales(self.dtype) else 0
+        return (self._scales_begin + 4 * num_scales if num_scales else self._num_elements,)
+
+    @property
+    def pool_dtype(self) -> torch.dtype:
+        """What the pools hold: bytes, where torch cannot move the elements themselves."""
+        return torch.uint8 if self.dtype.itemsize == 1 else self.dtype
+
+    @property
+    def _num_elements(self) -> int:
+        return self.block_size * self.num_kv_heads * self.head_dim
+
+    @property
+    def _scales_begin(self) -> int:
+        return -(-self._num_elements // 4) * 4
+
+    def layer_cache(self, keys: torch.Tensor, values: torch.Tensor, scales: tuple[float, float]) -> LayerCache:
+        """Return the pools of a layer, [num_blocks, *pool_shape], as attention sees them, with its scales of FP8."""
+        pools = [self._elements(pool) for pool in (keys, values)]
+        pools += [self._scales(pool) for pool in (keys, values) if has_scales(self.dtype)]
+        return LayerCache(*pools, key_scale=scales[0], value_scale=scales[1])
+
+    def _elements(self, pool: torch.Tensor) -> torch.Tensor:
+        if self.pool_dtype == self.dtype:
+            return pool
+        sizes = (self.block_size, self.num_kv_heads, self.head_dim)
+        return pool[:, : self._num_elements].unflatten(1, sizes).view(self.dtype)
+
+    def _scales(self, pool: torch.Tensor) -> torch.Tensor:
+        return pool[:, self._scales_begin :].view(torch.float32).unflatten(1, (self.num_kv_heads, self.block_size))
 
     def num_blocks_in(self, cache_gib: float) -> int:
         """Return how many whole blocks fit into `cache_gib` GiB."""
@@ -60,22 +99,31 @@ class CacheEngine:
         num_blocks: Blocks of the device pool that sequences get. One more, the last, is for rows that pad a batch.
         num_host_blocks: Blocks of the host pool.
         device: Where the model runs.
+        scales: Of FP8: what the elements of keys and of values are multiplied by, for each layer; empty: 1.
     """
 
-    def __init__(self, shape: CacheShape, num_blocks: int, num_host_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: CacheShape,
+        num_blocks: int,
+        num_host_blocks: int,
+        device: torch.device,
+        scales: Sequence[tuple[float, float]] = (),
+    ) -> None:
         self._device = device
         self._swaps = swap_stream(device)
-        block_shape = (shape.block_size, shape.num_kv_heads, shape.head_dim)
         self._pools = _make_pools(shape, num_blocks + 1, device)
-        self.layers = tuple(starmap(LayerCache, zip(self._pools[::2], self._pools[1::2], strict=True)))
+        layers = zip(self._pools[::2], self._pools[1::2], scales or repeat((1.0, 1.0), shape.num_layers), strict=True)
+        self.layers = tuple(shape.layer_cache(*layer) for layer in layers)
         self._copy_blocks = _copier_of(self._pools)
         # A host block is one piece of memory over all layers: one transfer a block.
-        self.host_blocks = torch.empty((num_host_blocks, len(self._pools), *block_shape), dtype=shape.dtype)
+        block_shape = (len(self._pools), *shape.pool_shape)
+        self.host_blocks = torch.empty((num_host_blocks, *block_shape), dtype=shape.pool_dtype)
         if device.type == "cuda":
             pin(self.host_blocks, device, self)
         num_staged = min(MAX_STAGED_BLOCKS, num_host_blocks)
         # Kept: what is made anew for each part of a swap would pile up until the device has come to it.
-        self._staging = torch.empty((num_staged, len(self._pools), *block_shape), dtype=shape.dtype, device=device)
+        self._staging = torch.empty((num_staged, *block_shape), dtype=shape.pool_dtype, device=device)
 
     def move(self, step: Step) -> None:
         """Swap out, swap in, copy: in this order. The blocks exist; see `executor_svc.worker.interface.check_step`."""
@@ -117,13 +165,13 @@ class CacheEngine:
 
 def _make_pools(shape: CacheShape, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
     """Return the pools of keys and values, layer by layer."""
-    num_pools, block_shape = 2 * shape.num_layers, (shape.block_size, shape.num_kv_heads, shape.head_dim)
+    num_pools, block_shape = 2 * shape.num_layers, shape.pool_shape
     if shape.is_one_piece:
         # No huge pages: where a machine lends its free memory to others, the first use of one takes milliseconds.
-        whole = torch.empty((num_blocks, num_pools, *block_shape), dtype=shape.dtype, device=device)
+        whole = torch.empty((num_blocks, num_pools, *block_shape), dtype=shape.pool_dtype, device=device)
         return list(whole.unbind(1))
     make_pool = torch.zeros if device.type == "cuda" else torch.empty
-    return [make_pool((num_blocks, *block_shape), dtype=shape.dtype, device=device) for _ in range(num_pools)]
+    return [make_pool((num_blocks, *block_shape), dtype=shape.pool_dtype, device=device) for _ in range(num_pools)]
 
 
 def _copier_of(pools: Sequence[torch.Tensor]) -> CopyBlocks:

@@ -103,6 +103,14 @@ class Checkpoint:
             parts = (slice(start, start + _ROWS_AT_ONCE) for start in starts)
             return any(not torch.equal(matrix[part], another[part]) for part in parts)
 
+    def small_tensor(self, name: str) -> torch.Tensor | None:
+        """Return a tensor as it is stored; None: there is none of this name."""
+        if name not in self._file_of:
+            return None
+        with _open(self._file_of[name]) as file:
+            tensor: torch.Tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
+            return tensor
+
     def number_formats(self) -> set[str]:
         """Return the number formats in which tensors are stored, as safetensors names them: BF16, F32."""
         found = set()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from executor_svc.attention.interface import AttentionPlan, LayerCache
+from executor_svc.checkpoint.cache_scales import is_cache_scale
 from executor_svc.checkpoint.weight_map import WeightSource
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights, StoredFormats
@@ -130,4 +131,4 @@ class Decoder:
         """Whether a checkpoint may hold the tensor `name` although the model computes or shares it."""
         if name == f"{self.config.names.head}.weight":
             return self.config.tie_word_embeddings
-        return name.endswith(".rotary_emb.inv_freq")
+        return name.endswith(".rotary_emb.inv_freq") or is_cache_scale(name)

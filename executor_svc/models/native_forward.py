@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from executor_svc.attention.cache_format import FORMAT_NUMBERS
 from executor_svc.attention.interface import AttentionBackend, AttentionLayer, LayerCache
-from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.attention.native_backend import NativeAttentionBackend, cache_struct
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.language_model import LanguageModel
@@ -89,7 +90,7 @@ class NativeForward:
         for struct, layer, segment, cache in zip(self._layers, layers, parts.segments, caches, strict=True):
             struct.segment = addressof(segment.struct)
             struct.kind = addressof(self._kinds[distinct.index(layer)])
-            struct.keys, struct.values = cache.keys.data_ptr(), cache.values.data_ptr()
+            struct.cache = cache_struct(cache)
         self._model = ModelStruct(
             tokens=parts.embedding.weights.tokens.struct,
             embedding=parts.embedding.struct,
@@ -136,6 +137,7 @@ def _constant_step(
         head_dim=config.head_dim,
         block_size=cache.block_size,
         block_stride=cache.keys.stride(0),
+        cache_format=FORMAT_NUMBERS[cache.keys.dtype],
         scale=layer.scale,
         soft_cap=layer.soft_cap or 0.0,
         slopes=slopes.ctypes.data if len(slopes) else None,

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from executor_svc.attention.cache_format import FP8, choose_cache_dtype
 from executor_svc.attention.interface import AttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.rules import AttentionNeeds
 from executor_svc.attention.selection import ChosenBackend, choose_backend
+from executor_svc.checkpoint.cache_scales import read_cache_scales
 from executor_svc.checkpoint.gguf.model import GGUFModel
 from executor_svc.checkpoint.model import Model
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weight_map import WeightSource
 from executor_svc.checkpoint.weights import Checkpoint
-from executor_svc.models.config import ModelConfig
+from executor_svc.models.config import ModelConfig, WeightNames
 from executor_svc.models.families import parse_config
 from executor_svc.models.file_formats import FORMAT_NAMES, FileFormats
 from executor_svc.models.invariance import ComputePath, why_not_invariant
@@ -58,11 +60,18 @@ class ChosenModel:
     compute_dtype: ComputeDtype = "float32"  # what products round their inputs to, but for weights in integers
     library: NativeLibrary | None = None  # the C library, if it computes some of it
     stored: FileFormats | None = None  # of a GGUF file, where each matrix has its own format
+    kv_cache_dtype: torch.dtype | None = None  # None: that of activations
+    cache_scales: Sequence[tuple[float, float]] = ()  # of keys and values of each layer, for FP8; empty: 1
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number format of activations and cache."""
+        """Number format of activations."""
         return self.path.dtype
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Format of the KV cache."""
+        return self.kv_cache_dtype or self.path.dtype
 
     @property
     def weights(self) -> str:
@@ -87,17 +96,31 @@ def choose_model(
 
     Raises: ModelLoadError: neither can, or not as `config` wants it.
     """
+    cache_dtype = choose_cache_dtype(config.kv_cache_dtype, torch_dtype(config.dtype), device)
+    chosen, names = _choose_model(directory, config, device, group)
+    scales: Sequence[tuple[float, float]] = ()
+    if cache_dtype in FP8 and isinstance(directory, ModelDirectory):
+        attention = names.qkv[0].rpartition(".")[0]
+        scales = read_cache_scales(Checkpoint(directory.path), attention, chosen.model.shape.num_layers)
+    return replace(chosen, kv_cache_dtype=cache_dtype, cache_scales=scales)
+
+
+def _choose_model(
+    directory: Model, config: ExecutorConfig, device: torch.device, group: TensorParallelGroup
+) -> tuple[ChosenModel, WeightNames]:
+    """Return the model, and the names of its tensors."""
     try:
         model_config = read_model_config(directory, config)
     except UnsupportedModelError as reason:
         if isinstance(directory, GGUFModel):
             raise ModelLoadError(f"{reason}; a GGUF file needs a native implementation") from reason
-        return _from_transformers(directory, config, device, reason)
+        return _from_transformers(directory, config, device, reason), WeightNames()
     if isinstance(directory, GGUFModel):
-        return _from_gguf(directory, model_config, config, device, group)
+        return _from_gguf(directory, model_config, config, device, group), model_config.names
     model_config = _with_its_own_head(directory, model_config, is_told=group.rank == 0)
     in_bfloat16 = config.quantization == "none" and _is_stored_in_bfloat16(directory, model_config)
-    return choose_decoder(model_config, config, device, group, is_stored_in_bfloat16=in_bfloat16)
+    chosen = choose_decoder(model_config, config, device, group, is_stored_in_bfloat16=in_bfloat16)
+    return chosen, model_config.names
 
 
 def _from_gguf(

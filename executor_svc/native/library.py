@@ -11,7 +11,7 @@ import torch
 
 from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import build_library, cache_directory
-from executor_svc.native.model_structs import BatchStruct, ModelStruct, StepStruct
+from executor_svc.native.model_structs import BatchStruct, LayerCacheStruct, ModelStruct, StepStruct
 from executor_svc.native.structs import EmbeddingStruct, MatrixStruct, NormStruct, NumberFormat, SegmentStruct
 from octavo_shared.step_wire.step import Int32Array
 
@@ -49,7 +49,7 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_add_parts", None, (POINTER, LONG, LONG, LONG, POINTER, POINTER, INT)),
     ("octavo_plan_attention", LONG, (POINTER, LONG, POINTER, POINTER, POINTER, INT, POINTER)),
     ("octavo_attention_scratch_bytes", LONG, (POINTER, INT)),
-    ("octavo_attention", None, (POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),
+    ("octavo_attention", None, (POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_forward", LONG, (POINTER, POINTER, POINTER, LONG, POINTER)),
 )
 
@@ -212,16 +212,13 @@ class NativeLibrary:
         plan(memory.address(plan(None)))
         return memory
 
-    def attention(
-        self, step: StepStruct, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
-    ) -> None:
+    def attention(self, step: StepStruct, qkv: torch.Tensor, cache: LayerCacheStruct, out: torch.Tensor) -> None:
         """Run the attention of a layer; see octavo_attention in attention.c."""
         num_bytes = self._library.octavo_attention_scratch_bytes(byref(step), self.num_threads)
         self._library.octavo_attention(
             byref(step),
             qkv.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
+            byref(cache),
             out.data_ptr(),
             self._scratch.address(num_bytes),
             byref(self._team),

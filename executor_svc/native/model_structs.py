@@ -15,6 +15,7 @@ class StepStruct(ctypes.Structure):
         ("head_dim", LONG),
         ("block_size", LONG),
         ("block_stride", LONG),
+        ("cache_format", LONG),
         ("num_tokens", LONG),
         ("table_width", LONG),
         ("window", LONG),
@@ -36,6 +37,12 @@ class StepStruct(ctypes.Structure):
     )
 
 
+class LayerCacheStruct(ctypes.Structure):
+    """`LayerCache` of step.h."""
+
+    _fields_ = (("keys", POINTER), ("values", POINTER), ("key_scale", FLOAT), ("value_scale", FLOAT))
+
+
 class RotationStruct(ctypes.Structure):
     """`Rotation` of forward.c."""
 
@@ -51,7 +58,7 @@ class AttentionKindStruct(ctypes.Structure):
 class LayerStruct(ctypes.Structure):
     """`Layer` of forward.c."""
 
-    _fields_ = (("segment", POINTER), ("kind", POINTER), ("keys", POINTER), ("values", POINTER))
+    _fields_ = (("segment", POINTER), ("kind", POINTER), ("cache", LayerCacheStruct))
 
 
 class ModelStruct(ctypes.Structure):

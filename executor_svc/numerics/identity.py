@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 
+from executor_svc.attention.cache_format import FORMAT_NAMES
 from executor_svc.models.kernels import FoundLibrary, make_model
 from executor_svc.models.selection import ChosenModel
 from executor_svc.models.weight_format import NUMBER_FORMATS, ComputeDtype, Quantization
@@ -96,13 +97,13 @@ def find_numerics(chosen: ChosenModel, num_ranks: int, device: torch.device) -> 
         parts |= {"torch": torch.__version__, "processor": _processor(device)}
     if device.type == "cuda":
         parts |= triton_parts()
-    number_format = str(path.dtype).removeprefix("torch.")
     parts["weights"] = chosen.weights
     if chosen.compute_dtype != "float32":
         parts["compute"] = chosen.compute_dtype
-    parts |= {"cache": number_format, "ranks": str(num_ranks), "filters": filter_order()}
+    parts |= {"cache": FORMAT_NAMES[chosen.cache_dtype], "ranks": str(num_ranks), "filters": filter_order()}
     if library is not None and chosen.why_not_invariant is None:
-        probes = [probe_native(library.path, each, chosen.compute_dtype) for each in _probed(chosen)]
+        formats: Any = {"compute_dtype": chosen.compute_dtype, "cache_dtype": chosen.cache_dtype}
+        probes = [probe_native(library.path, each, **formats) for each in _probed(chosen)]
         used = set() if chosen.stored is None else chosen.stored.used
         probes += [probe_k_format(NativeLibrary(library.path, 1), each) for each in K_FORMATS if each in used]
         parts["probe"] = ",".join(probes)
@@ -131,7 +132,11 @@ def log_numerics(numerics: Numerics, weights_digest: str) -> None:
 
 
 def probe_native(
-    path: Path, quantization: Quantization = "none", compute_dtype: ComputeDtype = "float32", num_threads: int = 1
+    path: Path,
+    quantization: Quantization = "none",
+    compute_dtype: ComputeDtype = "float32",
+    num_threads: int = 1,
+    cache_dtype: torch.dtype = torch.float32,
 ) -> str:
     """Return the bits of the probe with the kernels of a compiled library; see `probe_bits`.
 
@@ -140,7 +145,7 @@ def probe_native(
     found = FoundLibrary(NativeLibrary(path, num_threads))
     formats: Any = {"quantization": quantization, "compute_dtype": compute_dtype}
     make = partial(make_model, dtype=torch.float32, device=torch.device("cpu"), found=found, **formats)
-    return probe_bits(make, Sampler(NativeSampling(path, num_threads)))
+    return probe_bits(make, Sampler(NativeSampling(path, num_threads)), cache_dtype)
 
 
 def filter_order() -> str:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from executor_svc.attention.interface import AttentionMetadata, LayerCache
+from executor_svc.attention.interface import AttentionMetadata
+from executor_svc.cache.cache_engine import CacheEngine, CacheShape
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.kernels import MadeModel
 from executor_svc.numerics.probe_models import MAX_POSITION_EMBEDDINGS, CountedWeights, counted_values, probe_models
@@ -53,12 +54,15 @@ _SAMPLINGS = (
 _HISTORY_TOKENS, _PROMPT_TOKENS = 23, 17
 
 
-def probe_bits(make: Callable[[ModelConfig], MadeModel], sampler: Sampler) -> str:
+def probe_bits(
+    make: Callable[[ModelConfig], MadeModel], sampler: Sampler, cache_dtype: torch.dtype = torch.float32
+) -> str:
     """Run the probe; return the SHA-256 of all bits that came out, 64 hexadecimal digits.
 
     Args:
         make: Makes a model as the served one is made. One that is not invariant is left out: its bits mean nothing.
         sampler: Of the executor.
+        cache_dtype: Format of the KV cache.
     """
     hasher = hashlib.sha256()
     with torch.inference_mode():
@@ -67,18 +71,20 @@ def probe_bits(make: Callable[[ModelConfig], MadeModel], sampler: Sampler) -> st
             if made.why_not_invariant is None:
                 made.model.load(CountedWeights())
                 hasher.update(name.encode())
-                for logits in _run(made, config, _LONG_STEPS if name in _LONG else _STEPS):
+                for logits in _run(made, config, _LONG_STEPS if name in _LONG else _STEPS, cache_dtype):
                     hasher.update(logits.numpy().tobytes())
                     _add(hasher, sampler.prompt_logprobs(logits, lambda rows: rows, *_of_each(logits)))
         _add(hasher, *_sample(sampler))
     return hasher.hexdigest()
 
 
-def _run(made: MadeModel, config: ModelConfig, steps: Sequence[tuple[int, int]]) -> Sequence[torch.Tensor]:
+def _run(
+    made: MadeModel, config: ModelConfig, steps: Sequence[tuple[int, int]], cache_dtype: torch.dtype
+) -> Sequence[torch.Tensor]:
     """Return the logits of the last tokens of each step, [num_wanted, vocab_size]."""
     model = made.model
-    shape = (2 * _NUM_BLOCKS, _BLOCK_SIZE, config.num_key_value_heads, config.head_dim)
-    caches = [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in config.layers]
+    shape = CacheShape(len(config.layers), _BLOCK_SIZE, config.num_key_value_heads, config.head_dim, cache_dtype)
+    caches = CacheEngine(shape, 2 * _NUM_BLOCKS, 0, torch.device("cpu")).layers
     tables = np.arange(2 * _NUM_BLOCKS, dtype=np.int32).reshape(_NUM_BLOCKS, 2).T.copy()  # blocks by turns
     starts = np.zeros(2, np.int32)
     found = []

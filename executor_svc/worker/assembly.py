@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from executor_svc.attention.cache_format import FORMAT_NAMES
 from executor_svc.attention.interface import DecodePlanner, LayerCache
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.cache.block_count import (
@@ -20,6 +21,7 @@ from executor_svc.cache.block_count import (
     count_host_blocks,
     cpu_cache_bytes,
     gpu_cache_bytes,
+    why_short,
 )
 from executor_svc.cache.cache_engine import MAX_STAGED_BLOCKS, CacheEngine, CacheShape
 from executor_svc.checkpoint.pooling_modules import PoolingModules
@@ -82,7 +84,7 @@ def cache_shape_of(chosen: ChosenModel) -> CacheShape:
         block_size=chosen.block_size,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
-        dtype=chosen.dtype,
+        dtype=chosen.cache_dtype,
         is_one_piece=isinstance(chosen.attention, NativeAttentionBackend),
     )
 
@@ -127,10 +129,14 @@ def assemble_worker(
             "kv_cache",
             num_blocks=counts.device,
             num_host_blocks=counts.host,
+            dtype=FORMAT_NAMES[chosen.cache_dtype],
             tokens=counts.device * chosen.block_size,
             gib=round(counts.device * cache_shape_of(chosen).bytes_per_block / 2**30, 2),
         )
     )
+    short = why_short(cache_shape_of(chosen), counts.device, identity.max_model_len, device.type)
+    if short is not None and not chosen.model.shape.sliding_window_tokens and group.rank == 0:
+        _logger.warning(Event("kv_cache_is_short", reason=short))
     worker = parts.make_worker(counts, has_graphs=True)
     if compiles_kernels(device):
         warm_up(worker)
@@ -166,7 +172,8 @@ class _Parts:
         """Make a worker with so many blocks."""
         chosen, config, identity = self.chosen, self.config, self.identity
         model, backend = chosen.model, chosen.attention
-        cache_engine = CacheEngine(cache_shape_of(chosen), blocks.device, blocks.host, self.device)
+        shape, scales = cache_shape_of(chosen), chosen.cache_scales
+        cache_engine = CacheEngine(shape, blocks.device, blocks.host, self.device, scales)
         grammars, pooler = self._grammar_support(), self._pooler()
         info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
@@ -189,6 +196,7 @@ class _Parts:
             is_invariant=identity.is_invariant,
             weights_digest=identity.weights_digest,
             why_not_invariant=identity.why_not_invariant,
+            kv_cache_dtype=FORMAT_NAMES[chosen.cache_dtype],
             num_grammar_slots=grammars.num_slots,
             matcher_id=grammars.matcher_id,
             max_grammar_bytes=grammars.max_body_bytes,

@@ -216,7 +216,7 @@ async def warn_if_short(scheduler: str, short_tokens: int = _SHORT_TOKENS) -> bo
     if num_tokens < short_tokens:
         click.echo(
             f"octavo: only {num_tokens} tokens fit, prompt and answer together; for more, raise --kv-cache-gib or "
-            "--max-model-len",
+            "--max-model-len, or set --kv-cache-dtype int8",
             err=True,
         )
     return num_tokens < short_tokens

@@ -85,6 +85,7 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     state.numerics_id = session.info.numerics_id
     state.is_invariant = session.info.is_invariant
     state.weights_digest = session.info.weights_digest
+    state.kv_cache_dtype = session.info.kv_cache_dtype
     state.warning = driver.trouble(now_s)
     state.max_steps_in_flight = driver.in_flight.limit
     if driver.in_flight.round_trip_s is not None:

@@ -52,6 +52,8 @@ MAX_SIZES = {
 
 MAX_ID_CHARS = 256
 MAX_REASON_CHARS = 256
+# Those that are told on: clients print them.
+_CACHE_FORMATS = frozenset({"float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"})
 
 # What this scheduler uses of executors beyond wire version 1.
 WANTED = frozenset(
@@ -244,6 +246,7 @@ def check_capabilities(attached: pb.AttachResponse, wanted: Collection[int]) -> 
 def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorInfo:
     """Return what an attached executor is: of what belongs to a capability, only what was agreed on."""
     info = decode_info(attached.info)
+    info = replace(info, kv_cache_dtype=info.kv_cache_dtype if info.kv_cache_dtype in _CACHE_FORMATS else "")
     of_grammars = attached.capability_parameters if Capability.GRAMMARS in agreement.capabilities else None
     of_pooling = attached.capability_parameters if Capability.POOLING in agreement.capabilities else None
     info = replace(info, **decode_grammar_parameters(of_grammars), **decode_pooling_parameters(of_pooling))

@@ -80,7 +80,7 @@ class FleetModel:
             self._members[address] = _Member(session.info, limits.max_model_len, limits.max_num_seqs)
             self.update_limits()
             numerics = Numerics(session.info.numerics_id, session.info.weights_digest)
-            self._report_kinds(numerics, address)
+            self._report_kinds(numerics, address, session.info.kv_cache_dtype)
             names_blocks = session.names_blocks and limits.caches_prefixes
             limits = replace(limits, names_blocks=names_blocks, flags_rows=session.flags_rows)
             planner = self._fleet.join(limits, session.epoch, address, numerics, session.info)
@@ -133,12 +133,21 @@ class FleetModel:
                 f"{difference}; the fleet serves {served.info.model_id} from {', '.join(expected)}"
             )
 
-    def _report_kinds(self, numerics: Numerics, address: str) -> None:
+    def _report_kinds(self, numerics: Numerics, address: str, kv_cache_dtype: str) -> None:
         """Write to the log that an executor joins others of which none is of its kind."""
         others = {planner.numerics for planner in self._fleet.planners}
         if others and numerics not in others:
             ids = ",".join(sorted({other.numerics_id for other in others}))
-            event = Event("mixed_numerics", executor=address, numerics_id=numerics.numerics_id, others=ids)
+            infos = [planner.info for planner in self._fleet.planners if planner.info is not None]
+            caches = ",".join(sorted({info.kv_cache_dtype for info in infos}))
+            event = Event(
+                "mixed_numerics",
+                executor=address,
+                numerics_id=numerics.numerics_id,
+                others=ids,
+                kv_cache_dtype=kv_cache_dtype,
+                others_kv_cache_dtype=caches,
+            )
             log.warning(event)
 
     async def _serve_model_of(self, session: ExecutorSession, limits: CoreLimits) -> None:

@@ -32,7 +32,10 @@ class Reproducibility:
             if reason := executors[unknown[0]].why_not_invariant:
                 why_not += f": {reason}"
         elif len(ids) > 1:
+            formats = sorted({info.kv_cache_dtype for info in executors.values()})
             why_not = f"the executors have {len(ids)} different numerics ids"
+            if len(formats) > 1:
+                why_not += f": their KV caches are in {' and '.join(name or 'unknown formats' for name in formats)}"
         elif len(digests) > 1:
             why_not = "the executors report different weight digests"
         return cls(tuple(sorted(filter(None, ids))), min(filter(None, digests), default=""), why_not)

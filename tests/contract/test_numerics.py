@@ -255,6 +255,21 @@ async def test_mixed_kinds_are_not_reproducible_and_are_in_the_log(caplog: pytes
     assert len([line for line in caplog.messages if "event=mixed_numerics" in line]) == 1
 
 
+async def test_a_fleet_whose_caches_have_several_formats_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    caches = [("one", "float32"), ("two", "int8"), ("three", "no format;\n")]
+    workers = [worker(kind, kv_cache_dtype=kv_cache_dtype) for kind, kv_cache_dtype in caches]
+    async with running_stack(*workers) as stack:
+        model, state = await model_of(stack), await state_of(stack)
+
+    said = "the executors have 3 different numerics ids: their KV caches are in unknown formats and float32 and int8"
+    assert model.why_not_reproducible == said
+    assert [executor.kv_cache_dtype for executor in state.executors] == ["float32", "int8", ""]
+    lines = [line for line in caplog.messages if "event=mixed_numerics" in line]
+    assert len(lines) == 2
+    assert all(" kv_cache_dtype=" in line and " others_kv_cache_dtype=" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("said", "told"), [("", ""), ("torch does it,\nas set", ": torch does it, as set"), ("x" * 999, ": " + "x" * 256)]
 )

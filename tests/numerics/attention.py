@@ -7,6 +7,8 @@ import numpy.typing as npt
 import torch
 
 from executor_svc.attention.interface import AttentionBackend, AttentionLayer, AttentionMetadata, LayerCache, Rotation
+from executor_svc.attention.key_value_write import write_in_torch
+from executor_svc.cache.cache_engine import CacheShape
 
 Doubles = npt.NDArray[np.float64]
 Rows = Sequence[tuple[int, int]]  # (computed, new) tokens of each sequence
@@ -62,10 +64,13 @@ class LayerInput:
         *,
         is_rotated: bool = True,
         dtype: torch.dtype = torch.float32,
+        cache_dtype: torch.dtype | None = None,
+        scales: tuple[float, float] = (1.0, 1.0),
         seed: int = 3,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.step, self.dtype = step, dtype
+        self.step, self.dtype, self.scales = step, dtype, scales
+        self.cache_dtype = cache_dtype or dtype
         self.num_heads, self.num_kv_heads = heads
         num_tokens = len(step.metadata.slot_mapping)
         shape = (step.num_blocks, step.block_size, self.num_kv_heads, head_dim)
@@ -86,12 +91,35 @@ class LayerInput:
 
     def attend(self, backend: AttentionBackend, layer: AttentionLayer) -> tuple[torch.Tensor, LayerCache]:
         """Return what a backend answers for a plan of this layer alone, and the cache after it."""
-        cache = LayerCache(self.keys.clone(), self.values.clone())
-        plan = backend.plan(self.step.metadata, cache)
-        return plan.attend(self.qkv.clone(), self.rotation, cache, layer), cache
+        cache = self.cache()
+        return self.attend_on(backend, layer, cache), cache
 
-    def attend_naively(self, layer: AttentionLayer) -> tuple[torch.Tensor, LayerCache]:
-        """Return what `attend` should, in float64 on the CPU: one query at a time, whole sequences in plain tensors."""
+    def attend_on(self, backend: AttentionBackend, layer: AttentionLayer, cache: LayerCache) -> torch.Tensor:
+        """Return what a backend answers on a cache that has the past."""
+        plan = backend.plan(self.step.metadata, cache)
+        return plan.attend(self.qkv.clone(), self.rotation, cache, layer)
+
+    def cache(self) -> LayerCache:
+        """Return a cache with the past, in the format of the cache; what nobody wrote is no number."""
+        if self.cache_dtype == self.dtype:
+            return LayerCache(self.keys.clone(), self.values.clone())
+        shape = CacheShape(1, *self.keys.shape[1:], self.cache_dtype)
+        pools = [torch.empty(self.step.num_blocks, *shape.pool_shape, dtype=shape.pool_dtype) for _ in range(2)]
+        for pool in pools:
+            pool.view(torch.uint8).fill_(0xFF)
+        cache = shape.layer_cache(pools[0], pools[1], self.scales)
+        past = [slot for slots, (_, num) in zip(self.step.slots, self.step.rows, strict=True) for slot in slots[:-num]]
+        keys_and_values = torch.cat([pool.flatten(0, 1)[past] for pool in (self.keys, self.values)], 1)
+        write_in_torch(keys_and_values, None, torch.tensor(past, dtype=torch.int64), cache)
+        return cache
+
+    def attend_naively(
+        self, layer: AttentionLayer, written: LayerCache | None = None
+    ) -> tuple[torch.Tensor, LayerCache]:
+        """Return what `attend` should, in float64 on the CPU: one query at a time, whole sequences in plain tensors.
+
+        `written` is a cache that has the keys and values of this step; None: they are written here.
+        """
         qkv, slot_mapping = self.qkv.cpu().double(), self.step.metadata.slot_mapping.cpu()
         rotated = qkv[:, : -self.num_kv_heads]
         if self.rotation is not None:
@@ -99,9 +127,12 @@ class LayerInput:
             cos, sin = (part.cpu().double()[:, None, half:] for part in (self.rotation.cos, self.rotation.signed_sin))
             low, high = rotated[..., :half], rotated[..., half:]
             rotated = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
-        cache = LayerCache(self.keys.cpu().double(), self.values.cpu().double())
-        cache.keys.flatten(0, 1)[slot_mapping] = rotated[:, self.num_heads :]
-        cache.values.flatten(0, 1)[slot_mapping] = qkv[:, -self.num_kv_heads :]
+        if written is None:
+            cache = LayerCache(self.keys.cpu().double(), self.values.cpu().double())
+            cache.keys.flatten(0, 1)[slot_mapping] = rotated[:, self.num_heads :]
+            cache.values.flatten(0, 1)[slot_mapping] = qkv[:, -self.num_kv_heads :]
+        else:
+            cache = LayerCache(*decoded(written))
         queries = rotated[:, : self.num_heads].numpy()
         output = np.empty_like(queries)
         token = 0
@@ -114,6 +145,16 @@ class LayerInput:
                 output[token] = _attend_one(queries[token], keys, values, position, layer)
                 token += 1
         return torch.from_numpy(output).flatten(1), cache
+
+
+def decoded(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the elements of a cache stand for, keys and values in float64."""
+    key_scales, value_scales = (
+        None if scales is None else scales.transpose(1, 2).double() for scales in (cache.key_scales, cache.value_scales)
+    )
+    keys = cache.keys.double() if key_scales is None else cache.keys.double() * key_scales[..., None]
+    values = cache.values.double() if value_scales is None else cache.values.double() * value_scales[..., None]
+    return keys * cache.key_scale, values * cache.value_scale
 
 
 def _attend_one(query: Doubles, keys: Doubles, values: Doubles, position: int, layer: AttentionLayer) -> Doubles:

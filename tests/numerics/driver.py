@@ -130,12 +130,17 @@ class PoisonedCacheEngine(CacheEngine):
     The host pool is not larger than tests use it: by default it would be 1 GiB, which takes a second to fill.
     """
 
-    def __init__(self, shape: CacheShape, num_blocks: int, num_host_blocks: int, device: torch.device) -> None:
-        super().__init__(shape, num_blocks, min(num_host_blocks, MOST_HOST_BLOCKS), device)
-        self.host_blocks.fill_(torch.nan)
-        for layer in self.layers:
-            layer.keys.fill_(torch.nan)
-            layer.values.fill_(torch.nan)
+    def __init__(
+        self,
+        shape: CacheShape,
+        num_blocks: int,
+        num_host_blocks: int,
+        device: torch.device,
+        scales: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        super().__init__(shape, num_blocks, min(num_host_blocks, MOST_HOST_BLOCKS), device, scales)
+        for pool in (self.host_blocks, *self._pools):
+            pool.fill_(0xFF if pool.dtype == torch.uint8 else torch.nan)
 
 
 def fork_of(parent_slot: int, slot: int, sampling: SamplingRow = GREEDY, generation: int = 1) -> Fork:

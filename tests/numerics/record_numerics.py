@@ -9,12 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.models.families import parse_config
 from executor_svc.numerics.identity import REVISION, probe_native
 from tests.numerics.architectures import SIZES
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import LANES, SETTINGS, native_library
 
+CACHES = {f"none, cache {name}": {"cache_dtype": dtype} for name, dtype in CACHE_DTYPES.items() if name != "float32"}
 RECORD = Path(__file__).with_name("recorded_numerics.json")
 
 
@@ -27,7 +29,7 @@ def current() -> dict[str, Any]:
         "probe": {
             f"{instructions} {name}": probe_native(library.path, **settings)
             for instructions, library in sorted(libraries.items())
-            for name, settings in SETTINGS.items()
+            for name, settings in (SETTINGS | CACHES).items()
         },
     }
 

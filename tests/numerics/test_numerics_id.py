@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.selection import ChosenModel, choose_model
@@ -58,10 +59,14 @@ def test_avx2_and_avx512_are_two_kinds_by_their_code_and_by_their_bits(chosen: C
     assert wide.parts["probe"] != narrow.parts["probe"]
 
 
-def test_number_formats_and_ranks_are_kinds(chosen: ChosenModel) -> None:
+def test_number_formats_of_weights_and_cache_and_ranks_are_kinds(chosen: ChosenModel) -> None:
     kinds = [numerics(chosen), numerics(chosen, "int8"), numerics(chosen, num_ranks=2), numerics(chosen, num_ranks=3)]
     kinds += [numerics(chosen, each, compute_dtype="bfloat16") for each in ("none", "bfloat16", "int8")]
+    of_caches = [numerics(replace(chosen, kv_cache_dtype=dtype)) for dtype in CACHE_DTYPES.values()]
 
+    assert of_caches[0] == kinds[0]
+    assert len({kind.parts["probe"] for kind in of_caches}) == len(CACHE_DTYPES)
+    kinds += of_caches[1:]
     assert len({kind.numerics_id for kind in kinds}) == len(kinds)
 
 

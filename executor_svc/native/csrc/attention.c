@@ -36,6 +36,8 @@ static long lay_out(const Step *step, uintptr_t address, Work *work) {
     work->block_sums = take_floats(&arena, step->direct_heads * group_of(step) * padded_values(step));
     work->keys = take_floats(&arena, BLOCK_KEYS * round_up(step->head_dim, CHAINS));
     work->values = take_floats(&arena, BLOCK_KEYS * padded_values(step));
+    work->key_scales = take_floats(&arena, step->direct_heads * BLOCK_KEYS);
+    work->value_scales = take_floats(&arena, step->direct_heads * BLOCK_KEYS);
     work->total = take_softmax(step, &arena);
     work->part = take_softmax(step, &arena);
     return used_bytes(&arena);
@@ -75,18 +77,64 @@ static void rotate(const Step *step, long token, const float *x, float scale, fl
         vf_store_part(out + i, vf_mul(factor, vf_load_part(x + i, dim - i)), dim - i);
 }
 
-// Rotate the keys of the tokens and write them and the values into the cache.
-static void write_cache(const Step *step, const float *qkv, float *keys, float *values, const Member *member) {
+// Write one head of a token into its slot of the keys or values.
+INLINE void write_head(const long format, const Step *step, const float *x, float scale, long slot, long head, void *pool) {
+    long dim = step->head_dim, offset = slot % step->block_size, bytes = element_bytes(format);
+    char *block = (char *)pool + slot / step->block_size * step->block_stride * bytes;
+    if (format == CACHE_INT8) {
+        scale = int8_scale(x, dim);
+        float *scales = (float *)(block + scales_begin(step->block_size, step->num_kv_heads, dim));
+        scales[head * step->block_size + offset] = scale;
+    }
+    store_elements(format, x, dim, scale, block + (offset * step->num_kv_heads + head) * dim * bytes);
+}
+
+// Rotate the keys of a token and write them and the values into the cache; `rotated` has room for one head.
+INLINE void write_token(const long format, const Step *step, long t, const float *qkv, const LayerCache *cache,
+                        float *rotated) {
     long dim = step->head_dim, kv_size = step->num_kv_heads * dim, q_size = step->num_heads * dim;
-    Phase phase = begin_phase(member, step->num_tokens, ONCE);
-    while (next_task(&phase)) {
-        long t = phase.task;
-        const float *key = qkv + t * (q_size + 2 * kv_size) + q_size;
-        long slot = step->slot_mapping[t];
+    const float *key = qkv + t * (q_size + 2 * kv_size) + q_size;
+    long slot = step->slot_mapping[t];
+    if (format == CACHE_FLOAT32) {
         long at = slot / step->block_size * step->block_stride + slot % step->block_size * kv_size;
         for (long head = 0; head < step->num_kv_heads; head++)
-            rotate(step, t, key + head * dim, 1.0f, keys + at + head * dim);
-        memcpy(values + at, key + kv_size, (size_t)kv_size * sizeof(float));
+            rotate(step, t, key + head * dim, 1.0f, (float *)cache->keys + at + head * dim);
+        memcpy((float *)cache->values + at, key + kv_size, (size_t)kv_size * sizeof(float));
+        return;
+    }
+    for (long head = 0; head < step->num_kv_heads; head++) {
+        rotate(step, t, key + head * dim, 1.0f, rotated);
+        write_head(format, step, rotated, cache->key_scale, slot, head, cache->keys);
+        write_head(format, step, key + kv_size + head * dim, cache->value_scale, slot, head, cache->values);
+    }
+}
+
+// What is made once for each format, with the format as a constant.
+#define INSTANCES(format)                                                                                              \
+    static __attribute__((noinline)) void write_##format(const Step *step, long t, const float *qkv,                   \
+                                                         const LayerCache *cache, float *rotated) {                    \
+        write_token(format, step, t, qkv, cache, rotated);                                                             \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void attend_direct_##format(const Step *step, const QueryTile *tile, long head,   \
+                                                                 long num_rows, const KeyBlock *block,                 \
+                                                                 const Work *work, const Softmax *into) {              \
+        attend_direct(format, step, tile, head, num_rows, block, work, into);                                          \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void attend_packed_##format(const Step *step, const QueryTile *tile, long head,   \
+                                                                 const KeyBlock *block, const Work *work,              \
+                                                                 const Softmax *into) {                                \
+        attend_packed(format, step, tile, head, block, work, into);                                                    \
+    }
+FORMAT_CASES(INSTANCES)
+
+// Write the keys and values of all tokens into the cache.
+static void write_cache(const Step *step, const float *qkv, const LayerCache *cache, const Work *work,
+                        const Member *member) {
+    Phase phase = begin_phase(member, step->num_tokens, ONCE);
+    while (next_task(&phase)) switch (step->cache_format) {
+#define WRITE(format) case format: write_##format(step, phase.task, qkv, cache, work->queries); break;
+        FORMAT_CASES(WRITE)
+#undef WRITE
     }
 }
 
@@ -110,8 +158,35 @@ static void find_block(const Step *step, const QueryTile *tile, long head, long 
     for (i = 0; i < first; i++) offsets[i] = offsets[first];
 }
 
+// The scales of int8 of a block for the heads of a task; those of the next block are fetched.
+static void find_scales(const Step *step, const QueryTile *tile, long head, const Work *work, KeyBlock *block) {
+    const int32_t *table = step->block_tables + tile->row * step->table_width;
+    long begin = scales_begin(step->block_size, step->num_kv_heads, step->head_dim), size = step->block_size;
+    long num_heads = heads_of(step, tile, head);
+    long end = least(block->begin + 2 * BLOCK_KEYS, tile->end_position) - block->begin, i = block->first;
+    block->key_scales = work->key_scales, block->value_scales = work->value_scales;
+    for (long position = block->begin + i; i < end; position = block->begin + i) {
+        long offset = position % size, count = least(size - offset, end - i);
+        long at = table[position / size] * step->block_stride + begin + (head * size + offset) * (long)sizeof(float);
+        const char *keys = (const char *)block->keys + at, *values = (const char *)block->values + at;
+        if (i < block->last) {
+            count = least(count, block->last - i);
+            for (long h = 0; h < num_heads; h++) {
+                long from = h * size * (long)sizeof(float), to = h * BLOCK_KEYS + i;
+                memcpy(work->key_scales + to, keys + from, (size_t)count * sizeof(float));
+                memcpy(work->value_scales + to, values + from, (size_t)count * sizeof(float));
+            }
+        } else {
+            fetch_vector(keys, num_heads * size * (long)sizeof(float));
+            fetch_vector(values, num_heads * size * (long)sizeof(float));
+        }
+        i += count;
+    }
+}
+
 // The queries of a task, rotated and scaled, laid out for the way in which its tile is scored.
-static void load_queries(const Step *step, const QueryTile *tile, long head, const float *qkv, const Work *work) {
+static void load_queries(const Step *step, const QueryTile *tile, long head, const float *qkv, float key_scale,
+                         const Work *work) {
     long dim = step->head_dim, padded = padded_queries(step), width = width_of(step, tile, head);
     long qkv_size = (step->num_heads + 2 * step->num_kv_heads) * dim, num_rows = tile->num_tokens * width;
     bool is_packed = !is_direct(step, tile);
@@ -119,8 +194,8 @@ static void load_queries(const Step *step, const QueryTile *tile, long head, con
         long token = tile->first_token + i / width;
         const float *from = qkv + token * qkv_size + (head * group_of(step) + i % width) * dim;
         float *query = work->queries + i * padded, *rotated = is_packed ? work->values : query;
-        if (is_packed) fetch_vector(from + FETCH_TOKENS * qkv_size, dim);
-        rotate(step, token, from, query_scale(step), rotated);
+        if (is_packed) fetch_vector(from + FETCH_TOKENS * qkv_size, dim * (long)sizeof(float));
+        rotate(step, token, from, query_scale(step) * key_scale, rotated);
         for (long d = dim; d < padded; d++) rotated[d] = 0;
         if (is_packed) split_query(rotated, padded, query);
     }
@@ -135,8 +210,8 @@ static long lower_of(const Step *step, const QueryTile *tile) {
 static long upper_of(const QueryTile *tile) { return tile->end_position; }
 
 // The queries of a task against one part of their keys.
-static void attend_part(const Step *step, const QueryTile *tile, long part, long head, const float *keys,
-                        const float *values, const Work *work, const Softmax *into) {
+static void attend_part(const Step *step, const QueryTile *tile, long part, long head, const LayerCache *cache,
+                        const Work *work, const Softmax *into) {
     long num_rows = round_up(tile->num_tokens * width_of(step, tile, head), STRIP_ROWS);
     for (long i = 0; i < num_rows; i++) {
         into->largest[i] = -INFINITY;
@@ -145,15 +220,24 @@ static void attend_part(const Step *step, const QueryTile *tile, long part, long
     memset(into->sums, 0, (size_t)(num_rows * padded_values(step)) * sizeof(float));
     long lower = lower_of(step, tile), upper = upper_of(tile);
     long offsets[2 * BLOCK_KEYS];  // not initialised: that would take as long as many a block
-    KeyBlock block = {.keys = keys, .values = values};
+    KeyBlock block = {.keys = cache->keys, .values = cache->values};
+    bool direct = is_direct(step, tile);
     for (long begin = part * PART_KEYS; begin < (part + 1) * PART_KEYS && begin < upper; begin += BLOCK_KEYS) {
         if (begin + BLOCK_KEYS <= lower) continue;
         find_block(step, tile, head, begin, most(0, lower - begin), least(BLOCK_KEYS, upper - begin), upper, offsets,
                    &block);
-        if (is_direct(step, tile))
-            attend_direct(step, tile, head, width_of(step, tile, head), &block, work, into);
-        else
-            attend_packed(step, tile, head, &block, work, into);
+        if (step->cache_format == CACHE_INT8) find_scales(step, tile, head, work, &block);
+        switch (step->cache_format) {
+#define ATTEND(format)                                                                                    \
+    case format:                                                                                          \
+        if (direct)                                                                                       \
+            attend_direct_##format(step, tile, head, width_of(step, tile, head), &block, work, into);     \
+        else                                                                                              \
+            attend_packed_##format(step, tile, head, &block, work, into);                                 \
+        break;
+            FORMAT_CASES(ATTEND)
+#undef ATTEND
+        }
     }
 }
 
@@ -177,25 +261,26 @@ static void add_part(const Step *step, const Softmax *total, const Softmax *part
     }
 }
 
-// out = sums / weights for the queries of a task.
-static void finish(const Step *step, const QueryTile *tile, long head, const Softmax *softmax, float *out) {
+// out = sums * value_scale / weights for the queries of a task.
+static void finish(const Step *step, const QueryTile *tile, long head, const Softmax *softmax, float value_scale,
+                   float *out) {
     long dim = step->head_dim, width = width_of(step, tile, head), stride = padded_values(step);
     for (long i = 0; i < tile->num_tokens * width; i++) {
         long token = tile->first_token + i / width, query_head = head * group_of(step) + i % width;
         float *to = out + (token * step->num_heads + query_head) * dim;
-        vfloat inverse = vf_all(1.0f / softmax->weights[i]);
+        vfloat inverse = vf_all(value_scale / softmax->weights[i]);
         for (long d = 0; d < dim; d += LANES)
             vf_store_part(to + d, vf_mul(vf_load(softmax->sums + i * stride + d), inverse), dim - d);
     }
 }
 
 // All parts of a tile in turn, into work->total.
-static void attend_tile(const Step *step, const QueryTile *tile, long head, const float *keys, const float *values,
+static void attend_tile(const Step *step, const QueryTile *tile, long head, const LayerCache *cache,
                         const Work *work) {
     long first = lower_of(step, tile) / PART_KEYS;
-    attend_part(step, tile, first, head, keys, values, work, &work->total);
+    attend_part(step, tile, first, head, cache, work, &work->total);
     for (long part = first + 1; part * PART_KEYS < upper_of(tile); part++) {
-        attend_part(step, tile, part, head, keys, values, work, &work->part);
+        attend_part(step, tile, part, head, cache, work, &work->part);
         add_part(step, &work->total, &work->part, tile->num_tokens * width_of(step, tile, head));
     }
 }
@@ -208,79 +293,83 @@ static Softmax partial_of(const Step *step, const QueryTile *tile, long index, l
 }
 
 // Join the parts of a tile, for the heads of a task, in order, into the first of them.
-static void join_parts(const Step *step, const QueryTile *tile, long head, char *partials, float *out) {
+static void join_parts(const Step *step, const QueryTile *tile, long head, char *partials, float value_scale,
+                       float *out) {
     Softmax total = partial_of(step, tile, 0, head, partials);
     for (long index = 1; index < tile->num_partials; index++) {
         Softmax part = partial_of(step, tile, index, head, partials);
         add_part(step, &total, &part, tile->num_tokens * width_of(step, tile, head));
     }
-    finish(step, tile, head, &total, out);
+    finish(step, tile, head, &total, value_scale, out);
 }
 
 // Fetch the first keys of a task that comes soon: nothing before it reads them.
-static void fetch_first_keys(const Step *step, const Task *task, const float *keys) {
+static void fetch_first_keys(const Step *step, const Task *task, const char *keys) {
     const QueryTile *tile = step->tiles + task->tile;
     const int32_t *table = step->block_tables + tile->row * step->table_width;
     long first = lower_of(step, tile), key_size = step->num_kv_heads * step->head_dim;
+    long bytes = element_bytes(step->cache_format), num_heads = heads_of(step, tile, task->head);
     first = most(first, (first / PART_KEYS + task->index) * PART_KEYS);
     long index = first / step->block_size, offset = first % step->block_size, upper = upper_of(tile);
     for (long position = first; position < least(first + FETCH_KEYS, upper); index++, offset = 0) {
-        const float *key = keys + table[index] * step->block_stride + offset * key_size + task->head * step->head_dim;
-        for (; offset < step->block_size && position < first + FETCH_KEYS; offset++, position++, key += key_size)
-            fetch_vector(key, heads_of(step, tile, task->head) * step->head_dim);
+        long at = table[index] * step->block_stride + offset * key_size + task->head * step->head_dim;
+        for (; offset < step->block_size && position < first + FETCH_KEYS; offset++, position++, at += key_size)
+            fetch_vector(keys + at * bytes, num_heads * step->head_dim * bytes);
     }
 }
 
-void run_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,
+void run_attention(const Step *step, const float *qkv, const LayerCache *cache, float *out, float *memory,
                    const Member *member) {
     Work work;
     long work_bytes = lay_out(step, (uintptr_t)memory, &work);
     char *partials = (char *)memory + work_bytes * member->num_threads;
     lay_out(step, (uintptr_t)memory + (uintptr_t)(work_bytes * member->thread), &work);
-    write_cache(step, qkv, keys, values, member);
+    write_cache(step, qkv, cache, &work, member);
     Phase phase = begin_phase(member, step->num_tasks, step->num_partials ? ONCE : REPEATABLE);
     while (next_task(&phase)) {
         const Task *task = step->tasks + phase.task;
         const QueryTile *tile = step->tiles + task->tile;
         long head = task->head;
-        if (is_direct(step, tile)) fetch_first_keys(step, step->tasks + upcoming_task(&phase), keys);
-        load_queries(step, tile, head, qkv, &work);
+        if (is_direct(step, tile)) fetch_first_keys(step, step->tasks + upcoming_task(&phase), cache->keys);
+        load_queries(step, tile, head, qkv, cache->key_scale, &work);
         if (!tile->num_partials) {
-            attend_tile(step, tile, head, keys, values, &work);
-            if (claim_task(&phase)) finish(step, tile, head, &work.total, out);
+            attend_tile(step, tile, head, cache, &work);
+            if (claim_task(&phase)) finish(step, tile, head, &work.total, cache->value_scale, out);
             continue;
         }
         Softmax partial = partial_of(step, tile, task->index, head, partials);
-        attend_part(step, tile, lower_of(step, tile) / PART_KEYS + task->index, head, keys, values, &work, &partial);
+        attend_part(step, tile, lower_of(step, tile) / PART_KEYS + task->index, head, cache, &work, &partial);
     }
     if (!step->num_partials) return;
     phase = begin_phase(member, step->num_tasks, ONCE);
     while (next_task(&phase)) {
         const Task *task = step->tasks + phase.task;
         const QueryTile *tile = step->tiles + task->tile;
-        if (tile->num_partials && task->index == 0) join_parts(step, tile, task->head, partials, out);
+        if (tile->num_partials && task->index == 0) join_parts(step, tile, task->head, partials, cache->value_scale, out);
     }
 }
 
 typedef struct {
     const Step *step;
     const float *qkv;
-    float *keys, *values, *out, *memory;
+    const LayerCache *cache;
+    float *out, *memory;
 } AttentionCall;
 
 static void run_attention_call(const Member *member, void *argument) {
     const AttentionCall *call = argument;
-    run_attention(call->step, call->qkv, call->keys, call->values, call->out, call->memory, member);
+    run_attention(call->step, call->qkv, call->cache, call->out, call->memory, member);
 }
 
 // One layer: rotate and write the keys and values of all tokens into the cache, then attend, causally and within
 // the window, or where step->is_full over all tokens of a row.
 //
-// qkv [num_tokens][num_heads + 2 * num_kv_heads][head_dim] before rotation; keys and values
-// [num_blocks][block_size][num_kv_heads][head_dim], blocks step->block_stride apart; out [num_tokens][num_heads][head_dim]; memory has
+// qkv [num_tokens][num_heads + 2 * num_kv_heads][head_dim] before rotation; the keys and values of the cache
+// [num_blocks][block_size][num_kv_heads][head_dim], blocks step->block_stride apart, of int8 with scales behind each
+// (cache_format.h); out [num_tokens][num_heads][head_dim]; memory has
 // octavo_attention_scratch_bytes(step, team->num_threads), aligned to 64 bytes. Neither slots that nobody wrote
 // nor entries of the block tables before the window are read.
-void octavo_attention(const Step *step, const float *qkv, float *keys, float *values, float *out, float *memory,
+void octavo_attention(const Step *step, const float *qkv, const LayerCache *cache, float *out, float *memory,
                       Team *team) {
-    run_region(team, run_attention_call, &(AttentionCall){step, qkv, keys, values, out, memory});
+    run_region(team, run_attention_call, &(AttentionCall){step, qkv, cache, out, memory});
 }

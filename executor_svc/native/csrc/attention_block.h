@@ -11,6 +11,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "cache_format.h"
 #include "step.h"
 #include "vec.h"
 
@@ -40,6 +41,7 @@ typedef struct {
     float *block_sums;    // direct: [most rows][padded_values]
     float *keys;          // [BLOCK_KEYS / PANEL_KEYS][CHAINS][ceil(head_dim / CHAINS)][PANEL_KEYS]
     float *values;        // [ceil(head_dim / VALUE_COLUMNS)][BLOCK_KEYS][VALUE_COLUMNS], the last one narrower
+    float *key_scales, *value_scales;  // of int8, [direct_heads][BLOCK_KEYS]
     Softmax total, part;  // over the parts so far, over one part
 } Work;
 
@@ -47,7 +49,8 @@ typedef struct {
 // lie in the cache, from the beginning of the block, and those that are fetched behind it; what is no key of these has the
 // offset of one that is.
 typedef struct {
-    const float *keys, *values;
+    const void *keys, *values;
+    const float *key_scales, *value_scales;  // of int8, BLOCK_KEYS for each head
     long stride;       // from one key to the next in the cache, where LANES keys lie in one block of it; else 0
     long begin;        // position at which the block begins
     long first, last;  // keys from there: [first, last) of the block
@@ -87,33 +90,55 @@ INLINE void shape_rows(const Step *step, const QueryTile *tile, long head, const
     }
 }
 
-#define FETCH_LINE(d) _mm_prefetch((const char *)(vector + (d)), _MM_HINT_T0)
+#define FETCH_LINE(d) _mm_prefetch((const char *)vector + (d), _MM_HINT_T0)
 
-// Fetch a vector of `dim` floats that is read soon: blocks are scattered, which the hardware does not foresee.
-INLINE void fetch_vector(const float *vector, long dim) {
-    if (dim == 64) {  // of most models; a loop takes as long as its lines
-        FETCH_LINE(0), FETCH_LINE(16), FETCH_LINE(32), FETCH_LINE(48);
+// Fetch a vector that is read soon: blocks are scattered, which the hardware does not foresee.
+INLINE void fetch_vector(const void *vector, long num_bytes) {
+    if (num_bytes == 256) {  // of most models; a loop takes as long as its lines
+        FETCH_LINE(0), FETCH_LINE(64), FETCH_LINE(128), FETCH_LINE(192);
         return;
     }
-    for (long d = 0; d < dim; d += 16) FETCH_LINE(d);
+    for (long d = 0; d < num_bytes; d += 64) FETCH_LINE(d);
 }
 
 // A block, as a KV head of the task has it; `index` counts them.
-INLINE KeyBlock block_of_head(const KeyBlock *block, long index, long dim) {
+INLINE KeyBlock block_of_head(const long format, const KeyBlock *block, long index, long dim) {
     KeyBlock of_head = *block;
-    of_head.keys += index * dim, of_head.values += index * dim;
+    of_head.keys = element_at(format, block->keys, index * dim);
+    of_head.values = element_at(format, block->values, index * dim);
+    of_head.key_scales += index * BLOCK_KEYS, of_head.value_scales += index * BLOCK_KEYS;
     return of_head;
 }
 
-// LANES keys from one of a block on, `*stride` apart: in the cache, or copied to `room`.
-INLINE const float *find_keys(const KeyBlock *block, long t, long dim, float *room, long *stride) {
-    *stride = block->stride;
+// LANES keys from one of a block on, in the cache, where they are block->stride apart.
+INLINE const void *keys_in_place(const long format, const KeyBlock *block, long t) {
     // What lies before the first key in its block of the cache may be anything, as may its score.
-    if (*stride) return block->keys + block->offsets[most(t, block->first)] - most(0, block->first - t) * *stride;
+    long before = most(0, block->first - t) * block->stride;
+    return element_at(format, block->keys, block->offsets[most(t, block->first)] - before);
+}
+
+// LANES keys from one of a block on as floats, `*stride` apart: in the cache, or copied to `room`.
+INLINE const float *find_keys(const long format, const KeyBlock *block, long t, long dim, float *room, long *stride) {
+    *stride = block->stride;
+    if (format == CACHE_FLOAT32 && *stride) return keys_in_place(format, block, t);
     *stride = dim;
-    for (long i = 0; i < LANES; i++)
-        memcpy(room + i * dim, block->keys + block->offsets[t + i], (size_t)dim * sizeof(float));
+    for (long i = 0; i < LANES; i++) {
+        const void *key = element_at(format, block->keys, block->offsets[t + i]);
+        if (format == CACHE_FLOAT32) {
+            memcpy(room + i * dim, key, (size_t)dim * sizeof(float));
+            continue;
+        }
+        for (long d = 0; d < dim; d += LANES)
+            vf_store_part(room + i * dim + d, load_elements_part(format, element_at(format, key, d), dim - d), dim - d);
+    }
     return room;
+}
+
+// Multiply vectors of the scores of `rows` queries, or of their weights, by the scales of their keys.
+INLINE void scale_scores(long rows, float *scores, long begin, long end, const float *scales) {
+    for (long i = 0; i < rows; i++)
+        for (long t = i * BLOCK_KEYS + begin; t < i * BLOCK_KEYS + end; t += LANES)
+            vf_store(scores + t, vf_mul(vf_load(scores + t), vf_load(scales + t - i * BLOCK_KEYS)));
 }
 
 // In the vectors [begin, end) of one query's scores, those outside of the keys [lower, upper) that it sees become -inf.

@@ -16,14 +16,14 @@
 // Vectors that are read soon. They are fetched in the order in which they lie in the cache: that wakes the prefetcher of
 // the processor, which has more in flight than a program can.
 typedef struct {
-    const float *vectors;      // of the first head
+    const void *vectors;       // of the first head
     const long *offset, *end;  // of the next key, and behind the last one
     long head, num_heads;
 } Ahead;
 
-INLINE void fetch_ahead(Ahead *ahead, long dim) {
+INLINE void fetch_ahead(const long format, Ahead *ahead, long dim) {
     if (ahead->offset == ahead->end) return;
-    fetch_vector(ahead->vectors + *ahead->offset + ahead->head * dim, dim);
+    fetch_vector(element_at(format, ahead->vectors, *ahead->offset + ahead->head * dim), dim * element_bytes(format));
     if (++ahead->head == ahead->num_heads) ahead->head = 0, ahead->offset++;
 }
 
@@ -38,9 +38,9 @@ INLINE void add_quads(const int heads, const float *queries, long padded, const 
     }
 }
 
-// sums[heads][first ..]: the chains of QUAD_KEYS keys, a quad for each.
-INLINE void score_quads(const int heads, const float *queries, long padded, const float *keys, long stride, Ahead *ahead,
-                        long dim, int first, vfloat sums[4][4]) {
+// sums[heads][first ..]: the chains of QUAD_KEYS keys, a quad for each. Keys are floats, or whole vectors of `read`.
+INLINE void score_quads(const long format, const long read, const int heads, const float *queries, long padded,
+                        const void *keys, long stride, Ahead *ahead, long dim, int first, vfloat sums[4][4]) {
     vfloat own[4][QUAD_VECTORS];
 #pragma GCC unroll 4
     for (int j = 0; j < heads; j++)
@@ -48,10 +48,11 @@ INLINE void score_quads(const int heads, const float *queries, long padded, cons
         for (int v = 0; v < QUAD_VECTORS; v++) own[j][v] = vf_zero();
     long due = 0, d = 0;
     for (; d + LANES <= dim; d += LANES) {
-        for (due += LANES * QUAD_KEYS; due >= dim; due -= dim) fetch_ahead(ahead, dim);
+        for (due += LANES * QUAD_KEYS; due >= dim; due -= dim) fetch_ahead(format, ahead, dim);
         vfloat squares[QUAD_VECTORS][LANES / 4];
 #pragma GCC unroll 4
-        for (int v = 0; v < QUAD_VECTORS; v++) vf_load_squares(keys + d + v * (LANES / 4) * stride, stride, squares[v]);
+        for (int v = 0; v < QUAD_VECTORS; v++)
+            load_squares(read, element_at(read, keys, d + v * (LANES / 4) * stride), stride, squares[v]);
 #pragma GCC unroll 4
         for (int quad = 0; quad < LANES / 4; quad++) {
             vfloat quads[QUAD_VECTORS];
@@ -60,11 +61,11 @@ INLINE void score_quads(const int heads, const float *queries, long padded, cons
             add_quads(heads, queries + d + quad * 4, padded, quads, own);
         }
     }
-    for (; d < dim; d += 4) {
+    for (; read == CACHE_FLOAT32 && d < dim; d += 4) {
         vfloat quads[QUAD_VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < QUAD_VECTORS; v++)
-            quads[v] = vf_load_quads(keys + d + v * (LANES / 4) * stride, stride, dim - d);
+            quads[v] = vf_load_quads((const float *)keys + d + v * (LANES / 4) * stride, stride, dim - d);
         add_quads(heads, queries + d, padded, quads, own);
     }
 #pragma GCC unroll 4
@@ -74,26 +75,37 @@ INLINE void score_quads(const int heads, const float *queries, long padded, cons
 }
 
 // scores[heads][t ..] of up to 4 query heads of a KV head, LANES keys from t on. `heads` is a constant at each call.
-INLINE void score_heads(const int heads, const float *queries, long padded, const KeyBlock *block, long t, long dim,
-                        float *room, Ahead *ahead, float *scores) {
-    long stride;
-    const float *keys = find_keys(block, t, dim, room, &stride);
+INLINE void score_heads(const long format, const int heads, const float *queries, long padded, const KeyBlock *block,
+                        long t, long dim, float *room, Ahead *ahead, float *scores) {
     vfloat sums[4][4];
+    if (format != CACHE_FLOAT32 && block->stride && dim % LANES == 0) {
+        const void *keys = keys_in_place(format, block, t);
 #pragma GCC unroll 1
-    for (int first = 0; first < 4; first += QUAD_VECTORS)
-        score_quads(heads, queries, padded, keys + first * (LANES / 4) * stride, stride, ahead, dim,
-                    first, sums);
+        for (int first = 0; first < 4; first += QUAD_VECTORS)
+            score_quads(format, format, heads, queries, padded,
+                        element_at(format, keys, first * (LANES / 4) * block->stride), block->stride, ahead, dim, first,
+                        sums);
+    } else {
+        long stride;
+        const float *keys = find_keys(format, block, t, dim, room, &stride);
+#pragma GCC unroll 1
+        for (int first = 0; first < 4; first += QUAD_VECTORS)
+            score_quads(format, CACHE_FLOAT32, heads, queries, padded, keys + first * (LANES / 4) * stride, stride,
+                        ahead, dim, first, sums);
+    }
 #pragma GCC unroll 4
     for (int j = 0; j < heads; j++) {
         vfloat chains[4];
         vf_transpose_quads(sums[j], chains);
-        vf_store(scores + j * BLOCK_KEYS + t, vf_add(vf_add(vf_add(chains[0], chains[1]), chains[2]), chains[3]));
+        vfloat score = vf_add(vf_add(vf_add(chains[0], chains[1]), chains[2]), chains[3]);
+        if (format == CACHE_INT8) score = vf_mul(score, vf_load(block->key_scales + t));
+        vf_store(scores + j * BLOCK_KEYS + t, score);
     }
 }
 
 // Some dimensions of add_values: `vectors` whole ones, or with 0 the `rest` that is no whole vector.
-INLINE void add_dimensions(const int heads, const int vectors, const float *scores, const KeyBlock *block, long begin,
-                           long end, long d, long dim, Ahead *ahead, float *sums) {
+INLINE void add_dimensions(const long format, const int heads, const int vectors, const float *scores,
+                           const KeyBlock *block, long begin, long end, long d, long dim, Ahead *ahead, float *sums) {
     const int used = vectors ? vectors : 1;
     long rest = dim - d, stride = round_up(dim, LANES);
     vfloat sum[4][4];
@@ -102,11 +114,13 @@ INLINE void add_dimensions(const int heads, const int vectors, const float *scor
 #pragma GCC unroll 4
         for (int v = 0; v < used; v++) sum[j][v] = vf_load(sums + j * stride + d + v * LANES);
     for (long t = begin; t < end; t++) {
-        if (d == 0) fetch_ahead(ahead, dim);
-        const float *value = block->values + block->offsets[t] + d;
+        if (d == 0) fetch_ahead(format, ahead, dim);
+        const void *value = element_at(format, block->values, block->offsets[t] + d);
         vfloat part[4];
 #pragma GCC unroll 4
-        for (int v = 0; v < used; v++) part[v] = vectors ? vf_load(value + v * LANES) : vf_load_part(value, rest);
+        for (int v = 0; v < used; v++)
+            part[v] = vectors ? load_elements(format, element_at(format, value, v * LANES))
+                              : load_elements_part(format, value, rest);
 #pragma GCC unroll 4
         for (int j = 0; j < heads; j++) {
             vfloat weight = vf_all(scores[j * BLOCK_KEYS + t]);
@@ -121,13 +135,14 @@ INLINE void add_dimensions(const int heads, const int vectors, const float *scor
 }
 
 // sums[heads] += scores[heads][keys] @ values of the keys [begin, end) of a block, up to 4 query heads of a KV head.
-INLINE void add_values(const int heads, const float *scores, const KeyBlock *block, long begin, long end, long dim,
-                       Ahead *ahead, float *sums) {
+INLINE void add_values(const long format, const int heads, const float *scores, const KeyBlock *block, long begin,
+                       long end, long dim, Ahead *ahead, float *sums) {
     long d = 0;
     for (; d + HEAD_VECTORS * LANES <= dim; d += HEAD_VECTORS * LANES)
-        add_dimensions(heads, HEAD_VECTORS, scores, block, begin, end, d, dim, ahead, sums);
-    for (; d + LANES <= dim; d += LANES) add_dimensions(heads, 1, scores, block, begin, end, d, dim, ahead, sums);
-    if (d < dim) add_dimensions(heads, 0, scores, block, begin, end, d, dim, ahead, sums);
+        add_dimensions(format, heads, HEAD_VECTORS, scores, block, begin, end, d, dim, ahead, sums);
+    for (; d + LANES <= dim; d += LANES)
+        add_dimensions(format, heads, 1, scores, block, begin, end, d, dim, ahead, sums);
+    if (d < dim) add_dimensions(format, heads, 0, scores, block, begin, end, d, dim, ahead, sums);
 }
 
 // Queries that are worked on at once, those of a KV head, and the cases of a switch over them: each with a constant.
@@ -135,17 +150,17 @@ INLINE long heads_at_once(long row, long group) { return least(4, group - row % 
 #define HEAD_CASES(CASE) CASE(4) CASE(3) CASE(2) CASE(1)
 
 // The scores of all queries of a task, row by row, and a block of keys. Later keys are fetched.
-INLINE void score_block(const Step *step, const KeyBlock *block, long num_rows, const Work *work) {
+INLINE void score_block(const long format, const Step *step, const KeyBlock *block, long num_rows, const Work *work) {
     long dim = step->head_dim, padded = padded_queries(step), group = group_of(step);
     for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
         const long *later = block->offsets + t + FETCH_KEYS;
         Ahead ahead = {block->keys, later, later + LANES, 0, num_rows / group};
         for (long row = 0; row < num_rows; row += heads_at_once(row, group)) {
-            const KeyBlock of_head = block_of_head(block, row / group, dim);
+            const KeyBlock of_head = block_of_head(format, block, row / group, dim);
             const float *queries = work->queries + row * padded;
             float *scores = work->scores + row * BLOCK_KEYS;
             switch (heads_at_once(row, group)) {
-#define SCORE(n) case n: score_heads(n, queries, padded, &of_head, t, dim, work->keys, &ahead, scores); break;
+#define SCORE(n) case n: score_heads(format, n, queries, padded, &of_head, t, dim, work->keys, &ahead, scores); break;
                 HEAD_CASES(SCORE)
 #undef SCORE
             }
@@ -173,7 +188,8 @@ INLINE void soften_block(const Step *step, const QueryTile *tile, long head, con
 }
 
 // The weighted values of a block for all queries of a task. Later values are fetched.
-INLINE void add_block(const Step *step, const KeyBlock *block, long num_rows, const Work *work, const Softmax *into) {
+INLINE void add_block(const long format, const Step *step, const KeyBlock *block, long num_rows, const Work *work,
+                      const Softmax *into) {
     long dim = step->head_dim, stride = padded_values(step), group = group_of(step);
     memset(work->block_sums, 0, (size_t)(num_rows * stride) * sizeof(float));
     for (long t = block->first, end; t < block->last; t = end) {
@@ -181,11 +197,11 @@ INLINE void add_block(const Step *step, const KeyBlock *block, long num_rows, co
         Ahead ahead = {block->values, block->offsets + end, block->offsets + least(end + LANES, block->last), 0,
                        num_rows / group};
         for (long row = 0; row < num_rows; row += heads_at_once(row, group)) {
-            const KeyBlock of_head = block_of_head(block, row / group, dim);
+            const KeyBlock of_head = block_of_head(format, block, row / group, dim);
             const float *weights = work->scores + row * BLOCK_KEYS;
             float *sums = work->block_sums + row * stride;
             switch (heads_at_once(row, group)) {
-#define ADD(n) case n: add_values(n, weights, &of_head, t, end, dim, &ahead, sums); break;
+#define ADD(n) case n: add_values(format, n, weights, &of_head, t, end, dim, &ahead, sums); break;
                 HEAD_CASES(ADD)
 #undef ADD
             }
@@ -199,13 +215,18 @@ INLINE void add_block(const Step *step, const KeyBlock *block, long num_rows, co
 }
 
 // A block of keys, for `num_rows` queries of one token, which sees all of them; the first are those of KV head `head`.
-static void attend_direct(const Step *step, const QueryTile *tile, long head, long num_rows, const KeyBlock *block,
-                          const Work *work, const Softmax *into) {
-    score_block(step, block, num_rows, work);
+INLINE void attend_direct(const long format, const Step *step, const QueryTile *tile, long head, long num_rows,
+                          const KeyBlock *block, const Work *work, const Softmax *into) {
+    long group = group_of(step), num_heads = num_rows / group;
+    score_block(format, step, block, num_rows, work);
     for (long t = block->first; t < least(block->first + LANES, block->last); t++)
-        fetch_vector(block->values + block->offsets[t], num_rows / group_of(step) * step->head_dim);
+        fetch_vector(element_at(format, block->values, block->offsets[t]),
+                     num_heads * step->head_dim * element_bytes(format));
     soften_block(step, tile, head, block, num_rows, work, into);
-    add_block(step, block, num_rows, work, into);
+    for (long i = 0; format == CACHE_INT8 && i < num_heads; i++)
+        scale_scores(group, work->scores + i * group * BLOCK_KEYS, block->first / LANES * LANES,
+                     round_up(block->last, LANES), block->value_scales + i * BLOCK_KEYS);
+    add_block(format, step, block, num_rows, work, into);
 }
 
 #endif

@@ -118,12 +118,12 @@ APART void add_strip(long dim, long first, long last, const float *weights, cons
 }
 
 // Pack the keys of a block: LANES of them side by side, and their dimensions chain by chain.
-static void pack_keys(const KeyBlock *block, long dim, const Work *work) {
+INLINE void pack_keys(const long format, const KeyBlock *block, long dim, const Work *work) {
     long depth = ceil_div(dim, CHAINS);
     for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
         float *panel = work->keys + t / PANEL_KEYS * PANEL_KEYS * CHAINS * depth + t % PANEL_KEYS;
         long stride;
-        const float *keys = find_keys(block, t, dim, work->values, &stride);
+        const float *keys = find_keys(format, block, t, dim, work->values, &stride);
         for (long d = 0; d < dim; d += CHAINS) {
             vfloat quads[4], chains[4];
             for (int v = 0; v < 4; v++)
@@ -136,15 +136,16 @@ static void pack_keys(const KeyBlock *block, long dim, const Work *work) {
 }
 
 // Pack the values of a block: some columns of all keys, then the next; zeros behind the last dimension.
-static void pack_values(const KeyBlock *block, long dim, const Work *work) {
+INLINE void pack_values(const long format, const KeyBlock *block, long dim, const Work *work) {
     long stride = round_up(dim, LANES);
     for (long d = 0; d < stride; d += VALUE_COLUMNS) {
         long width = least(VALUE_COLUMNS, stride - d);
         float *panel = work->values + d * BLOCK_KEYS;
         for (long t = block->first; t < block->last; t++) {
-            const float *value = block->values + block->offsets[t] + d;
+            const void *value = element_at(format, block->values, block->offsets[t] + d);
             for (long i = 0; i < width; i += LANES)
-                vf_store(panel + t * width + i, vf_load_part(value + i, least(LANES, dim - d - i)));
+                vf_store(panel + t * width + i,
+                         load_elements_part(format, element_at(format, value, i), least(LANES, dim - d - i)));
         }
     }
 }
@@ -167,8 +168,8 @@ typedef struct {
 } Strip;
 
 // The scores of the strip from `row` on.
-INLINE void score_strip(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, long row,
-                        const Work *work, float *scores, Strip *strip) {
+INLINE void score_strip(const long format, const Step *step, const QueryTile *tile, long head, const KeyBlock *block,
+                        long row, const Work *work, float *scores, Strip *strip) {
     long depth = ceil_div(step->head_dim, CHAINS), padded = padded_queries(step);
     strip->sight = look(step, tile, block, row);
     strip->scores = scores;
@@ -176,23 +177,25 @@ INLINE void score_strip(const Step *step, const QueryTile *tile, long head, cons
     long begin = strip->begin = strip->sight.first / LANES * LANES, end = strip->end = round_up(strip->sight.last, LANES);
     for (long t = begin / PANEL_KEYS * PANEL_KEYS; t < end; t += PANEL_KEYS)
         score_panel(depth, work->queries + row * padded, padded / CHAINS, work->keys + t * CHAINS * depth, scores + t);
+    if (format == CACHE_INT8) scale_scores(STRIP_ROWS, scores, begin, end, block->key_scales);
     shape_rows(step, tile, head, block, row, STRIP_ROWS, begin, end, scores);
     for (long i = 0; i < STRIP_ROWS; i++)
         hide_scores(scores + i * BLOCK_KEYS, begin, end, strip->sight.lower[i], strip->sight.upper[i]);
 }
 
 // A block of keys, for all queries of a tile, packed.
-static void attend_packed(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, const Work *work,
-                          const Softmax *into) {
+INLINE void attend_packed(const long format, const Step *step, const QueryTile *tile, long head, const KeyBlock *block,
+                          const Work *work, const Softmax *into) {
     long dim = step->head_dim, num_rows = tile->num_tokens * group_of(step), fetched = block->last;
-    pack_keys(block, dim, work);
-    pack_values(block, dim, work);
+    long bytes = dim * element_bytes(format);
+    pack_keys(format, block, dim, work);
+    pack_values(format, block, dim, work);
     Strip strips[2];
-    score_strip(step, tile, head, block, 0, work, work->scores, strips);
+    score_strip(format, step, tile, head, block, 0, work, work->scores, strips);
     for (long row = 0, turn = 0; row < num_rows; row += STRIP_ROWS, turn ^= 1) {
         for (; fetched < block->last + BLOCK_KEYS && (fetched - block->last) * num_rows <= row * BLOCK_KEYS; fetched++) {
-            fetch_vector(block->keys + block->offsets[fetched], dim);
-            fetch_vector(block->values + block->offsets[fetched], dim);
+            fetch_vector(element_at(format, block->keys, block->offsets[fetched]), bytes);
+            fetch_vector(element_at(format, block->values, block->offsets[fetched]), bytes);
         }
         const Strip *strip = strips + turn;
         float shrink[LANES];
@@ -201,8 +204,10 @@ static void attend_packed(const Step *step, const QueryTile *tile, long head, co
             soften(STRIP_ROWS, strip->scores, strip->begin, strip->end, into->largest + row, into->weights + row, shrink);
         // The next scores need nothing of this softmax: the processor works on both.
         if (row + STRIP_ROWS < num_rows)
-            score_strip(step, tile, head, block, row + STRIP_ROWS, work,
+            score_strip(format, step, tile, head, block, row + STRIP_ROWS, work,
                         work->scores + (turn ^ 1) * STRIP_ROWS * BLOCK_KEYS, strips + (turn ^ 1));
+        if (is_seen && format == CACHE_INT8)
+            scale_scores(STRIP_ROWS, strip->scores, strip->begin, strip->end, block->value_scales);
         if (is_seen)
             add_strip(dim, strip->sight.first, strip->sight.last, strip->scores, work->values, shrink,
                       into->sums + row * padded_values(step));

@@ -25,7 +25,7 @@ typedef struct {
 typedef struct {
     const Segment *segment;
     const AttentionKind *kind;
-    float *keys, *values;  // of the layer's cache
+    LayerCache cache;
 } Layer;
 
 // A decoder on its cache; constant but for kinds, rotations and what the last layer attends.
@@ -210,8 +210,8 @@ static void run_model(const Member *member, void *argument) {
     for (const Layer *layer = model->layers; layer <= last; layer++) {
         run_segment(layer->segment, work->num_tokens, work->attended, work->residual, work->qkv, work->segment_memory,
                     member);
-        run_attention(layer == last ? &model->last_step : &layer->kind->step, work->qkv, layer->keys, layer->values,
-                      work->attended, work->attention_memory, member);
+        run_attention(layer == last ? &model->last_step : &layer->kind->step, work->qkv, &layer->cache, work->attended,
+                      work->attention_memory, member);
     }
     if (!batch->num_wanted) return;
     take_wanted(model, batch, work, member);

@@ -27,10 +27,17 @@ typedef struct {
     int32_t head;
 } Task;
 
+// Where a layer has its keys and values. Scales are those of FP8, which elements are multiplied by; else 1.
+typedef struct {
+    void *keys, *values;
+    float key_scale, value_scale;
+} LayerCache;
+
 // A step, for the layers that attend in one way.
 typedef struct {
     long num_heads, num_kv_heads, head_dim, block_size;
-    long block_stride;  // from one block of the cache to the next, in floats
+    long block_stride;  // from one block of the cache to the next, in elements
+    long cache_format;  // of keys and values; see cache_format.h
     long num_tokens, table_width;
     long window;                  // a token sees so many last positions, its own included, 1 or more
     float scale, soft_cap;        // of query . key; soft_cap 0: none

@@ -82,16 +82,20 @@ INLINE vfloat vf_load_quads(const float *p, long stride, long count) {
     v = _mm512_mask_broadcast_f32x4(v, 0x0f00, load_quad(p + 2 * stride, count));
     return _mm512_mask_broadcast_f32x4(v, 0xf000, load_quad(p + 3 * stride, count));
 }
-// LANES floats each at p, p + stride, .. p + (LANES / 4 - 1) * stride: out[i] has quad i of each, as vf_load_quads.
-INLINE void vf_load_squares(const float *p, long stride, vfloat out[LANES / 4]) {
-    __m512 rows[4];
-    for (int i = 0; i < 4; i++) rows[i] = _mm512_loadu_ps(p + i * stride);
+// Out[i] has quad i of each row.
+INLINE void vf_squares(const vfloat rows[LANES / 4], vfloat out[LANES / 4]) {
     __m512 a = _mm512_shuffle_f32x4(rows[0], rows[1], 0x44), b = _mm512_shuffle_f32x4(rows[2], rows[3], 0x44);
     __m512 c = _mm512_shuffle_f32x4(rows[0], rows[1], 0xee), d = _mm512_shuffle_f32x4(rows[2], rows[3], 0xee);
     out[0] = _mm512_shuffle_f32x4(a, b, 0x88);
     out[1] = _mm512_shuffle_f32x4(a, b, 0xdd);
     out[2] = _mm512_shuffle_f32x4(c, d, 0x88);
     out[3] = _mm512_shuffle_f32x4(c, d, 0xdd);
+}
+// Those of LANES floats each at p, p + stride, .. p + (LANES / 4 - 1) * stride; as vf_load_quads.
+INLINE void vf_load_squares(const float *p, long stride, vfloat out[LANES / 4]) {
+    vfloat rows[LANES / 4];
+    for (int i = 0; i < LANES / 4; i++) rows[i] = vf_load(p + i * stride);
+    vf_squares(rows, out);
 }
 INLINE vfloat vf_repeat_quad(const float *p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
 // In[i] has quads of elements; out[j] has element j of each, in the order of in[0], in[1], ..
@@ -111,6 +115,21 @@ INLINE vint vi_load_bytes(const int8_t *p) { return _mm512_cvtepi8_epi16(_mm256_
 // LANES bytes as floats.
 INLINE vfloat vf_load_bytes(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+// LANES bfloat16 as floats.
+INLINE vfloat vf_load_bfloat16(const void *p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
+}
+// LANES FP8 as floats, by float16. E4M3 has its point 8 binary places elsewhere, and NaN in place of its last number.
+INLINE vfloat vf_load_e5m2(const void *p) {
+    return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(p)), 8));
+}
+INLINE vfloat vf_load_e4m3(const void *p) {
+    const __m256i all = _mm256_set1_epi16(0x3f80);
+    __m256i v = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(p)), 7), size = _mm256_and_si256(v, all);
+    __m256i nan = _mm256_srli_epi16(_mm256_cmpeq_epi16(size, all), 1);
+    v = _mm256_or_si256(_mm256_and_si256(v, _mm256_set1_epi16((short)0xbf80)), nan);
+    return _mm512_mul_ps(_mm512_cvtph_ps(v), vf_all(256.0f));
 }
 INLINE vint vi_load(const void *p) { return _mm512_loadu_si512(p); }
 INLINE void vi_store(void *p, vint v) { _mm512_storeu_si512(p, v); }
@@ -248,10 +267,14 @@ INLINE vfloat vf_fill_outside(vfloat v, long begin, long end, float fill) {
 INLINE vfloat vf_load_quads(const float *p, long stride, long count) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(load_quad(p, count)), load_quad(p + stride, count), 1);
 }
+INLINE void vf_squares(const vfloat rows[LANES / 4], vfloat out[LANES / 4]) {
+    out[0] = _mm256_permute2f128_ps(rows[0], rows[1], 0x20);
+    out[1] = _mm256_permute2f128_ps(rows[0], rows[1], 0x31);
+}
 INLINE void vf_load_squares(const float *p, long stride, vfloat out[LANES / 4]) {
-    __m256 first = _mm256_loadu_ps(p), second = _mm256_loadu_ps(p + stride);
-    out[0] = _mm256_permute2f128_ps(first, second, 0x20);
-    out[1] = _mm256_permute2f128_ps(first, second, 0x31);
+    vfloat rows[LANES / 4];
+    for (int i = 0; i < LANES / 4; i++) rows[i] = vf_load(p + i * stride);
+    vf_squares(rows, out);
 }
 INLINE vfloat vf_repeat_quad(const float *p) { return _mm256_broadcast_ps((const __m128 *)p); }
 INLINE void vf_transpose_quads(const vfloat in[4], vfloat out[4]) {
@@ -272,6 +295,19 @@ INLINE void vf_transpose_quads(const vfloat in[4], vfloat out[4]) {
 INLINE vint vi_load_bytes(const int8_t *p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)); }
 INLINE vfloat vf_load_bytes(const int8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE vfloat vf_load_bfloat16(const void *p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
+INLINE vfloat vf_load_e5m2(const void *p) {
+    return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64(p)), 8));
+}
+INLINE vfloat vf_load_e4m3(const void *p) {
+    const __m128i all = _mm_set1_epi16(0x3f80);
+    __m128i v = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64(p)), 7), size = _mm_and_si128(v, all);
+    __m128i nan = _mm_srli_epi16(_mm_cmpeq_epi16(size, all), 1);
+    v = _mm_or_si128(_mm_and_si128(v, _mm_set1_epi16((short)0xbf80)), nan);
+    return _mm256_mul_ps(_mm256_cvtph_ps(v), vf_all(256.0f));
 }
 INLINE vint vi_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 INLINE void vi_store(void *p, vint v) { _mm256_storeu_si256((__m256i *)p, v); }

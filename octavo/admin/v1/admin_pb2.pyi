@@ -314,6 +314,7 @@ class ExecutorState(_message.Message):
     ROUND_TRIP_US_FIELD_NUMBER: _builtins.int
     NUM_VOID_ROWS_FIELD_NUMBER: _builtins.int
     IS_DRAINING_FIELD_NUMBER: _builtins.int
+    KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Where it is dialled."""
     status: Global___ExecutorStatus.ValueType
@@ -390,6 +391,8 @@ class ExecutorState(_message.Message):
     """Rows that it computed since the scheduler started for sequences that had ended when their tokens came."""
     is_draining: _builtins.bool
     """Whether it is being emptied by DrainExecutor: it gets nothing new, and its requests go to others."""
+    kv_cache_dtype: _builtins.str
+    """Format of its KV cache, such as "float32" or "int8". Empty: it is not attached, or does not say it."""
     def __init__(
         self,
         *,
@@ -427,10 +430,11 @@ class ExecutorState(_message.Message):
         round_trip_us: _builtins.int | None = ...,
         num_void_rows: _builtins.int = ...,
         is_draining: _builtins.bool = ...,
+        kv_cache_dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "_round_trip_us", b"_round_trip_us", "oldest_step_age_ms", b"oldest_step_age_ms", "round_trip_us", b"round_trip_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "_round_trip_us", b"_round_trip_us", "address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "is_draining", b"is_draining", "is_invariant", b"is_invariant", "is_retired", b"is_retired", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "max_steps_in_flight", b"max_steps_in_flight", "model_id", b"model_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_free_slots", b"num_free_slots", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_slots", b"num_slots", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_void_rows", b"num_void_rows", "numerics_id", b"numerics_id", "oldest_step_age_ms", b"oldest_step_age_ms", "round_trip_us", b"round_trip_us", "status", b"status", "warning", b"warning", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "_round_trip_us", b"_round_trip_us", "address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "is_draining", b"is_draining", "is_invariant", b"is_invariant", "is_retired", b"is_retired", "kv_cache_dtype", b"kv_cache_dtype", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "max_steps_in_flight", b"max_steps_in_flight", "model_id", b"model_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_free_slots", b"num_free_slots", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_slots", b"num_slots", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_void_rows", b"num_void_rows", "numerics_id", b"numerics_id", "oldest_step_age_ms", b"oldest_step_age_ms", "round_trip_us", b"round_trip_us", "status", b"status", "warning", b"warning", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__oldest_step_age_ms: _TypeAlias = _typing.Literal["oldest_step_age_ms"]  # noqa: Y015
     _WhichOneofArgType__oldest_step_age_ms: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms"]  # noqa: Y015

@@ -69,6 +69,7 @@ class GetExecutorInfoResponse(_message.Message):
     CAPABILITY_PARAMETERS_FIELD_NUMBER: _builtins.int
     INCARNATIONS_FIELD_NUMBER: _builtins.int
     WHY_NOT_INVARIANT_FIELD_NUMBER: _builtins.int
+    KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     min_wire_version: _builtins.int
     """Lowest wire version that this executor speaks."""
     max_wire_version: _builtins.int
@@ -82,7 +83,7 @@ class GetExecutorInfoResponse(_message.Message):
     shape and first row of every tensor; executors of one fleet have equal hashes.
     """
     dtype: _builtins.str
-    """Number format of the weights and the cache: "float32", "bfloat16" or "float16"."""
+    """Number format of the activations: "float32", "bfloat16" or "float16"."""
     block_size_tokens: _builtins.int
     """Number of tokens in a block. The scheduler MUST use it; range 1 to 1,024."""
     num_device_blocks: _builtins.int
@@ -123,6 +124,10 @@ class GetExecutorInfoResponse(_message.Message):
     why_not_invariant: _builtins.str
     """Why `is_invariant` is false, in a few words for people. Empty: it is true, or the executor does not
     say it.
+    """
+    kv_cache_dtype: _builtins.str
+    """Format of the KV cache: "float32", "bfloat16", "float16", "int8", "fp8_e4m3" or "fp8_e5m2"; for people,
+    `numerics_id` covers it. Empty: there is no cache, or the executor does not say it.
     """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -176,10 +181,11 @@ class GetExecutorInfoResponse(_message.Message):
         capability_parameters: _capability_pb2.CapabilityParameters | None = ...,
         incarnations: _abc.Iterable[Global___SchedulerIncarnation] | None = ...,
         why_not_invariant: _builtins.str = ...,
+        kv_cache_dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability_parameters", b"capability_parameters", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnations", b"incarnations", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_invariant", b"why_not_invariant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnations", b"incarnations", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "kv_cache_dtype", b"kv_cache_dtype", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_invariant", b"why_not_invariant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -335,7 +335,7 @@ class Admissions:
         num_blocks = self._blocks.num_blocks_ever_needed(group)
         return (
             f"the request needs {num_blocks} blocks, but the whole KV cache has only {limits.num_blocks} blocks of "
-            f"{limits.block_size} tokens; --kv-cache-gib of the executor sets its size"
+            f"{limits.block_size} tokens; --kv-cache-gib and --kv-cache-dtype of the executor set its size"
         )
 
     def _is_long(self, allocation: AdmissionPlan) -> bool:

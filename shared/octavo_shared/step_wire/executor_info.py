@@ -38,6 +38,7 @@ class ExecutorInfo:
     is_invariant: bool = False
     weights_digest: str = ""  # empty: not known, as with executors of wire version 1
     why_not_invariant: str = ""  # empty: it is, or does not say why
+    kv_cache_dtype: str = ""  # empty: there is no cache, or it does not say it
     num_grammar_slots: int = 0  # 0: it cannot follow grammars
     matcher_id: str = ""
     max_grammar_bytes: int = 0

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 
 from executor_svc.cache.cache_engine import CacheEngine, CacheShape
 from octavo_shared.step_wire.step import Step, TableDelta, pairs
+from tests.support.each_row import each_row
 
 SHAPE = CacheShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.float32)
 
@@ -21,18 +23,31 @@ def filled_engine(
     for layer in engine.layers:
         for pool in (layer.keys, layer.values):
             pool.copy_(torch.randn(pool.shape, generator=generator))
+        for scales in (layer.key_scales, layer.value_scales):
+            if scales is not None:
+                scales.copy_(torch.rand(scales.shape, generator=generator))
     engine.host_blocks.zero_()
     return engine
 
 
 def contents(engine: CacheEngine) -> torch.Tensor:
-    """Return a copy of the blocks of sequences, [num_blocks, 2 * num_layers, block_size, num_kv_heads, head_dim]."""
-    return torch.stack([pool[:-1] for layer in engine.layers for pool in (layer.keys, layer.values)], dim=1).cpu()
+    """Return all that attention sees of the blocks of sequences, [num_blocks, numbers]."""
+    pools = [
+        pool.float() if pool.itemsize == 1 else pool
+        for layer in engine.layers
+        for pool in (layer.keys, layer.values, layer.key_scales, layer.value_scales)
+        if pool is not None
+    ]
+    return torch.cat([pool[:-1].flatten(1) for pool in pools], dim=1).cpu()
 
 
 @pytest.mark.parametrize("max_staged_blocks", [1, 2, 64])
 @pytest.mark.parametrize(
-    ("dtype", "is_one_piece"), [(torch.float32, True), (torch.float32, False), (torch.bfloat16, False)]
+    ("dtype", "is_one_piece"),
+    [
+        *((torch.float32, True), (torch.float32, False), (torch.bfloat16, False), (torch.float16, True)),
+        *((torch.int8, True), (torch.int8, False), (torch.float8_e4m3fn, True), (torch.float8_e5m2, False)),
+    ],
 )
 def test_swapped_blocks_come_back_bit_for_bit(
     dtype: torch.dtype, is_one_piece: bool, max_staged_blocks: int, monkeypatch: pytest.MonkeyPatch
@@ -62,7 +77,7 @@ def test_a_block_leaves_for_the_host_before_it_is_copied_over() -> None:
 
     engine.move(Step(1, 1, TableDelta(), blocks_to_swap_out=pairs((1, 0)), blocks_to_copy=pairs((2, 1), (2, 3))))
 
-    assert torch.equal(engine.host_blocks[0], before[1])
+    assert torch.equal(engine.host_blocks[0].flatten(), before[1])
     assert torch.equal(contents(engine)[[1, 3]], before[[2, 2]])
 
 
@@ -86,10 +101,43 @@ def test_a_step_without_moves_and_an_engine_without_a_host_pool_change_nothing()
     assert len(engine.host_blocks) == 0
 
 
-def test_a_block_has_the_bytes_of_keys_and_values_of_all_layers() -> None:
-    engine = CacheEngine(SHAPE, 1, 1, torch.device("cpu"))
+@each_row(
+    (torch.float32, 8, 3 * 2 * 64 * 4),
+    (torch.bfloat16, 8, 3 * 2 * 64 * 2),
+    (torch.float16, 8, 3 * 2 * 64 * 2),
+    (torch.int8, 8, 3 * 2 * (64 + 8 * 4)),
+    (torch.float8_e4m3fn, 8, 3 * 2 * 64),
+    (torch.float8_e5m2, 8, 3 * 2 * 64),
+    (torch.int8, 1, 3 * 2 * (8 + 8 * 4)),
+)
+def test_a_block_has_the_bytes_of_keys_values_and_scales_of_all_layers(
+    dtype: torch.dtype, head_dim: int, num_bytes: int
+) -> None:
+    shape = CacheShape(3, 4, 2, head_dim, dtype)
+    for is_one_piece in (False, True):
+        engine = CacheEngine(replace(shape, is_one_piece=is_one_piece), 1, 1, torch.device("cpu"))
+        assert engine.host_blocks[0].nbytes == shape.bytes_per_block == num_bytes
+        assert engine.layers[0].keys.shape == (2, 4, 2, head_dim)
+        assert engine.layers[0].keys.dtype == dtype
 
-    assert engine.host_blocks[0].nbytes == SHAPE.bytes_per_block == contents(engine).nbytes
+
+def test_scales_begin_where_a_number_of_four_bytes_may() -> None:
+    shape = CacheShape(1, 3, 1, 5, torch.int8)  # 15 elements
+    engine = CacheEngine(shape, 2, 0, torch.device("cpu"))
+    assert shape.bytes_per_block == 2 * (16 + 3 * 4)
+    scales = engine.layers[0].key_scales
+    assert scales is not None
+    assert scales.shape == (3, 1, 3)
+    assert scales.data_ptr() == engine.layers[0].keys.data_ptr() + 16
+
+
+def test_scales_are_copied_with_their_block() -> None:
+    engine = filled_engine(dtype=torch.int8, is_one_piece=True)
+    before = contents(engine)
+
+    engine.move(Step(1, 1, TableDelta(), blocks_to_copy=pairs((2, 1), (2, 3))))
+
+    assert torch.equal(contents(engine)[[1, 3]], before[[2, 2]])
 
 
 class RecordedOrder:

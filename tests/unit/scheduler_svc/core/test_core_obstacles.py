@@ -70,7 +70,7 @@ def test_preempted_groups_are_in_the_way_of_newcomers() -> None:
     (
         group(0, 8, num_sequences=2),
         "the request needs 4 blocks, but the whole KV cache has only 3 blocks of 4 tokens; "
-        "--kv-cache-gib of the executor sets its size",
+        "--kv-cache-gib and --kv-cache-dtype of the executor set its size",
     ),
 )
 def test_what_the_empty_core_cannot_hold_waits_for_ever(candidate: SequenceGroup, reason: str) -> None:

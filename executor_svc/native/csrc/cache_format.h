@@ -1,0 +1,127 @@
+// The formats of keys and values in the cache: how an element is written and read. Products and sums see float32.
+//
+// An element is rounded to nearest even as it is written, from its token alone. Scales are no part of an element: they
+// multiply scores and weights (int8), or queries and sums (FP8), so that elements are read as they lie.
+#ifndef OCTAVO_CACHE_FORMAT_H
+#define OCTAVO_CACHE_FORMAT_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "vec.h"
+
+// Numbers as in executor_svc/attention/cache_format.py.
+enum {
+    CACHE_FLOAT32,
+    CACHE_BFLOAT16,
+    CACHE_FLOAT16,
+    CACHE_INT8,      // each token and KV head has a float32 scale, behind the elements of its block
+    CACHE_FP8_E4M3,  // without infinities: 0x7f is NaN, 448 the largest
+    CACHE_FP8_E5M2,  // the upper half of a float16
+};
+// A switch over the formats, each as a constant.
+#define FORMAT_CASES(CASE) \
+    CASE(CACHE_FLOAT32) CASE(CACHE_BFLOAT16) CASE(CACHE_FLOAT16) CASE(CACHE_INT8) CASE(CACHE_FP8_E4M3) CASE(CACHE_FP8_E5M2)
+
+#define LARGEST_INT8 127.0f
+#define LARGEST_E4M3 448.0f
+#define LARGEST_E5M2 57344.0f
+
+INLINE long element_bytes(const long format) { return format == CACHE_FLOAT32 ? 4 : format <= CACHE_FLOAT16 ? 2 : 1; }
+
+INLINE const void *element_at(const long format, const void *elements, long index) {
+    return (const char *)elements + index * element_bytes(format);
+}
+
+// Bytes from the begin of a block to its scales: [num_kv_heads][block_size] float32.
+INLINE long scales_begin(long block_size, long num_kv_heads, long head_dim) {
+    return round_up(block_size * num_kv_heads * head_dim, 4);
+}
+
+INLINE uint32_t float_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+INLINE uint16_t to_bfloat16(float x) {
+    uint32_t bits = float_bits(x);
+    if (isnan(x)) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// To FP8 with so many bits behind the point, whose smallest step is 2 ** -`step`.
+INLINE uint8_t to_fp8(float x, const int mantissa, const int step, const float largest, const uint8_t nan) {
+    uint32_t bits = float_bits(x), sign = bits >> 24 & 0x80;
+    if (isnan(x)) return (uint8_t)(sign | nan);
+    float size = fminf(fabsf(x), largest);
+    bits = float_bits(size);
+    // Below the smallest normal number steps are equal: adding so large a number rounds to them.
+    const float rounder = (float)(1 << 23) / (float)(1 << step);
+    const int32_t bias = 127 - step + mantissa - 1, shift = 23 - mantissa;
+    if ((int32_t)(bits >> 23) <= bias) return (uint8_t)(sign | (float_bits(size + rounder) - float_bits(rounder)));
+    bits += (1u << (shift - 1)) - 1 + (bits >> shift & 1);
+    return (uint8_t)(sign | ((bits >> shift) - ((uint32_t)bias << mantissa)));
+}
+
+// Write one head of a token; `scale` is what its elements are divided by first.
+INLINE void store_elements(const long format, const float *x, long count, float scale, void *elements) {
+    for (long i = 0; i < count; i++) switch (format) {
+        case CACHE_FLOAT32: ((float *)elements)[i] = x[i]; break;
+        case CACHE_BFLOAT16: ((uint16_t *)elements)[i] = to_bfloat16(x[i]); break;
+        case CACHE_FLOAT16: ((uint16_t *)elements)[i] = _cvtss_sh(x[i], _MM_FROUND_TO_NEAREST_INT); break;
+        case CACHE_INT8: {  // where the scale is denormal, a quotient may be beyond the largest
+            float code = scale > 0 ? x[i] / scale : 0;
+            ((int8_t *)elements)[i] = (int8_t)lrintf(fmaxf(fminf(code, LARGEST_INT8), -LARGEST_INT8));
+            break;
+        }
+        case CACHE_FP8_E4M3: ((uint8_t *)elements)[i] = to_fp8(x[i] / scale, 3, 9, LARGEST_E4M3, 0x7f); break;
+        case CACHE_FP8_E5M2: ((uint8_t *)elements)[i] = to_fp8(x[i] / scale, 2, 16, LARGEST_E5M2, 0x7f); break;
+    }
+}
+
+// What int8 divides a head of a token by: not a number if one of its elements is none or infinite.
+INLINE float int8_scale(const float *x, long count) {
+    float largest = 0, not_finite = 0;
+    for (long i = 0; i < count; i++) {
+        largest = fmaxf(largest, fabsf(x[i]));
+        not_finite += x[i] * 0.0f;
+    }
+    return largest / LARGEST_INT8 + not_finite;
+}
+
+// LANES elements as floats, exactly.
+INLINE vfloat load_elements(const long format, const void *p) {
+    switch (format) {
+        case CACHE_BFLOAT16: return vf_load_bfloat16(p);
+        case CACHE_FLOAT16: return vf_load_half(p);
+        case CACHE_INT8: return vf_load_bytes(p);
+        case CACHE_FP8_E4M3: return vf_load_e4m3(p);
+        case CACHE_FP8_E5M2: return vf_load_e5m2(p);
+    }
+    return vf_load(p);
+}
+
+// The first `count` of them, 0 to LANES; the others are 0, and memory behind them is not touched.
+INLINE vfloat load_elements_part(const long format, const void *p, long count) {
+    if (format == CACHE_FLOAT32) return vf_load_part(p, count);
+    if (count >= LANES) return load_elements(format, p);
+    char room[LANES * 2] = {0};
+    memcpy(room, p, (size_t)(count * element_bytes(format)));
+    return load_elements(format, room);
+}
+
+// As vf_load_squares, of elements `stride` apart.
+INLINE void load_squares(const long format, const void *p, long stride, vfloat out[LANES / 4]) {
+    if (format == CACHE_FLOAT32) {
+        vf_load_squares(p, stride, out);
+        return;
+    }
+    vfloat rows[LANES / 4];
+#pragma GCC unroll 4
+    for (int i = 0; i < LANES / 4; i++) rows[i] = load_elements(format, element_at(format, p, i * stride));
+    vf_squares(rows, out);
+}
+
+#endif
