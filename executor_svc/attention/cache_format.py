@@ -70,8 +70,8 @@ def encode(heads: torch.Tensor, dtype: torch.dtype, scale: float = 1.0) -> tuple
         elements = torch.where(scales > 0, heads / scales, 0.0).clamp(-_LARGEST_INT8, _LARGEST_INT8).round()
         return elements.to(dtype), scales.squeeze(-1)
     if dtype in FP8:
-        largest = torch.finfo(dtype).max
-        heads = (heads.float() / scale).clamp(-largest, largest)
+        limit = torch.finfo(dtype).max
+        heads = (heads.float() / scale).clamp(-limit, limit)
     return heads.to(dtype), None
 
 

@@ -5,7 +5,7 @@ kernels need (`AttentionPlan`), and every layer of the model calls the plan. All
 arguments: there is no current step anywhere.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -24,6 +24,7 @@ class LayerCache:
 
     keys: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
     values: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
+    _: KW_ONLY
     # Of int8, [num_blocks, num_kv_heads, block_size] float32; None: the format has none.
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None

@@ -68,18 +68,25 @@ class CacheShape:
 
     def layer_cache(self, keys: torch.Tensor, values: torch.Tensor, scales: tuple[float, float]) -> LayerCache:
         """Return the pools of a layer, [num_blocks, *pool_shape], as attention sees them, with its scales of FP8."""
-        pools = [self._elements(pool) for pool in (keys, values)]
-        pools += [self._scales(pool) for pool in (keys, values) if has_scales(self.dtype)]
-        return LayerCache(*pools, key_scale=scales[0], value_scale=scales[1])
+        return LayerCache(
+            self._elements(keys),
+            self._elements(values),
+            key_scales=self._scales(keys),
+            value_scales=self._scales(values),
+            key_scale=scales[0],
+            value_scale=scales[1],
+        )
 
     def _elements(self, pool: torch.Tensor) -> torch.Tensor:
         if self.pool_dtype == self.dtype:
             return pool
-        sizes = (self.block_size, self.num_kv_heads, self.head_dim)
-        return pool[:, : self._num_elements].unflatten(1, sizes).view(self.dtype)
+        elements = pool[:, : self._num_elements].view(self.dtype)
+        return elements.view(-1, self.block_size, self.num_kv_heads, self.head_dim)
 
-    def _scales(self, pool: torch.Tensor) -> torch.Tensor:
-        return pool[:, self._scales_begin :].view(torch.float32).unflatten(1, (self.num_kv_heads, self.block_size))
+    def _scales(self, pool: torch.Tensor) -> torch.Tensor | None:
+        if not has_scales(self.dtype):
+            return None
+        return pool[:, self._scales_begin :].view(torch.float32).view(-1, self.num_kv_heads, self.block_size)
 
     def num_blocks_in(self, cache_gib: float) -> int:
         """Return how many whole blocks fit into `cache_gib` GiB."""

@@ -37,6 +37,8 @@ def _quantization(values: Mapping[str, object]) -> str | None:
         settings = values.get(field)
         if not isinstance(settings, dict) or not settings:
             continue
+        if settings.get("kv_cache_scheme") and settings.get("config_groups") == {}:
+            continue  # of compressed-tensors: the weights are plain, and there are scales for an FP8 cache
         if method := settings.get("quant_method"):
             return str(method)
         if settings.get("load_in_4bit") or settings.get("load_in_8bit"):  # before it said so

@@ -103,7 +103,7 @@ class LayerInput:
         """Return a cache with the past, in the format of the cache; what nobody wrote is no number."""
         if self.cache_dtype == self.dtype:
             return LayerCache(self.keys.clone(), self.values.clone())
-        shape = CacheShape(1, *self.keys.shape[1:], self.cache_dtype)
+        shape = CacheShape(1, self.step.block_size, self.num_kv_heads, self.keys.shape[3], self.cache_dtype)
         pools = [torch.empty(self.step.num_blocks, *shape.pool_shape, dtype=shape.pool_dtype) for _ in range(2)]
         for pool in pools:
             pool.view(torch.uint8).fill_(0xFF)

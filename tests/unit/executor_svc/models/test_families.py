@@ -67,6 +67,16 @@ QUANTIZED: list[tuple[dict[str, object], str]] = [
     ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
     ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
     ({"quantization_config": {"bits": 4}}, "a method that its quantization_config does not name"),
+    (
+        {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": 1},
+                "kv_cache_scheme": {},
+            }
+        },
+        "compressed-tensors",
+    ),
     ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
     ({"quantization": {"group_size": 64, "bits": 4}}, "MLX"),
 ]
@@ -91,7 +101,11 @@ def test_weights_of_modelopt_are_refused_though_config_json_is_silent(tmp_path: 
         parse_config({"architectures": ["LlamaForCausalLM"], **SIZES}, tmp_path / "config.json")
 
 
-@each_row({"quantization_config": None}, {"quantization_config": {}})
+# llm-compressor's settings for scales of the cache alone.
+CACHE_ONLY = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8}}
+
+
+@each_row({"quantization_config": None}, {"quantization_config": {}}, {"quantization_config": CACHE_ONLY})
 def test_an_empty_quantization_is_none(settings: dict[str, object]) -> None:
     assert parse_config({"architectures": ["LlamaForCausalLM"], **SIZES, **settings}, SOURCE).vocab_size == 97
 
