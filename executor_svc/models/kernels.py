@@ -194,8 +194,8 @@ def find_product_library(
             return None
         raise ModelLoadError(
             f"quantization is {quantization}, which needs the kernels in C on a CPU, but {error}; remove "
-            f"--quantization, or set --cpu-kernels torch, where {quantization} saves memory but is several times slower "
-            "than float32"
+            f"--quantization, or set --cpu-kernels torch, where {quantization} saves memory but is several times "
+            "slower than float32"
         ) from error
 
 

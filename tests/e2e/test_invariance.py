@@ -308,11 +308,9 @@ class Demo:
 
 
 @pytest.fixture(scope="module", params=FORMATS)
-def demo(float32_demo_model: Path, request: pytest.FixtureRequest) -> Demo:
-    ids = AutoTokenizer.from_pretrained(float32_demo_model)(
-        (Path(__file__).parents[2] / "LICENSE").read_text()
-    ).input_ids
-    return Demo(RealModel(float32_demo_model, BLOCK_SIZE, NUM_BLOCKS, quantization=request.param), ids)
+def demo(float32_model: Path, request: pytest.FixtureRequest) -> Demo:
+    ids = AutoTokenizer.from_pretrained(float32_model)((Path(__file__).parents[2] / "LICENSE").read_text()).input_ids
+    return Demo(RealModel(float32_model, BLOCK_SIZE, NUM_BLOCKS, quantization=request.param), ids)
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ class GGUFModel:
         return end_token_ids(self._metadata)
 
     def sampling_defaults(self) -> dict[str, float]:
-        """Return the sampling parameters that the file sets, and for others those of a generation_config.json beside it.
+        """Return the sampling parameters that the file sets; for others those of a generation_config.json beside it.
 
         Raises: ModelLoadError: generation_config.json is damaged.
         """
