@@ -101,7 +101,7 @@ def make_model(
         return MadeModel(model, attention, kernels, quantization, path, found.library)
     is_quantized = quantization != "none" or (stored is not None and stored.has_codes)
     name: str = quantization if stored is None else "quantized"
-    library = find_product_library(name, device, cpu_kernels, is_chosen=stored is None) if is_quantized else None
+    library = find_product_library(name, device, cpu_kernels, is_needed=stored is None) if is_quantized else None
     is_invariant = numerics == "invariant" and device.type == "cuda" and has_triton() and not is_quantized
     model = Decoder(
         config, _make_dense(dtype, device, NUMBER_FORMATS[quantization], is_invariant, library, group), group, stored
@@ -172,7 +172,7 @@ def find_library(dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKerne
 
 
 def find_product_library(
-    quantization: str, device: torch.device, cpu_kernels: CpuKernels, *, is_chosen: bool
+    quantization: str, device: torch.device, cpu_kernels: CpuKernels, *, is_needed: bool
 ) -> NativeLibrary | None:
     """Return the C library for products with quantized weights, of a model whose dtype it does not have otherwise.
 
@@ -180,21 +180,22 @@ def find_product_library(
         quantization: Of the weights.
         device: Where the model runs; None is returned for a GPU.
         cpu_kernels: "torch" was asked for: None.
-        is_chosen: Whether a person has chosen it, and the checkpoint has not.
+        is_needed: Whether a person has chosen it, and the file has not: without the library products are several times
+            as slow as with float32.
 
-    Raises: ModelLoadError: it cannot be had: without it they would be several times as slow as with float32.
+    Raises: ModelLoadError: it is needed, and cannot be had.
     """
     if device.type != "cpu" or cpu_kernels == "torch":
         return None
     try:
         return load_library(torch.get_num_threads())
     except NativeUnavailableError as error:
-        what, instead = f"quantization is {quantization}, which needs", "remove --quantization, or "
-        if not is_chosen:
-            what, instead = "the weights of the GGUF file are quantized, which needs", ""
+        if not is_needed:
+            return None
         raise ModelLoadError(
-            f"{what} the kernels in C on a CPU, but {error}; {instead}set --cpu-kernels torch, where {quantization} "
-            "saves memory but is several times slower than float32"
+            f"quantization is {quantization}, which needs the kernels in C on a CPU, but {error}; remove "
+            f"--quantization, or set --cpu-kernels torch, where {quantization} saves memory but is several times "
+            "slower than float32"
         ) from error
 
 

@@ -11,7 +11,7 @@ from octavo.models.store import find_model, prepare_model
 @click.command()
 @click.argument("model")
 def pull(model: str) -> None:
-    """Download MODEL and print its directory.
+    """Download MODEL and print where it lies.
 
     MODEL is the demo model smollm2, or the id of a model at the Hugging Face hub, such as Qwen/Qwen3-0.6B or
     Qwen/Qwen3-0.6B@REVISION. It goes into the Hugging Face cache, without the files that Octavo does not read. Run it
@@ -23,11 +23,11 @@ def pull(model: str) -> None:
 
     try:
         if is_demo_model(model):
-            directory = find_model(model) or with_bars(lambda report: prepare_model(model, progress=report))
+            path = find_model(model) or with_bars(lambda report: prepare_model(model, progress=report))
         else:
-            directory = with_bars(lambda report: pull_hub_model(model, report), in_bytes=True)
+            path = with_bars(lambda report: pull_hub_model(model, report), in_bytes=True)
     except (ModelPrepareError, ModelLoadError) as error:
         raise click.ClickException(str(error)) from error
-    size = decimal(sum(path.stat().st_size for path in directory.iterdir()))
-    click.echo(f"{model}: {size} in {directory}")
+    size = decimal(sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path])))
+    click.echo(f"{model}: {size} in {path}")
     click.echo(f"next: octavo up --model {model}")

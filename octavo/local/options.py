@@ -73,13 +73,13 @@ class LocalOptions:
             self._share_machine()
 
     def prepare_model(self, *, progress: bool = True) -> None:
-        """Make the demo model if that is what is served and it is missing, which takes minutes.
+        """Download the model that is served if it is missing.
 
         Args:
             progress: Whether to show on stderr how that goes.
 
         Raises:
-            LocalServiceError: it cannot be made.
+            LocalServiceError: it cannot be had.
         """
         config = self.executor.config
         model = resolve_model(config.model, progress=progress)

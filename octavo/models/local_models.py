@@ -1,10 +1,10 @@
-"""The models of this machine that can be served, and those that Octavo can make: for `octavo list`.
+"""The models of this machine that can be served, and those that Octavo can fetch: for `octavo list`.
 
 Two places are looked at: the directory of demo models (`octavo/models/store.py`) and the cache of the Hugging Face hub.
 Nobody is asked over the network, and nothing is loaded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -37,9 +37,9 @@ class LocalModel:
         name: What `octavo up --model` takes.
         state: Whether it is complete.
         architecture: As config.json names it; "": not known yet.
-        num_weight_bytes: Of its safetensors, as far as they are here.
+        num_weight_bytes: Of its safetensors, as far as they are here, or of its GGUF file.
         num_bytes: All that it takes on the disk; of a model that is not pulled: what a pull downloads.
-        directory: Where it lies; None: nowhere yet.
+        directory: Where it lies, of a GGUF file the file; None: nowhere yet.
     """
 
     name: str
@@ -60,12 +60,24 @@ def list_local_models() -> list[LocalModel]:
 
 def _demo_models() -> Iterator[LocalModel]:
     for model in DEMO_MODELS:
-        directory = find_model(model.name)
-        if directory is None:
+        file = find_model(model.name)
+        if file is None:
             yield LocalModel(model.name, ModelState.NOT_PULLED, "", 0, model.source.wheel_bytes, None)
         else:
-            num_bytes = sum(path.stat().st_size for path in directory.iterdir())
-            yield _describe(model.name, ModelState.READY, directory, num_bytes)
+            num_bytes = file.stat().st_size
+            yield LocalModel(model.name, ModelState.READY, _architecture(file), num_bytes, num_bytes, file)
+
+
+def _architecture(file: Path) -> str:
+    """Return what config.json would name for a GGUF file; "": the package that reads it is not installed."""
+    try:
+        from executor_svc.checkpoint.gguf.config import build_config
+        from executor_svc.checkpoint.gguf.header import read_header
+        from executor_svc.checkpoint.gguf.metadata import Metadata
+    except ModuleNotFoundError:
+        return ""
+    header = read_header(file)
+    return _first_architecture(build_config(Metadata(file, header.values), header.tensors))
 
 
 def _hub_models() -> Iterator[LocalModel]:
@@ -108,7 +120,10 @@ def _describe(name: str, state: ModelState, directory: Path, num_bytes: int) -> 
     """Return a model with what its directory says of it. Raises: ModelLoadError: it is damaged, or quantized."""
     config = ModelDirectory(directory).config()
     refuse_quantized(config, directory / "config.json")
-    architectures = config.get("architectures")
-    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     num_weight_bytes = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    return LocalModel(name, state, architecture, num_weight_bytes, num_bytes, directory)
+    return LocalModel(name, state, _first_architecture(config), num_weight_bytes, num_bytes, directory)
+
+
+def _first_architecture(config: Mapping[str, object]) -> str:
+    architectures = config.get("architectures")
+    return str(architectures[0]) if isinstance(architectures, list) and architectures else ""

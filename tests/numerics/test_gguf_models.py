@@ -18,6 +18,7 @@ from executor_svc.models.config import RopeConfig
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rotary_embedding import inverse_frequencies, read_rope
 from executor_svc.models.selection import choose_model
+from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.structs import K_FORMATS, NumberFormat
 from executor_svc.numerics.identity import find_numerics
@@ -256,6 +257,24 @@ def test_generation_defaults_and_ends_come_from_the_file(tmp_path: Path) -> None
     }
     model = GGUFModel(write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.Q8_0), changes=values))
 
-    assert model.sampling_defaults() == {"temperature": 0.7, "top_k": 20}
+    (tmp_path / "generation_config.json").write_text('{"do_sample": false, "top_p": 0.9}')
+
+    assert model.sampling_defaults() == {"temperature": 0.7, "top_k": 20, "top_p": 0.9}
     assert model.eos_token_ids() == (1, 2)
     assert model.tokenizer_files() == ()
+
+
+def test_without_a_compiler_torch_computes_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unavailable(num_threads: int) -> object:
+        raise NativeUnavailableError("no C compiler was found; install gcc")
+
+    monkeypatch.setattr("executor_svc.models.kernels.load_library", unavailable)
+    directory = save(tmp_path / "model", "LlamaForCausalLM", {}, FileType.Q4_1)
+    file = write_gguf_of(directory, tmp_path / "tiny.gguf", of_type(FileType.Q4_1))
+
+    info = load_worker(ExecutorConfig.model_validate({"model": str(file), "num_device_blocks": 64})).info
+
+    assert info.model_id == "tiny"
+    assert "because no C compiler was found" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from executor_svc.checkpoint.gguf.header import GGUFHeader, GGUFTensor, read_hea
 from executor_svc.checkpoint.gguf.metadata import Metadata
 from executor_svc.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
 from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
+from executor_svc.checkpoint.model_directory import ModelDirectory
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.executor_info import TokenizerFile
 
@@ -67,12 +68,15 @@ class GGUFModel:
         return end_token_ids(self._metadata)
 
     def sampling_defaults(self) -> dict[str, float]:
-        """Return the sampling parameters that the file sets."""
+        """Return the sampling parameters that the file sets; for others those of a generation_config.json beside it.
+
+        Raises: ModelLoadError: generation_config.json is damaged.
+        """
         prefix = "general.sampling."
         found = {ours: self._metadata.values.get(f"{prefix}{theirs}") for theirs, ours in _SAMPLING.items()}
         # A float32 as the decimal that was written.
         written = {name: round(value, 6) if isinstance(value, float) else value for name, value in found.items()}
-        return sampling_defaults(written, self.path)
+        return ModelDirectory(self.path.parent).sampling_defaults() | sampling_defaults(written, self.path)
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return tokenizer.json and its companions. Raises: ModelLoadError: the tokenizer cannot be expressed."""

@@ -45,6 +45,23 @@ def test_without_any_model_it_says_which_one_can_be_pulled(hub: Hub, capsys: pyt
     ]
 
 
+@pytest.mark.model
+def test_the_demo_model_is_listed_and_pulled_as_a_file(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = json.loads(listed(capsys, "--json", *NOBODY))["models"][0]
+    size = demo_model.stat().st_size
+
+    assert row == {
+        "name": "smollm2",
+        "state": "ready",
+        "architecture": "LlamaForCausalLM",
+        "num_weight_bytes": size,
+        "num_bytes": size,
+        "directory": str(demo_model),
+    }
+    assert run(["pull", "smollm2"]) == 0
+    assert capsys.readouterr().out == f"smollm2: 98.4 MB in {demo_model}\nnext: octavo up --model smollm2\n"
+
+
 def test_models_of_the_hub_that_can_be_served_are_listed(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
