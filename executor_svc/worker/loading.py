@@ -14,6 +14,7 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.device.selection import find_device
 from executor_svc.models.dtype import STORED_NAMES, choose_dtype
 from executor_svc.models.encoder_config import encoder_kind
+from executor_svc.models.memory_needs import check_memory
 from executor_svc.models.selection import ChosenModel, choose_model, read_model_config
 from executor_svc.numerics.identity import find_numerics, log_numerics
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -68,6 +69,8 @@ def load_worker(
     shape, source = chosen.model.shape, directory.source
     model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
     check_cache_settings(config, cache_shape_of(chosen), local_size)
+    if device.type == "cpu" and group.rank == 0:
+        logger.info(Event("memory", model=check_memory(directory.path, config)))
     checkpoint = open_checkpoint(directory)
     stored = checkpoint.number_formats()
     weights = dtype if chosen.quantization == "none" else chosen.quantization

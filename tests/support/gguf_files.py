@@ -4,8 +4,10 @@ Names, permutations and the 1 that is added to Gemma's norms are written down he
 https://github.com/ggml-org/llama.cpp/blob/master/convert_hf_to_gguf.py: nothing is taken from the code that reads them.
 """
 
+import hashlib
 import json
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 Array = npt.NDArray[Any]
 TypeOf = Callable[[str, Array], GGMLQuantizationType]
@@ -107,6 +109,43 @@ def write_gguf_of(
         split = {"split.no": number, "split.count": 2, "split.tensors.count": len(tensors)}
         _write(part_path, architecture, split if number else values | split, part, type_of)
     return paths[0]
+
+
+def write_small_gguf(path: Path, kind: GGMLQuantizationType, **changes: Any) -> Path:
+    """Write a file with an embedding of 256 x 256, a norm, and no layers; for what is read of headers."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 256,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+    }
+    shapes = {"model.embed_tokens.weight": (256, 256), "model.norm.weight": (256,)}
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        weights = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+        save_file(weights, Path(directory) / "model.safetensors")
+        return write_gguf_of(Path(directory), path, of_type(kind), changes=changes)
+
+
+def pull_into_ollama(folder: Path, place: str, content: bytes) -> Path:
+    """Put a file where Ollama would put that of a model, behind a manifest at `place`; return its path."""
+    digest = hashlib.sha256(content).hexdigest()
+    (folder / "blobs").mkdir(parents=True, exist_ok=True)
+    blob = folder / "blobs" / f"sha256-{digest}"
+    blob.write_bytes(content)
+    layers = [
+        {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{digest}", "size": len(content)}
+        for kind in ("license", "model", "template")
+    ]
+    manifest = folder / "manifests" / place
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}), encoding="utf-8")
+    return blob
 
 
 def _stored(name: str, values: Array, kind: GGMLQuantizationType) -> Array:
