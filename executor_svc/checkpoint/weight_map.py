@@ -49,7 +49,9 @@ class BlockRows:
         """Copy the codes. Raises: ModelLoadError: the place does not hold them exactly."""
         assert isinstance(destination, BlockTarget), "what is planned for a quantized tensor takes codes"
         if not destination.copy_blocks(self.blocks, self.block_type, self.order):
-            raise ModelLoadError(f"{self.name} has scales that are too large for the format that holds it")
+            raise ModelLoadError(
+                f"{self.name} has a scale or a minimum that float16, which would hold it, does not have"
+            )
 
 
 class TensorSource(Protocol):

@@ -14,7 +14,7 @@ from executor_svc.checkpoint.gguf.config import EMBEDDING, HEAD
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.weights import FLOATS, GGUFCheckpoint
 from executor_svc.models.weight_format import NUMBER_FORMATS
-from executor_svc.native.structs import K_FORMATS, NumberFormat
+from executor_svc.native.structs import FILE_FORMATS, NumberFormat
 from octavo_shared.errors import ModelLoadError
 
 # The formats that have a type exactly, the best one first. To add a type: a line here, its block in csrc/blocks.c or
@@ -31,6 +31,9 @@ HOLDERS: Final[Mapping[FileType, tuple[NumberFormat, ...]]] = MappingProxyType(
         # Its minimum is -8 scales, which float16 has up to scales of 8188; packing says if one is larger.
         FileType.Q4_0: (NumberFormat.INT4, NumberFormat.INT8_A8, NumberFormat.INT8),
         FileType.Q4_1: (NumberFormat.INT4,),
+        FileType.Q5_1: (NumberFormat.Q5_1,),
+        # Its scales are powers of two, which float16 has from 2**-24 to 2**15; packing says if there is another one.
+        FileType.MXFP4: (NumberFormat.INT8_A8, NumberFormat.INT8),
         FileType.Q2_K: (NumberFormat.Q2_K,),
         FileType.Q3_K: (NumberFormat.Q3_K,),
         FileType.Q4_K: (NumberFormat.Q4_K,),
@@ -42,11 +45,11 @@ HOLDERS: Final[Mapping[FileType, tuple[NumberFormat, ...]]] = MappingProxyType(
 
 FORMAT_NAMES: Final[Mapping[NumberFormat, str]] = MappingProxyType(
     {number_format: "float32" if name == "none" else name for name, number_format in NUMBER_FORMATS.items()}
-    | {each: each.name.lower() for each in K_FORMATS}
+    | {each: each.name.lower() for each in FILE_FORMATS}
 )
 
 _FLOATS = (NumberFormat.FLOAT32, NumberFormat.BFLOAT16)
-_SHORT = (NumberFormat.INT4, NumberFormat.INT8_A8, *K_FORMATS)  # their products take activations in 8 bits
+_SHORT = (NumberFormat.INT4, NumberFormat.INT8_A8, *FILE_FORMATS)  # their products take activations in 8 bits
 
 
 class FileFormats:

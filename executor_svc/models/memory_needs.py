@@ -40,6 +40,8 @@ HELD_BITS: Final[Mapping[FileType, float]] = MappingProxyType(
         FileType.IQ4_NL: 8.5,
         FileType.Q4_0: 5,
         FileType.Q4_1: 5,
+        FileType.Q5_1: 9,
+        FileType.MXFP4: 8.5,
         **{
             kind: 8 * GGML_QUANT_SIZES[kind][1] / GGML_QUANT_SIZES[kind][0]
             for kind in (FileType.Q2_K, FileType.Q3_K, FileType.Q4_K, FileType.Q5_K, FileType.Q6_K)

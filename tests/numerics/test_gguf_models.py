@@ -19,9 +19,9 @@ from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rotary_embedding import inverse_frequencies, read_rope
 from executor_svc.models.selection import choose_model
 from executor_svc.native.library import NativeLibrary
-from executor_svc.native.structs import K_FORMATS, NumberFormat
+from executor_svc.native.structs import FILE_FORMATS, NumberFormat
 from executor_svc.numerics.identity import find_numerics
-from executor_svc.numerics.probe_k_formats import probe_k_format
+from executor_svc.numerics.probe_file_formats import probe_file_format
 from executor_svc.worker.loading import load_worker
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.step import TableDelta
@@ -132,6 +132,7 @@ MIXTURES = {
     "minima": ("LlamaForCausalLM", (FileType.Q4_1,)),
     "numbers": ("LlamaForCausalLM", (FileType.F16, FileType.BF16, FileType.F32)),
     "Q5_0": ("Gemma2ForCausalLM", (FileType.Q5_0,)),
+    "Q5_1 and MXFP4": ("Qwen3MoeForCausalLM", (FileType.Q5_1, FileType.MXFP4)),
     "Q4_K_M": ("LlamaForCausalLM", (FileType.Q4_K, FileType.Q6_K)),
     "other K formats": ("MixtralForCausalLM", (FileType.Q2_K, FileType.Q3_K, FileType.Q5_K)),
     "K formats beside others": ("Gemma3ForCausalLM", (FileType.Q4_K, FileType.Q5_0, FileType.Q8_0)),
@@ -206,15 +207,15 @@ def test_the_digest_covers_every_tensor_and_what_the_header_says_of_the_model(tm
     assert len(set(seen)) == len(seen)
 
 
-@each_row(*K_FORMATS)
-def test_the_probe_sees_the_bits_of_each_k_format_and_not_the_threads(number_format: NumberFormat) -> None:
+@each_row(*FILE_FORMATS)
+def test_the_probe_sees_the_bits_of_each_format_of_files_and_not_the_threads(number_format: NumberFormat) -> None:
     def bits(instructions: str, num_threads: int, other: NumberFormat = number_format) -> str:
-        return probe_k_format(NativeLibrary(library_path(instructions), num_threads), other)
+        return probe_file_format(NativeLibrary(library_path(instructions), num_threads), other)
 
     expected = bits("widest", 1)
 
     assert bits("widest", 3) == bits("avx2", 1) == expected
-    assert all(bits("widest", 1, other) != expected for other in K_FORMATS if other != number_format)
+    assert all(bits("widest", 1, other) != expected for other in FILE_FORMATS if other != number_format)
 
 
 def test_the_numerics_id_has_k_formats(tmp_path: Path) -> None:

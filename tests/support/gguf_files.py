@@ -149,13 +149,14 @@ def pull_into_ollama(folder: Path, place: str, content: bytes) -> Path:
 
 
 def _stored(name: str, values: Array, kind: GGMLQuantizationType) -> Array:
-    """Return the blocks of a tensor; those of K formats have random codes, since gguf has no search for them."""
-    if kind not in HALVES_OF_K:
+    """Return the blocks of a tensor; some types have random codes, since gguf has no search for them."""
+    halves = HALVES_OF_K.get(kind, (0,) if kind.name.startswith("IQ") else ())
+    if kind != GGMLQuantizationType.NVFP4 and (not halves or kind == GGMLQuantizationType.IQ4_NL):
         return quantize(values, kind)
     block_inputs, block_bytes = GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(len(name))
     blocks = generator.integers(0, 256, (values.size // block_inputs, block_bytes), np.uint8)
-    for begin in HALVES_OF_K[kind]:  # the size of weights is about a tenth
+    for begin in halves:  # the size of weights is about a tenth
         blocks[:, begin : begin + 2] = np.full((len(blocks), 1), 2e-4, np.float16).view(np.uint8)
     return blocks.reshape(*values.shape[:-1], -1)
 
