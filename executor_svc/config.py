@@ -77,6 +77,13 @@ class ExecutorConfig(_BatchConfig):
             "available, through torchao; it saves memory, not time."
         ),
     )
+    allow_requantization: bool = Field(
+        False,
+        description=(
+            "Round weights of a GGUF file to int8-a8 where no format holds their type exactly, such as IQ2_XS. The log "
+            "has the error. Without it such a file is refused."
+        ),
+    )
     cpu_kernels: Literal["auto", "native", "torch"] = Field(
         "auto",
         description=(

@@ -13,11 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
-from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as FileType
 
 from executor_svc.checkpoint.gguf.config import build_config
 from executor_svc.checkpoint.gguf.files import read_files
+from executor_svc.checkpoint.gguf.held_types import HELD_BITS
+from executor_svc.checkpoint.gguf.rounding import check_type
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.quantized import refuse_quantized
 from executor_svc.device.host_memory import available_memory_bytes
@@ -28,26 +29,6 @@ if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures
 
 Quantization = Literal["none", "bfloat16", "int8", "int8-a8", "int4"]
 
-# Bits of a weight, with its scales, that a type of a GGUF file takes in memory.
-# tests/unit/executor_svc/models/test_memory_needs.py compares them with the formats that hold them.
-HELD_BITS: Final[Mapping[FileType, float]] = MappingProxyType(
-    {
-        FileType.F32: 32,
-        FileType.F16: 32,
-        FileType.BF16: 16,
-        FileType.Q8_0: 8.5,
-        FileType.Q5_0: 8.5,
-        FileType.IQ4_NL: 8.5,
-        FileType.Q4_0: 5,
-        FileType.Q4_1: 5,
-        FileType.Q5_1: 9,
-        FileType.MXFP4: 8.5,
-        **{
-            kind: 8 * GGML_QUANT_SIZES[kind][1] / GGML_QUANT_SIZES[kind][0]
-            for kind in (FileType.Q2_K, FileType.Q3_K, FileType.Q4_K, FileType.Q5_K, FileType.Q6_K)
-        },
-    }
-)
 _ROUNDED_BITS = 8.5
 _BITS: Final[Mapping[str, float]] = MappingProxyType({"bfloat16": 16, "int8": 8.5, "int8-a8": 8.5, "int4": 5})
 # Of safetensors, as they are held on a CPU without a quantization.
@@ -140,7 +121,12 @@ def check_memory(path: Path, config: ExecutorConfig, num_executors: int = 1) -> 
 
     Raises: ModelLoadError: memory lacks, with what would work; or the model is damaged, or of a kind that is not read.
     """
-    summary = summarize_model(path, config.quantization, float_bytes=4 if config.dtype in ("auto", "float32") else 2)
+    summary = summarize_model(
+        path,
+        config.quantization,
+        float_bytes=4 if config.dtype in ("auto", "float32") else 2,
+        allow_requantization=config.allow_requantization,
+    )
     cache_bytes = None if config.kv_cache_gib is None else int(config.kv_cache_gib * 2**30) * config.tp
     if config.num_device_blocks is not None:
         cache_bytes = summary.token_bytes * config.num_device_blocks * (config.block_size_tokens or _BLOCK_TOKENS)
@@ -180,8 +166,7 @@ def summarize_model(
     weights: dict[FileType, int] = {}
     matrices: dict[str, int] = {}
     for tensor in tensors.values():
-        if tensor.type not in HELD_BITS and not allow_requantization:
-            raise ModelLoadError(f"{tensor} is {tensor.type.name}, which is not supported")
+        check_type(tensor, allow_requantization=allow_requantization)
         size = math.prod(tensor.shape)
         weights[tensor.type] = weights.get(tensor.type, 0) + size
         if len(tensor.shape) > 1:

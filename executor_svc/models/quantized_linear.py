@@ -134,6 +134,12 @@ class _QuantizedRows:
             self.scales.copy_(groups.abs().amax(-1, keepdim=True) / 127)
             self.codes.copy_(_codes(groups, self.scales).clamp(-127, 127))
 
+    def round_rows(self, first_row: int, source: torch.Tensor) -> torch.Tensor:
+        """Quantize some rows, and return what they are held as; see `RoundingTarget`."""
+        rows = self[first_row : first_row + len(source)]
+        rows.copy_(source)
+        return rows.restore()
+
     def copy_blocks(self, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None) -> bool:
         """Take over codes; see `BlockTarget`."""
         rows, kind = blocks if order is None else blocks[order], FileType(block_type)

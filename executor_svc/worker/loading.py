@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from executor_svc.cache.block_count import check_cache_settings
+from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
 from executor_svc.checkpoint.model import AnyCheckpoint, Model, open_checkpoint, open_model
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.model_location import find_model_path
@@ -71,13 +72,15 @@ def load_worker(
     check_cache_settings(config, cache_shape_of(chosen), local_size)
     if device.type == "cpu" and group.rank == 0:
         logger.info(Event("memory", model=check_memory(directory.path, config)))
-    checkpoint = open_checkpoint(directory)
+    checkpoint = open_checkpoint(directory, allow_requantization=config.allow_requantization)
     stored = checkpoint.number_formats()
     weights = dtype if chosen.quantization == "none" else chosen.quantization
     kept = {name for number_format, name in STORED_NAMES.items() if number_format == weights}
     if chosen.stored is None and stored != kept and group.rank == 0:
         logger.info(Event("weights_converted", stored=",".join(sorted(stored)), weights=weights))
     weights_digest = _load_weights(chosen, checkpoint, group.rank)
+    if isinstance(checkpoint, GGUFCheckpoint) and group.rank == 0 and (told := checkpoint.rounding.sentence()):
+        print(f"octavo executor notice: {told}", flush=True)  # `octavo up` shows it
     # Ranks load from other disks, and one of them hashes too: their first collective has to be short for all.
     group.wait_for_all()
     numerics = find_numerics(chosen, group.size, device)

@@ -1,5 +1,6 @@
 """A model in a GGUF file is the model: its logits are those of the same weights in safetensors, bit for bit."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,69 @@ def test_every_mixture_of_types_is_what_torch_makes_of_its_weights(
 
     assert float((ours - theirs).norm() / theirs.norm()) < 2e-2
     assert ours.argmax() == theirs.argmax()
+
+
+ROUNDED = [
+    *(FileType.IQ1_S, FileType.IQ1_M, FileType.IQ2_XXS, FileType.IQ2_XS, FileType.IQ2_S, FileType.IQ3_XXS),
+    *(FileType.IQ3_S, FileType.IQ4_XS, FileType.TQ1_0, FileType.TQ2_0, FileType.NVFP4),
+]
+
+
+@each_row(*[(kind, kernels) for kind in ROUNDED for kernels in ("native", "torch")])
+def test_types_that_are_not_held_are_rounded_where_that_is_allowed_and_the_error_is_told(
+    kind: FileType, kernels: str, *, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", K_SIZES, FileType.F32)
+    down = "blk.1.ffn_down.weight"
+    file = write_gguf_of(
+        directory,
+        tmp_path / "m.gguf",
+        lambda name, values: kind if name in (down, "blk.0.attn_q.weight") else of_type(FileType.Q8_0)(name, values),
+    )
+    config = ExecutorConfig.model_validate(
+        {"model": str(file), "num_device_blocks": 8, "allow_requantization": True, "cpu_kernels": kernels}
+    )
+    tensor = GGUFModel(file).checkpoint().tensors[down]
+    blocks = np.fromfile(file, np.uint8, tensor.num_bytes, offset=tensor.begin).reshape(tensor.shape[0], -1)
+    weight = torch.from_numpy(dequantize(blocks, kind).astype(np.float32))
+
+    load_worker(config)
+
+    told = re.search(
+        rf"octavo executor notice: weights in {kind.name} were rounded to int8-a8: their relative RMS error is "
+        r"([\d.]+)%, at most ([\d.]+)%, in .*m.gguf: the tensor (\S+)\n",
+        capsys.readouterr().out,
+    )
+    assert told is not None
+    groups = weight.view(-1, 32)
+    scales = (groups.abs().amax(-1, keepdim=True) / 127).half().float()
+    rounded = (groups / scales.clamp(min=1e-30)).round().clamp(-127, 127) * scales
+    of_down = float((rounded - groups).norm() / groups.norm())
+    assert 0 < float(told[1]) <= float(told[2]) < 1
+    assert of_down * 100 <= float(told[2]) + 0.01
+    if told[3] == down:
+        assert of_down * 100 == pytest.approx(float(told[2]), abs=0.01)
+
+
+@each_row(True, False)
+def test_mxfp4_with_a_scale_that_float16_does_not_have_is_rounded_where_that_is_allowed(
+    is_allowed: bool, *, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", {}, FileType.F32)
+    file = write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.MXFP4))
+    content = bytearray(file.read_bytes())
+    content[GGUFModel(file).checkpoint().tensors["blk.1.ffn_down.weight"].begin] = 100
+    file.write_bytes(content)
+    config = ExecutorConfig.model_validate(
+        {"model": str(file), "num_device_blocks": 8, "allow_requantization": is_allowed}
+    )
+
+    if is_allowed:
+        load_worker(config)
+        assert re.search(r"at most 0\.\d\d%, in .*blk.1.ffn_down.weight\n", capsys.readouterr().out)
+    else:
+        with pytest.raises(ModelLoadError, match=r"ffn_down.weight has a scale or a minimum that float16, which would"):
+            load_worker(config)
 
 
 @each_row((FileType.Q8_0, 32), (FileType.Q4_K, 256))

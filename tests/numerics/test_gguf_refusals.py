@@ -162,7 +162,12 @@ MORE = {"blk.0.odd.weight": np.zeros((2, 32), np.float32)}
     (
         only("blk.0.ffn_down.weight", FileType.NVFP4),
         {},
-        "m.gguf: the tensor blk.0.ffn_down.weight is NVFP4, which is not supported; ",
+        "ffn_down.weight is NVFP4, which is not held exactly; set --allow-requantization to round it to int8-a8",
+    ),
+    (
+        only("blk.0.ffn_down.weight", FileType.Q8_1),
+        {"allow_requantization": True},
+        "m.gguf: the tensor blk.0.ffn_down.weight is Q8_1, which is not supported; use a file with F32, F16, ",
     ),
     (
         only("blk.0.attn_norm.weight", FileType.Q8_0),

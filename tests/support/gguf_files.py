@@ -151,7 +151,9 @@ def pull_into_ollama(folder: Path, place: str, content: bytes) -> Path:
 def _stored(name: str, values: Array, kind: GGMLQuantizationType) -> Array:
     """Return the blocks of a tensor; some types have random codes, since gguf has no search for them."""
     halves = HALVES_OF_K.get(kind, (0,) if kind.name.startswith("IQ") else ())
-    if kind != GGMLQuantizationType.NVFP4 and (not halves or kind == GGMLQuantizationType.IQ4_NL):
+    if kind not in (GGMLQuantizationType.NVFP4, GGMLQuantizationType.Q8_1) and (
+        not halves or kind == GGMLQuantizationType.IQ4_NL
+    ):
         return quantize(values, kind)
     block_inputs, block_bytes = GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(len(name))

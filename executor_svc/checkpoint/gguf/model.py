@@ -51,9 +51,15 @@ class GGUFModel:
         """Return what config.json would say. Raises: ModelLoadError: a value is missing, wrong, or not supported."""
         return dict(self._config)
 
-    def checkpoint(self) -> GGUFCheckpoint:
+    def checkpoint(self, *, allow_requantization: bool = False) -> GGUFCheckpoint:
         """Return the weights."""
-        return GGUFCheckpoint(self.path, self._metadata.architecture, self._config, self._tensors)
+        return GGUFCheckpoint(
+            self.path,
+            self._metadata.architecture,
+            self._config,
+            self._tensors,
+            allow_requantization=allow_requantization,
+        )
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the ids that end a sequence: those that the file names, and the ends of turns that are tokens."""

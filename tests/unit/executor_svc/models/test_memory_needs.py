@@ -55,8 +55,12 @@ def test_the_header_alone_is_read(tmp_path: Path) -> None:
         is_gguf=True,
     )
     assert summary.needed_bytes() == summary.held_bytes + 64 * summary.token_bytes + 400_000_000
-    with pytest.raises(ModelLoadError, match=r"m.gguf: the tensor token_embd.weight is TQ1_0, which is not supported"):
+    with pytest.raises(
+        ModelLoadError, match=r"m.gguf: the tensor token_embd.weight is TQ1_0, which is not held exactly"
+    ):
         summarize_model(write_small_gguf(tmp_path / "m.gguf", FileType.TQ1_0))
+    rounded = summarize_model(tmp_path / "m.gguf", allow_requantization=True)
+    assert (rounded.formats, rounded.held_bytes) == (("TQ1_0",), 256 * 256 * 8.5 // 8 + 256 * 4)
 
 
 @each_row(
