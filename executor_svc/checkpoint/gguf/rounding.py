@@ -88,7 +88,7 @@ class RoundingErrors:
         self.squares[name] = (error, total)
         self.types.add(kind.name)
 
-    def describe(self) -> Mapping[str, object]:
+    def describe(self) -> Mapping[str, str | int | float]:
         """Return the relative root mean square error of all weights, and of the matrix where it is largest."""
         worst = max(self.squares, key=lambda name: _relative(*self.squares[name]))
         return {

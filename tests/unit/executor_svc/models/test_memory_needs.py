@@ -8,10 +8,11 @@ import pytest
 from gguf import GGMLQuantizationType as FileType
 from safetensors.numpy import save_file
 
+from executor_svc.checkpoint.gguf.held_types import HELD_BITS
 from executor_svc.config import ExecutorConfig
 from executor_svc.models import memory_needs
 from executor_svc.models.file_formats import HOLDERS
-from executor_svc.models.memory_needs import HELD_BITS, ModelSummary, OutOfMemoryError, check_memory, summarize_model
+from executor_svc.models.memory_needs import ModelSummary, OutOfMemoryError, check_memory, summarize_model
 from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
 from executor_svc.native.library import NativeLibrary
 from octavo_shared.errors import ModelLoadError
