@@ -58,7 +58,8 @@ class ExecutorConfig(_BatchConfig):
 
     model: str = Field(
         description="The model: a Hugging Face directory, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B, with or "
-        "without @REVISION; for a GGUF file of the hub with :QUANTIZATION, such as :Q4_0, or /FILE.gguf."
+        "without @REVISION; for a GGUF file of the hub with :QUANTIZATION, such as :Q4_0, or /FILE.gguf; or "
+        "ollama:NAME:TAG."
     )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Device that runs the model. cpu works everywhere.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(

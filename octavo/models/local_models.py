@@ -157,7 +157,9 @@ def _gguf(name: str, path: Path) -> LocalModel:
         summary = summarize_model(path)
     except ModelLoadError as error:
         size = path.stat().st_size if path.is_file() else 0
-        return LocalModel(name, ModelState.REFUSED, "", "", size, size, None, path, str(error))
+        return LocalModel(
+            name, ModelState.REFUSED, "", "", size, size, None, path, str(error).removeprefix(f"{path}: ")
+        )
     weights = summary.formats[0] if summary.formats else ""
     needed = summary.needed_bytes()
     return LocalModel(name, ModelState.READY, summary.architecture, weights, num_bytes, num_bytes, needed, path)

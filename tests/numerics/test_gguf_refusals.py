@@ -167,7 +167,7 @@ MORE = {"blk.0.odd.weight": np.zeros((2, 32), np.float32)}
     (
         only("blk.0.ffn_down.weight", FileType.Q8_1),
         {"allow_requantization": True},
-        "m.gguf: the tensor blk.0.ffn_down.weight is Q8_1, which is not supported; use a file with F32, F16, ",
+        "m.gguf: the tensor blk.0.ffn_down.weight is Q8_1, which is not supported; use a file in another quantization",
     ),
     (
         only("blk.0.attn_norm.weight", FileType.Q8_0),

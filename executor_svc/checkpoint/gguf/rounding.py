@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from executor_svc.checkpoint.gguf.header import GGUFTensor
     from executor_svc.checkpoint.weight_map import RoundingTarget
 
+_OTHERS = "use a file in another quantization, such as Q4_K_M or Q8_0"
 # Numbers that are restored at a time.
 _CHUNK = 1 << 22
 
@@ -31,13 +32,12 @@ def check_type(tensor: GGUFTensor, *, allow_requantization: bool) -> None:
     """Raise ModelLoadError if the type of a tensor is neither held exactly nor to be rounded."""
     if tensor.type in HELD_BITS:
         return
-    exact = ", ".join(kind.name for kind in HELD_BITS)
     if not _can_be_read(tensor.type):
-        raise ModelLoadError(f"{tensor} is {tensor.type.name}, which is not supported; use a file with {exact} only")
+        raise ModelLoadError(f"{tensor} is {tensor.type.name}, which is not supported; {_OTHERS}")
     if not allow_requantization:
         raise ModelLoadError(
             f"{tensor} is {tensor.type.name}, which is not held exactly; set --allow-requantization to round it to "
-            f"int8-a8, or use a file with {exact} only"
+            f"int8-a8, or {_OTHERS}"
         )
 
 
