@@ -173,7 +173,8 @@ def summarize_model(
             matrices[tensor.type.name] = matrices.get(tensor.type.name, 0) + size
     # As in `_from_gguf` of selection.py: a quantization is for files of plain numbers, but for int8.
     is_plain = all(kind in (FileType.F32, FileType.F16, FileType.BF16) for kind in weights)
-    told = _BITS.get(quantization) if is_plain or quantization == "int8" else None
+    in_dtype = 16 if float_bytes == 2 and is_plain else None
+    told = _BITS.get(quantization, in_dtype) if is_plain or quantization == "int8" else None
     bits = sum(count * _held_bits(kind, told) for kind, count in weights.items())
     return _summary(config, matrices, sum(weights.values()), bits, float_bytes, is_gguf=True)
 

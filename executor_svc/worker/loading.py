@@ -70,7 +70,7 @@ def load_worker(
     shape, source = chosen.model.shape, directory.source
     model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
     check_cache_settings(config, cache_shape_of(chosen), local_size)
-    if device.type == "cpu" and group.rank == 0:
+    if device.type == "cpu" and group.size == 1:  # of several ranks, `check_model` has asked
         logger.info(Event("memory", model=check_memory(directory.path, config)))
     checkpoint = open_checkpoint(directory, allow_requantization=config.allow_requantization)
     stored = checkpoint.number_formats()
@@ -126,13 +126,20 @@ def find_model(model: str) -> Model:
     return open_model(find_model_path(model))
 
 
-def check_model(config: ExecutorConfig) -> None:
-    """Raise ModelLoadError if so many ranks cannot share the model; nothing of it is loaded."""
+def check_model(config: ExecutorConfig, *, are_ranks_here: bool = True) -> None:
+    """Raise ModelLoadError if so many ranks cannot share the model, or memory lacks; nothing of it is loaded.
+
+    Args:
+        config: The settings of the executor.
+        are_ranks_here: Whether all ranks are on this machine, as far as that is known.
+    """
     directory = find_model(config.model)
     if isinstance(directory, ModelDirectory) and (kind := encoder_kind(directory.config())) is not None:
         refuse_ranks(config, kind)
     read_pooling(config, directory.path)
     read_model_config(directory, config)
+    if config.device == "cpu" and are_ranks_here:
+        logger.info(Event("memory", model=check_memory(directory.path, config)))
 
 
 def _checked_model_len(limit: int, max_model_len: int | None, source: Path) -> int:

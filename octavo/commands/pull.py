@@ -19,10 +19,14 @@ def pull(model: str) -> None:
     Octavo does not read. Run it again after an interruption: it goes on where it stopped.
     """
     # Only here: it takes a moment, and `octavo pull --help` needs nothing of it.
+    from executor_svc.checkpoint.ollama import PREFIX
     from executor_svc.models.memory_needs import say_needs, summarize_model
     from octavo.models.hub_transfer import pull_hub_model
     from octavo_shared.errors import ModelLoadError
 
+    if model.startswith(PREFIX):
+        name = model.removeprefix(PREFIX)
+        raise click.ClickException(f"{model} is a model of Ollama: ollama pull {name} gets it, octavo up serves it")
     try:
         if is_demo_model(model):
             directory = find_model(model) or with_bars(lambda report: prepare_model(model, progress=report))

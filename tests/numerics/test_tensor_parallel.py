@@ -247,6 +247,17 @@ def test_ranks_that_cannot_share_the_kv_heads_are_refused(tmp_path: Path) -> Non
         check_model(config_of(tmp_path, tp=3))
 
 
+def test_ranks_that_memory_lacks_for_are_refused(directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor_svc.models.memory_needs.available_memory_bytes", lambda: 2**29)
+    config = config_of(directories["LlamaForCausalLM"], tp=2, num_device_blocks=None, kv_cache_gib=0.25)
+
+    with pytest.raises(
+        ModelLoadError, match=r" needs 0.9 GB of memory, .* and 0.5 GB are free; .*lower --kv-cache-gib"
+    ):
+        check_model(config)
+    check_model(config, are_ranks_here=False)  # the others may be on machines that have more
+
+
 def test_ranks_that_cannot_share_the_mlp_are_refused(tmp_path: Path) -> None:
     save_tiny_architecture(tmp_path, "LlamaForCausalLM", {"intermediate_size": 50})
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,22 @@ def test_the_header_alone_is_read(tmp_path: Path) -> None:
         summarize_model(write_small_gguf(tmp_path / "m.gguf", FileType.TQ1_0))
     rounded = summarize_model(tmp_path / "m.gguf", allow_requantization=True)
     assert (rounded.formats, rounded.held_bytes) == (("TQ1_0",), 256 * 256 * 8.5 // 8 + 256 * 4)
+
+
+@each_row(
+    (FileType.F16, {}, 32),
+    (FileType.F16, {"float_bytes": 2}, 16),
+    (FileType.BF16, {}, 16),
+    (FileType.BF16, {"quantization": "int4"}, 5),
+    (FileType.Q4_0, {"quantization": "int8"}, 8.5),
+    (FileType.Q4_0, {"float_bytes": 2}, 5),
+)
+def test_plain_numbers_become_what_is_asked_for_and_codes_stay(
+    kind: FileType, settings: dict[str, Any], bits: float, *, tmp_path: Path
+) -> None:
+    summary = summarize_model(write_small_gguf(tmp_path / "m.gguf", kind), **settings)
+
+    assert abs(summary.held_bytes - 256 * 256 * bits / 8) <= 256 * 4
 
 
 @each_row(

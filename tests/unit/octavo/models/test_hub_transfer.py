@@ -176,6 +176,10 @@ def test_pull_says_where_the_model_lies_and_what_to_type_next(
             "org/old",
             "octavo: the hub model org/old has its weights as pytorch_model.bin, which Octavo does not read;",
         ),
+        (
+            "ollama:tiny:1b",
+            "octavo: ollama:tiny:1b is a model of Ollama: ollama pull tiny:1b gets it, octavo up serves it",
+        ),
         ("no id", "octavo: no id is not a hub id; a hub id is NAME or ORGANISATION/NAME"),
     ],
 )
