@@ -58,7 +58,8 @@ class ExecutorConfig(_BatchConfig):
 
     model: str = Field(
         description="The model: a Hugging Face directory, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B, with or "
-        "without @REVISION; for a GGUF file of the hub with :QUANTIZATION, such as :Q4_0, or /FILE.gguf."
+        "without @REVISION; for a GGUF file of the hub with :QUANTIZATION, such as :Q4_0, or /FILE.gguf; or "
+        "ollama:NAME:TAG."
     )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Device that runs the model. cpu works everywhere.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -75,6 +76,13 @@ class ExecutorConfig(_BatchConfig):
             "change outputs a little. int8-a8 and int4 also round activations to 8 bits, which is faster still. none: "
             "as in dtype; on a CPU a bfloat16 checkpoint stays in bfloat16, without loss. On a GPU only int8 is "
             "available, through torchao; it saves memory, not time."
+        ),
+    )
+    allow_requantization: bool = Field(
+        False,
+        description=(
+            "Round weights of a GGUF file to int8-a8 where no format holds their type exactly, such as IQ2_XS. The log "
+            "has the error. Without it such a file is refused."
         ),
     )
     cpu_kernels: Literal["auto", "native", "torch"] = Field(

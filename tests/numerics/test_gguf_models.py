@@ -1,5 +1,6 @@
 """A model in a GGUF file is the model: its logits are those of the same weights in safetensors, bit for bit."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from executor_svc.models.rotary_embedding import inverse_frequencies, read_rope
 from executor_svc.models.selection import choose_model
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.library import NativeLibrary
-from executor_svc.native.structs import K_FORMATS, NumberFormat
+from executor_svc.native.structs import FILE_FORMATS, NumberFormat
 from executor_svc.numerics.identity import find_numerics
-from executor_svc.numerics.probe_k_formats import probe_k_format
+from executor_svc.numerics.probe_file_formats import probe_file_format
 from executor_svc.worker.loading import load_worker
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.step import TableDelta
@@ -133,6 +134,7 @@ MIXTURES = {
     "minima": ("LlamaForCausalLM", (FileType.Q4_1,)),
     "numbers": ("LlamaForCausalLM", (FileType.F16, FileType.BF16, FileType.F32)),
     "Q5_0": ("Gemma2ForCausalLM", (FileType.Q5_0,)),
+    "Q5_1 and MXFP4": ("Qwen3MoeForCausalLM", (FileType.Q5_1, FileType.MXFP4)),
     "Q4_K_M": ("LlamaForCausalLM", (FileType.Q4_K, FileType.Q6_K)),
     "other K formats": ("MixtralForCausalLM", (FileType.Q2_K, FileType.Q3_K, FileType.Q5_K)),
     "K formats beside others": ("Gemma3ForCausalLM", (FileType.Q4_K, FileType.Q5_0, FileType.Q8_0)),
@@ -154,6 +156,69 @@ def test_every_mixture_of_types_is_what_torch_makes_of_its_weights(
 
     assert float((ours - theirs).norm() / theirs.norm()) < 2e-2
     assert ours.argmax() == theirs.argmax()
+
+
+ROUNDED = [
+    *(FileType.IQ1_S, FileType.IQ1_M, FileType.IQ2_XXS, FileType.IQ2_XS, FileType.IQ2_S, FileType.IQ3_XXS),
+    *(FileType.IQ3_S, FileType.IQ4_XS, FileType.TQ1_0, FileType.TQ2_0, FileType.NVFP4),
+]
+
+
+@each_row(*[(kind, kernels) for kind in ROUNDED for kernels in ("native", "torch")])
+def test_types_that_are_not_held_are_rounded_where_that_is_allowed_and_the_error_is_told(
+    kind: FileType, kernels: str, *, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", K_SIZES, FileType.F32)
+    down = "blk.1.ffn_down.weight"
+    file = write_gguf_of(
+        directory,
+        tmp_path / "m.gguf",
+        lambda name, values: kind if name in (down, "blk.0.attn_q.weight") else of_type(FileType.Q8_0)(name, values),
+    )
+    config = ExecutorConfig.model_validate(
+        {"model": str(file), "num_device_blocks": 8, "allow_requantization": True, "cpu_kernels": kernels}
+    )
+    tensor = GGUFModel(file).checkpoint().tensors[down]
+    blocks = np.fromfile(file, np.uint8, tensor.num_bytes, offset=tensor.begin).reshape(tensor.shape[0], -1)
+    weight = torch.from_numpy(dequantize(blocks, kind).astype(np.float32))
+
+    load_worker(config)
+
+    told = re.search(
+        rf"octavo executor notice: weights in {kind.name} were rounded to int8-a8: their relative RMS error is "
+        r"([\d.]+)%, at most ([\d.]+)%, in .*m.gguf: the tensor (\S+)\n",
+        capsys.readouterr().out,
+    )
+    assert told is not None
+    groups = weight.view(-1, 32)
+    scales = (groups.abs().amax(-1, keepdim=True) / 127).half().float()
+    rounded = (groups / scales.clamp(min=1e-30)).round().clamp(-127, 127) * scales
+    of_down = float((rounded - groups).norm() / groups.norm())
+    assert 0 < float(told[1]) <= float(told[2]) < 1
+    assert of_down * 100 <= float(told[2]) + 0.01
+    if told[3] == down:
+        assert of_down * 100 == pytest.approx(float(told[2]), abs=0.01)
+
+
+@each_row(True, False)
+def test_mxfp4_with_a_scale_that_float16_does_not_have_is_rounded_where_that_is_allowed(
+    is_allowed: bool, *, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", {}, FileType.F32)
+    file = write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.MXFP4))
+    content = bytearray(file.read_bytes())
+    content[GGUFModel(file).checkpoint().tensors["blk.1.ffn_down.weight"].begin] = 100
+    file.write_bytes(content)
+    config = ExecutorConfig.model_validate(
+        {"model": str(file), "num_device_blocks": 8, "allow_requantization": is_allowed}
+    )
+
+    if is_allowed:
+        load_worker(config)
+        assert re.search(r"at most 0\.\d\d%, in .*blk.1.ffn_down.weight\n", capsys.readouterr().out)
+    else:
+        with pytest.raises(ModelLoadError, match=r"ffn_down.weight has a scale or a minimum that float16, which would"):
+            load_worker(config)
 
 
 @each_row((FileType.Q8_0, 32), (FileType.Q4_K, 256))
@@ -207,15 +272,15 @@ def test_the_digest_covers_every_tensor_and_what_the_header_says_of_the_model(tm
     assert len(set(seen)) == len(seen)
 
 
-@each_row(*K_FORMATS)
-def test_the_probe_sees_the_bits_of_each_k_format_and_not_the_threads(number_format: NumberFormat) -> None:
+@each_row(*FILE_FORMATS)
+def test_the_probe_sees_the_bits_of_each_format_of_files_and_not_the_threads(number_format: NumberFormat) -> None:
     def bits(instructions: str, num_threads: int, other: NumberFormat = number_format) -> str:
-        return probe_k_format(NativeLibrary(library_path(instructions), num_threads), other)
+        return probe_file_format(NativeLibrary(library_path(instructions), num_threads), other)
 
     expected = bits("widest", 1)
 
     assert bits("widest", 3) == bits("avx2", 1) == expected
-    assert all(bits("widest", 1, other) != expected for other in K_FORMATS if other != number_format)
+    assert all(bits("widest", 1, other) != expected for other in FILE_FORMATS if other != number_format)
 
 
 def test_the_numerics_id_has_k_formats(tmp_path: Path) -> None:

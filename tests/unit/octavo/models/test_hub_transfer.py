@@ -1,6 +1,8 @@
 """A model is pulled from a hub on loopback, whatever cuts the pull off, and is found by what serves it."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,7 +26,10 @@ from octavo_shared.errors import ModelLoadError
 from tests.support.hub import Hub, Repo, running_hub, use_hub
 
 CHUNK_BYTES = 1 << 14
-WEIGHTS = bytes(range(256)) * 1024  # 16 chunks
+# 16 chunks, of which the first one is the header.
+_DESCRIPTION = {"w": {"dtype": "U8", "shape": [15 * CHUNK_BYTES], "data_offsets": [0, 15 * CHUNK_BYTES]}}
+_HEADER = json.dumps(_DESCRIPTION).ljust(CHUNK_BYTES - 8).encode()
+WEIGHTS = len(_HEADER).to_bytes(8, "little") + _HEADER + bytes(range(256)) * (15 * CHUNK_BYTES // 256)
 TINY = Repo({"config.json": b"{}", "tokenizer.json": b'{"b": 1}', "model.safetensors": WEIGHTS, "model.bin": WEIGHTS})
 
 # A pull that is killed, not stopped, when half of the weights have come.
@@ -154,7 +159,9 @@ def test_pull_says_where_the_model_lies_and_what_to_type_next(
 ) -> None:
     for _ in range(2):
         assert run(["pull", "org/tiny"]) == 0
-        assert capsys.readouterr().out.splitlines() == [
+        lines = capsys.readouterr().out.splitlines()
+        assert re.fullmatch(r"U8, no architecture: needs 0.4 GB, \d+(\.\d)? GB free", lines.pop(1))
+        assert lines == [
             f"org/tiny: 262.2 kB in {tmp_path}/hub/models--org--tiny/snapshots/{TINY.commit}",
             "next: octavo up --model org/tiny",
         ]
@@ -168,6 +175,10 @@ def test_pull_says_where_the_model_lies_and_what_to_type_next(
         (
             "org/old",
             "octavo: the hub model org/old has its weights as pytorch_model.bin, which Octavo does not read;",
+        ),
+        (
+            "ollama:tiny:1b",
+            "octavo: ollama:tiny:1b is a model of Ollama: ollama pull tiny:1b gets it, octavo up serves it",
         ),
         ("no id", "octavo: no id is not a hub id; a hub id is NAME or ORGANISATION/NAME"),
     ],
