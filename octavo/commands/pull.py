@@ -34,12 +34,13 @@ def pull(model: str) -> None:
             directory = with_bars(lambda report: pull_hub_model(model, report), in_bytes=True)
     except (ModelPrepareError, ModelLoadError) as error:
         raise click.ClickException(str(error)) from error
-    files = [directory] if directory.is_file() else directory.iterdir()
-    click.echo(f"{model}: {decimal(sum(path.stat().st_size for path in files))} in {directory}")
     try:
         summary = summarize_model(directory)
-        kind = f"{' and '.join(summary.formats[:2])}, {summary.architecture or 'no architecture'}"
-        click.echo(f"{kind}: {say_needs(summary.needed_bytes())}")
     except ModelLoadError as error:
-        raise click.ClickException(f"{model} cannot be served: {error}") from error
+        raise click.ClickException(f"{model} is in {directory}, but cannot be served: {error}") from error
+    is_file = directory.is_file()
+    size = summary.file_bytes if is_file else sum(path.stat().st_size for path in directory.iterdir())
+    click.echo(f"{model}: {decimal(size)} in {directory}")
+    kind = f"{' and '.join(summary.formats[:2])}, {summary.architecture or 'no architecture'}"
+    click.echo(f"{kind}: {say_needs(summary.needed_bytes())}")
     click.echo(f"next: octavo up --model {model}")
