@@ -59,6 +59,7 @@ class ModelSummary:
         architecture: As config.json names it; "": it does not.
         formats: Of its matrices, as the files name them, the one with most weights first.
         num_weights: Of all tensors.
+        file_bytes: Of the files with weights.
         held_bytes: What the weights take in memory.
         token_bytes: What a token takes in the KV cache.
         max_model_len: Tokens that a sequence may have.
@@ -68,6 +69,7 @@ class ModelSummary:
     architecture: str
     formats: tuple[str, ...]
     num_weights: int
+    file_bytes: int
     held_bytes: int
     token_bytes: int
     max_model_len: int
@@ -176,7 +178,8 @@ def summarize_model(
     in_dtype = 16 if float_bytes == 2 and is_plain else None
     told = _BITS.get(quantization, in_dtype) if is_plain or quantization == "int8" else None
     bits = sum(count * _held_bits(kind, told) for kind, count in weights.items())
-    return _summary(config, matrices, sum(weights.values()), bits, float_bytes, is_gguf=True)
+    files = {metadata.path, *(tensor.path for tensor in tensors.values())}
+    return _summary(config, matrices, sum(weights.values()), files, bits, float_bytes, is_gguf=True)
 
 
 def _held_bits(kind: FileType, told: float | None) -> float:
@@ -188,12 +191,13 @@ def _summarize_directory(path: Path, quantization: Quantization, float_bytes: in
     config = ModelDirectory(path).config()
     refuse_quantized(config, path / "config.json")
     sizes: dict[str, int] = {}
-    for file in sorted(path.glob("*.safetensors")):
+    files = sorted(path.glob("*.safetensors"))
+    for file in files:
         for number_format, count in _stored_weights(file):
             sizes[number_format] = sizes.get(number_format, 0) + count
     told = _BITS.get(quantization, 8 * float_bytes if float_bytes == 2 else None)
     bits = sum(count * (told or _STORED_BITS.get(each, 32)) for each, count in sizes.items())
-    return _summary(config, sizes, sum(sizes.values()), bits, float_bytes, is_gguf=False)
+    return _summary(config, sizes, sum(sizes.values()), files, bits, float_bytes, is_gguf=False)
 
 
 def _stored_weights(path: Path) -> Iterable[tuple[str, int]]:
@@ -215,6 +219,7 @@ def _summary(
     config: Mapping[str, object],
     sizes: Mapping[str, int],
     num_weights: int,
+    files: Iterable[Path],
     bits: float,
     float_bytes: int,
     *,
@@ -235,6 +240,7 @@ def _summary(
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
         formats=tuple(sorted(sizes, key=lambda name: -sizes[name])),
         num_weights=num_weights,
+        file_bytes=sum(file.stat().st_size for file in files),
         held_bytes=int(bits / 8),
         token_bytes=2 * number("num_hidden_layers") * num_kv_heads * head_dim * float_bytes,
         max_model_len=number("max_position_embeddings", _CACHED_TOKENS),

@@ -34,12 +34,13 @@ def pull(model: str) -> None:
             path = with_bars(lambda report: pull_hub_model(model, report), in_bytes=True)
     except (ModelPrepareError, ModelLoadError) as error:
         raise click.ClickException(str(error)) from error
-    files = [path] if path.is_file() else path.iterdir()
-    click.echo(f"{model}: {decimal(sum(file.stat().st_size for file in files))} in {path}")
     try:
         summary = summarize_model(path)
-        kind = f"{' and '.join(summary.formats[:2])}, {summary.architecture or 'no architecture'}"
-        click.echo(f"{kind}: {say_needs(summary.needed_bytes())}")
     except ModelLoadError as error:
-        raise click.ClickException(f"{model} cannot be served: {error}") from error
+        raise click.ClickException(f"{model} is in {path}, but cannot be served: {error}") from error
+    is_file = path.is_file()
+    size = summary.file_bytes if is_file else sum(file.stat().st_size for file in path.iterdir())
+    click.echo(f"{model}: {decimal(size)} in {path}")
+    kind = f"{' and '.join(summary.formats[:2])}, {summary.architecture or 'no architecture'}"
+    click.echo(f"{kind}: {say_needs(summary.needed_bytes())}")
     click.echo(f"next: octavo up --model {model}")

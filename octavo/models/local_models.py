@@ -150,12 +150,9 @@ def _lm_studio_models() -> Iterator[LocalModel]:
 def _gguf(name: str, path: Path) -> LocalModel:
     """Return a GGUF file with what its header says, or why it is refused."""
     # Here and below: only with the executor's packages.
-    from executor_svc.checkpoint.gguf.files import read_files
     from executor_svc.models.memory_needs import summarize_model
 
     try:
-        metadata, tensors = read_files(path)
-        num_bytes = sum(each.stat().st_size for each in {metadata.path, *(tensor.path for tensor in tensors.values())})
         summary = summarize_model(path)
     except ModelLoadError as error:
         size = path.stat().st_size if path.is_file() else 0
@@ -163,8 +160,8 @@ def _gguf(name: str, path: Path) -> LocalModel:
             name, ModelState.REFUSED, "", "", size, size, None, path, str(error).removeprefix(f"{path}: ")
         )
     weights = summary.formats[0] if summary.formats else ""
-    needed = summary.needed_bytes()
-    return LocalModel(name, ModelState.READY, summary.architecture, weights, num_bytes, num_bytes, needed, path)
+    size, needed = summary.file_bytes, summary.needed_bytes()
+    return LocalModel(name, ModelState.READY, summary.architecture, weights, size, size, needed, path)
 
 
 def _describe(name: str, state: ModelState, directory: Path, num_bytes: int) -> LocalModel:
@@ -172,7 +169,6 @@ def _describe(name: str, state: ModelState, directory: Path, num_bytes: int) -> 
     from executor_svc.models.memory_needs import summarize_model
 
     summary = summarize_model(directory)
-    num_weight_bytes = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
     weights = summary.formats[0] if summary.formats else ""
     needed = summary.needed_bytes() if state is ModelState.READY else None
-    return LocalModel(name, state, summary.architecture, weights, num_weight_bytes, num_bytes, needed, directory)
+    return LocalModel(name, state, summary.architecture, weights, summary.file_bytes, num_bytes, needed, directory)

@@ -13,6 +13,7 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file, save_file
 
 from executor_svc.checkpoint.gguf.model import GGUFModel
+from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
 from executor_svc.checkpoint.weight_map import BlockRows
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.config import RopeConfig
@@ -37,6 +38,7 @@ from tests.support.gguf_files import HALVES_OF_K, TypeOf, of_type, write_gguf_of
 
 CPU = torch.device("cpu")
 
+Q8_0 = of_type(FileType.Q8_0)
 # Rows of blocks are multiples of 32.
 SIZES = {"intermediate_size": 64}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
@@ -235,6 +237,15 @@ def test_ranks_share_whole_blocks(kind: FileType, size: int, *, tmp_path: Path) 
     assert torch.equal(torch.cat(blocks, 1), whole.blocks)
     with pytest.raises(ModelLoadError, match=f"would have inputs 0 to {size // 2}, and blocks have {size}"):
         source[:, 0 : size // 2]
+
+
+def test_an_executor_refuses_what_memory_lacks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_gguf_of(save(tmp_path / "model", "LlamaForCausalLM", {}, FileType.F32), tmp_path / "m.gguf", Q8_0)
+    monkeypatch.setattr("executor_svc.models.memory_needs.available_memory_bytes", lambda: 10**8)
+    monkeypatch.setattr(GGUFCheckpoint, "load_into", lambda *_: pytest.fail("weights are loaded"))
+
+    with pytest.raises(ModelLoadError, match=r"m.gguf needs 0.4 GB of memory, .* and 0.1 GB are free; "):
+        load_worker(ExecutorConfig.model_validate({"model": str(file), "num_device_blocks": 8}))
 
 
 def test_several_files_are_one_model(tmp_path: Path, recorder: RecordingSampler) -> None:

@@ -22,7 +22,7 @@ from tests.support.each_row import each_row
 from tests.support.gguf_files import write_small_gguf
 
 GB = 10**9
-LARGE = ModelSummary("LlamaForCausalLM", ("Q8_0",), 8 * GB, int(8.5 * GB), 100_000, 32_768, True)
+LARGE = ModelSummary("LlamaForCausalLM", ("Q8_0",), 8 * GB, int(8.5 * GB), int(8.5 * GB), 100_000, 32_768, True)
 
 
 def test_every_type_takes_what_is_said() -> None:
@@ -51,6 +51,7 @@ def test_the_header_alone_is_read(tmp_path: Path) -> None:
         architecture="LlamaForCausalLM",
         formats=("Q4_0",),
         num_weights=256 * 256 + 256,
+        file_bytes=(tmp_path / "m.gguf").stat().st_size,
         held_bytes=256 * 256 * 5 // 8 + 256 * 4,
         token_bytes=2 * 2 * 2 * 64 * 4,
         max_model_len=64,
