@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Stamps: what the two services and the demo model need, and what tests, checks and documentation need beside it.
+# Stamps: what the two services need, and what tests, checks and documentation need beside it.
 RUNTIME := $(VENV)/installed-runtime
 INSTALLED := $(VENV)/installed
 TOOLS := $(VENV)/tools
@@ -61,12 +61,12 @@ $(RUNTIME): pyproject.toml constraints.txt
 		$(PIP) install -qq --constraint constraints.txt torch; \
 	fi
 	@echo "installing: Octavo and what it needs"
-	@$(PIP) install -qq --constraint constraints.txt --editable '.[scheduler,executor,demo]'
+	@$(PIP) install -qq --constraint constraints.txt --editable '.[scheduler,executor]'
 	@touch $@
 
 $(INSTALLED): $(RUNTIME)
 	@echo "installing: what tests, checks and documentation need"
-	@$(PIP) install -qq --constraint constraints.txt --editable '.[scheduler,executor,demo,dev]'
+	@$(PIP) install -qq --constraint constraints.txt --editable '.[scheduler,executor,dev]'
 	@touch $@
 
 demo: $(RUNTIME)

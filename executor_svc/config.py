@@ -58,7 +58,8 @@ class ExecutorConfig(_BatchConfig):
 
     model: str = Field(
         description="The model: a Hugging Face directory, a GGUF file, or a hub id such as Qwen/Qwen3-0.6B, with or "
-        "without @REVISION; for a GGUF file of the hub with :QUANTIZATION, such as :Q4_0, or /FILE.gguf."
+        "without @REVISION; for a GGUF file of the hub with :QUANTIZATION, such as :Q4_0, or /FILE.gguf; or "
+        "ollama:NAME:TAG."
     )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Device that runs the model. cpu works everywhere.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -91,6 +92,13 @@ class ExecutorConfig(_BatchConfig):
             "Data type that a CPU multiplies in; sums are float32. bfloat16: weights and activations are rounded, "
             "up to twice as fast with AVX-512 BF16, and outputs change a little. Weights in 8 or 4 bits keep their own "
             "products. On a GPU, use --dtype."
+        ),
+    )
+    allow_requantization: bool = Field(
+        False,
+        description=(
+            "Round weights of a GGUF file to int8-a8 where no format holds their type exactly, such as IQ2_XS. The log "
+            "has the error. Without it such a file is refused."
         ),
     )
     cpu_kernels: Literal["auto", "native", "torch"] = Field(

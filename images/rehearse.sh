@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build the images where no base image can be pulled, and let a scheduler and an executor from them serve a request.
 #
-# images/rehearse.sh MODEL, a directory such as `octavo model path smollm2` prints. A minimal Debian stands in for the
+# images/rehearse.sh MODEL, a directory or GGUF file such as `octavo model path smollm2` prints. A minimal Debian stands in for the
 # base; BASE chooses another one, which is there or can be pulled: for a release, one with a digest. Needs root and Debian's
 # buildah and mmdebstrap. What it prints is kept in images/build.log.
 set -euo pipefail
@@ -70,7 +70,7 @@ launch() {
   read -r -a start <<<"$(entrypoint "$container")"
   mkfifo "$work/$name"
   touch "$work/$name.out"
-  buildah run --env OCTAVO_CACHE_DIR=/tmp/cache --volume "$model:/models/model:ro" "$container" -- \
+  buildah run --env OCTAVO_CACHE_DIR=/tmp/cache --volume "$model:/models/$(basename "$model"):ro" "$container" -- \
     "${start[@]}" --exit-on-stdin-close "$@" <"$work/$name" >"$work/$name.out" 2>"$work/$name.err" &
   running+=($!)
   exec {stdin}>"$work/$name"
@@ -81,7 +81,7 @@ launch() {
   address=$(sed -n 's/.*serving on //p' "$work/$name.out")
 }
 
-launch executor "${containers[1]}" --model /models/model --listen 127.0.0.1:0 --kv-cache-gib 0.5
+launch executor "${containers[1]}" --model "/models/$(basename "$model")" --listen 127.0.0.1:0 --kv-cache-gib 0.5
 executor=$address executor_stdin=$stdin
 launch scheduler "${containers[0]}" --executor "$executor" --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0
 for _ in {1..60}; do # until the model is loaded

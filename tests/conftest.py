@@ -72,13 +72,21 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
-    """The directory of the demo model; tests that use it are marked `model`."""
+    """The GGUF file of the demo model; tests that use it are marked `model`."""
     from octavo.models.store import find_model  # needs what a machine that only runs kernels may lack
 
-    directory = find_model("smollm2")
-    if directory is None:
+    file = find_model("smollm2")
+    if file is None:
         pytest.fail("the demo model is not prepared: run `octavo model prepare smollm2`, or pytest with -m 'not model'")
-    return directory
+    return file
+
+
+@pytest.fixture(scope="session")
+def float32_model(demo_model: Path) -> Path:
+    """The demo model as a Hugging Face directory in float32; tests that use it are marked `model`."""
+    from benchmarks import float32_model  # needs more than most tests do
+
+    return float32_model.float32_model()
 
 
 @pytest.fixture

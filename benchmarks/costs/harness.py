@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from benchmarks.float32_model import float32_model
 from benchmarks.machine import describe_machine
-from octavo.models.store import prepare_model
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ Groups: TypeAlias = AsyncGenerator[Sequence[Way], None]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a scenario is; `model` None: the demo model."""
+    """How large a scenario is; `model` None: the demo model in float32."""
 
     is_smallest: bool = False
     model: Path | None = None
@@ -59,7 +59,7 @@ class Size:
 
     def directory(self) -> Path:
         """Return the model's directory."""
-        return self.model or prepare_model("smollm2")
+        return self.model or float32_model()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from benchmarks.end_to_end.result import RESULTS, Limits, Machine, Model, Result
 from benchmarks.end_to_end.session import Findings, Plan, Session
 from benchmarks.end_to_end.tables import comparison, limits_line, machine_line, runs_table
 from benchmarks.end_to_end.workloads import WORKLOADS, by_name
+from benchmarks.float32_model import float32_model
 from benchmarks.machine import processor_name
-from octavo.models.store import prepare_model
 
 QUICK_WORKLOADS = ("W1", "W2")
 QUICK_CLASSES = ("float32", "8 bits")
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     console = Console()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engines are stopped too
-    directory: Path = options.model or prepare_model("smollm2")
+    directory: Path = options.model or float32_model()
     model = model_costs(directory)
     command = shlex.join(["python", "-m", "benchmarks.end_to_end", *(sys.argv[1:] if arguments is None else arguments)])
     began = time.monotonic()
@@ -88,7 +88,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="runs of each engine and workload (default: 3)")
     parser.add_argument("--repeats", type=int, help="of a run that other work disturbed (default: 2)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each engine")
-    parser.add_argument("--model", type=Path, help="Hugging Face directory (default: the demo model)")
+    parser.add_argument("--model", type=Path, help="Hugging Face directory (default: the demo model in float32)")
     parser.add_argument("--quick", action="store_true", help="W1 and W2, float32 and 8 bits, one round, no vLLM")
     parser.add_argument("--output", type=Path, help="the result's file (default: benchmarks/results, if not quick)")
     options = parser.parse_args(arguments)

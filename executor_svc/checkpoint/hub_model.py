@@ -94,8 +94,7 @@ def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = No
     try:
         found = _look_up(name)
     except NotAtHubError:
-        cached = find_cached_gguf(name) if name.is_gguf else find_cached(name.repo_id, name.revision)
-        if cached is not None:
+        if (cached := find_cached_model(name)) is not None:
             return cached
         raise
     try:
@@ -105,9 +104,16 @@ def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = No
             _download(found, [file.name for file in found.files if file.name in SMALL_FILES])
             transfer(found)
         directory = _download(found, [file.name for file in found.files])
-        return directory / found.files[0].name if name.is_gguf else directory
+        first = found.files[0].name
+        return directory / first if first.endswith(".gguf") else directory
     except _transport_errors() as error:
         raise ModelLoadError(_to_sentence(error, found.repo_id)) from error
+
+
+def find_cached_model(name: HubName) -> Path | None:
+    """Return the directory or GGUF file of a name that is complete in the hub's cache; None: it is not. Asks nobody."""
+    directory = None if name.is_gguf else find_cached(name.repo_id, name.revision)
+    return directory or find_cached_gguf(name)
 
 
 def find_cached(repo_id: str, revision: str | None = None) -> Path | None:
@@ -161,8 +167,8 @@ def _look_up(name: HubName) -> HubModel:
         for sibling in info.siblings or ()
     }
     ggufs = describe_ggufs(repo_id, files)
-    if name.is_gguf:
-        chosen = choose_gguf(name, files)
+    chosen = choose_gguf(name, files)
+    if name.is_gguf or (chosen and "config.json" not in files):
         if not chosen or not set(chosen) <= files.keys():
             what = f"file {name.file}" if name.file else f"GGUF file in {name.quantization}"
             raise ModelLoadError(

@@ -1,6 +1,6 @@
 """What people call a model of the hub: the repository, maybe a revision, maybe one of its GGUF files.
 
-NAME/NAME@REVISION            the directory
+NAME/NAME@REVISION            the directory; of a repository with GGUF files only, the one in Q4_K_M, or the only one
 NAME/NAME@REVISION:Q4_K_M     its GGUF file of a quantization, as llama.cpp and Ollama write it
 NAME/NAME@REVISION/FILE.gguf  a GGUF file by name
 """
@@ -8,6 +8,9 @@ NAME/NAME@REVISION/FILE.gguf  a GGUF file by name
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+
+# What is taken where nobody says a quantization, as llama.cpp and Ollama do.
+_DEFAULT_QUANTIZATION = "Q4_K_M"
 
 _NAME = re.compile(
     r"(?P<repo>[^/@:]+(/[^/@:]+)?)(@(?P<revision>[^@:]+?))?(:(?P<quantization>[\w.-]+)|/(?P<file>[^@:]+\.gguf))?"
@@ -21,7 +24,7 @@ _FIRST_PART = re.compile(r"-00001-of-(\d{5})\.gguf$")
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A name, taken apart. Without `file` and `quantization` a directory is meant."""
+    """A name, taken apart. Without `file` and `quantization` a directory is meant, if there is one."""
 
     repo_id: str
     revision: str | None = None
@@ -43,16 +46,18 @@ class HubName:
 
 
 def choose_gguf(name: HubName, file_names: Collection[str]) -> list[str]:
-    """Return the GGUF files that are meant, the first part first; empty: there are none.
+    """Return the GGUF files that are meant, the first part first; empty: there are none, or the name leaves it open.
 
     Of several with a quantization the shortest name is meant: that of the model, and not of a variant of it.
     """
     if name.file:
         found = [each for each in file_names if each == name.file]
     else:
-        wanted = name.quantization.lower()
-        models = [each for each in file_names if "mmproj" not in each and not _LATER_PART.search(each)]
+        wanted = (name.quantization or _DEFAULT_QUANTIZATION).lower()
+        models = model_ggufs(file_names)
         found = [each for each in models if (quantization_of(each) or "").lower() == wanted]
+        if not found and not name.quantization and len(models) == 1:
+            found = models
     if not found:
         return []
     first = min(found, key=lambda each: (len(each), each))
@@ -63,6 +68,13 @@ def choose_gguf(name: HubName, file_names: Collection[str]) -> list[str]:
     return [f"{first[: parts.start()]}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
 
 
+def model_ggufs(file_names: Collection[str]) -> list[str]:
+    """Return the GGUF files that are a model, or the first part of one, and not a part for pictures."""
+    return [
+        each for each in file_names if each.endswith(".gguf") and "mmproj" not in each and not _LATER_PART.search(each)
+    ]
+
+
 def quantization_of(file_name: str) -> str | None:
     """Return the quantization that a file is named after; None: it does not say."""
     match = _QUANTIZATION.search(file_name)
@@ -71,10 +83,8 @@ def quantization_of(file_name: str) -> str | None:
 
 def describe_ggufs(repo_id: str, file_names: Collection[str]) -> str:
     """Return the names by which `--model` takes the GGUF files of a repository, for a message."""
-    models = [each for each in file_names if each.endswith(".gguf") and "mmproj" not in each]
     names = {
         f"{repo_id}:{found.upper()}" if (found := quantization_of(each)) else f"{repo_id}/{each}"
-        for each in models
-        if not _LATER_PART.search(each)
+        for each in model_ggufs(file_names)
     }
     return ", ".join(sorted(names))

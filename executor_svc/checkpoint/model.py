@@ -16,6 +16,8 @@ def open_model(path: Path) -> Model:
     return ModelDirectory(path) if path.is_dir() else GGUFModel(path)
 
 
-def open_checkpoint(model: Model) -> AnyCheckpoint:
+def open_checkpoint(model: Model, *, allow_requantization: bool = False) -> AnyCheckpoint:
     """Return the weights of a model. Raises: ModelLoadError: a file is missing or damaged."""
-    return model.checkpoint() if isinstance(model, GGUFModel) else Checkpoint(model.path)
+    if isinstance(model, GGUFModel):
+        return model.checkpoint(allow_requantization=allow_requantization)
+    return Checkpoint(model.path)

@@ -9,6 +9,8 @@ from collections.abc import Collection, Sequence
 from executor_svc.checkpoint.model_directory import INDEX_FILE, POOLING_FILE_NAMES, SINGLE_FILE, TOKENIZER_FILE_NAMES
 
 FORMAT = f"config.json and {SINGLE_FILE} (or shards with {INDEX_FILE})"
+# With these bytes a GGUF file begins.
+GGUF_MAGIC = b"GGUF"
 # Weights in formats that are not read. Files of a training run have these names too.
 WEIGHT_SUFFIXES = (".bin", ".gguf", ".h5", ".msgpack", ".nemo", ".onnx", ".pt", ".pth", ".safetensors")
 TRAINING_FILES = ("optimizer", "rng_state", "scheduler", "training_args")

@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from executor_svc.checkpoint.hub_model import HubModel, NotAtHubError, fetch_hub_model, is_hub_id
+from executor_svc.checkpoint.hub_model import HubModel, NotAtHubError, fetch_hub_model, find_cached_model, is_hub_id
 from executor_svc.checkpoint.hub_name import HubName
-from executor_svc.checkpoint.model_files import FORMAT, WEIGHT_SUFFIXES, why_no_model
+from executor_svc.checkpoint.model_files import FORMAT, GGUF_MAGIC, WEIGHT_SUFFIXES, why_no_model
+from executor_svc.checkpoint.ollama import PREFIX, find_ollama_file
 from octavo_shared.errors import ModelLoadError
 
 GIT_LFS_POINTER = b"version https://git-lfs"
@@ -19,7 +20,7 @@ def find_model_path(model: str, transfer: Callable[[HubModel], None] | None = No
     """Return the directory or GGUF file `model`; if there is none, take it for a hub id and download it.
 
     Args:
-        model: A directory, a GGUF file, or a hub id and maybe @REVISION.
+        model: A directory, a GGUF file, a model of Ollama, or a hub id and maybe @REVISION.
         transfer: As for `fetch_hub_model`.
 
     Raises: ModelLoadError: neither works, or what is there is no model in the format that is read.
@@ -36,13 +37,29 @@ def find_model_path(model: str, transfer: Callable[[HubModel], None] | None = No
     return path
 
 
+def find_local_model(model: str) -> Path | None:
+    """Return what `find_model_path` finds if it is complete on this machine. Nobody asks the hub.
+
+    Raises: ModelLoadError: as `check_model_name`.
+    """
+    if found := check_model_name(model):
+        return found
+    name = HubName.of(model)
+    assert name is not None, "it is a hub id by its looks"
+    return find_cached_model(name)
+
+
 def check_model_name(model: str) -> Path | None:
-    """Return the directory or GGUF file `model`; None: by its looks it is a hub id. Nobody asks the hub.
+    """Return the directory or GGUF file `model`, or that of a model of Ollama; None: by its looks it is a hub id.
+
+    Nobody asks the hub.
 
     Raises: ModelLoadError: it can be neither, or the directory is no model in the format that is read.
     """
     if not model:
         raise ModelLoadError("--model is empty; it takes a directory, a GGUF file or a hub id")
+    if model.startswith(PREFIX):
+        return find_ollama_file(model)
     try:
         path = Path(model).expanduser()
         is_directory, exists = path.is_dir(), path.exists()
@@ -53,7 +70,7 @@ def check_model_name(model: str) -> Path | None:
     if is_directory:
         _check_directory(path, f"the model directory {path}")
         return path
-    if exists and path.suffix == ".gguf":
+    if exists and (path.suffix == ".gguf" or (path.is_file() and _begins_with(path, GGUF_MAGIC))):
         return path
     if exists:
         raise ModelLoadError(_why_not_a_file(path))
@@ -95,13 +112,13 @@ def _check_directory(path: Path, name: str) -> None:
     if trouble := why_no_model(file_names, inner):
         raise ModelLoadError(f"{name} {trouble}")
     for file_name in file_names:
-        if file_name.endswith(".safetensors") and _is_git_lfs_pointer(path / file_name):
+        if file_name.endswith(".safetensors") and _begins_with(path / file_name, GIT_LFS_POINTER):
             raise ModelLoadError(f"{path / file_name} is a Git LFS pointer, not the file: run git lfs pull there")
 
 
-def _is_git_lfs_pointer(path: Path) -> bool:
+def _begins_with(path: Path, begin: bytes) -> bool:
     try:
         with path.open("rb") as file:
-            return file.read(len(GIT_LFS_POINTER)) == GIT_LFS_POINTER
+            return file.read(len(begin)) == begin
     except OSError:  # whoever loads it says so
         return False

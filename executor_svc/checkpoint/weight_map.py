@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
 from octavo_shared.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from executor_svc.checkpoint.gguf.rounding import RoundingErrors
 
 Range = tuple[int, int]  # begin and end
 
@@ -36,20 +39,41 @@ class BlockTarget(Protocol):
         """
 
 
+@runtime_checkable
+class RoundingTarget(Protocol):
+    """A place for weights that tells what it makes of them."""
+
+    def round_rows(self, first_row: int, source: torch.Tensor) -> torch.Tensor:
+        """Quantize some rows; return them as they are held, [num_rows, num_inputs] float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """Rows of a quantized tensor, still in their file; the arguments of `BlockTarget.copy_blocks`."""
+    """Rows of a quantized tensor, still in their file; the arguments of `BlockTarget.copy_blocks`.
+
+    `rounding` restores and rounds them, and measures what that changes, if no place holds them exactly; None: they are
+    refused then. `is_held`: places may hold them exactly.
+    """
 
     name: str  # of the tensor, and of its file
     blocks: torch.Tensor
     block_type: int
     order: torch.Tensor | None
+    rounding: "RoundingErrors | None" = None
+    is_held: bool = True
 
     def copy_to(self, destination: object) -> None:
-        """Copy the codes. Raises: ModelLoadError: the place does not hold them exactly."""
+        """Copy the codes. Raises: ModelLoadError: the place does not hold them exactly, and they are not rounded."""
         assert isinstance(destination, BlockTarget), "what is planned for a quantized tensor takes codes"
-        if not destination.copy_blocks(self.blocks, self.block_type, self.order):
-            raise ModelLoadError(f"{self.name} has scales that are too large for the format that holds it")
+        if self.is_held and destination.copy_blocks(self.blocks, self.block_type, self.order):
+            return
+        if self.rounding is not None:
+            assert isinstance(destination, RoundingTarget), "what takes codes quantizes too"
+            self.rounding.round_rows(self.name, self.block_type, self.blocks, self.order, destination)
+        else:
+            raise ModelLoadError(
+                f"{self.name} has a scale or a minimum that float16, which would hold it, does not have"
+            )
 
 
 class TensorSource(Protocol):

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from executor_svc.device.cgroups import control_groups, read_text
+
 
 @dataclass(frozen=True, slots=True)
 class AvailableCpus:
@@ -40,34 +42,21 @@ def read_cpus(root: Path = Path("/"), cpu_ids: Iterable[int] | None = None) -> A
 def _core(root: Path, cpu_id: int) -> str:
     """Return a name of the core that a CPU belongs to: the list of its CPUs."""
     topology = root / f"sys/devices/system/cpu/cpu{cpu_id}/topology"
-    return _read(topology / "core_cpus_list") or _read(topology / "thread_siblings_list") or str(cpu_id)
+    return read_text(topology / "core_cpus_list") or read_text(topology / "thread_siblings_list") or str(cpu_id)
 
 
 def _quota(root: Path) -> float | None:
     """Return the least quota of the groups that this process is in; cgroup v2 and v1."""
-    quotas = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        mount = root / "sys/fs/cgroup" if not controllers else root / "sys/fs/cgroup" / controllers
-        if not controllers or "cpu" in controllers.split(","):
-            group = Path(path.lstrip("/"))
-            quotas += [_quota_of(mount / directory) for directory in (group, *group.parents)]
+    quotas = [_quota_of(group) for group in control_groups(root, "cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _quota_of(directory: Path) -> float | None:
-    words = _read(directory / "cpu.max").split() or [
-        _read(directory / "cpu.cfs_quota_us"),
-        _read(directory / "cpu.cfs_period_us"),
+    words = read_text(directory / "cpu.max").split() or [
+        read_text(directory / "cpu.cfs_quota_us"),
+        read_text(directory / "cpu.cfs_period_us"),
     ]
     with suppress(ValueError):  # "max", or no such files
         quota, period = map(int, words)
         return quota / period if quota > 0 and period > 0 else None
     return None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

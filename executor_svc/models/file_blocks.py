@@ -10,6 +10,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as FileType
 
 _NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # of IQ4_NL
+_DOUBLED_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # of MXFP4, whose scale is half of its own
 
 
 def read_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]:
@@ -17,21 +18,27 @@ def read_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, torch
 
     Returns:
         Codes [num_rows, num_blocks, 32] int16, scales [num_rows, num_blocks, 1] float16, minima like them or None, and
-        what is added to every code before it is scaled.
+        what is added to every code before it is scaled. A scale that float16 does not have is infinite.
     """
     blocks = rows.reshape(len(rows), -1, GGML_QUANT_SIZES[kind][1])
-    scales = blocks[..., :2].contiguous().view(torch.float16)
+    if kind == FileType.MXFP4:
+        codes = torch.tensor(_DOUBLED_FP4, dtype=torch.int16)[_nibbles(blocks[..., 1:]).long()]
+        powers = torch.exp2(blocks[..., :1].double() - 128).to(torch.float16)
+        powers[powers == 0] = torch.inf
+        return codes, torch.where((codes != 0).any(-1, keepdim=True), powers, 0), None, 0
+    scales = _half(blocks[..., :2])
     if kind == FileType.Q8_0:
         return blocks[..., 2:].contiguous().view(torch.int8).to(torch.int16), scales, None, 0
     if kind == FileType.Q5_0:
-        fifth = blocks[..., 2:6].repeat_interleave(8, -1) >> torch.arange(8, dtype=torch.uint8).repeat(4) & 1
-        return _nibbles(blocks[..., 6:]) | fifth.to(torch.int16) << 4, scales, None, -16
+        return _five_bits(blocks[..., 2:6], blocks[..., 6:]), scales, None, -16
+    if kind == FileType.Q5_1:
+        return _five_bits(blocks[..., 4:8], blocks[..., 8:]), scales, _half(blocks[..., 2:4]), 0
     if kind == FileType.Q4_0:
         return _nibbles(blocks[..., 2:]), scales, None, -8
     if kind == FileType.IQ4_NL:
         return torch.tensor(_NON_LINEAR, dtype=torch.int16)[_nibbles(blocks[..., 2:]).long()], scales, None, 0
     assert kind == FileType.Q4_1, "HOLDERS has no other type"
-    return _nibbles(blocks[..., 4:]), scales, blocks[..., 2:4].contiguous().view(torch.float16), 0
+    return _nibbles(blocks[..., 4:]), scales, _half(blocks[..., 2:4]), 0
 
 
 def read_k_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -80,8 +87,18 @@ def _scaled(
     return groups, scaled.flatten(1).unsqueeze(-1), lowered.flatten(1).unsqueeze(-1)
 
 
-def _float(half: torch.Tensor) -> torch.Tensor:
-    return half.contiguous().view(torch.float16).float()
+def _half(stored: torch.Tensor) -> torch.Tensor:
+    return stored.contiguous().view(torch.float16)
+
+
+def _float(stored: torch.Tensor) -> torch.Tensor:
+    return _half(stored).float()
+
+
+def _five_bits(fifth: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+    """Return half bytes with a bit above each."""
+    bits = fifth.repeat_interleave(8, -1) >> torch.arange(8, dtype=torch.uint8).repeat(4) & 1
+    return _nibbles(packed) | bits.to(torch.int16) << 4
 
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """How each type of a GGUF file is held: its codes are copied, so a format must have every weight exactly.
 
-The one table: a type that is not in it is refused by name, before anything is loaded.
+The one table: a type that is not in it is refused by name, before anything is loaded, or rounded
+(`executor_svc/checkpoint/gguf/rounding.py`).
 """
 
 import itertools
@@ -12,14 +13,15 @@ from gguf import GGMLQuantizationType as FileType
 
 from executor_svc.checkpoint.gguf.config import EMBEDDING, HEAD
 from executor_svc.checkpoint.gguf.header import GGUFTensor
+from executor_svc.checkpoint.gguf.rounding import check_type
 from executor_svc.checkpoint.gguf.weights import FLOATS, GGUFCheckpoint
 from executor_svc.models.weight_format import NUMBER_FORMATS
-from executor_svc.native.structs import K_FORMATS, NumberFormat
+from executor_svc.native.structs import FILE_FORMATS, NumberFormat
 from octavo_shared.errors import ModelLoadError
 
-# The formats that have a type exactly, the best one first. To add a type: a line here, its block in csrc/blocks.c or
-# csrc/pack_k.c, and in `file_blocks.py`. tests/numerics/test_file_formats.py then compares it with what the package
-# gguf makes of it.
+# The formats that have a type exactly, the best one first. To add a type: a line here and in `HELD_BITS`, its block in
+# csrc/blocks.c or csrc/pack_k.c, and in `file_blocks.py`. tests/numerics/test_file_formats.py then compares it with
+# what the package gguf makes of it.
 HOLDERS: Final[Mapping[FileType, tuple[NumberFormat, ...]]] = MappingProxyType(
     {
         FileType.F32: (NumberFormat.FLOAT32,),
@@ -31,6 +33,9 @@ HOLDERS: Final[Mapping[FileType, tuple[NumberFormat, ...]]] = MappingProxyType(
         # Its minimum is -8 scales, which float16 has up to scales of 8188; packing says if one is larger.
         FileType.Q4_0: (NumberFormat.INT4, NumberFormat.INT8_A8, NumberFormat.INT8),
         FileType.Q4_1: (NumberFormat.INT4,),
+        FileType.Q5_1: (NumberFormat.Q5_1,),
+        # Its scales are powers of two, which float16 has from 2**-24 to 2**15; packing says if there is another one.
+        FileType.MXFP4: (NumberFormat.INT8_A8, NumberFormat.INT8),
         FileType.Q2_K: (NumberFormat.Q2_K,),
         FileType.Q3_K: (NumberFormat.Q3_K,),
         FileType.Q4_K: (NumberFormat.Q4_K,),
@@ -42,11 +47,13 @@ HOLDERS: Final[Mapping[FileType, tuple[NumberFormat, ...]]] = MappingProxyType(
 
 FORMAT_NAMES: Final[Mapping[NumberFormat, str]] = MappingProxyType(
     {number_format: "float32" if name == "none" else name for name, number_format in NUMBER_FORMATS.items()}
-    | {each: each.name.lower() for each in K_FORMATS}
+    | {each: each.name.lower() for each in FILE_FORMATS}
 )
 
+# What weights of other types are rounded to.
+_ROUNDED = (NumberFormat.INT8_A8, NumberFormat.INT8)
 _FLOATS = (NumberFormat.FLOAT32, NumberFormat.BFLOAT16)
-_SHORT = (NumberFormat.INT4, NumberFormat.INT8_A8, *K_FORMATS)  # their products take activations in 8 bits
+_SHORT = (NumberFormat.INT4, NumberFormat.INT8_A8, *FILE_FORMATS)  # their products take activations in 8 bits
 
 
 class FileFormats:
@@ -55,11 +62,14 @@ class FileFormats:
     Args:
         checkpoint: The weights.
         has_long_inputs: Whether products take activations in 16 bits, not 8: `--quantization int8`.
+        allow_requantization: Whether types that no format holds exactly are rounded.
 
     Raises: ModelLoadError: a type has no format; the message has file, tensor and type.
     """
 
-    def __init__(self, checkpoint: GGUFCheckpoint, *, has_long_inputs: bool = False) -> None:
+    def __init__(
+        self, checkpoint: GGUFCheckpoint, *, has_long_inputs: bool = False, allow_requantization: bool = False
+    ) -> None:
         self._checkpoint = checkpoint
         self.has_codes = checkpoint.has_codes
         self.used: set[NumberFormat] = set()
@@ -67,6 +77,7 @@ class FileFormats:
         products: dict[bool, GGUFTensor] = {}  # one whose products take floats, one that takes codes
         is_tied = HEAD not in checkpoint.tensors
         for tensor in checkpoint.tensors.values():
+            check_type(tensor, allow_requantization=allow_requantization)
             self._holders[tensor.type] = _holders(tensor, has_long_inputs)
             if len(tensor.shape) > 1 and "ffn_gate_inp" not in tensor.name and (is_tied or tensor.name != EMBEDDING):
                 products.setdefault(tensor.type in FLOATS, tensor)
@@ -93,16 +104,11 @@ class FileFormats:
 
 
 def _holders(tensor: GGUFTensor, has_long_inputs: bool) -> list[NumberFormat]:
-    if tensor.type not in HOLDERS:
-        supported = ", ".join(kind.name for kind in HOLDERS)
-        raise ModelLoadError(
-            f"{tensor} is {tensor.type.name}, which is not supported; use a file with {supported} only"
-        )
     if "ffn_gate_inp" in tensor.name and tensor.type not in FLOATS:
         raise ModelLoadError(f"{tensor} is {tensor.type.name}; a router must be F32, F16 or BF16")
     if len(tensor.shape) == 1 and tensor.type not in FLOATS:
         raise ModelLoadError(f"{tensor} is {tensor.type.name}; a vector must be F32, F16 or BF16")
-    holders = [each for each in HOLDERS[tensor.type] if not (has_long_inputs and each in _SHORT)]
+    holders = [each for each in HOLDERS.get(tensor.type, _ROUNDED) if not (has_long_inputs and each in _SHORT)]
     if not holders:
         raise ModelLoadError(
             f"quantization is int8, but {tensor} is {tensor.type.name}, whose products take activations in 8 bits; "

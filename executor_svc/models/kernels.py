@@ -199,21 +199,21 @@ def find_product_library(
         quantization: Of the weights.
         device: Where the model runs; None is returned for a GPU.
         cpu_kernels: "torch" was asked for: None.
-        setting: Which setting has chosen it; empty: the checkpoint has.
+        setting: Which setting has chosen it; empty: the file has, and None is returned if the library cannot be had.
 
-    Raises: ModelLoadError: it cannot be had: without it they would be several times as slow as with float32.
+    Raises: ModelLoadError: it is needed, and cannot be had.
     """
     if device.type != "cpu" or cpu_kernels == "torch":
         return None
     try:
         return load_library(torch.get_num_threads())
     except NativeUnavailableError as error:
-        what, instead = f"{setting} is {quantization}, which needs", f"remove --{setting.replace('_', '-')}, or "
         if not setting:
-            what, instead = "the weights of the GGUF file are quantized, which needs", ""
+            return None
+        flag = f"--{setting.replace('_', '-')}"
         raise ModelLoadError(
-            f"{what} the kernels in C on a CPU, but {error}; {instead}set --cpu-kernels torch, where {quantization} "
-            "saves memory but is several times slower than float32"
+            f"{setting} is {quantization}, which needs the kernels in C on a CPU, but {error}; remove {flag}, or set "
+            f"--cpu-kernels torch, where {quantization} saves memory but is several times slower than float32"
         ) from error
 
 

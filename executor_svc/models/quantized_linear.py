@@ -6,6 +6,7 @@ Of a format of integers, GROUP inputs share a scale in float16. What each does:
     int8       weight = code * scale, codes of -127 to 127; inputs are rounded to 16 bits, with a scale of each row
     int8-a8    weights as with int8; inputs are rounded to 8 bits, with a scale of each group of a row
     int4       weight = code * scale + minimum, codes of 0 to 15, the minimum in float16; inputs as with int8-a8
+    q5_1       as int4, with codes of 0 to 31; from files alone
     q4_k, ..   as the K formats of llama.cpp have them: their scales and minima are products in float32, of 16 or 32
                inputs; inputs as with int8-a8
 """
@@ -20,7 +21,7 @@ from gguf import GGMLQuantizationType as FileType
 
 from executor_svc.models.file_blocks import read_blocks, read_k_blocks
 from executor_svc.models.int4_groups import quantize_int4
-from executor_svc.native.structs import K_FORMATS, NumberFormat
+from executor_svc.native.structs import FILE_FORMATS, K_FORMATS, NumberFormat
 
 # Inputs that share a scale: of a few hundred the largest would rule, fewer cost more scales. GROUP of dense.h.
 GROUP = 32
@@ -137,6 +138,12 @@ class _QuantizedRows:
             self.scales.copy_(groups.abs().amax(-1, keepdim=True) / 127)
             self.codes.copy_(_codes(groups, self.scales).clamp(-127, 127))
 
+    def round_rows(self, first_row: int, source: torch.Tensor) -> torch.Tensor:
+        """Quantize some rows, and return what they are held as; see `RoundingTarget`."""
+        rows = self[first_row : first_row + len(source)]
+        rows.copy_(source)
+        return rows.restore()
+
     def copy_blocks(self, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None) -> bool:
         """Take over codes; see `BlockTarget`."""
         rows, kind = blocks if order is None else blocks[order], FileType(block_type)
@@ -145,11 +152,15 @@ class _QuantizedRows:
                 mine.copy_(theirs)
             return bool(self.scales.isfinite().all() and self.minima.isfinite().all())
         codes, scales, minima, offset = read_blocks(kind, rows)
+        if not scales.isfinite().all() or (minima is not None and not minima.isfinite().all()):
+            return False
         if self.number_format == NumberFormat.INT4:
             wanted = scales.float() * offset
             minima = wanted.half() if minima is None else minima
             if offset and not torch.equal(minima.float(), wanted):
                 return False
+            self.minima.copy_(minima)
+        elif self.number_format == NumberFormat.Q5_1 and minima is not None:
             self.minima.copy_(minima)
         elif minima is not None:
             return False
@@ -162,7 +173,7 @@ class _QuantizedRows:
         values = self.codes.float()
         if self.number_format not in _BFLOAT16:
             values *= self.scales
-        if self.number_format == NumberFormat.INT4 or self.number_format in K_FORMATS:
+        if self.number_format == NumberFormat.INT4 or self.number_format in FILE_FORMATS:
             values += self.minima
         return values.flatten(1)[:, : self.num_inputs]
 

@@ -132,7 +132,11 @@ def _from_gguf(
 ) -> ChosenModel:
     """Return a model with the formats of its file; files of plain numbers are quantized as any checkpoint is."""
     checkpoint = model.checkpoint()
-    stored = FileFormats(checkpoint, has_long_inputs=checkpoint.has_codes and config.quantization == "int8")
+    stored = FileFormats(
+        checkpoint,
+        has_long_inputs=checkpoint.has_codes and config.quantization == "int8",
+        allow_requantization=config.allow_requantization,
+    )
     is_rounded = config.quantization != "none" or config.compute_dtype != "float32"
     if not stored.has_codes and (is_rounded or device.type != "cpu"):
         return choose_decoder(model_config, config, device, group)

@@ -63,9 +63,7 @@ class PackedMatrix:
     def rows(self, row_ids: torch.Tensor) -> torch.Tensor:
         """Return rows of the weight, which has one number format, [num_ids, num_inputs] float32."""
         assert len(self._blocks) == 1, "no matrix whose rows are looked up has two"
-        out = torch.empty(len(row_ids), self.num_inputs)
-        self._library.read_rows(self.struct, row_ids.long().contiguous(), out)
-        return out
+        return self._blocks[0].rows(row_ids)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map [num_rows, num_inputs] of any floating dtype to [num_rows, num_outputs] of the same."""
@@ -104,6 +102,12 @@ class _Block:
         """Memory of the weight, scales and padding included."""
         return self._panels.nbytes + (0 if self._scales is None else self._scales.nbytes)
 
+    def rows(self, row_ids: torch.Tensor) -> torch.Tensor:
+        """Return rows of the weight, [num_ids, num_inputs] float32."""
+        out = torch.empty(len(row_ids), self.struct.num_inputs)
+        self._library.read_rows(self.struct, row_ids.long().contiguous(), out)
+        return out
+
     def pack_blocks(self, first_row: int, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None) -> bool:
         """Copy codes into the rows from `first_row`; see `NativeLibrary.pack_blocks`."""
         return self._library.pack_blocks(self.struct, first_row, blocks, block_type, order)
@@ -125,6 +129,11 @@ class PackedPart:
     def copy_(self, source: torch.Tensor, /) -> None:
         """Pack `source`, a tensor of this shape."""
         self._block.pack(self._first_row, source)
+
+    def round_rows(self, first_row: int, source: torch.Tensor) -> torch.Tensor:
+        """Pack some rows, and return what they are held as; see `executor_svc.checkpoint.weight_map.RoundingTarget`."""
+        self._block.pack(self._first_row + first_row, source)
+        return self._block.rows(torch.arange(len(source)) + self._first_row + first_row)
 
     def copy_blocks(self, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None) -> bool:
         """Take over codes; see `executor_svc.checkpoint.weight_map.BlockTarget`."""

@@ -12,8 +12,8 @@ class NumberFormat(IntEnum):
 
     FLOAT32 and BFLOAT16 multiply float32 activations, with the same sums in the same order; BFLOAT16_A16 rounds them to
     bfloat16. INT8 turns the activations of a row into int16 with one scale, the others into int8 with a scale for each
-    group of 32. The K formats are those of llama.cpp: their codes and scales come from a file, and a row has a multiple
-    of 256 inputs.
+    group of 32. Codes and scales of Q5_1 and the K formats of llama.cpp come from a file; a row of a K format has a
+    multiple of 256 inputs.
     """
 
     FLOAT32 = 0
@@ -22,14 +22,17 @@ class NumberFormat(IntEnum):
     INT8 = 3
     INT8_A8 = 4
     INT4 = 5
-    Q2_K = 6
-    Q3_K = 7
-    Q4_K = 8
-    Q5_K = 9
-    Q6_K = 10
+    Q5_1 = 6
+    Q2_K = 7
+    Q3_K = 8
+    Q4_K = 9
+    Q5_K = 10
+    Q6_K = 11
 
 
 K_FORMATS: Final = (NumberFormat.Q2_K, NumberFormat.Q3_K, NumberFormat.Q4_K, NumberFormat.Q5_K, NumberFormat.Q6_K)
+# That weights have as a file has them, and never by a quantization; each is named after the type in the file.
+FILE_FORMATS: Final = (NumberFormat.Q5_1, *K_FORMATS)
 
 
 class MatrixStruct(ctypes.Structure):

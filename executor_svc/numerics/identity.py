@@ -42,9 +42,9 @@ from executor_svc.models.weight_format import NUMBER_FORMATS, ComputeDtype, Quan
 from executor_svc.native.compiled_code import code_digest
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.sampling import NativeSampling
-from executor_svc.native.structs import K_FORMATS
+from executor_svc.native.structs import FILE_FORMATS
 from executor_svc.numerics.probe import probe_bits
-from executor_svc.numerics.probe_k_formats import probe_k_format
+from executor_svc.numerics.probe_file_formats import probe_file_format
 from executor_svc.numerics.triton_code import triton_parts
 from executor_svc.sampler.sampler import Sampler
 from octavo.values.sampling_parameters import Stage, of_stage
@@ -105,13 +105,13 @@ def find_numerics(chosen: ChosenModel, num_ranks: int, device: torch.device) -> 
         formats: Any = {"compute_dtype": chosen.compute_dtype, "cache_dtype": chosen.cache_dtype}
         probes = [probe_native(library.path, each, **formats) for each in _probed(chosen)]
         used = set() if chosen.stored is None else chosen.stored.used
-        probes += [probe_k_format(NativeLibrary(library.path, 1), each) for each in K_FORMATS if each in used]
+        probes += [probe_file_format(NativeLibrary(library.path, 1), each) for each in FILE_FORMATS if each in used]
         parts["probe"] = ",".join(probes)
     return Numerics(digest_of(parts), chosen.why_not_invariant, parts)
 
 
 def _probed(chosen: ChosenModel) -> Sequence[Quantization]:
-    """Return the settings whose probes together compute in all formats of a model's weights but the K formats.
+    """Return the settings whose probes together compute in all formats of a model's weights but those of files.
 
     There is one at least, which has attention and sampling too.
     """

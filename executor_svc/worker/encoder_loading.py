@@ -155,9 +155,11 @@ def score_function(values: Mapping[str, object], num_scores: int, source: Path) 
 
 
 def model_id(model: str) -> str:
-    """Return the name of a model: of a directory its last part."""
+    """Return the name of a model: of a directory its last part, of a GGUF file too, without .gguf."""
     path = Path(model).expanduser()
-    return path.resolve().name if path.is_dir() else model
+    if path.is_dir():
+        return path.resolve().name
+    return path.stem if path.is_file() else model
 
 
 def _why_not_own(config: ExecutorConfig, directory: ModelDirectory, kind: EncoderKind, found: FoundLibrary) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from executor_svc.cache.block_count import check_cache_settings
+from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
 from executor_svc.checkpoint.model import AnyCheckpoint, Model, open_checkpoint, open_model
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.model_location import find_model_path
@@ -15,6 +16,7 @@ from executor_svc.device.selection import find_device
 from executor_svc.models.dtype import STORED_NAMES, choose_dtype
 from executor_svc.models.encoder_config import encoder_kind
 from executor_svc.models.kernels import check_compute_dtype
+from executor_svc.models.memory_needs import check_memory
 from executor_svc.models.selection import ChosenModel, choose_model, read_model_config, torch_dtype
 from executor_svc.numerics.identity import find_numerics, log_numerics
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -71,13 +73,17 @@ def load_worker(
     shape, source = chosen.model.shape, directory.source
     model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
     check_cache_settings(config, cache_shape_of(chosen), local_size)
-    checkpoint = open_checkpoint(directory)
+    if device.type == "cpu" and group.size == 1:  # of several ranks, `check_model` has asked
+        logger.info(Event("memory", model=check_memory(directory.path, config)))
+    checkpoint = open_checkpoint(directory, allow_requantization=config.allow_requantization)
     stored = checkpoint.number_formats()
     weights = dtype if chosen.quantization == "none" else chosen.quantization
     kept = {name for number_format, name in STORED_NAMES.items() if number_format == weights}
     if chosen.stored is None and stored != kept and group.rank == 0:
         logger.info(Event("weights_converted", stored=",".join(sorted(stored)), weights=weights))
     weights_digest = _load_weights(chosen, checkpoint, group.rank)
+    if isinstance(checkpoint, GGUFCheckpoint) and group.rank == 0 and (told := checkpoint.rounding.sentence()):
+        print(f"octavo executor notice: {told}", flush=True)  # `octavo up` shows it
     # Ranks load from other disks, and one of them hashes too: their first collective has to be short for all.
     group.wait_for_all()
     numerics = find_numerics(chosen, group.size, device)
@@ -123,13 +129,20 @@ def find_model(model: str) -> Model:
     return open_model(find_model_path(model))
 
 
-def check_model(config: ExecutorConfig) -> None:
-    """Raise ModelLoadError if so many ranks cannot share the model; nothing of it is loaded."""
+def check_model(config: ExecutorConfig, *, are_ranks_here: bool = True) -> None:
+    """Raise ModelLoadError if so many ranks cannot share the model, or memory lacks; nothing of it is loaded.
+
+    Args:
+        config: The settings of the executor.
+        are_ranks_here: Whether all ranks are on this machine, as far as that is known.
+    """
     directory = find_model(config.model)
     if isinstance(directory, ModelDirectory) and (kind := encoder_kind(directory.config())) is not None:
         refuse_ranks(config, kind)
     read_pooling(config, directory.path)
     read_model_config(directory, config)
+    if config.device == "cpu" and are_ranks_here:
+        logger.info(Event("memory", model=check_memory(directory.path, config)))
 
 
 def _checked_model_len(limit: int, max_model_len: int | None, source: Path) -> int:

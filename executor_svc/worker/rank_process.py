@@ -41,7 +41,7 @@ def load_leader(
 
     Raises: ModelLoadError: the others do not come, or the model cannot be loaded.
     """
-    check_model(config)
+    check_model(config, are_ranks_here=assignment is None)
     local_rank = 0 if assignment is None else assignment.local_rank
     device = find_device(config.device, local_rank)
     leading = LeadingRank(assignment, config.tp, argv, environ, device)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from rich.filesize import decimal
 
+from executor_svc.device.host_memory import available_memory_bytes
 from octavo.client import Client
 from octavo.commands.options import address_option
 from octavo.errors import OctavoError
@@ -18,7 +19,7 @@ from octavo.values.wording import printable
 # A scheduler of this machine answers in milliseconds; nobody waits for one that is elsewhere and down.
 _LONGEST_WAIT_S = 1.0
 
-_HEADINGS = ("NAME", "SIZE", "WEIGHTS", "ARCHITECTURE", "WHERE")
+_HEADINGS = ("NAME", "SIZE", "FORMAT", "ARCHITECTURE", "NEEDS", "WHERE")
 
 
 @click.command("list")
@@ -27,8 +28,9 @@ _HEADINGS = ("NAME", "SIZE", "WEIGHTS", "ARCHITECTURE", "WHERE")
 def list_models(address: tuple[str, ...], is_json: bool) -> None:
     """List the models on this machine.
 
-    These are the demo model, and the models in the Hugging Face cache. If a scheduler answers at --address, its model
-    is named too.
+    These are the demo model, and the models in the Hugging Face cache and in the folders of Ollama and LM Studio. NEEDS
+    is the memory for the weights as they are, a KV cache of 4,096 tokens, and the programs. If a scheduler answers at
+    --address, its model is named too.
     """
     models = list_local_models()
     served, where = asyncio.run(_served_model(address))
@@ -37,6 +39,9 @@ def list_models(address: tuple[str, ...], is_json: bool) -> None:
         click.echo(json.dumps({"models": values, "served": served and {"model_id": served, "address": where}}))
         return
     click.echo(_table([_HEADINGS, *map(_row, models)]))
+    available = available_memory_bytes()
+    if available is not None:
+        click.echo(f"\n{decimal(available)} of memory are free")
     if served is not None:
         click.echo(f"\nserved at {where}: {printable(served)}")
 
@@ -53,18 +58,26 @@ async def _served_model(addresses: Sequence[str]) -> tuple[str | None, str]:
 
 def _row(model: LocalModel) -> tuple[str, ...]:
     if model.state is ModelState.NOT_PULLED:
-        return model.name, "", "", "", f"not downloaded yet ({decimal(model.num_bytes)}): octavo pull {model.name}"
-    size, weights = decimal(model.num_bytes), decimal(model.num_weight_bytes)
+        return model.name, "", "", "", "", f"not downloaded yet ({decimal(model.num_bytes)}): octavo pull {model.name}"
+    size, architecture = decimal(model.num_bytes), printable(model.architecture)
     if model.state is ModelState.PARTLY_PULLED:
-        return model.name, size, "", printable(model.architecture), f"partly downloaded: octavo pull {model.name}"
-    return printable(model.name), size, weights, printable(model.architecture), _shorten(model.directory)
+        return model.name, size, "", architecture, "", f"partly downloaded: octavo pull {model.name}"
+    if model.state is ModelState.REFUSED:
+        return printable(model.name), size, "", "", "", f"cannot be served: {printable(model.trouble)}"
+    assert model.needed_bytes is not None, "of a model that is ready it is known"
+    needs = decimal(model.needed_bytes)
+    return printable(model.name), size, printable(model.format), architecture, needs, _shorten(model.directory)
 
 
 def _shorten(directory: Path | None) -> str:
-    """Return a directory with ~ for the user's own; of a model of the hub's cache, that of the cache."""
+    """Return a place with ~ for the user's own; of a model of the hub's cache, the directory of the cache."""
     assert directory is not None, "a model that is ready has a directory"
-    if directory.parent.name == "snapshots":
-        directory = directory.parents[2]
+    if "snapshots" in directory.parts:
+        while directory.name != "snapshots":
+            directory = directory.parent
+        directory = directory.parents[1]
+    elif directory.is_file():
+        directory = directory.parent
     try:
         return f"~/{directory.relative_to(Path.home())}"
     except (RuntimeError, ValueError):  # there is no home, or it lies elsewhere

@@ -128,7 +128,8 @@ def up(
         _say_that_openai_is_not_served()
     if config.tls_cert is None:
         _warn_if_exposed({"--listen": config.listen, "--admin-listen": config.admin_listen, **http_listens})
-    local.prepare_model()
+    if needs := local.prepare_model():
+        click.echo(f"{model}: {needs}", err=True)
     asyncio.run(_run_until_stopped(config.served_model_name or model, local, is_verbose=verbose))
 
 

@@ -55,7 +55,7 @@ class LLM:
     ports, which always are: `executor={"metrics_listen": "127.0.0.1:9101"}`.
 
     Args:
-        model: "smollm2" (the demo model, made on first use), a Hugging Face directory, a GGUF file, or a hub id.
+        model: "smollm2" (the demo model, fetched on first use), a Hugging Face directory, a GGUF file, or a hub id.
         progress: Whether to show on stderr what is being waited for.
         verbose: Whether the services' logs go to stderr.
         executor: Settings of the executor only.

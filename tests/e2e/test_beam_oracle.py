@@ -188,12 +188,12 @@ class DemoText:
 
 
 @pytest.fixture(scope="module")
-def demo(demo_model: Path) -> DemoText:
-    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+def demo(float32_model: Path) -> DemoText:
+    tokenizer = AutoTokenizer.from_pretrained(float32_model)
     ids = tokenizer((Path(__file__).parents[2] / "LICENSE").read_text()).input_ids
     prompts = [ids[start : start + length] for start, length in ((400, 17), (900, 30))]
     ends = tuple(tokenizer.convert_tokens_to_ids([".", ",", "\u010a", tokenizer.eos_token]))
-    return DemoText(Oracle(RealModel(demo_model, BLOCK_SIZE, 400)), prompts, ends)
+    return DemoText(Oracle(RealModel(float32_model, BLOCK_SIZE, 400)), prompts, ends)
 
 
 @pytest.mark.model

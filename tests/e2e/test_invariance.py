@@ -297,7 +297,7 @@ def test_outputs_of_every_family_are_those_alone_by_random_schedules(tiny: Scene
 
 @dataclass
 class Demo:
-    """The demo model in a number format, and tokens of a text."""
+    """The demo model in a number format, or as its GGUF file has it, and tokens of a text."""
 
     model: RealModel
     ids: list[int]
@@ -307,10 +307,12 @@ class Demo:
         return self.ids[70 * number :][: 7 + 3 * number]
 
 
-@pytest.fixture(scope="module", params=FORMATS)
-def demo(demo_model: Path, request: pytest.FixtureRequest) -> Demo:
-    ids = AutoTokenizer.from_pretrained(demo_model)((Path(__file__).parents[2] / "LICENSE").read_text()).input_ids
-    return Demo(RealModel(demo_model, BLOCK_SIZE, NUM_BLOCKS, quantization=request.param), ids)
+@pytest.fixture(scope="module", params=[*FORMATS, "GGUF"])
+def demo(demo_model: Path, float32_model: Path, request: pytest.FixtureRequest) -> Demo:
+    ids = AutoTokenizer.from_pretrained(float32_model)((Path(__file__).parents[2] / "LICENSE").read_text()).input_ids
+    if request.param == "GGUF":
+        return Demo(RealModel(demo_model, BLOCK_SIZE, NUM_BLOCKS), ids)
+    return Demo(RealModel(float32_model, BLOCK_SIZE, NUM_BLOCKS, quantization=request.param), ids)
 
 
 @pytest.fixture(scope="module")

@@ -44,8 +44,8 @@ def test_chat_takes_one_conversation_or_many(llm: LLM) -> None:
     assert len(many) == 2
 
 
-def test_the_tokenizer_is_that_of_transformers(llm: LLM, demo_model: Path) -> None:
-    own, reference = llm.get_tokenizer(), AutoTokenizer.from_pretrained(demo_model)
+def test_the_tokenizer_is_that_of_transformers(llm: LLM, float32_model: Path) -> None:
+    own, reference = llm.get_tokenizer(), AutoTokenizer.from_pretrained(float32_model)
     ids = own.encode(PROMPTS[0])
     assert ids == reference.encode(PROMPTS[0])
     assert own.decode(ids) == reference.decode(ids) == PROMPTS[0]

@@ -87,13 +87,13 @@ async def answers_to(url: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 @pytest.mark.slow
-async def test_the_requests_of_lm_eval_get_what_transformers_computes(demo_model: Path) -> None:
+async def test_the_requests_of_lm_eval_get_what_transformers_computes(float32_model: Path) -> None:
     settings = {"dtype": "float32", "kv_cache_gib": 0.25}
-    options = LocalOptions(demo_model, settings, scheduler={"openai_listen": "127.0.0.1:0"})
+    options = LocalOptions(float32_model, settings, scheduler={"openai_listen": "127.0.0.1:0"})
     async with LocalServices.from_options(options) as services:
         answered = await answers_to(f"http://{services.openai_address}")
 
-    reference = Reference(demo_model)
+    reference = Reference(float32_model)
     num_likely = 0
     for request, answer in answered:
         body, choices = request["body"], choices_of(answer)

@@ -72,6 +72,6 @@ def test_an_executor_killed_at_any_step_changes_no_output(tiny: RealModel, layou
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("layout", [(1, 2), (2, 3)], ids=str)
 def test_an_executor_of_the_demo_model_killed_at_any_step_changes_no_output(
-    demo_model: Path, layout: tuple[int, int], quantization: str
+    float32_model: Path, layout: tuple[int, int], quantization: str
 ) -> None:
-    check_kills(RealModel(demo_model, 4, NUM_BLOCKS, quantization=quantization), layout, at_any_step=True)
+    check_kills(RealModel(float32_model, 4, NUM_BLOCKS, quantization=quantization), layout, at_any_step=True)

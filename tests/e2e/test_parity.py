@@ -56,11 +56,11 @@ class Reference:
 
 
 @pytest.fixture(scope="module")
-def reference(demo_model: Path, request: pytest.FixtureRequest) -> Reference:
+def reference(float32_model: Path, request: pytest.FixtureRequest) -> Reference:
     """Answer the prompts of the lengths that the test module's parameter names, each with so many tokens."""
     lengths, num_tokens = request.param
-    model = AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32)
-    ids = AutoTokenizer.from_pretrained(demo_model)(TEXT.read_text()).input_ids
+    model = AutoModelForCausalLM.from_pretrained(float32_model, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(float32_model)(TEXT.read_text()).input_ids
     prompts = [ids[37 * i : 37 * i + length] for i, length in enumerate(lengths)]
     outputs = []
     for prompt in prompts:
@@ -77,9 +77,9 @@ def reference(demo_model: Path, request: pytest.FixtureRequest) -> Reference:
 
 
 @asynccontextmanager
-async def running_services(demo_model: Path, *executor_flags: str) -> AsyncIterator[LocalServices]:
+async def running_services(float32_model: Path, *executor_flags: str) -> AsyncIterator[LocalServices]:
     """Run both services as two processes, the executor with these flags."""
-    executor = [sys.executable, "-P", "-m", "executor_svc", "--model", str(demo_model), *executor_flags]
+    executor = [sys.executable, "-P", "-m", "executor_svc", "--model", str(float32_model), *executor_flags]
     scheduler = [sys.executable, "-P", "-m", "scheduler_svc", "--admin-listen", "127.0.0.1:0"]
     common = ["--listen", "127.0.0.1:0", "--exit-on-stdin-close"]
     async with LocalServices([*executor, *common], [*scheduler, *common]) as running:
@@ -87,9 +87,9 @@ async def running_services(demo_model: Path, *executor_flags: str) -> AsyncItera
 
 
 @asynccontextmanager
-async def services(demo_model: Path, *executor_flags: str) -> AsyncIterator[Client]:
+async def services(float32_model: Path, *executor_flags: str) -> AsyncIterator[Client]:
     """Run both services; return a client of them."""
-    async with running_services(demo_model, *executor_flags) as running, Client(running.address) as client:
+    async with running_services(float32_model, *executor_flags) as running, Client(running.address) as client:
         yield client
 
 
@@ -119,33 +119,33 @@ full = pytest.mark.parametrize(
 
 
 @quick
-async def test_greedy_output_equals_transformers(demo_model: Path, reference: Reference) -> None:
-    async with services(demo_model) as client:
+async def test_greedy_output_equals_transformers(float32_model: Path, reference: Reference) -> None:
+    async with services(float32_model) as client:
         await assert_answer(client, reference, 3)
         await assert_all_at_once(client, reference)
 
 
 @full
-async def test_one_at_a_time(demo_model: Path, reference: Reference) -> None:
-    async with services(demo_model) as client:
+async def test_one_at_a_time(float32_model: Path, reference: Reference) -> None:
+    async with services(float32_model) as client:
         for index in range(len(reference.prompts)):
             await assert_answer(client, reference, index)
 
 
 @full
-async def test_all_at_once(demo_model: Path, reference: Reference) -> None:
-    async with services(demo_model) as client:
+async def test_all_at_once(float32_model: Path, reference: Reference) -> None:
+    async with services(float32_model) as client:
         await assert_all_at_once(client, reference)
 
 
 @full
-async def test_with_a_pool_so_small_that_sequences_are_preempted(demo_model: Path, reference: Reference) -> None:
+async def test_with_a_pool_so_small_that_sequences_are_preempted(float32_model: Path, reference: Reference) -> None:
     num_blocks = -(-(max(LENGTHS) + NUM_OUTPUT_TOKENS) // 16)
-    async with services(demo_model, "--num-device-blocks", str(num_blocks)) as client:
+    async with services(float32_model, "--num-device-blocks", str(num_blocks)) as client:
         await assert_all_at_once(client, reference)
     # The short prompts enter together, fill the pool with their first tokens, and grow by a block or two each.
     async with (
-        running_services(demo_model, "--num-device-blocks", "20") as running,
+        running_services(float32_model, "--num-device-blocks", "20") as running,
         Client(running.address) as client,
     ):
         await assert_all_at_once(client, reference, num_prompts=16)
@@ -155,10 +155,10 @@ async def test_with_a_pool_so_small_that_sequences_are_preempted(demo_model: Pat
 
 
 @full
-async def test_with_a_budget_so_small_that_every_prompt_is_chunked(demo_model: Path, reference: Reference) -> None:
+async def test_with_a_budget_so_small_that_every_prompt_is_chunked(float32_model: Path, reference: Reference) -> None:
     flags = ("--max-num-seqs", "4", "--max-num-batched-tokens", "4")
-    async with services(demo_model, *flags) as client:
+    async with services(float32_model, *flags) as client:
         for index in range(16):
             await assert_answer(client, reference, index)
-    async with services(demo_model, "--max-num-seqs", "24", "--max-num-batched-tokens", "48") as client:
+    async with services(float32_model, "--max-num-seqs", "24", "--max-num-batched-tokens", "48") as client:
         await assert_all_at_once(client, reference)

@@ -155,7 +155,7 @@ async def test_64_streams_of_the_demo_model_are_complete_and_the_scheduler_stays
         assert executor.process.stdout is not None
         told = [(await executor.process.stdout.readline()).decode() for _ in range(3)]
         assert told[0] == f"octavo executor loading {demo_model}\n"
-        assert re.fullmatch(r"octavo executor kernels: C \(AVX.*\), \d+ threads?\n", told[1])
+        assert re.fullmatch(r"octavo executor kernels: C \(AVX.*\), \d+ threads?; weights in int8-a8, int4\n", told[1])
         assert re.fullmatch(rf"octavo executor loaded {re.escape(str(demo_model))} in [\d.]+ s\n", told[2])
 
 

@@ -21,7 +21,7 @@ from tests.support.sessions import Typed, console_sessions, find_grpcurl, is_as_
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 README = Path(__file__).parents[2] / "README.md"
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Japan?"
 ADDRESS, ADMIN_ADDRESS = "127.0.0.1:50051", "127.0.0.1:50052"
 
 
@@ -57,7 +57,7 @@ def check_openai(url: str, native: str) -> None:
         answer = client.chat.completions.create(
             model=name, messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=16
         )
-    assert answer.choices[0].message.content == native == "The capital of France is Paris."
+    assert answer.choices[0].message.content == native == "The capital of Japan is Tokyo."
     assert answer.choices[0].finish_reason == "stop"
     [program] = re.findall(r"```python\n(import openai\n.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     program = program.replace("http://127.0.0.1:8080/v1", url)

@@ -38,9 +38,9 @@ def executor_command(*, is_fake: bool) -> tuple[str, tuple[str, ...]]:
     flags = (*SIZES, "--log-level", "warning")
     if is_fake:
         return "executor_svc.fake", (*flags, "--max-model-len", "1024", "--step-ms", "5")
-    directory = find_model("smollm2")
-    assert directory is not None, "the fixture demo_model has prepared it"
-    return "executor_svc", (*flags, "--model", str(directory), "--max-model-len", "1024")
+    model = find_model("smollm2")
+    assert model is not None, "the fixture demo_model has prepared it"
+    return "executor_svc", (*flags, "--model", str(model), "--max-model-len", "1024")
 
 
 def request_of(generator: np.random.Generator, number: int) -> tuple[list[int], SamplingParams]:

@@ -22,9 +22,9 @@ PROMPTS = ("The capital of France is", "One, two, three, four,", "Once upon a ti
 
 
 @pytest.mark.slow
-async def test_penalized_greedy_ids_and_prompt_logprobs_equal_transformers(demo_model: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+async def test_penalized_greedy_ids_and_prompt_logprobs_equal_transformers(float32_model: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(float32_model, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(float32_model)
     prompts = [tokenizer(text).input_ids for text in PROMPTS]
     banned = tokenizer(" the", add_special_tokens=False).input_ids
     params = SamplingParams(
@@ -36,7 +36,7 @@ async def test_penalized_greedy_ids_and_prompt_logprobs_equal_transformers(demo_
         logprobs=2,
         prompt_logprobs=3,
     )
-    options = LocalOptions(demo_model, {"dtype": "float32", "kv_cache_gib": 0.25})
+    options = LocalOptions(float32_model, {"dtype": "float32", "kv_cache_gib": 0.25})
     async with LocalServices.from_options(options) as services, Client(services.address) as client:
         answers = [await client.generate(prompt, params) for prompt in prompts]
 

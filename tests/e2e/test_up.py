@@ -231,4 +231,4 @@ async def test_the_demo_with_the_real_model(demo_model: Path) -> None:
     )
     output, _ = await process.communicate()
     assert process.returncode == 0
-    check_demo(output.decode(), 112)
+    check_demo(output.decode(), 97)

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from executor_svc.checkpoint.gguf.model import GGUFModel
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.file_formats import FileFormats
+from executor_svc.models.memory_needs import summarize_model
 from executor_svc.models.selection import read_model_config
 from octavo_shared.errors import ModelLoadError
 from tests.fuzz.target import Case, Target, flipped
@@ -133,6 +134,7 @@ class GGUFFiles(Target):
         read_model_config(model, ExecutorConfig(model=str(path)))
         checkpoint = model.checkpoint()
         FileFormats(checkpoint)
+        summarize_model(path)
         checkpoint.model_hash()
         with checkpoint.digest() as digest:
             digest.result()

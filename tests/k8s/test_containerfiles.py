@@ -59,7 +59,7 @@ def check_containerfile(name: str, text: str) -> list[str]:
         findings.append("has pip")
     if not re.search(r"^RUN \S+/python \S+/bill_of_materials.py >/opt/", final, re.MULTILINE):
         findings.append("has no bill of materials")
-    if name == "scheduler" and re.search(r"^ARG EXTRAS=.*(executor|demo)", text, re.MULTILINE):
+    if name == "scheduler" and re.search(r"^ARG EXTRAS=.*executor", text, re.MULTILINE):
         findings.append("has torch")
     return findings
 

@@ -16,7 +16,7 @@ from tests.numerics.driver import PoisonedCacheEngine
 
 
 class RealModel:
-    """A model in a directory, float32, with pools of `num_blocks` blocks on the device and on the host.
+    """A model in a directory, float32, or a GGUF file, with pools of `num_blocks` blocks on the device and on the host.
 
     The cache is full of NaN at first: whatever attention reads too much shows. `settings` are those of the executor.
     """

@@ -29,7 +29,7 @@ def current() -> dict[str, Any]:
         "probe": {
             f"{instructions} {name}": probe_native(library.path, **settings)
             for instructions, library in sorted(libraries.items())
-            for name, settings in (SETTINGS | CACHES).items()
+            for name, settings in {**SETTINGS, **CACHES}.items()
         },
     }
 

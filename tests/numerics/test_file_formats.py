@@ -31,7 +31,12 @@ CODED = [kind for kind in HOLDERS if GGML_QUANT_SIZES[kind][0] > 1]
 
 
 # Where a block has numbers of two bytes; at 0 where nothing is said.
-HALVES: Mapping[FileType, tuple[int, ...]] = {FileType.Q4_1: (0, 2), **HALVES_OF_K}
+HALVES: Mapping[FileType, tuple[int, ...]] = {
+    FileType.Q4_1: (0, 2),
+    FileType.Q5_1: (0, 2),
+    FileType.MXFP4: (),
+    **HALVES_OF_K,
+}
 K_TYPES = [kind for kind in CODED if kind in HALVES_OF_K]
 
 
@@ -51,6 +56,12 @@ def random_blocks(kind: FileType, largest_scale: float = 3.0) -> npt.NDArray[np.
         halves[::11] = np.float16(3e-7)
         halves[::13] = np.float16(largest_scale)
         blocks[:, begin : begin + 2] = halves.view(np.uint8)
+    if kind == FileType.MXFP4:
+        # The powers of two that float16 has, and others where all codes are 0.
+        blocks[:, 0] = generator.integers(128 - 24, 128 + (16 if largest_scale > 1 else -6), len(blocks))
+        blocks[::7] = 0
+        blocks[::11, 1:] = 0x88
+        blocks[::11, 0] = 255
     return blocks.reshape(NUM_OUTPUTS, -1)
 
 
@@ -130,9 +141,25 @@ def test_a_rank_takes_its_rows_and_columns(by: str, kind: FileType) -> None:
         source[slice(3, 10), slice(48, 96)]
 
 
-@each_row(*itertools.product((*LANES, "torch"), K_TYPES, (np.inf, -np.inf, np.nan)))
+@each_row(*[(by, scale, code) for by in (*LANES, "torch") for scale in (0, 103, 144, 255) for code in (1, 0x80)])
+def test_a_scale_of_mxfp4_that_float16_does_not_have_is_told_where_it_scales_something(
+    by: str, scale: int, code: int
+) -> None:
+    blocks = random_blocks(FileType.MXFP4)
+    blocks[3, 0], blocks[3, 1:17] = scale, 0
+
+    def told() -> bool:
+        part = make(by, NumberFormat.INT8_A8, FileType.MXFP4).weights[0]
+        return bool(part.copy_blocks(torch.from_numpy(blocks[:-3]), int(FileType.MXFP4), None))
+
+    assert told()
+    blocks[3, 9] = code
+    assert told() == (code == 0x80)
+
+
+@each_row(*itertools.product((*LANES, "torch"), CODED, (np.inf, -np.inf, np.nan)))
 def test_a_scale_that_is_no_number_is_told(by: str, kind: FileType, value: float) -> None:
-    for begin in HALVES[kind]:
+    for begin in HALVES.get(kind, (0,)):
         blocks = random_blocks(kind)
         blocks[3, begin : begin + 2] = np.array([value], np.float16).view(np.uint8)
 

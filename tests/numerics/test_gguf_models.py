@@ -1,5 +1,6 @@
 """A model in a GGUF file is the model: its logits are those of the same weights in safetensors, bit for bit."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,18 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file, save_file
 
 from executor_svc.checkpoint.gguf.model import GGUFModel
+from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
 from executor_svc.checkpoint.weight_map import BlockRows
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.config import RopeConfig
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rotary_embedding import inverse_frequencies, read_rope
 from executor_svc.models.selection import choose_model
+from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.library import NativeLibrary
-from executor_svc.native.structs import K_FORMATS, NumberFormat
+from executor_svc.native.structs import FILE_FORMATS, NumberFormat
 from executor_svc.numerics.identity import find_numerics
-from executor_svc.numerics.probe_k_formats import probe_k_format
+from executor_svc.numerics.probe_file_formats import probe_file_format
 from executor_svc.worker.loading import load_worker
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.step import TableDelta
@@ -35,6 +38,7 @@ from tests.support.gguf_files import HALVES_OF_K, TypeOf, of_type, write_gguf_of
 
 CPU = torch.device("cpu")
 
+Q8_0 = of_type(FileType.Q8_0)
 # Rows of blocks are multiples of 32.
 SIZES = {"intermediate_size": 64}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
@@ -140,6 +144,7 @@ MIXTURES = {
     "minima": ("LlamaForCausalLM", (FileType.Q4_1,)),
     "numbers": ("LlamaForCausalLM", (FileType.F16, FileType.BF16, FileType.F32)),
     "Q5_0": ("Gemma2ForCausalLM", (FileType.Q5_0,)),
+    "Q5_1 and MXFP4": ("Qwen3MoeForCausalLM", (FileType.Q5_1, FileType.MXFP4)),
     "Q4_K_M": ("LlamaForCausalLM", (FileType.Q4_K, FileType.Q6_K)),
     "other K formats": ("MixtralForCausalLM", (FileType.Q2_K, FileType.Q3_K, FileType.Q5_K)),
     "K formats beside others": ("Gemma3ForCausalLM", (FileType.Q4_K, FileType.Q5_0, FileType.Q8_0)),
@@ -163,6 +168,69 @@ def test_every_mixture_of_types_is_what_torch_makes_of_its_weights(
     assert ours.argmax() == theirs.argmax()
 
 
+ROUNDED = [
+    *(FileType.IQ1_S, FileType.IQ1_M, FileType.IQ2_XXS, FileType.IQ2_XS, FileType.IQ2_S, FileType.IQ3_XXS),
+    *(FileType.IQ3_S, FileType.IQ4_XS, FileType.TQ1_0, FileType.TQ2_0, FileType.NVFP4),
+]
+
+
+@each_row(*[(kind, kernels) for kind in ROUNDED for kernels in ("native", "torch")])
+def test_types_that_are_not_held_are_rounded_where_that_is_allowed_and_the_error_is_told(
+    kind: FileType, kernels: str, *, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", K_SIZES, FileType.F32)
+    down = "blk.1.ffn_down.weight"
+    file = write_gguf_of(
+        directory,
+        tmp_path / "m.gguf",
+        lambda name, values: kind if name in (down, "blk.0.attn_q.weight") else of_type(FileType.Q8_0)(name, values),
+    )
+    config = ExecutorConfig.model_validate(
+        {"model": str(file), "num_device_blocks": 8, "allow_requantization": True, "cpu_kernels": kernels}
+    )
+    tensor = GGUFModel(file).checkpoint().tensors[down]
+    blocks = np.fromfile(file, np.uint8, tensor.num_bytes, offset=tensor.begin).reshape(tensor.shape[0], -1)
+    weight = torch.from_numpy(dequantize(blocks, kind).astype(np.float32))
+
+    load_worker(config)
+
+    told = re.search(
+        rf"octavo executor notice: weights in {kind.name} were rounded to int8-a8: their relative RMS error is "
+        r"([\d.]+)%, at most ([\d.]+)%, in .*m.gguf: the tensor (\S+)\n",
+        capsys.readouterr().out,
+    )
+    assert told is not None
+    groups = weight.view(-1, 32)
+    scales = (groups.abs().amax(-1, keepdim=True) / 127).half().float()
+    rounded = (groups / scales.clamp(min=1e-30)).round().clamp(-127, 127) * scales
+    of_down = float((rounded - groups).norm() / groups.norm())
+    assert 0 < float(told[1]) <= float(told[2]) < 1
+    assert of_down * 100 <= float(told[2]) + 0.01
+    if told[3] == down:
+        assert of_down * 100 == pytest.approx(float(told[2]), abs=0.01)
+
+
+@each_row(True, False)
+def test_mxfp4_with_a_scale_that_float16_does_not_have_is_rounded_where_that_is_allowed(
+    is_allowed: bool, *, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = save(tmp_path / "model", "LlamaForCausalLM", {}, FileType.F32)
+    file = write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.MXFP4))
+    content = bytearray(file.read_bytes())
+    content[GGUFModel(file).checkpoint().tensors["blk.1.ffn_down.weight"].begin] = 100
+    file.write_bytes(content)
+    config = ExecutorConfig.model_validate(
+        {"model": str(file), "num_device_blocks": 8, "allow_requantization": is_allowed}
+    )
+
+    if is_allowed:
+        load_worker(config)
+        assert re.search(r"at most 0\.\d\d%, in .*blk.1.ffn_down.weight\n", capsys.readouterr().out)
+    else:
+        with pytest.raises(ModelLoadError, match=r"ffn_down.weight has a scale or a minimum that float16, which would"):
+            load_worker(config)
+
+
 @each_row((FileType.Q8_0, 32), (FileType.Q4_K, 256))
 def test_ranks_share_whole_blocks(kind: FileType, size: int, *, tmp_path: Path) -> None:
     directory = save(tmp_path / "model", "LlamaForCausalLM", K_SIZES, FileType.F32)
@@ -177,6 +245,15 @@ def test_ranks_share_whole_blocks(kind: FileType, size: int, *, tmp_path: Path) 
     assert torch.equal(torch.cat(blocks, 1), whole.blocks)
     with pytest.raises(ModelLoadError, match=f"would have inputs 0 to {size // 2}, and blocks have {size}"):
         source[:, 0 : size // 2]
+
+
+def test_an_executor_refuses_what_memory_lacks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_gguf_of(save(tmp_path / "model", "LlamaForCausalLM", {}, FileType.F32), tmp_path / "m.gguf", Q8_0)
+    monkeypatch.setattr("executor_svc.models.memory_needs.available_memory_bytes", lambda: 10**8)
+    monkeypatch.setattr(GGUFCheckpoint, "load_into", lambda *_: pytest.fail("weights are loaded"))
+
+    with pytest.raises(ModelLoadError, match=r"m.gguf needs 0.4 GB of memory, .* and 0.1 GB are free; "):
+        load_worker(ExecutorConfig.model_validate({"model": str(file), "num_device_blocks": 8}))
 
 
 def test_several_files_are_one_model(tmp_path: Path, recorder: RecordingSampler) -> None:
@@ -214,15 +291,15 @@ def test_the_digest_covers_every_tensor_and_what_the_header_says_of_the_model(tm
     assert len(set(seen)) == len(seen)
 
 
-@each_row(*K_FORMATS)
-def test_the_probe_sees_the_bits_of_each_k_format_and_not_the_threads(number_format: NumberFormat) -> None:
+@each_row(*FILE_FORMATS)
+def test_the_probe_sees_the_bits_of_each_format_of_files_and_not_the_threads(number_format: NumberFormat) -> None:
     def bits(instructions: str, num_threads: int, other: NumberFormat = number_format) -> str:
-        return probe_k_format(NativeLibrary(library_path(instructions), num_threads), other)
+        return probe_file_format(NativeLibrary(library_path(instructions), num_threads), other)
 
     expected = bits("widest", 1)
 
     assert bits("widest", 3) == bits("avx2", 1) == expected
-    assert all(bits("widest", 1, other) != expected for other in K_FORMATS if other != number_format)
+    assert all(bits("widest", 1, other) != expected for other in FILE_FORMATS if other != number_format)
 
 
 def test_the_numerics_id_has_k_formats(tmp_path: Path) -> None:
@@ -264,6 +341,24 @@ def test_generation_defaults_and_ends_come_from_the_file(tmp_path: Path) -> None
     }
     model = GGUFModel(write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.Q8_0), changes=values))
 
-    assert model.sampling_defaults() == {"temperature": 0.7, "top_k": 20}
+    (tmp_path / "generation_config.json").write_text('{"do_sample": false, "top_p": 0.9}')
+
+    assert model.sampling_defaults() == {"temperature": 0.7, "top_k": 20, "top_p": 0.9}
     assert model.eos_token_ids() == (1, 2)
     assert model.tokenizer_files() == ()
+
+
+def test_without_a_compiler_torch_computes_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unavailable(num_threads: int) -> object:
+        raise NativeUnavailableError("no C compiler was found; install gcc")
+
+    monkeypatch.setattr("executor_svc.models.kernels.load_library", unavailable)
+    directory = save(tmp_path / "model", "LlamaForCausalLM", {}, FileType.Q4_1)
+    file = write_gguf_of(directory, tmp_path / "tiny.gguf", of_type(FileType.Q4_1))
+
+    info = load_worker(ExecutorConfig.model_validate({"model": str(file), "num_device_blocks": 64})).info
+
+    assert info.model_id == "tiny"
+    assert "because no C compiler was found" in capsys.readouterr().out

@@ -160,9 +160,14 @@ MORE = {"blk.0.odd.weight": np.zeros((2, 32), np.float32)}
 @each_row(
     (only("blk.0.attn_v.weight", FileType.F16), {}, "blk.0.attn_v.weight is F16, but"),
     (
-        only("blk.0.ffn_up.weight", FileType.Q5_1),
+        only("blk.0.ffn_down.weight", FileType.NVFP4),
         {},
-        "m.gguf: the tensor blk.0.ffn_up.weight is Q5_1, which is not supported; ",
+        "ffn_down.weight is NVFP4, which is not held exactly; set --allow-requantization to round it to int8-a8",
+    ),
+    (
+        only("blk.0.ffn_down.weight", FileType.Q8_1),
+        {"allow_requantization": True},
+        "m.gguf: the tensor blk.0.ffn_down.weight is Q8_1, which is not supported; use a file in another quantization",
     ),
     (
         only("blk.0.attn_norm.weight", FileType.Q8_0),

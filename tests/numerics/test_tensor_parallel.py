@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as FileType
 
 from executor_svc.cache.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
@@ -25,7 +26,9 @@ from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import SETTINGS
 from tests.numerics.reference import assert_close, random_prompt
 from tests.numerics.threaded_group import ThreadedGroup, ThreadedRanks
+from tests.support.each_row import each_row
 from tests.support.fleet import assert_same_outcomes
+from tests.support.gguf_files import of_type, write_gguf_of
 from tests.support.schedules import Play, Request, Schedule
 
 PROMPTS = [random_prompt(length, seed=length) for length in (1, 15, 17, 40)]
@@ -102,6 +105,26 @@ def test_ranks_that_share_a_kv_head_give_the_tokens_of_one_process(
     outputs = StepDriver(ranks_of(directory, 4, cleanup)).generate(PROMPTS, num_new_tokens=10, chunk_size=7)
 
     assert outputs == expected
+
+
+@each_row(FileType.Q8_0, FileType.Q5_1, FileType.Q4_K)
+def test_ranks_that_share_a_gguf_file_give_the_tokens_of_one_process(
+    kind: FileType, *, cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("executor_svc.worker.assembly.Sampler", RecordingSampler)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 8}
+    save_tiny_architecture(tmp_path / kind.name, "LlamaForCausalLM", sizes)  # each rank has whole blocks of 256 inputs
+    file = write_gguf_of(tmp_path / kind.name, tmp_path / f"{kind.name}.gguf", of_type(kind))
+    alone = load_worker(config_of(file))
+    assert isinstance(alone, TorchWorker)
+    expected = StepDriver(alone).generate(PROMPTS, num_new_tokens=10, chunk_size=7)
+
+    ranks = ranks_of(file, 2, cleanup)
+    outputs = StepDriver(ranks).generate(PROMPTS, num_new_tokens=10, chunk_size=7)
+
+    assert outputs == expected
+    exact, ours = last_logits(alone), last_logits(ranks.workers[0])
+    assert float((ours - exact).norm() / exact.norm()) < 1e-2
 
 
 @pytest.mark.parametrize("number_format", SETTINGS)
@@ -222,6 +245,17 @@ def test_ranks_that_cannot_share_the_kv_heads_are_refused(tmp_path: Path) -> Non
         ModelLoadError, match=(r"tp is 3, but .*config.json has 2 KV heads, which is not divisible among")
     ):
         check_model(config_of(tmp_path, tp=3))
+
+
+def test_ranks_that_memory_lacks_for_are_refused(directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor_svc.models.memory_needs.available_memory_bytes", lambda: 2**29)
+    config = config_of(directories["LlamaForCausalLM"], tp=2, num_device_blocks=None, kv_cache_gib=0.25)
+
+    with pytest.raises(
+        ModelLoadError, match=r" needs 0.9 GB of memory, .* and 0.5 GB are free; .*lower --kv-cache-gib"
+    ):
+        check_model(config)
+    check_model(config, are_ranks_here=False)  # the others may be on machines that have more
 
 
 def test_ranks_that_cannot_share_the_mlp_are_refused(tmp_path: Path) -> None:

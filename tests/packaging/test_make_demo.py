@@ -77,7 +77,7 @@ def test_torch_is_the_build_that_suits_the_machine(
     assert first.startswith(f"installing: {says}")
     assert second == "installing: Octavo and what it needs"
     expected = [] if call is None else [call.format(python=venv / "bin" / "python")]
-    expected += [f"{SERVICES} --editable .[scheduler,executor,demo]", "octavo demo"]
+    expected += [f"{SERVICES} --editable .[scheduler,executor]", "octavo demo"]
     assert calls.read_text().splitlines() == [
         "pip -m pip --disable-pip-version-check install -qq --upgrade pip",
         *expected,

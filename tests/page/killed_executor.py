@@ -35,7 +35,7 @@ from tests.unit.octavo.top.terminal import Terminal, terminal
 DOCUMENT = Path(__file__).parents[2] / "docs" / "killed-executor.md"
 FIGURES = DOCUMENT.parent / "figures"
 REQUEST_ID = "sky-1"
-QUESTION = "Why is the sky blue? Answer in three sentences."
+QUESTION = "Why is the sky blue? Explain it in detail."
 
 # By the names of the blocks in the document. Small caches: large cells in the block maps.
 COMMANDS = {
@@ -44,7 +44,7 @@ COMMANDS = {
     "explain": f"octavo explain {REQUEST_ID}",
 }
 NUM_OTHER_CLIENTS = 3
-NUM_TOKENS_BEFORE_KILL = 40
+NUM_TOKENS_BEFORE_PICTURE = 10
 NUM_COLUMNS = 112
 TOP_SIZE = (112, 20)
 VIEWPORT = {"width": 1180, "height": 880}
@@ -140,13 +140,14 @@ async def draw_top(app: TopApp) -> None:
 
 async def play(up: Running, admin: AdminClient, page: Page, app: TopApp) -> dict[str, str]:
     """Kill the executor in the middle of the stream; return the texts of terminals by the names of their blocks."""
+    await page.goto(f"http://{DEFAULT_PAGE_ADDRESS}/")
+    await page.locator("#interval").select_option("500")
+    await page.locator("#tab-running").click()
     async with running("generate") as generate:
-        executor = (await request_with(admin, NUM_TOKENS_BEFORE_KILL)).executor
+        executor = (await request_with(admin, NUM_TOKENS_BEFORE_PICTURE)).executor
         addresses = [state.address for state in (await admin.get_state()).executors]  # in the order of their start
         await page.goto(f"http://{DEFAULT_PAGE_ADDRESS}/#request={REQUEST_ID}")
-        await page.locator("#interval").select_option("500")
         await page.locator("#steps-executor").select_option(next(each for each in addresses if each != executor))
-        await page.locator("#tab-running").click()
         await page.locator("#events .event").nth(2).wait_for()
         await page.locator("#rows tr", has_text=REQUEST_ID).wait_for()
         await page.locator("dl.numbers dd", has_text=re.compile(r"\d\.\d")).nth(1).wait_for()

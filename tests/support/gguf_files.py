@@ -4,8 +4,10 @@ Names, permutations and the 1 that is added to Gemma's norms are written down he
 https://github.com/ggml-org/llama.cpp/blob/master/convert_hf_to_gguf.py: nothing is taken from the code that reads them.
 """
 
+import hashlib
 import json
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 Array = npt.NDArray[Any]
 TypeOf = Callable[[str, Array], GGMLQuantizationType]
@@ -109,14 +111,54 @@ def write_gguf_of(
     return paths[0]
 
 
+def write_small_gguf(path: Path, kind: GGMLQuantizationType, **changes: Any) -> Path:
+    """Write a file with an embedding of 256 x 256, a norm, and no layers; for what is read of headers."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 256,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+    }
+    shapes = {"model.embed_tokens.weight": (256, 256), "model.norm.weight": (256,)}
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        weights = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+        save_file(weights, Path(directory) / "model.safetensors")
+        return write_gguf_of(Path(directory), path, of_type(kind), changes=changes)
+
+
+def pull_into_ollama(folder: Path, place: str, content: bytes) -> Path:
+    """Put a file where Ollama would put that of a model, behind a manifest at `place`; return its path."""
+    digest = hashlib.sha256(content).hexdigest()
+    (folder / "blobs").mkdir(parents=True, exist_ok=True)
+    blob = folder / "blobs" / f"sha256-{digest}"
+    blob.write_bytes(content)
+    layers = [
+        {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": f"sha256:{digest}", "size": len(content)}
+        for kind in ("license", "model", "template")
+    ]
+    manifest = folder / "manifests" / place
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}), encoding="utf-8")
+    return blob
+
+
 def _stored(name: str, values: Array, kind: GGMLQuantizationType) -> Array:
-    """Return the blocks of a tensor; those of K formats have random codes, since gguf has no search for them."""
-    if kind not in HALVES_OF_K:
+    """Return the blocks of a tensor; some types have random codes, since gguf has no search for them."""
+    halves = HALVES_OF_K.get(kind, (0,) if kind.name.startswith("IQ") else ())
+    if kind not in (GGMLQuantizationType.NVFP4, GGMLQuantizationType.Q8_1) and (
+        not halves or kind == GGMLQuantizationType.IQ4_NL
+    ):
         return quantize(values, kind)
     block_inputs, block_bytes = GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(len(name))
     blocks = generator.integers(0, 256, (values.size // block_inputs, block_bytes), np.uint8)
-    for begin in HALVES_OF_K[kind]:  # the size of weights is about a tenth
+    for begin in halves:  # the size of weights is about a tenth
         blocks[:, begin : begin + 2] = np.full((len(blocks), 1), 2e-4, np.float16).view(np.uint8)
     return blocks.reshape(*values.shape[:-1], -1)
 

@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from executor_svc.checkpoint.model_files import GGUF_MAGIC
 from octavo_shared.errors import ModelLoadError
 
-MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # the same but for big-endian files, which version 3 allows
 _DEFAULT_ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
@@ -57,7 +57,7 @@ def read_header(path: Path) -> GGUFHeader:
     """
     try:
         with path.open("rb") as file:
-            if file.read(4) != MAGIC:
+            if file.read(4) != GGUF_MAGIC:
                 raise ModelLoadError(f"{path} is not a GGUF file: it does not begin with GGUF")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data).header()
@@ -72,7 +72,7 @@ class _Reader:
         self._path = path
         self._data = data
         self._size = len(data)
-        self._at = len(MAGIC)
+        self._at = len(GGUF_MAGIC)
         self._where = "its header"
 
     def header(self) -> GGUFHeader:

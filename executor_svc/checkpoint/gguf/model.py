@@ -1,7 +1,5 @@
 """A GGUF file, or several that are one model, as a directory of Hugging Face would be: what an executor asks it for."""
 
-import re
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -10,15 +8,13 @@ from gguf import GGMLQuantizationType
 
 from executor_svc.checkpoint.generation_config import sampling_defaults
 from executor_svc.checkpoint.gguf.config import ROPE_FACTORS, build_config
-from executor_svc.checkpoint.gguf.header import GGUFHeader, GGUFTensor, read_header
-from executor_svc.checkpoint.gguf.metadata import Metadata
+from executor_svc.checkpoint.gguf.files import read_files
+from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
 from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
+from executor_svc.checkpoint.model_directory import ModelDirectory
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.executor_info import TokenizerFile
-
-# Of several files the first is given; the others lie beside it.
-_PART = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 # What `general.sampling` calls what a request may have.
 _SAMPLING = {
@@ -40,11 +36,9 @@ class GGUFModel:
     """
 
     def __init__(self, path: Path) -> None:
-        headers = _read_all(path)
-        self.path = headers[0].path
+        self._metadata, self._tensors = read_files(path)
+        self.path = self._metadata.path
         self.source = self.path
-        self._metadata = Metadata(self.path, headers[0].values)
-        self._tensors = _join(headers)
 
     @cached_property
     def _config(self) -> dict[str, object]:
@@ -58,46 +52,34 @@ class GGUFModel:
         """Return what config.json would say. Raises: ModelLoadError: a value is missing, wrong, or not supported."""
         return dict(self._config)
 
-    def checkpoint(self) -> GGUFCheckpoint:
+    def checkpoint(self, *, allow_requantization: bool = False) -> GGUFCheckpoint:
         """Return the weights."""
-        return GGUFCheckpoint(self.path, self._metadata.architecture, self._config, self._tensors)
+        return GGUFCheckpoint(
+            self.path,
+            self._metadata.architecture,
+            self._config,
+            self._tensors,
+            allow_requantization=allow_requantization,
+        )
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the ids that end a sequence: those that the file names, and the ends of turns that are tokens."""
         return end_token_ids(self._metadata)
 
     def sampling_defaults(self) -> dict[str, float]:
-        """Return the sampling parameters that the file sets."""
+        """Return the sampling parameters that the file sets; for others those of a generation_config.json beside it.
+
+        Raises: ModelLoadError: generation_config.json is damaged.
+        """
         prefix = "general.sampling."
         found = {ours: self._metadata.values.get(f"{prefix}{theirs}") for theirs, ours in _SAMPLING.items()}
         # A float32 as the decimal that was written.
         written = {name: round(value, 6) if isinstance(value, float) else value for name, value in found.items()}
-        return sampling_defaults(written, self.path)
+        return ModelDirectory(self.path.parent).sampling_defaults() | sampling_defaults(written, self.path)
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return tokenizer.json and its companions. Raises: ModelLoadError: the tokenizer cannot be expressed."""
         return tokenizer_files(self._metadata)
-
-
-def _read_all(path: Path) -> list[GGUFHeader]:
-    """Return the headers of all files of a model, the first one first."""
-    header = read_header(path)
-    metadata = Metadata(path, {"general.architecture": "", **header.values})
-    count = metadata.whole_number("split.count", 0)
-    if count <= 1:
-        return [header]
-    match = _PART.match(path.name)
-    if match is None or int(match["count"]) != count:
-        raise ModelLoadError(f"{path} is one of {count} files; it must be named NAME-00001-of-{count:05}.gguf")
-    paths = [path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
-    if missing := [part for part in paths if not part.is_file()]:
-        raise ModelLoadError(f"{missing[0]} is missing: the model has {count} files")
-    headers = [read_header(part) for part in paths]
-    for number, part in enumerate(headers):
-        told = Metadata(part.path, {"general.architecture": "", **part.values}).whole_number("split.no")
-        if told != number:
-            raise ModelLoadError(f"{part.path} has split.no {told}; it must be {number}")
-    return headers
 
 
 def _read_factors(tensor: GGUFTensor) -> list[float]:
@@ -106,17 +88,3 @@ def _read_factors(tensor: GGUFTensor) -> list[float]:
         raise ModelLoadError(f"{tensor} is {tensor.type.name} {list(tensor.shape)}; it must be a vector of F32")
     values: list[float] = np.fromfile(tensor.path, "<f4", tensor.shape[0], offset=tensor.begin).tolist()
     return values
-
-
-def _join(headers: list[GGUFHeader]) -> Mapping[str, GGUFTensor]:
-    tensors: dict[str, GGUFTensor] = {}
-    for header in headers:
-        for name, tensor in header.tensors.items():
-            if name in tensors:
-                raise ModelLoadError(f"{tensor} is in {tensors[name].path} too")
-            tensors[name] = tensor
-    first = Metadata(headers[0].path, {"general.architecture": "", **headers[0].values})
-    count = first.whole_number("split.tensors.count", len(tensors))
-    if count != len(tensors):
-        raise ModelLoadError(f"{first.path} has split.tensors.count {count}; its files have {len(tensors)} tensors")
-    return tensors

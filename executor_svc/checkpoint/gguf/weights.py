@@ -25,6 +25,8 @@ from gguf import (
 
 from executor_svc.checkpoint.gguf.config import ROPE_FACTORS, has_interleaved_heads
 from executor_svc.checkpoint.gguf.header import GGUFTensor
+from executor_svc.checkpoint.gguf.held_types import HELD_BITS
+from executor_svc.checkpoint.gguf.rounding import RoundingErrors
 from executor_svc.checkpoint.progress import progress_bar
 from executor_svc.checkpoint.weight_map import BlockRows, TensorSource, TensorTarget
 from executor_svc.checkpoint.weights_digest import StoredTensor, WeightsDigest
@@ -64,15 +66,27 @@ class GGUFCheckpoint:
         architecture: As the file names it.
         config: What config.json would say.
         tensors: Of all files.
+        allow_requantization: Whether weights that no format holds exactly are rounded.
+
+    Attributes:
+        rounding: What that has changed, once they are loaded.
     """
 
     def __init__(
-        self, path: Path, architecture: str, config: Mapping[str, object], tensors: Mapping[str, GGUFTensor]
+        self,
+        path: Path,
+        architecture: str,
+        config: Mapping[str, object],
+        tensors: Mapping[str, GGUFTensor],
+        *,
+        allow_requantization: bool = False,
     ) -> None:
         self._path = path
         self._architecture = architecture
         self._config = config
         self.tensors = tensors
+        self.rounding = RoundingErrors()
+        self._allow_requantization = allow_requantization
         kind = next(kind for kind in MODEL_ARCH if MODEL_ARCH_NAMES[kind] == architecture)
         num_layers = config["num_hidden_layers"]
         assert isinstance(num_layers, int)
@@ -119,6 +133,8 @@ class GGUFCheckpoint:
         speed = round(num_bytes / 1e9 / max(duration_s, 1e-9), 2)
         loaded = {"bytes": num_bytes, "duration_s": round(duration_s, 2), "gb_per_s": speed}
         _logger.info(Event("weights_loaded", directory=str(self._path), **loaded))
+        if self.rounding.squares:
+            _logger.warning(Event("weights_rounded", to="int8-a8", **self.rounding.describe()))
 
     def model_hash(self, quantization: str = "none") -> str:
         """Return a digest of what the header says, and the first row of each tensor; see `Checkpoint.model_hash`."""
@@ -192,7 +208,10 @@ class GGUFCheckpoint:
         if tensor.type in FLOATS:
             floats = torch.from_numpy(values).view(FLOATS[tensor.type][0]).view(shape)
             return floats if order is None else floats[order]
-        return Blocks(tensor, torch.from_numpy(values).view(shape[0], -1), order)
+        # Of the types that are held, MXFP4 may have scales that are not.
+        may_round = tensor.type not in HELD_BITS or tensor.type == GGMLQuantizationType.MXFP4
+        rounding = self.rounding if may_round and self._allow_requantization else None
+        return Blocks(tensor, torch.from_numpy(values).view(shape[0], -1), order, rounding)
 
     def _row_order(self, tensor: GGUFTensor) -> torch.Tensor | None:
         """Return which row each row of queries or keys is. None: they lie as transformers has them."""
@@ -212,6 +231,7 @@ class Blocks:
     tensor: GGUFTensor
     blocks: torch.Tensor  # [num_rows, num_bytes] uint8
     order: torch.Tensor | None
+    rounding: RoundingErrors | None = None  # see `BlockRows`
 
     def __getitem__(self, index: slice | tuple[slice, ...], /) -> BlockRows:
         rows, *columns = index if isinstance(index, tuple) else (index,)
@@ -226,8 +246,11 @@ class Blocks:
                 )
             blocks = blocks[:, begin:end]
         if order is None:
-            return BlockRows(str(self.tensor), blocks[rows], int(self.tensor.type), None)
-        return BlockRows(str(self.tensor), blocks, int(self.tensor.type), order[rows].contiguous())
+            blocks = blocks[rows]
+        else:
+            order = order[rows].contiguous()
+        kind = self.tensor.type
+        return BlockRows(str(self.tensor), blocks, int(kind), order, self.rounding, kind in HELD_BITS)
 
 
 def _map(path: Path) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":

@@ -8,18 +8,23 @@
 #include "pack.h"
 
 // Numbers of ggml; `GGMLQuantizationType` of the package gguf.
-enum { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q8_0 = 8, FIRST_K = 10, IQ4_NL = 20 };
+enum { TYPE_Q4_0 = 2, TYPE_Q4_1 = 3, TYPE_Q5_0 = 6, TYPE_Q5_1 = 7, TYPE_Q8_0 = 8, FIRST_K = 10, TYPE_IQ4_NL = 20, TYPE_MXFP4 = 39 };
 
 // What the codes of IQ4_NL stand for.
 static const int8_t NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
+// The same of MXFP4, twice as large: its scale is half of what it is in that format.
+static const int8_t DOUBLED_FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 long block_bytes(long type) {
     switch (type) {
-        case Q4_0:
-        case IQ4_NL: return 2 + GROUP / 2;
-        case Q4_1: return 4 + GROUP / 2;
-        case Q5_0: return 2 + 4 + GROUP / 2;
-        case Q8_0: return 2 + GROUP;
+        case TYPE_Q4_0:
+        case TYPE_IQ4_NL: return 2 + GROUP / 2;
+        case TYPE_Q4_1: return 4 + GROUP / 2;
+        case TYPE_Q5_0: return 2 + 4 + GROUP / 2;
+        case TYPE_Q5_1: return 4 + 4 + GROUP / 2;
+        case TYPE_Q8_0: return 2 + GROUP;
+        case TYPE_MXFP4: return 1 + GROUP / 2;
     }
     return 0;
 }
@@ -29,29 +34,49 @@ static void read_nibbles(const uint8_t *bytes, int *codes) {
     for (int i = 0; i < GROUP / 2; i++) codes[i] = bytes[i] & 15, codes[i + GROUP / 2] = bytes[i] >> 4;
 }
 
+// The same with a bit above each, the first one in the first bit.
+static void read_five_bits(const uint8_t *bits, const uint8_t *bytes, int *codes) {
+    uint32_t fifth;
+    memcpy(&fifth, bits, 4);
+    read_nibbles(bytes, codes);
+    for (int i = 0; i < GROUP; i++) codes[i] |= (int)(fifth >> i & 1) << 4;
+}
+
+static void look_up(const int8_t *values, int *codes) {
+    for (int i = 0; i < GROUP; i++) codes[i] = values[codes[i]];
+}
+
+// 2 to the power of `exponent` as float16; infinite where it has none.
+static uint16_t half_power(int exponent) {
+    if (exponent < -24 || exponent > 15) return 0x7c00;
+    return (uint16_t)(exponent < -14 ? 1 << (exponent + 24) : (exponent + 15) << 10);
+}
+
 bool read_block(long type, const uint8_t *block, BlockGroup *group) {
     group->offset = 0, group->minimum = 0;
     memcpy(&group->scale, block, 2);
     switch (type) {
-        case Q4_0: group->offset = -8, read_nibbles(block + 2, group->codes); return true;
-        case Q4_1:
+        case TYPE_Q4_0: group->offset = -8, read_nibbles(block + 2, group->codes); return true;
+        case TYPE_Q4_1:
             memcpy(&group->minimum, block + 2, 2);
             read_nibbles(block + 4, group->codes);
             return true;
-        case Q5_0: {
-            uint32_t fifth;
-            memcpy(&fifth, block + 2, 4);
-            group->offset = -16, read_nibbles(block + 6, group->codes);
-            for (int i = 0; i < GROUP; i++) group->codes[i] |= (int)(fifth >> i & 1) << 4;
+        case TYPE_Q5_0: group->offset = -16, read_five_bits(block + 2, block + 6, group->codes); return true;
+        case TYPE_Q5_1:
+            memcpy(&group->minimum, block + 2, 2);
+            read_five_bits(block + 4, block + 8, group->codes);
             return true;
-        }
-        case Q8_0:
+        case TYPE_Q8_0:
             for (int i = 0; i < GROUP; i++) group->codes[i] = (int8_t)block[2 + i];
             return true;
-        case IQ4_NL:
-            read_nibbles(block + 2, group->codes);
-            for (int i = 0; i < GROUP; i++) group->codes[i] = NON_LINEAR[group->codes[i]];
+        case TYPE_IQ4_NL: read_nibbles(block + 2, group->codes), look_up(NON_LINEAR, group->codes); return true;
+        case TYPE_MXFP4: {
+            bool is_zero = true;  // then any scale is right: also one that float16 does not have
+            read_nibbles(block + 1, group->codes), look_up(DOUBLED_FP4, group->codes);
+            for (int i = 0; i < GROUP; i++) is_zero &= !group->codes[i];
+            group->scale = is_zero ? 0 : half_power(block[0] - 128);
             return true;
+        }
     }
     return false;
 }

@@ -4,7 +4,8 @@
 
 #include "dense.h"
 
-// GROUP weights of a row: weight = (code + offset) * scale + minimum, scale and minimum as float16 has them.
+// GROUP weights of a row: weight = (code + offset) * scale + minimum, scale and minimum as float16 has them. A scale that
+// float16 does not have is infinite.
 typedef struct {
     int codes[GROUP];
     int offset;

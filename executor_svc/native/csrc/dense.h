@@ -20,6 +20,7 @@ typedef enum {
     INT8,      // int16 codes
     INT8_A8,   // int8 codes
     INT4,      // int8 codes
+    Q5_1,      // int8 codes
     Q2_K,      // int8 codes, as the others of llama.cpp; see k_blocks.h
     Q3_K,
     Q4_K,
@@ -36,8 +37,9 @@ typedef enum {
 //   INT8_A8:  [panel][P / 4][PANEL_COLUMNS][4] uint8, code + 128; weight = code * scale
 //   INT4:     [panel][P / 8][PANEL_COLUMNS][4] uint8, of which each has input i in its low half and input i + 4 in
 //             its high half; weight = code * scale + minimum
+//   Q5_1:     [panel][P / 4][PANEL_COLUMNS][4] uint8; weight = code * scale + minimum
 //   Q*_K:     as k_blocks.h has it, with its scales
-// Scales are float16, [panel][G][PANEL_COLUMNS]; for INT4 [panel][G][2][PANEL_COLUMNS], scales and minima.
+// Scales are float16, [panel][G][PANEL_COLUMNS]; with minima [panel][G][2][PANEL_COLUMNS], scales and minima.
 typedef struct Matrix {
     long format;  // a NumberFormat
     long num_outputs, num_inputs;
@@ -67,6 +69,9 @@ typedef struct {
     int32_t *half_offsets;  // of half a group: the sum of its codes times -HALF_OFFSET
 } Rows;
 #define HALF_OFFSET 32
+
+// Whether a group has a minimum beside its scale.
+INLINE bool has_minimum(long format) { return format == INT4 || format == Q5_1; }
 
 INLINE InputFormat input_format(const Matrix *matrix) {
     if (matrix->format == BFLOAT16_A16) return BFLOAT16_CODES;

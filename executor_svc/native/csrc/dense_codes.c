@@ -1,9 +1,9 @@
-// Products of int8 rows with int8 or int4 matrices.
+// Products of int8 rows with matrices of codes of 4 to 8 bits.
 //
 // Both sides have a scale for each group of GROUP inputs. Products are summed exactly in int32 within a group, in
 // float32 over groups. The instruction multiplies uint8 weights with int8 inputs; what that adds to a sum is known from
-// the inputs alone: INT8_A8 starts a sum at -128 times the sum of the codes, and INT4 adds its minimum times the sum
-// of the values.
+// the inputs alone: INT8_A8 starts a sum at -128 times the sum of the codes, and the others add a minimum times the
+// sum of the values.
 #include <string.h>
 
 #include "dense.h"
@@ -31,8 +31,8 @@ INLINE void sum_group(const long format, const int rows, const int8_t *codes, lo
             vint value = vi_all(four[0]);
 #pragma GCC unroll 3
             for (int j = 0; j < PANEL_VECTORS; j++)
-                sum[i][j] = format == INT4 ? vi_dot_small_quads(sum[i][j], low[j], value)
-                                           : vi_dot_quads(sum[i][j], low[j], value);
+                sum[i][j] = has_minimum(format) ? vi_dot_small_quads(sum[i][j], low[j], value)
+                                                : vi_dot_quads(sum[i][j], low[j], value);
             if (format != INT4) continue;
             value = vi_all(four[1]);
 #pragma GCC unroll 3
@@ -60,21 +60,21 @@ INLINE void tile_product_codes(const long format, const int rows, long num_group
         for (int i = 0; i < rows; i++)
 #pragma GCC unroll 3
             for (int j = 0; j < PANEL_VECTORS; j++)
-                sum[i][j] = format == INT4 ? vi_zero() : vi_all(in->offsets[first + i * num_groups + group]);
+                sum[i][j] = has_minimum(format) ? vi_zero() : vi_all(in->offsets[first + i * num_groups + group]);
         sum_group(format, rows, codes + group * GROUP, in->stride, panel + group * GROUP_BYTES(format), sum);
 #pragma GCC unroll 3
         for (int j = 0; j < PANEL_VECTORS; j++) {
             vfloat scale = vf_load_half(scales + j * LANES);
-            vfloat minimum = format == INT4 ? vf_load_half(scales + PANEL_COLUMNS + j * LANES) : vf_zero();
+            vfloat minimum = has_minimum(format) ? vf_load_half(scales + PANEL_COLUMNS + j * LANES) : vf_zero();
 #pragma GCC unroll 4
             for (int i = 0; i < rows; i++) {
                 long index = first + i * num_groups + group;
                 vfloat exact = vf_mul(vi_to_float(sum[i][j]), vf_all(in->scales[index]));
                 total[i][j] = vf_accumulate(total[i][j], exact, scale);
-                if (format == INT4) total[i][j] = vf_accumulate(total[i][j], minimum, vf_all(in->sums[index]));
+                if (has_minimum(format)) total[i][j] = vf_accumulate(total[i][j], minimum, vf_all(in->sums[index]));
             }
         }
-        scales += (format == INT4 ? 2 : 1) * PANEL_COLUMNS;
+        scales += (has_minimum(format) ? 2 : 1) * PANEL_COLUMNS;
     }
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < PANEL_VECTORS; j++) {
@@ -90,7 +90,7 @@ INLINE void multiply_format(const long format, const Matrix *matrix, long panel,
     long num_groups = ceil_div(matrix->num_inputs, GROUP);
     long panel_bytes = num_groups * GROUP_BYTES(format), num_tiles = ceil_div(num_rows, CODE_ROWS);
     const uint8_t *columns = (const uint8_t *)matrix->panels + panel * panel_bytes;
-    const uint16_t *scales = matrix->scales + panel * num_groups * PANEL_COLUMNS * (format == INT4 ? 2 : 1);
+    const uint16_t *scales = matrix->scales + panel * num_groups * PANEL_COLUMNS * (has_minimum(format) ? 2 : 1);
     const uint8_t *upcoming = (const uint8_t *)matrix->panels + next * panel_bytes;
     long num_columns = least(PANEL_COLUMNS, matrix->num_outputs - panel * PANEL_COLUMNS);
     for (long tile = 0; tile < num_tiles; tile++) {
@@ -111,8 +111,8 @@ INLINE void multiply_format(const long format, const Matrix *matrix, long panel,
 
 void multiply_codes(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
                     float *out, long out_stride, bool add) {
-    if (matrix->format == INT4)
-        multiply_format(INT4, matrix, panel, next, in, first_row, num_rows, out, out_stride, add);
-    else
-        multiply_format(INT8_A8, matrix, panel, next, in, first_row, num_rows, out, out_stride, add);
+#define FORMAT(format) \
+    case format: multiply_format(format, matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
+    switch (matrix->format) { FORMAT(INT4) FORMAT(Q5_1) FORMAT(INT8_A8) }
+#undef FORMAT
 }

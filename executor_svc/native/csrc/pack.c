@@ -32,7 +32,7 @@ long octavo_panels_bytes(long format, long num_outputs, long num_inputs) {
 long octavo_scales_bytes(long format, long num_outputs, long num_inputs) {
     if (format <= BFLOAT16_A16 || is_k_format(format)) return 0;
     long num_groups = round_up(num_outputs, PANEL_COLUMNS) * padded_inputs(format, num_inputs) / GROUP;
-    return num_groups * (format == INT4 ? 2 : 1) * (long)sizeof(uint16_t);
+    return num_groups * (has_minimum(format) ? 2 : 1) * (long)sizeof(uint16_t);
 }
 
 // Where weight (row, k) lies: the index of an element of the format's size. INT4: of a byte, half of which it is.
@@ -44,7 +44,8 @@ static long place_of(const Matrix *matrix, long row, long k) {
         case BFLOAT16:
         case BFLOAT16_A16:
         case INT8: return begin + (k / 2 * PANEL_COLUMNS + column) * 2 + k % 2;
-        case INT8_A8: return begin + (k / 4 * PANEL_COLUMNS + column) * 4 + k % 4;
+        case INT8_A8:
+        case Q5_1: return begin + (k / 4 * PANEL_COLUMNS + column) * 4 + k % 4;
         case INT4: return begin / 2 + (k / 8 * PANEL_COLUMNS + column) * 4 + k % 4;
     }
     return 0;
@@ -54,7 +55,7 @@ static long place_of(const Matrix *matrix, long row, long k) {
 static long scale_of(const Matrix *matrix, long row, long k) {
     long num_groups = padded_inputs(matrix->format, matrix->num_inputs) / GROUP;
     long group = row / PANEL_COLUMNS * num_groups + k / GROUP;
-    return group * PANEL_COLUMNS * (matrix->format == INT4 ? 2 : 1) + row % PANEL_COLUMNS;
+    return group * PANEL_COLUMNS * (has_minimum(matrix->format) ? 2 : 1) + row % PANEL_COLUMNS;
 }
 
 // The nearest bfloat16, of two the even one; NaN stays NaN.
@@ -218,14 +219,19 @@ static void pack_row(const Matrix *matrix, long row, const float *weight) {
             pack_int8_group(matrix, row, k, weight + k, least(GROUP, num_inputs - k));
 }
 
+static bool is_number(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+
 bool put_group(const Matrix *matrix, long row, long k, const BlockGroup *group) {
     uint8_t *panels = (uint8_t *)matrix->panels;
     uint16_t *scales = (uint16_t *)matrix->scales + scale_of(matrix, row, k), minimum = group->minimum;
     *scales = group->scale;
+    if (!is_number(group->scale) || !is_number(minimum)) return false;
     if (matrix->format != INT4) {
         long offset = group->offset + (matrix->format == INT8_A8 ? 128 : 0);
         for (long i = 0; i < GROUP; i++) panels[place_of(matrix, row, k + i)] = (uint8_t)(group->codes[i] + offset);
-        return !(minimum & 0x7fff);
+        if (matrix->format != Q5_1) return !(minimum & 0x7fff);
+        scales[PANEL_COLUMNS] = minimum;
+        return true;
     }
     if (group->offset) {
         float wanted = _cvtsh_ss(group->scale) * (float)group->offset;
@@ -270,6 +276,7 @@ void read_row(const Matrix *matrix, long row, float *out) {
             uint8_t byte = ((const uint8_t *)matrix->panels)[place];
             if (matrix->format == INT8) out[k] = (float)(int8_t)byte * _cvtsh_ss(*scale);
             if (matrix->format == INT8_A8) out[k] = (float)(byte - 128) * _cvtsh_ss(*scale);
+            if (matrix->format == Q5_1) out[k] = (float)byte * _cvtsh_ss(*scale) + _cvtsh_ss(scale[PANEL_COLUMNS]);
             if (matrix->format == INT4)
                 out[k] = (float)(k % 8 < 4 ? byte & 15 : byte >> 4) * _cvtsh_ss(*scale) +
                          _cvtsh_ss(scale[PANEL_COLUMNS]);

@@ -55,6 +55,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         "short": Repo({"config.json": b"{}", "model.safetensors.index.json": INDEX, "x-1-of-2.safetensors": b"1"}),
         "old": Repo({"config.json": b"{}", "pytorch_model.bin": b"weights"}),
         "gguf": GGUFS,
+        "usual": Repo({"m-Q8_0.gguf": b"large", "m-Q4_K_M.gguf": b"usual"}),
+        "single": Repo({"README.md": b"", "m-Q5_0.gguf": b"single"}),
+        "both": replace(TINY, files={**TINY.files, "m-Q4_K_M.gguf": b"usual"}),
         "empty": Repo({}),
         "gated": replace(TINY, gated=True),
         "private": replace(TINY, token="secret"),
@@ -76,6 +79,7 @@ def test_only_what_an_executor_reads_is_downloaded(hub: Hub) -> None:
 
     names = "config.json", "generation_config.json", "hf_quant_config.json", "tokenizer.json", "model.safetensors"
     assert found == {name: TINY.files[name] for name in names}
+    assert sorted(path.name for path in find_model_path("org/both").iterdir()) == sorted(names)
 
 
 def test_of_shards_those_that_the_index_names_are_downloaded(hub: Hub) -> None:
@@ -89,6 +93,9 @@ def test_of_shards_those_that_the_index_names_are_downloaded(hub: Hub) -> None:
     ("org/gguf@main:q4_0", ["tiny-it.Q4_0.gguf"]),
     ("org/gguf:Q8_0", ["tiny-Q8_0-00001-of-00002.gguf", "tiny-Q8_0-00002-of-00002.gguf"]),
     ("org/gguf/tiny.gguf", ["tiny.gguf"]),
+    ("org/usual", ["m-Q4_K_M.gguf"]),
+    ("org/single@main", ["m-Q5_0.gguf"]),
+    ("org/both:Q4_K_M", ["m-Q4_K_M.gguf"]),
     ("org/gguf/big/tiny-Q8_0-00001-of-00002.gguf", [f"tiny-Q8_0-0000{n}-of-00002.gguf" for n in (1, 2)]),
 )
 def test_of_gguf_files_the_one_that_is_named_is_downloaded(

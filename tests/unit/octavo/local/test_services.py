@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as FileType
 
 from executor_svc.device.cpus import AvailableCpus
 from octavo.errors import LocalServiceError
@@ -14,6 +15,7 @@ from octavo.local.child_process import ChildProcess
 from octavo.local.options import LocalOptions
 from octavo.local.services import LocalServices
 from tests.support.each_row import each_row
+from tests.support.gguf_files import write_small_gguf
 from tests.support.patience import PATIENCE_S
 from tests.unit.octavo.programs import program
 
@@ -340,6 +342,27 @@ def test_settings_become_flags_and_absent_ones_stay_with_the_services() -> None:
 def test_what_can_be_no_model_is_refused_before_anything_starts(model: str) -> None:
     with pytest.raises(LocalServiceError):
         LocalOptions(model)
+
+
+@each_row(
+    ({}, 1, 22e9, "needs 0.4 GB, 22 GB free"),
+    ({}, 3, 2e9, "needs 1.2 GB, 2.0 GB free"),
+    ({}, 3, 1e9, "m.gguf needs 1.2 GB of memory, 0.0 GB of it for weights, and 1.0 GB are free; "),
+    ({"device": "cuda"}, 1, 1e9, ""),
+)
+def test_what_a_model_needs_is_told_or_refused_before_anything_starts(
+    settings: dict[str, object], num_executors: int, free: float, told: str, *, tmp_path: Path
+) -> None:
+    file = write_small_gguf(tmp_path / "m.gguf", FileType.Q8_0)
+    options = LocalOptions(file, settings, num_executors=num_executors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("executor_svc.models.memory_needs.available_memory_bytes", lambda: int(free))
+        try:
+            said = options.prepare_model(progress=False)
+        except LocalServiceError as error:
+            said = str(error).removeprefix(f"{tmp_path}/")
+
+    assert said == told or (told.endswith("; ") and said.startswith(told))
 
 
 @pytest.mark.parametrize(

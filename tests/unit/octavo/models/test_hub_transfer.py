@@ -1,6 +1,8 @@
 """A model is pulled from a hub on loopback, whatever cuts the pull off, and is found by what serves it."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gguf import GGMLQuantizationType as FileType
 from huggingface_hub import constants
+from rich.filesize import decimal
 
 from octavo.commands.command_line import run
 from octavo.errors import LocalServiceError
@@ -21,10 +25,14 @@ from octavo.models.hub_transfer import pull_hub_model
 from octavo.models.names import resolve_model
 from octavo.models.progress import ignore_progress
 from octavo_shared.errors import ModelLoadError
+from tests.support.gguf_files import write_small_gguf
 from tests.support.hub import Hub, Repo, running_hub, use_hub
 
 CHUNK_BYTES = 1 << 14
-WEIGHTS = bytes(range(256)) * 1024  # 16 chunks
+# 16 chunks, of which the first one is the header.
+_DESCRIPTION = {"w": {"dtype": "U8", "shape": [15 * CHUNK_BYTES], "data_offsets": [0, 15 * CHUNK_BYTES]}}
+_HEADER = json.dumps(_DESCRIPTION).ljust(CHUNK_BYTES - 8).encode()
+WEIGHTS = len(_HEADER).to_bytes(8, "little") + _HEADER + bytes(range(256)) * (15 * CHUNK_BYTES // 256)
 TINY = Repo({"config.json": b"{}", "tokenizer.json": b'{"b": 1}', "model.safetensors": WEIGHTS, "model.bin": WEIGHTS})
 
 # A pull that is killed, not stopped, when half of the weights have come.
@@ -154,11 +162,32 @@ def test_pull_says_where_the_model_lies_and_what_to_type_next(
 ) -> None:
     for _ in range(2):
         assert run(["pull", "org/tiny"]) == 0
-        assert capsys.readouterr().out.splitlines() == [
+        lines = capsys.readouterr().out.splitlines()
+        assert re.fullmatch(r"U8, no architecture: needs 0.4 GB, \d+(\.\d)? GB free", lines.pop(1))
+        assert lines == [
             f"org/tiny: 262.2 kB in {tmp_path}/hub/models--org--tiny/snapshots/{TINY.commit}",
             "next: octavo up --model org/tiny",
         ]
     assert hub.downloads("model.safetensors") == [""]
+
+
+def test_a_pulled_gguf_file_is_told_with_what_it_needs(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write_small_gguf(tmp_path / "m.gguf", FileType.Q4_0).read_bytes()
+    repo = hub.repos["org/files"] = Repo({"m-Q4_0.gguf": good, "m-Q8_0.gguf": good[:-1]})
+
+    assert run(["pull", "org/files:Q4_0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    directory = f"{tmp_path}/hub/models--org--files/snapshots/{repo.commit}"
+    assert lines[0] == f"org/files:Q4_0: {decimal(len(good))} in {directory}/m-Q4_0.gguf"
+    assert re.fullmatch(r"Q4_0, LlamaForCausalLM: needs 0.4 GB, \d+(\.\d)? GB free", lines[1])
+    assert lines[2:] == ["next: octavo up --model org/files:Q4_0"]
+
+    assert run(["pull", "org/files:Q8_0"]) == 1
+    assert f"org/files:Q8_0 is in {directory}/m-Q8_0.gguf, but cannot be served: " in capsys.readouterr().err
+    assert run(["pull", "org/files"]) == 1
+    assert "has GGUF files only; use one of org/files:Q4_0, org/files:Q8_0 for --model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -168,6 +197,10 @@ def test_pull_says_where_the_model_lies_and_what_to_type_next(
         (
             "org/old",
             "octavo: the hub model org/old has its weights as pytorch_model.bin, which Octavo does not read;",
+        ),
+        (
+            "ollama:tiny:1b",
+            "octavo: ollama:tiny:1b is a model of Ollama: ollama pull tiny:1b gets it, octavo up serves it",
         ),
         ("no id", "octavo: no id is not a hub id; a hub id is NAME or ORGANISATION/NAME"),
     ],

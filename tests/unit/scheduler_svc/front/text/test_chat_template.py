@@ -105,9 +105,9 @@ def test_text_and_token_ids_are_those_of_transformers(
 
 @pytest.mark.model
 @pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
-def test_demo_model_gets_the_prompts_of_transformers(demo_model: Path, messages: list[tuple[str, str]]) -> None:
-    reference = peer(demo_model)
-    tokenizer = Tokenizer.from_directory(demo_model)
+def test_demo_model_gets_the_prompts_of_transformers(float32_model: Path, messages: list[tuple[str, str]]) -> None:
+    reference = peer(float32_model)
+    tokenizer = Tokenizer.from_directory(float32_model)
 
     expected = reference.apply_chat_template(as_dicts(messages), add_generation_prompt=True)["input_ids"]
 

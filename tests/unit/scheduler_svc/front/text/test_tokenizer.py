@@ -201,11 +201,11 @@ def test_import_brings_neither_torch_nor_transformers() -> None:
 
 
 @pytest.mark.model
-def test_demo_model_in_memory_is_small(demo_model: Path) -> None:
+def test_demo_model_in_memory_is_small(float32_model: Path) -> None:
     code = f"""
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.tokenizer import Tokenizer, TooManyTokensError
-tokenizer = Tokenizer.from_directory({str(demo_model)!r})
+tokenizer = Tokenizer.from_directory({str(float32_model)!r})
 tokenizer.render_chat(Conversation.of_turns([("user", tokenizer.decode(tokenizer.encode("hello"), True))]))
 from pathlib import Path
 status = Path("/proc/self/status").read_text()  # ru_maxrss would count the process that started this one

@@ -1,4 +1,4 @@
-"""The probe of the K formats: their weights come from files alone, and models of `probe.py` are too small for them."""
+"""The probe of Q5_1 and the K formats: weights have them from files alone, and `probe.py` makes its own."""
 
 import hashlib
 
@@ -15,7 +15,7 @@ _NUM_OUTPUTS, _NUM_BLOCKS = 100, 3
 _NUM_ROWS = (1, 6, 70)  # from a token alone to so many that codes are unpacked for them
 
 
-def probe_k_format(library: NativeLibrary, number_format: NumberFormat) -> str:
+def probe_file_format(library: NativeLibrary, number_format: NumberFormat) -> str:
     """Return the SHA-256 of counted rows and products of a format, 64 hexadecimal digits."""
     block_type = GGMLQuantizationType[number_format.name]
     block_inputs, block_bytes = GGML_QUANT_SIZES[block_type]

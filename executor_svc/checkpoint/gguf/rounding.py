@@ -1,0 +1,114 @@
+"""Types of GGUF files that no format holds exactly: refused by name, or rounded as they are loaded, and by how much.
+
+Imports no torch: `octavo list` asks too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from executor_svc.checkpoint.gguf.held_types import HELD_BITS
+from octavo_shared.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    import torch
+
+    from executor_svc.checkpoint.gguf.header import GGUFTensor
+    from executor_svc.checkpoint.weight_map import RoundingTarget
+
+_OTHERS = "use a file in another quantization, such as Q4_K_M or Q8_0"
+# Numbers that are restored at a time.
+_CHUNK = 1 << 22
+
+
+def check_type(tensor: GGUFTensor, *, allow_requantization: bool) -> None:
+    """Raise ModelLoadError if the type of a tensor is neither held exactly nor to be rounded."""
+    if tensor.type in HELD_BITS:
+        return
+    if not _can_be_read(tensor.type):
+        raise ModelLoadError(f"{tensor} is {tensor.type.name}, which is not supported; {_OTHERS}")
+    if not allow_requantization:
+        raise ModelLoadError(
+            f"{tensor} is {tensor.type.name}, which is not held exactly; set --allow-requantization to round it to "
+            f"int8-a8, or {_OTHERS}"
+        )
+
+
+def _can_be_read(kind: GGMLQuantizationType) -> bool:
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+@dataclass(slots=True)
+class RoundingErrors:
+    """What rounding has changed: of each tensor the sum of the squares of all errors, and of all weights."""
+
+    squares: dict[str, tuple[float, float]] = field(default_factory=dict)
+    types: set[str] = field(default_factory=set)
+
+    def round_rows(
+        self,
+        name: str,
+        block_type: int,
+        blocks: torch.Tensor,
+        order: torch.Tensor | None,
+        destination: RoundingTarget,
+    ) -> None:
+        """Restore rows of blocks, let `destination` quantize them, and measure what that has changed.
+
+        Raises: ModelLoadError: a weight is not finite.
+        """
+        import torch
+
+        kind = GGMLQuantizationType(block_type)
+        num_rows = len(blocks) if order is None else len(order)
+        block_inputs, block_bytes = GGML_QUANT_SIZES[kind]
+        step = max(1, _CHUNK // (blocks.shape[1] // block_bytes * block_inputs))
+        error, total = self.squares.get(name, (0.0, 0.0))
+        for begin in range(0, num_rows, step):
+            rows = blocks[begin : begin + step] if order is None else blocks[order[begin : begin + step]]
+            # A damaged scale overflows; what comes of it is refused below.
+            with np.errstate(all="ignore"):
+                values = torch.from_numpy(np.ascontiguousarray(dequantize(rows.numpy(), kind), np.float32))
+            if not values.isfinite().all():
+                raise ModelLoadError(f"{name} has a weight that is not finite")
+            held = destination.round_rows(begin, values)
+            error += float((held - values).double().square().sum())
+            total += float(values.double().square().sum())
+        self.squares[name] = (error, total)
+        self.types.add(kind.name)
+
+    def describe(self) -> Mapping[str, str | int | float]:
+        """Return the relative root mean square error of all weights, and of the matrix where it is largest."""
+        worst = max(self.squares, key=lambda name: _relative(*self.squares[name]))
+        return {
+            "types": ",".join(sorted(self.types)),
+            "tensors": len(self.squares),
+            "rms_error": round(_relative(*map(sum, zip(*self.squares.values(), strict=True))), 6),
+            "largest_rms_error": round(_relative(*self.squares[worst]), 6),
+            "largest_tensor": worst,
+        }
+
+    def sentence(self) -> str:
+        """Return the same for people; "": nothing was rounded."""
+        if not self.squares:
+            return ""
+        told = self.describe()
+        return (
+            f"weights in {told['types']} were rounded to int8-a8: their relative RMS error is {told['rms_error']:.2%}, "
+            f"at most {told['largest_rms_error']:.2%}, in {told['largest_tensor']}"
+        )
+
+
+def _relative(error: float, total: float) -> float:
+    return sqrt(error / total) if total else 0.0

@@ -1,0 +1,47 @@
+"""How much memory this machine has, and this container. Imports no torch: commands ask too."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from executor_svc.device.cgroups import control_groups, read_text
+
+# What a group uses and the system takes back before it ends a process: the cache of files.
+_CACHES = ("inactive_file", "active_file", "total_inactive_file", "total_active_file")
+
+
+def available_memory_bytes(root: Path = Path("/")) -> int | None:
+    """Return the memory that new work can take without swapping, as Linux estimates it; None elsewhere.
+
+    Args:
+        root: Of the system's files.
+    """
+    free = _memory_bytes("MemAvailable", root)
+    if free is None:
+        return None
+    return min([free, *filter(None, map(_free_in, control_groups(root, "memory")))])
+
+
+def total_memory_bytes() -> int | None:
+    """Return the memory of this machine, on Linux; None elsewhere."""
+    return _memory_bytes("MemTotal", Path("/"))
+
+
+def _free_in(group: Path) -> int | None:
+    """Return what a control group may take yet, at least 1; None: it has no limit."""
+    names = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for limit, used in names:
+        with suppress(ValueError):  # "max", or no such files
+            free = int(read_text(group / limit)) - int(read_text(group / used))
+            lines = [line.split() for line in read_text(group / "memory.stat").splitlines()]
+            sizes = {words[0]: int(words[1]) for words in lines if len(words) == 2}
+            # Version 1 has both for the group alone and, with `total`, for those inside it too.
+            cached = [sizes.get(name, 0) for name in _CACHES]
+            return max(1, free + max(sum(cached[:2]), sum(cached[2:])))
+    return None
+
+
+def _memory_bytes(name: str, root: Path) -> int | None:
+    sizes_kib = [
+        int(line.split()[1]) for line in read_text(root / "proc/meminfo").splitlines() if line.startswith(f"{name}:")
+    ]
+    return sizes_kib[0] * 1024 if sizes_kib else None

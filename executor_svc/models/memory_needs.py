@@ -1,0 +1,252 @@
+"""What a model needs of this machine's memory, from its headers alone: for people, before anything is loaded.
+
+Imports no torch, so that a command can ask without waiting for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal
+
+from gguf import GGMLQuantizationType as FileType
+
+from executor_svc.checkpoint.gguf.config import build_config
+from executor_svc.checkpoint.gguf.files import read_files
+from executor_svc.checkpoint.gguf.held_types import HELD_BITS
+from executor_svc.checkpoint.gguf.rounding import check_type
+from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.quantized import refuse_quantized
+from executor_svc.device.host_memory import available_memory_bytes
+from octavo_shared.errors import ModelLoadError
+
+if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
+    from executor_svc.config import ExecutorConfig
+
+Quantization = Literal["none", "bfloat16", "int8", "int8-a8", "int4"]
+
+_ROUNDED_BITS = 8.5
+_BITS: Final[Mapping[str, float]] = MappingProxyType({"bfloat16": 16, "int8": 8.5, "int8-a8": 8.5, "int4": 5})
+# Of safetensors, as they are held on a CPU without a quantization.
+_STORED_BITS: Final[Mapping[str, float]] = MappingProxyType({"BF16": 16})
+
+# What people could take instead, with the bits of a weight that such a file has on average.
+_SMALLER_FILES = (("Q8_0", 8.5), ("Q6_K", 6.6), ("Q5_K_M", 5.7), ("Q4_K_M", 4.9), ("Q3_K_M", 4.0), ("Q2_K", 3.2))
+_SMALLER_QUANTIZATIONS = (("int8-a8", 8.5), ("int4", 5.5))
+
+# Of a block, where the attention's preference is not known yet.
+_BLOCK_TOKENS = 16
+
+# Executor, scheduler and their libraries, without a model.
+_PROGRAM_BYTES = 400_000_000
+# Of the KV cache, where nobody says: it takes more of what is free, and works with less.
+_CACHED_TOKENS = 4096
+
+
+class OutOfMemoryError(ModelLoadError):
+    """The machine has too little memory for a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    """What the headers of a model say.
+
+    Attributes:
+        architecture: As config.json names it; "": it does not.
+        formats: Of its matrices, as the files name them, the one with most weights first.
+        num_weights: Of all tensors.
+        file_bytes: Of the files with weights.
+        held_bytes: What the weights take in memory.
+        token_bytes: What a token takes in the KV cache.
+        max_model_len: Tokens that a sequence may have.
+        is_gguf: Whether it is a GGUF file.
+    """
+
+    architecture: str
+    formats: tuple[str, ...]
+    num_weights: int
+    file_bytes: int
+    held_bytes: int
+    token_bytes: int
+    max_model_len: int
+    is_gguf: bool
+
+    def needed_bytes(self, cache_bytes: int | None = None, max_model_len: int | None = None) -> int:
+        """Return what it needs to run: weights, a KV cache for one sequence, and the programs.
+
+        Args:
+            cache_bytes: Of the KV cache, if that is said; None: for 4,096 tokens, or a sequence if that is shorter.
+            max_model_len: Tokens of a sequence, if that is said.
+        """
+        if cache_bytes is None:
+            cache_bytes = self.token_bytes * min(max_model_len or self.max_model_len, _CACHED_TOKENS)
+        return self.held_bytes + cache_bytes + _PROGRAM_BYTES
+
+    def why_too_large(
+        self, name: str, needed_bytes: int, available_bytes: int | None, num_executors: int = 1
+    ) -> str | None:
+        """Return the sentence that refuses a model for which memory lacks, with what would work; None: it fits."""
+        if available_bytes is None or needed_bytes <= available_bytes:
+            return None
+        held_bytes = self.held_bytes * num_executors
+        rest = needed_bytes - held_bytes
+        smaller = _SMALLER_FILES if self.is_gguf else _SMALLER_QUANTIZATIONS
+        fitting = [
+            f"{'a file in' if self.is_gguf else '--quantization'} {choice} (about {_gb(size)})"
+            for choice, bits in smaller
+            if (size := int(self.num_weights * bits / 8) * num_executors + rest) <= available_bytes
+            and size < needed_bytes
+        ]
+        if rest > available_bytes:
+            advice = f"{_gb(rest)} are for the KV cache and the programs: lower --kv-cache-gib or --max-model-len"
+        elif fitting:
+            advice = f"{fitting[0]} would fit"
+        else:
+            advice = "no smaller format would fit either: free memory, or take a smaller model"
+        return (
+            f"{name} needs {_gb(needed_bytes)} of memory, {_gb(held_bytes)} of it for weights, and "
+            f"{_gb(available_bytes)} are free; {advice}"
+        )
+
+
+def check_memory(path: Path, config: ExecutorConfig, num_executors: int = 1) -> str:
+    """Return what the model at a path needs and what there is: needs 3.1 GB, 21 GB free.
+
+    Args:
+        path: A directory or a GGUF file.
+        config: The settings of each executor on this machine; its device is a CPU.
+        num_executors: How many there are.
+
+    Raises: ModelLoadError: memory lacks, with what would work; or the model is damaged, or of a kind that is not read.
+    """
+    summary = summarize_model(
+        path,
+        config.quantization,
+        float_bytes=4 if config.dtype in ("auto", "float32") else 2,
+        allow_requantization=config.allow_requantization,
+    )
+    cache_bytes = None if config.kv_cache_gib is None else int(config.kv_cache_gib * 2**30) * config.tp
+    if config.num_device_blocks is not None:
+        cache_bytes = summary.token_bytes * config.num_device_blocks * (config.block_size_tokens or _BLOCK_TOKENS)
+    needed = summary.needed_bytes(cache_bytes, config.max_model_len) * num_executors
+    if trouble := summary.why_too_large(config.model, needed, available_memory_bytes(), num_executors):
+        raise OutOfMemoryError(trouble)
+    return say_needs(needed)
+
+
+def say_needs(needed_bytes: int) -> str:
+    """Return what is needed and what there is: needs 3.1 GB, 21 GB free."""
+    available = available_memory_bytes()
+    return f"needs {_gb(needed_bytes)}" + ("" if available is None else f", {_gb(available)} free")
+
+
+def summarize_model(
+    path: Path,
+    quantization: Quantization = "none",
+    *,
+    float_bytes: Literal[2, 4] = 4,
+    allow_requantization: bool = False,
+) -> ModelSummary:
+    """Return what the headers of a model say.
+
+    Args:
+        path: A directory or a GGUF file.
+        quantization: What weights become as they are loaded.
+        float_bytes: Of a number of the KV cache, and of a weight that is not quantized.
+        allow_requantization: Whether types that no format holds are rounded.
+
+    Raises: ModelLoadError: it is damaged, or of a kind that is not read.
+    """
+    if path.is_dir():
+        return _summarize_directory(path, quantization, float_bytes)
+    metadata, tensors = read_files(path)
+    config = build_config(metadata, tensors)
+    weights: dict[FileType, int] = {}
+    matrices: dict[str, int] = {}
+    for tensor in tensors.values():
+        check_type(tensor, allow_requantization=allow_requantization)
+        size = math.prod(tensor.shape)
+        weights[tensor.type] = weights.get(tensor.type, 0) + size
+        if len(tensor.shape) > 1:
+            matrices[tensor.type.name] = matrices.get(tensor.type.name, 0) + size
+    # As in `_from_gguf` of selection.py: a quantization is for files of plain numbers, but for int8.
+    is_plain = all(kind in (FileType.F32, FileType.F16, FileType.BF16) for kind in weights)
+    in_dtype = 16 if float_bytes == 2 and is_plain else None
+    told = _BITS.get(quantization, in_dtype) if is_plain or quantization == "int8" else None
+    bits = sum(count * _held_bits(kind, told) for kind, count in weights.items())
+    files = {metadata.path, *(tensor.path for tensor in tensors.values())}
+    return _summary(config, matrices, sum(weights.values()), files, bits, float_bytes, is_gguf=True)
+
+
+def _held_bits(kind: FileType, told: float | None) -> float:
+    held = HELD_BITS.get(kind, _ROUNDED_BITS)
+    return held if told is None else told
+
+
+def _summarize_directory(path: Path, quantization: Quantization, float_bytes: int) -> ModelSummary:
+    config = ModelDirectory(path).config()
+    refuse_quantized(config, path / "config.json")
+    sizes: dict[str, int] = {}
+    files = sorted(path.glob("*.safetensors"))
+    for file in files:
+        for number_format, count in _stored_weights(file):
+            sizes[number_format] = sizes.get(number_format, 0) + count
+    told = _BITS.get(quantization, 8 * float_bytes if float_bytes == 2 else None)
+    bits = sum(count * (told or _STORED_BITS.get(each, 32)) for each, count in sizes.items())
+    return _summary(config, sizes, sum(sizes.values()), files, bits, float_bytes, is_gguf=False)
+
+
+def _stored_weights(path: Path) -> Iterable[tuple[str, int]]:
+    """Yield number format and size of each tensor. Source: https://huggingface.co/docs/safetensors/index#format."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > path.stat().st_size:
+                raise ModelLoadError(f"{path} is truncated, or damaged")
+            header = json.loads(file.read(size))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                yield str(tensor["dtype"]), math.prod(tensor["shape"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ModelLoadError(f"{path} has a damaged header") from error
+
+
+def _summary(
+    config: Mapping[str, object],
+    sizes: Mapping[str, int],
+    num_weights: int,
+    files: Iterable[Path],
+    bits: float,
+    float_bytes: int,
+    *,
+    is_gguf: bool,
+) -> ModelSummary:
+    architectures = config.get("architectures")
+    text = config.get("text_config")
+    of_text = {**config, **text} if isinstance(text, dict) else config
+
+    def number(name: str, default: int = 0) -> int:
+        value = of_text.get(name)
+        return value if isinstance(value, int) and value > 0 else default
+
+    num_heads = number("num_attention_heads")
+    head_dim = number("head_dim", number("hidden_size") // max(1, num_heads))
+    num_kv_heads = number("num_key_value_heads", num_heads)
+    return ModelSummary(
+        architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
+        formats=tuple(sorted(sizes, key=lambda name: -sizes[name])),
+        num_weights=num_weights,
+        file_bytes=sum(file.stat().st_size for file in files),
+        held_bytes=int(bits / 8),
+        token_bytes=2 * number("num_hidden_layers") * num_kv_heads * head_dim * float_bytes,
+        max_model_len=number("max_position_embeddings", _CACHED_TOKENS),
+        is_gguf=is_gguf,
+    )
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes < 10e9 else f"{num_bytes / 1e9:.0f} GB"
