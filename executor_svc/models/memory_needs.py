@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
@@ -33,6 +33,11 @@ _ROUNDED_BITS = 8.5
 _BITS: Final[Mapping[str, float]] = MappingProxyType({"bfloat16": 16, "int8": 8.5, "int8-a8": 8.5, "int4": 5})
 # Of safetensors, as they are held on a CPU without a quantization.
 _STORED_BITS: Final[Mapping[str, float]] = MappingProxyType({"BF16": 16})
+
+# Of an element of the KV cache; of int8 with the scale of a head of 64.
+_CACHE_BITS: Final[Mapping[str, float]] = MappingProxyType(
+    {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8.5, "fp8_e4m3": 8, "fp8_e5m2": 8}
+)
 
 # What people could take instead, with the bits of a weight that such a file has on average.
 _SMALLER_FILES = (("Q8_0", 8.5), ("Q6_K", 6.6), ("Q5_K_M", 5.7), ("Q4_K_M", 4.9), ("Q3_K_M", 4.0), ("Q2_K", 3.2))
@@ -61,7 +66,7 @@ class ModelSummary:
         num_weights: Of all tensors.
         file_bytes: Of the files with weights.
         held_bytes: What the weights take in memory.
-        token_bytes: What a token takes in the KV cache.
+        token_bytes: What a token takes in a KV cache of its floats.
         max_model_len: Tokens that a sequence may have.
         is_gguf: Whether it is a GGUF file.
     """
@@ -123,12 +128,12 @@ def check_memory(path: Path, config: ExecutorConfig, num_executors: int = 1) -> 
 
     Raises: ModelLoadError: memory lacks, with what would work; or the model is damaged, or of a kind that is not read.
     """
+    float_bytes: Literal[2, 4] = 4 if config.dtype in ("auto", "float32") else 2
     summary = summarize_model(
-        path,
-        config.quantization,
-        float_bytes=4 if config.dtype in ("auto", "float32") else 2,
-        allow_requantization=config.allow_requantization,
+        path, config.quantization, float_bytes=float_bytes, allow_requantization=config.allow_requantization
     )
+    cache_bits = _CACHE_BITS.get(config.kv_cache_dtype, 8 * float_bytes)
+    summary = replace(summary, token_bytes=int(summary.token_bytes * cache_bits / (8 * float_bytes)))
     cache_bytes = None if config.kv_cache_gib is None else int(config.kv_cache_gib * 2**30) * config.tp
     if config.num_device_blocks is not None:
         cache_bytes = summary.token_bytes * config.num_device_blocks * (config.block_size_tokens or _BLOCK_TOKENS)
