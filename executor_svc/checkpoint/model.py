@@ -16,8 +16,8 @@ def open_model(path: Path) -> Model:
     return ModelDirectory(path) if path.is_dir() else GGUFModel(path)
 
 
-def open_checkpoint(model: Model, *, allow_requantization: bool = False) -> AnyCheckpoint:
-    """Return the weights of a model. Raises: ModelLoadError: a file is missing or damaged."""
+def open_checkpoint(model: Model, *, allow_requantization: bool = False, restores_codes: bool = False) -> AnyCheckpoint:
+    """Return the weights of a model; see `GGUFCheckpoint`. Raises: ModelLoadError: a file is missing or damaged."""
     if isinstance(model, GGUFModel):
-        return model.checkpoint(allow_requantization=allow_requantization)
+        return model.checkpoint(allow_requantization=allow_requantization, restores_codes=restores_codes)
     return Checkpoint(model.path)

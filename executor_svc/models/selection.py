@@ -123,6 +123,11 @@ def _choose_model(
     return chosen, model_config.names
 
 
+def has_kernels_for_codes(device: torch.device) -> bool:
+    """Return whether a device multiplies with the codes of a GGUF file."""
+    return device.type == "cpu"
+
+
 def _from_gguf(
     model: GGUFModel,
     model_config: ModelConfig,
@@ -130,23 +135,26 @@ def _from_gguf(
     device: torch.device,
     group: TensorParallelGroup,
 ) -> ChosenModel:
-    """Return a model with the formats of its file; files of plain numbers are quantized as any checkpoint is."""
+    """Return a model with the formats of its file; files of plain numbers are quantized as any checkpoint is.
+
+    Where there are no kernels for codes, they are restored as they are loaded.
+    """
     checkpoint = model.checkpoint()
+    has_kernels = has_kernels_for_codes(device)
+    if checkpoint.has_codes and config.quantization not in (("none", "int8") if has_kernels else ("none",)):
+        instead = ", or set it to int8 for activations in 16 bits" if has_kernels else ""
+        raise ModelLoadError(
+            f"quantization is {config.quantization}, but the weights of {model.path} are quantized already; remove "
+            f"--quantization{instead}"
+        )
+    is_rounded = config.quantization != "none" or config.compute_dtype != "float32"
+    if not has_kernels or (not checkpoint.has_codes and is_rounded):
+        return choose_decoder(model_config, config, device, group)
     stored = FileFormats(
         checkpoint,
         has_long_inputs=checkpoint.has_codes and config.quantization == "int8",
         allow_requantization=config.allow_requantization,
     )
-    is_rounded = config.quantization != "none" or config.compute_dtype != "float32"
-    if not stored.has_codes and (is_rounded or device.type != "cpu"):
-        return choose_decoder(model_config, config, device, group)
-    if device.type != "cpu":
-        raise ModelLoadError(f"the weights of {model.path} are quantized, which only device cpu supports")
-    if config.quantization not in ("none", "int8"):
-        raise ModelLoadError(
-            f"quantization is {config.quantization}, but the weights of {model.path} are quantized already; remove "
-            "--quantization, or set it to int8 for activations in 16 bits"
-        )
     config = config.model_copy(update={"quantization": "none"})
     return choose_decoder(model_config, config, device, group, stored=stored)
 

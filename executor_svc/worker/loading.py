@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from executor_svc.cache.block_count import check_cache_settings
+from executor_svc.checkpoint.gguf.model import GGUFModel
 from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
 from executor_svc.checkpoint.model import AnyCheckpoint, Model, open_checkpoint, open_model
 from executor_svc.checkpoint.model_directory import ModelDirectory
@@ -52,7 +53,9 @@ def load_worker(
     device = device or find_device(config.device, 0)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current one
-    dtype = choose_dtype(config.dtype, directory.config(), device)
+    # A GGUF file does not say in what its model was trained.
+    default = {"dtype": "bfloat16"} if isinstance(directory, GGUFModel) else {}
+    dtype = choose_dtype(config.dtype, {**default, **directory.config()}, device)
     check_compute_dtype(config.compute_dtype, torch_dtype(dtype), device)
     config = config.model_copy(update={"dtype": dtype})
     if isinstance(directory, ModelDirectory) and (kind := encoder_kind(directory.config())) is not None:
@@ -75,7 +78,9 @@ def load_worker(
     check_cache_settings(config, cache_shape_of(chosen), local_size)
     if device.type == "cpu" and group.size == 1:  # of several ranks, `check_model` has asked
         logger.info(Event("memory", model=check_memory(directory.path, config)))
-    checkpoint = open_checkpoint(directory, allow_requantization=config.allow_requantization)
+    checkpoint = open_checkpoint(
+        directory, allow_requantization=config.allow_requantization, restores_codes=chosen.stored is None
+    )
     stored = checkpoint.number_formats()
     weights = dtype if chosen.quantization == "none" else chosen.quantization
     kept = {name for number_format, name in STORED_NAMES.items() if number_format == weights}

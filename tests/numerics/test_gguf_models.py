@@ -16,6 +16,7 @@ from executor_svc.checkpoint.gguf.model import GGUFModel
 from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
 from executor_svc.checkpoint.weight_map import BlockRows
 from executor_svc.config import ExecutorConfig
+from executor_svc.models import selection
 from executor_svc.models.config import RopeConfig
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rotary_embedding import inverse_frequencies, read_rope
@@ -95,6 +96,20 @@ def test_every_family_has_the_bits_of_safetensors(name: str, tmp_path: Path, rec
 
         expected = logits_of(directory, recorder, **of_both, **settings)
         assert torch.equal(logits_of(file, recorder, **of_both), expected), f"{kind.name} {of_both}"
+
+
+@each_row(("LlamaForCausalLM", FileType.Q4_1), ("MixtralForCausalLM", FileType.Q8_0))
+def test_codes_are_restored_where_no_kernels_have_them(
+    name: str, kind: FileType, *, tmp_path: Path, recorder: RecordingSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: the model is that of the numbers which the codes stand for."""
+    monkeypatch.setattr(selection, "has_kernels_for_codes", lambda device: False)
+    directory = save(tmp_path / name, name, FAMILIES[name], kind)
+    file = write_gguf_of(directory, tmp_path / f"{name}.gguf", of_type(kind))
+
+    assert torch.equal(logits_of(file, recorder), logits_of(directory, recorder))
+    with pytest.raises(ModelLoadError, match=r"quantized already; remove --quantization$"):
+        logits_of(file, recorder, quantization="int8")
 
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {

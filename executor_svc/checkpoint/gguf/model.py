@@ -52,7 +52,7 @@ class GGUFModel:
         """Return what config.json would say. Raises: ModelLoadError: a value is missing, wrong, or not supported."""
         return dict(self._config)
 
-    def checkpoint(self, *, allow_requantization: bool = False) -> GGUFCheckpoint:
+    def checkpoint(self, *, allow_requantization: bool = False, restores_codes: bool = False) -> GGUFCheckpoint:
         """Return the weights."""
         return GGUFCheckpoint(
             self.path,
@@ -60,6 +60,7 @@ class GGUFModel:
             self._config,
             self._tensors,
             allow_requantization=allow_requantization,
+            restores_codes=restores_codes,
         )
 
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from gguf import (
     TensorNameMap,
     get_tensor_name_map,
 )
+from gguf.quants import dequantize
 
 from executor_svc.checkpoint.gguf.config import ROPE_FACTORS, has_interleaved_heads
 from executor_svc.checkpoint.gguf.header import GGUFTensor
@@ -67,6 +68,7 @@ class GGUFCheckpoint:
         config: What config.json would say.
         tensors: Of all files.
         allow_requantization: Whether weights that no format holds exactly are rounded.
+        restores_codes: Whether codes become the numbers that they stand for.
 
     Attributes:
         rounding: What that has changed, once they are loaded.
@@ -80,6 +82,7 @@ class GGUFCheckpoint:
         tensors: Mapping[str, GGUFTensor],
         *,
         allow_requantization: bool = False,
+        restores_codes: bool = False,
     ) -> None:
         self._path = path
         self._architecture = architecture
@@ -87,6 +90,7 @@ class GGUFCheckpoint:
         self.tensors = tensors
         self.rounding = RoundingErrors()
         self._allow_requantization = allow_requantization
+        self._restores_codes = restores_codes
         kind = next(kind for kind in MODEL_ARCH if MODEL_ARCH_NAMES[kind] == architecture)
         num_layers = config["num_hidden_layers"]
         assert isinstance(num_layers, int)
@@ -208,6 +212,9 @@ class GGUFCheckpoint:
         if tensor.type in FLOATS:
             floats = torch.from_numpy(values).view(FLOATS[tensor.type][0]).view(shape)
             return floats if order is None else floats[order]
+        if self._restores_codes:
+            numbers = torch.from_numpy(dequantize(values.reshape(shape[0], -1), tensor.type)).view(shape)
+            return numbers if order is None else numbers[order]
         # Of the types that are held, MXFP4 may have scales that are not.
         may_round = tensor.type not in HELD_BITS or tensor.type == GGMLQuantizationType.MXFP4
         rounding = self.rounding if may_round and self._allow_requantization else None
