@@ -11,6 +11,7 @@ DEFAULTS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "auto",
     "quantization": "none",
+    "allow_requantization": False,
     "cpu_kernels": "auto",
     "numerics": "fast",
     "attention_backend": "auto",

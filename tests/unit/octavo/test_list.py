@@ -55,16 +55,21 @@ def test_the_demo_model_is_listed_and_pulled_as_a_file(demo_model: Path, capsys:
     row = json.loads(listed(capsys, "--json", *NOBODY))["models"][0]
     size = demo_model.stat().st_size
 
+    assert row.pop("needed_bytes") == pytest.approx(0.7e9, rel=0.1)
     assert row == {
         "name": "smollm2",
         "state": "ready",
         "architecture": "LlamaForCausalLM",
+        "format": "Q4_1",
         "num_weight_bytes": size,
         "num_bytes": size,
         "directory": str(demo_model),
+        "trouble": "",
     }
     assert run(["pull", "smollm2"]) == 0
-    assert capsys.readouterr().out == f"smollm2: 98.4 MB in {demo_model}\nnext: octavo up --model smollm2\n"
+    first, needs, last = capsys.readouterr().out.splitlines()
+    assert (first, last) == (f"smollm2: 98.4 MB in {demo_model}", "next: octavo up --model smollm2")
+    assert needs.startswith("Q4_1 and Q8_0, LlamaForCausalLM: needs 0.7 GB, ")
 
 
 def test_models_of_the_hub_that_can_be_served_are_listed(
