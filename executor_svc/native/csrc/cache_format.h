@@ -65,30 +65,43 @@ INLINE uint8_t to_fp8(float x, const int mantissa, const int step, const float l
     return (uint8_t)(sign | ((bits >> shift) - ((uint32_t)bias << mantissa)));
 }
 
-// Write one head of a token; `scale` is what its elements are divided by first.
-INLINE void store_elements(const long format, const float *x, long count, float scale, void *elements) {
-    for (long i = 0; i < count; i++) switch (format) {
-        case CACHE_FLOAT32: ((float *)elements)[i] = x[i]; break;
-        case CACHE_BFLOAT16: ((uint16_t *)elements)[i] = to_bfloat16(x[i]); break;
-        case CACHE_FLOAT16: ((uint16_t *)elements)[i] = _cvtss_sh(x[i], _MM_FROUND_TO_NEAREST_INT); break;
-        case CACHE_INT8: {  // where the scale is denormal, a quotient may be beyond the largest
-            float code = scale > 0 ? x[i] / scale : 0;
-            ((int8_t *)elements)[i] = (int8_t)lrintf(fmaxf(fminf(code, LARGEST_INT8), -LARGEST_INT8));
-            break;
-        }
-        case CACHE_FP8_E4M3: ((uint8_t *)elements)[i] = to_fp8(x[i] / scale, 3, 9, LARGEST_E4M3, 0x7f); break;
-        case CACHE_FP8_E5M2: ((uint8_t *)elements)[i] = to_fp8(x[i] / scale, 2, 16, LARGEST_E5M2, 0x7f); break;
+// What int8 divides a head of a token by: no number if one of its elements is none or infinite.
+INLINE float int8_scale(const float *x, long count) {
+    vfloat largest = vf_zero();
+    vmask is_broken = vm_none();
+    for (long i = 0; i < count; i += LANES) {
+        vfloat size = vf_abs(vf_load_part(x + i, count - i));
+        largest = vf_max(largest, size);
+        is_broken = vm_or(is_broken, vf_not_below_infinity(size));
+    }
+    return vm_any(is_broken) ? NAN : vf_largest(largest) / LARGEST_INT8;
+}
+
+// Write one head of a token as int8; where there is no scale, zeros.
+INLINE void store_int8(const float *x, long count, float scale, int8_t *elements) {
+    const vfloat limit = vf_all(LARGEST_INT8), negative_limit = vf_all(-LARGEST_INT8);
+    for (long i = 0; i < count; i += LANES) {
+        vfloat code = scale > 0 ? vf_div(vf_load_part(x + i, count - i), vf_all(scale)) : vf_zero();
+        // Where the scale is denormal, a quotient may be beyond the largest.
+        code = vf_max(vf_min(code, limit), negative_limit);
+        int32_t codes[LANES];
+        vi_store(codes, vf_to_int(code));
+        for (long j = 0; j < least(LANES, count - i); j++) elements[i + j] = (int8_t)codes[j];
     }
 }
 
-// What int8 divides a head of a token by: not a number if one of its elements is none or infinite.
-INLINE float int8_scale(const float *x, long count) {
-    float largest = 0, not_finite = 0;
-    for (long i = 0; i < count; i++) {
-        largest = fmaxf(largest, fabsf(x[i]));
-        not_finite += x[i] * 0.0f;
+// Write one head of a token; `scale` is what its elements are divided by first.
+INLINE void store_elements(const long format, const float *x, long count, float scale, void *elements) {
+    if (format == CACHE_INT8) {
+        store_int8(x, count, scale, elements);
+        return;
     }
-    return largest / LARGEST_INT8 + not_finite;
+    for (long i = 0; i < count; i++) switch (format) {
+        case CACHE_BFLOAT16: ((uint16_t *)elements)[i] = to_bfloat16(x[i]); break;
+        case CACHE_FLOAT16: ((uint16_t *)elements)[i] = _cvtss_sh(x[i], _MM_FROUND_TO_NEAREST_INT); break;
+        case CACHE_FP8_E4M3: ((uint8_t *)elements)[i] = to_fp8(x[i] / scale, 3, 9, LARGEST_E4M3, 0x7f); break;
+        case CACHE_FP8_E5M2: ((uint8_t *)elements)[i] = to_fp8(x[i] / scale, 2, 16, LARGEST_E5M2, 0x7f); break;
+    }
 }
 
 // LANES elements as floats, exactly.
