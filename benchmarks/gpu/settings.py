@@ -12,6 +12,8 @@ DEFAULTS: dict[str, Any] = {
     "dtype": "auto",
     "quantization": "none",
     "allow_requantization": False,
+    "compute_dtype": "float32",
+    "kv_cache_dtype": "auto",
     "cpu_kernels": "auto",
     "numerics": "fast",
     "attention_backend": "auto",
