@@ -30,7 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, help="turns of each way (default: each scenario has its own)")
     parser.add_argument("--only", default="", metavar="TEXT", help="ways whose names have it in them")
     parser.add_argument("--smallest", action="store_true", help="so small that figures mean nothing, to try it")
-    parser.add_argument("--model", type=Path, help="Hugging Face directory (default: the demo model in float32)")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        help="Hugging Face directory, or for some a GGUF file (default: the demo model in float32)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the value of every turn there as well")
     options = parser.parse_args(given)
     if unknown := set(options.scenarios) - set(SCENARIOS):

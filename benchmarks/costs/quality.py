@@ -19,8 +19,7 @@ from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenar
 from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.attention.interface import AttentionMetadata
 from executor_svc.cache.cache_engine import CacheEngine
-from executor_svc.checkpoint.model import Model, open_checkpoint
-from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.model import Model, open_checkpoint, open_model
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.selection import choose_model
 from executor_svc.models.weight_format import Quantization
@@ -40,19 +39,23 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
 async def quality(size: Size) -> Groups:
     """Each run is the same."""
     directory, num_tokens = size.directory(), size.of(8192, 40)
+    # A GGUF file has the formats of its weights already.
+    names = [name for name, settings in FORMATS.items() if directory.is_dir() or "quantization" not in settings]
     yield [
         Way(name, in_turn(quality_of, directory, FORMATS[name], num_tokens))
-        for name in size.of([*FORMATS], ["int8", "cache int8"])
+        for name in size.of(names, ["int8", "cache int8"])
     ]
 
 
 @torch.inference_mode()
 def quality_of(directory: Path, settings: Mapping[str, Any], num_tokens: int) -> Figures:
     """Run a model in float32 and in a format over the text."""
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    opened = open_model(directory)
+    [tokens_file] = (file for file in opened.tokenizer_files() if file.name == "tokenizer.json")
+    tokenizer = Tokenizer.from_str(tokens_file.content.decode())
     begin = tokenizer.encode("").ids  # what prompts of this model begin with
     token_ids = tokenizer.encode(reference_text(), add_special_tokens=False).ids[:num_tokens]
-    exact_model, model = (WindowModel(ModelDirectory(directory), each) for each in ({}, settings))
+    exact_model, model = (WindowModel(opened, each) for each in ({}, settings))
     size = min(WINDOW_TOKENS, exact_model.most_tokens) - len(begin)
     losses, exact_losses, is_same, divergences, largest = (list[torch.Tensor]() for _ in range(5))
     for place in range(0, len(token_ids), size):
