@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 DEFAULTS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "auto",
+    "kv_cache_dtype": "auto",
     "quantization": "none",
+    "compute_dtype": "float32",
     "cpu_kernels": "auto",
     "numerics": "fast",
     "attention_backend": "auto",

@@ -116,7 +116,7 @@ def pad(number: int) -> int:
 
 
 def decode_tile(head_dim: int, group: int, itemsize: int) -> DecodeTile:
-    """Return the tile for a group of so many heads of `head_dim` numbers of `itemsize` bytes."""
+    """Return the tile for a group of so many heads of `head_dim` numbers of up to `itemsize` bytes."""
     tile = (_DECODE_FLOAT32 if itemsize == 4 else _DECODE_16_BITS)[pad(head_dim)]
     if pad(group) <= 32:
         return tile
@@ -136,12 +136,12 @@ def resident_programs(head_dim: int, itemsize: int, capability: tuple[int, int])
     the 65,536 registers. The tiles of 16 bits keep to that for heads of up to 128 numbers in groups of up to 16; wider
     heads take 256 threads. With float32, wider heads or less memory it is 2.
     """
-    is_small = itemsize == 2 and pad(head_dim) <= 128
+    is_small = itemsize <= 2 and pad(head_dim) <= 128
     return MAX_RESIDENT_PROGRAMS if is_small and _has_large_shared_memory(capability) else 2
 
 
 def prefill_tile(head_dim: int, group: int, itemsize: int, capability: tuple[int, int]) -> PrefillTile:
-    """Return the tile for a group of so many heads of `head_dim` numbers of `itemsize` bytes on a device."""
+    """Return the tile for a group of so many heads of `head_dim` numbers of up to `itemsize` bytes on a device."""
     table: Mapping[int, PrefillTile] = _PREFILL_FLOAT32
     if itemsize == 2:
         table = _PREFILL_16_BITS_LARGE if _has_large_shared_memory(capability) else _PREFILL_16_BITS
@@ -158,7 +158,7 @@ def reduce_warps(head_dim: int) -> int:
 
 
 def invariant_tile(head_dim: int, group: int, itemsize: int) -> InvariantTile:
-    """Return the tile for a group of so many heads of `head_dim` numbers of `itemsize` bytes, on any device."""
+    """Return the tile for a group of so many heads of `head_dim` numbers of up to `itemsize` bytes, on any device."""
     tile = (_INVARIANT_FLOAT32 if itemsize == 4 else _INVARIANT_16_BITS)[pad(head_dim)]
     if pad(group) <= tile.num_queries:
         return tile

@@ -1,0 +1,70 @@
+"""Formats of the KV cache in Triton: what is written, to the bit, and attention beside float64."""
+
+from itertools import product
+
+import torch
+
+from executor_svc.attention.cache_format import CACHE_DTYPES
+from executor_svc.attention.interface import AttentionBackend, AttentionLayer
+from executor_svc.attention.invariant_triton_backend import InvariantAttentionBackend
+from executor_svc.attention.key_value_write import write_in_torch
+from executor_svc.attention.triton_backend import TritonAttentionBackend
+from executor_svc.models.families.common import alibi_slopes
+from executor_svc.triton_kernels.key_value_write import write_in_triton
+from tests.kernels.device import DEVICE
+from tests.numerics.attention import LayerInput, Rows, Step
+from tests.numerics.test_cache_formats import SCALES, heads_of_every_kind, raw
+from tests.support.each_row import each_row
+
+MIXED: Rows = [(3, 1), (0, 2), (70, 1), (30, 7)]
+BACKENDS: dict[str, AttentionBackend] = {
+    "one program": TritonAttentionBackend(1),
+    "splits": TritonAttentionBackend(16),
+    "invariant": InvariantAttentionBackend(1),
+    "invariant splits": InvariantAttentionBackend(16),
+}
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+LAYERS = [
+    # heads, head_dim, block_size, layer
+    ((6, 2), 16, 16, AttentionLayer(0.25)),
+    ((4, 1), 24, 48, AttentionLayer(0.4, 20, 1.5, alibi_slopes(4))),
+]
+CASES = [
+    *product(["one program", "invariant"], CACHE_DTYPES, [torch.float32], range(len(LAYERS))),
+    *product(["splits", "invariant splits"], ["int8", "fp8_e4m3"], [torch.float32], [0]),
+    *product(["one program"], CACHE_DTYPES, [torch.float16, torch.bfloat16], [0]),
+]
+
+
+@each_row(*CASES)
+def test_attention_is_that_of_the_elements_in_float64(
+    backend: str, cache_format: str, dtype: torch.dtype, shape: int
+) -> None:
+    heads, head_dim, block_size, layer = LAYERS[shape]
+    cache_dtype = CACHE_DTYPES[cache_format]
+    step = Step(MIXED, block_size, layer.window_tokens, DEVICE)
+    inputs = LayerInput(step, heads, head_dim, dtype=dtype, cache_dtype=cache_dtype, scales=SCALES[cache_dtype])
+
+    ours, cache = inputs.attend(BACKENDS[backend], layer)
+
+    exact, _ = inputs.attend_naively(layer, cache)
+    bound = TOLERANCES[dtype]
+    torch.testing.assert_close(ours.cpu().double(), exact, rtol=bound, atol=bound)
+
+
+@each_row(*product(CACHE_DTYPES, [torch.float32, torch.float16, torch.bfloat16], [16, 17, 80]))
+def test_what_is_written_is_what_torch_writes(cache_format: str, dtype: torch.dtype, head_dim: int) -> None:
+    """Of numbers of every size, ties, and what is no number: the same bytes, and none beside the slots."""
+    heads = heads_of_every_kind(head_dim).to(DEVICE, dtype)
+    step, cache_dtype = Step([(0, len(heads))], 16, device=DEVICE), CACHE_DTYPES[cache_format]
+    inputs = LayerInput(
+        step, (1, 2), head_dim, is_rotated=False, dtype=dtype, cache_dtype=cache_dtype, scales=SCALES[cache_dtype]
+    )
+    ours, theirs = inputs.cache(), inputs.cache()
+    qkv = torch.stack([heads.roll(shift, 0) for shift in range(5)], 1)
+
+    write_in_triton(qkv.clone(), None, step.metadata.slot_mapping, ours)
+
+    write_in_torch(qkv, None, step.metadata.slot_mapping, theirs)
+    for our_bits, their_bits in zip(raw(ours), raw(theirs), strict=True):
+        assert torch.equal(our_bits, their_bits)
