@@ -42,7 +42,10 @@ def numbers_of(elements, dtype: tl.constexpr, FORMAT: tl.constexpr):
         codes = ((codes & 0x80) << 8) | (magnitudes << 7) | (((magnitudes + 1) & 0x80) << 7)
     else:
         codes = codes << 8
-    return codes.to(tl.float16, bitcast=True).to(dtype)
+    numbers = codes.to(tl.float16, bitcast=True)
+    if dtype == tl.float16:
+        return numbers
+    return numbers.to(tl.float32).to(dtype)  # from float16 to bfloat16 at once is slow
 
 
 @triton.jit
