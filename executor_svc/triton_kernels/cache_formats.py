@@ -1,9 +1,8 @@
 """The formats of the KV cache inside the kernels: what is written and read, as `executor_svc/attention/cache_format.py`.
 
-Elements of 8 bits come as bytes and are converted by integer arithmetic: the same code on every device, where Triton's
-own FP8 E4M3 needs capability 8.9. FP8 is widened by float16: E5M2 is its upper half, E4M3 its bits with the point
-moved, which leaves a factor of 256. What multiplies all keys or values of a layer is no business of an element: it is
-in the scale of the scores, or multiplies the result.
+FP8 comes as bytes. A device of capability 8.9 or more widens E4M3 itself; before, and in the interpreter, integer
+arithmetic does. What multiplies all keys or values of a layer is no business of an element: it is in the scale of the
+scores, or multiplies the result.
 """
 
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Final
 import torch
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 from executor_svc.attention.interface import LayerCache
 
@@ -22,30 +22,27 @@ E4M3 = tl.constexpr(2)
 E5M2 = tl.constexpr(3)
 
 _FORMATS: Final = {torch.int8: INT8.value, torch.float8_e4m3fn: E4M3.value, torch.float8_e5m2: E5M2.value}
-# What numbers of a format were divided by to be those that `numbers_of` gives.
-_FACTORS: Final = {torch.float8_e4m3fn: 256.0}
 
 
 @triton.jit
 def numbers_of(elements, dtype: tl.constexpr, FORMAT: tl.constexpr):
-    """Return elements as numbers in `dtype`, which has all of them: of int8 without its scale, of E4M3 divided by 256."""
+    """Return elements as numbers in `dtype`, which has all of them; those of int8 are without their scale."""
     if FORMAT == PLAIN:
-        return elements.to(dtype)
-    if FORMAT == INT8:
-        # 2 ** 23 + 128 + the element, in float32.
-        bits = (elements.to(tl.uint32) ^ 0x80) | 0x4B000000
-        return (bits.to(tl.float32, bitcast=True) - 8388736.0).to(dtype)
-    codes = elements.to(tl.uint16)
-    if FORMAT == E4M3:
-        magnitudes = codes & 0x7F
-        # Of no number, 0x7F, the highest bit of float16's exponent is set.
-        codes = ((codes & 0x80) << 8) | (magnitudes << 7) | (((magnitudes + 1) & 0x80) << 7)
+        numbers = elements
+    elif FORMAT == INT8:
+        numbers = elements.to(tl.float32)
+    elif FORMAT == E5M2:  # the upper half of float16
+        numbers = (elements.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+    elif cuda_capability_geq(8, 9):
+        numbers = elements.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     else:
-        codes = codes << 8
-    numbers = codes.to(tl.float16, bitcast=True)
-    if dtype == tl.float16:
-        return numbers
-    return numbers.to(tl.float32).to(dtype)  # from float16 to bfloat16 at once is slow
+        codes = elements.to(tl.int8, bitcast=True).to(tl.int32)
+        # The sign, then exponent and mantissa where float32 has them; its exponent counts from another number.
+        numbers = ((codes << 20) & -0x78100000).to(tl.float32, bitcast=True) * 1.329227995784916e36
+        numbers = tl.where((codes & 0x7F) == 0x7F, float("nan"), numbers)
+    if FORMAT != PLAIN and numbers.dtype != dtype:
+        numbers = numbers.to(tl.float32)  # from float16 to bfloat16 at once is slow
+    return numbers.to(dtype)
 
 
 @triton.jit
@@ -86,7 +83,7 @@ def int8_of(numbers, scales):
     quotients = tl.div_rn(numbers.to(tl.float32), tl.where(has_scale, scales, 1.0)[:, None])
     quotients = tl.where(has_scale[:, None], tl.minimum(tl.maximum(quotients, -127.0), 127.0), 0.0)
     # 1.5 * 2 ** 23: the last byte of the sum is the rounded number.
-    return (quotients + 12582912.0).to(tl.uint32, bitcast=True).to(tl.uint8)
+    return (quotients + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +110,13 @@ def operands_of(cache: LayerCache) -> CacheOperands:
     if format_number is None:
         return CacheOperands(keys, values, None, None, 1.0, None, PLAIN.value, stride)
     is_int8 = format_number == INT8.value
-    factor = _FACTORS.get(keys.dtype, 1.0)
     return CacheOperands(
-        keys.view(torch.uint8),
-        values.view(torch.uint8),
+        keys if is_int8 else keys.view(torch.uint8),
+        values if is_int8 else values.view(torch.uint8),
         cache.key_scales,
         cache.value_scales,
-        factor * cache.key_scale,
-        None if is_int8 else factor * cache.value_scale,
+        cache.key_scale,
+        None if is_int8 else cache.value_scale,
         format_number,
         stride,
     )

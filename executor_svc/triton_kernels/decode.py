@@ -207,7 +207,7 @@ def decode(
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = cache.keys.shape[2]
     group, dim_padded = num_heads // num_kv_heads, pad(head_dim)
-    tile = decode_tile(head_dim, group, max(query.dtype.itemsize, cache.keys.dtype.itemsize))
+    tile = decode_tile(head_dim, group, query.dtype.itemsize, cache.keys.dtype.itemsize)
     operands = operands_of(cache)
     window = WIDEST_WINDOW if layer.window_tokens is None else min(layer.window_tokens, WIDEST_WINDOW)
     decode_kernel[(num_kv_heads, num_rows, num_splits)](

@@ -43,6 +43,14 @@ MAX_STACK_BYTES_INVARIANT = 256
 QUICK = [
     Case(80, "float16", 128, 16, has_options=True, has_invariant=False),
     Case(90, "bfloat16", 128, 16, has_options=False),
+    Case(80, "bfloat16", 128, 16, has_options=False, cache="int8"),
+    Case(90, "bfloat16", 128, 16, has_options=True, cache="fp8_e4m3", has_invariant=False),
+]
+# Formats that a card of 8.0 and one of 9.0 have beside the model's own.
+OTHER_CACHES = [
+    *(("bfloat16", cache) for cache in ("float16", "float32", "int8", "fp8_e4m3", "fp8_e5m2")),
+    *(("float16", cache) for cache in ("bfloat16", "int8", "fp8_e4m3")),
+    *(("float32", cache) for cache in ("bfloat16", "int8", "fp8_e5m2")),
 ]
 
 
@@ -130,6 +138,16 @@ def test_all_kernels_keep_within_their_budgets(capability: int, dtype: str, head
         ],
         tmp_path,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize(("dtype", "cache"), OTHER_CACHES)
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_of_every_cache_keep_within_their_budgets(
+    capability: int, dtype: str, cache: str, head_dim: int, tmp_path: Path
+) -> None:
+    check_all([Case(capability, dtype, head_dim, 16, has_options=False, cache=cache)], tmp_path)
 
 
 @pytest.mark.slow
