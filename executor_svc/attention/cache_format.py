@@ -2,7 +2,8 @@
 
 A format is known by the dtype of its elements. An element is rounded to nearest even as it is written, from its token
 alone. int8 has a scale for each token and KV head, the largest magnitude / 127; FP8 saturates, and a layer has one
-scale for all its keys and one for all its values. `executor_svc/native/csrc/cache_format.h` does the same in C, `executor_svc/triton_kernels/cache_formats.py` in Triton.
+scale for all its keys and one for all its values. `executor_svc/native/csrc/cache_format.h` does the same in C,
+`executor_svc/triton_kernels/cache_formats.py` in Triton.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The formats of the KV cache inside the kernels: what is written and read, as `executor_svc/attention/cache_format.py`.
+"""The formats of the KV cache inside the kernels; `executor_svc/attention/cache_format.py` is the reference.
 
 FP8 comes as bytes. A device of capability 8.9 or more widens E4M3 itself; before, and in the interpreter, integer
 arithmetic does. What multiplies all keys or values of a layer is no business of an element: it is in the scale of the

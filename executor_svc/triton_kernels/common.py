@@ -68,9 +68,7 @@ def block_ids_of(block_table, positions, is_read, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def slot_offsets(
-    block_ids, positions, SLOT_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr
-):
+def slot_offsets(block_ids, positions, SLOT_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr):
     """Return where the slots of positions begin in a pool, in elements.
 
     Args:

@@ -142,8 +142,8 @@ def resident_programs(head_dim: int, cache_itemsize: int, capability: tuple[int,
     """Return how many programs of `decode_kernel` a multiprocessor is given work for at once, 2 or 3.
 
     Three programs need 216 KiB with what each has beside its tiles, and each of their 128 threads may have up to 168 of
-    the 65,536 registers. The tiles of 16 and 8 bits keep to that for heads of up to 128 numbers in groups of up to 16; wider
-    heads take 256 threads. With float32, wider heads or less memory it is 2.
+    the 65,536 registers. The tiles of 16 and 8 bits keep to that for heads of up to 128 numbers in groups of up to 16;
+    wider heads take 256 threads. With float32, wider heads or less memory it is 2.
     """
     is_small = cache_itemsize <= 2 and pad(head_dim) <= 128
     return MAX_RESIDENT_PROGRAMS if is_small and _has_large_shared_memory(capability) else 2

@@ -72,7 +72,7 @@ def compile_in_another_process(cases: Sequence[Case], cache: Path) -> list[Compi
 
 def num_wanted(name: str, case: Case) -> int:
     """Return how many programs must fit on a multiprocessor at once: decodes hide the latency of memory."""
-    if name in ("prefill_kernel", "attend_kernel") or case.dtype == "float32" or case.group > 32:
+    if name in ("prefill_kernel", "attend_kernel") or case.itemsize == 4 or case.group > 32:
         return 1
     if case.group > 16:
         return 2  # the results of many heads fill the registers
@@ -80,7 +80,7 @@ def num_wanted(name: str, case: Case) -> int:
 
 
 def check(kernel: CompiledKernel) -> None:
-    capability, num_bits = kernel.case.capability, 32 if kernel.case.dtype == "float32" else 16
+    capability, num_bits = kernel.case.capability, 32 if kernel.case.itemsize == 4 else 16
     num_shared, most_shared = SHARED_BYTES[capability]
     registers = -(-kernel.registers // 8) * 8 * kernel.num_threads
     num_resident = min(
