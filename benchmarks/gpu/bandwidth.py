@@ -71,10 +71,11 @@ def filled_cache(shape: DecodeShape, num_blocks: int, device: torch.device) -> L
         torch.empty(num_blocks, *shape.cache.pool_shape, dtype=shape.cache.pool_dtype, device=device) for _ in range(2)
     ]
     cache = shape.cache.layer_cache(pools[0], pools[1], (1.0, 1.0))
-    slots = torch.arange(num_blocks * shape.block_size, device=device)
-    for part in slots.split(2**14):
-        numbers = torch.randn(len(part), 2 * shape.num_kv_heads, shape.head_dim, device=device).to(shape.dtype)
-        write_in_torch(numbers, None, part, cache)
+    num_slots = num_blocks * shape.block_size
+    for begin in range(0, num_slots, 2**14):
+        slots = torch.arange(begin, min(begin + 2**14, num_slots), device=device)
+        numbers = torch.randn(len(slots), 2 * shape.num_kv_heads, shape.head_dim, device=device).to(shape.dtype)
+        write_in_torch(numbers, None, slots, cache)
     return cache
 
 

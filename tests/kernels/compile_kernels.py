@@ -116,7 +116,8 @@ def _inputs(case: Case) -> tuple[torch.Tensor, LayerCache, AttentionLayer, torch
     """Return queries, keys and values, the cache, the layer, and its slopes."""
     dtype, num_heads = getattr(torch, case.dtype), case.group * NUM_KV_HEADS
     shape = CacheShape(1, case.block_size, NUM_KV_HEADS, case.head_dim, case.cache_dtype)
-    cache = shape.layer_cache(*torch.empty(2, 2, *shape.pool_shape, dtype=shape.pool_dtype), scales=(1.0, 1.0))
+    keys, values = (torch.empty(2, *shape.pool_shape, dtype=shape.pool_dtype) for _ in range(2))
+    cache = shape.layer_cache(keys, values, (1.0, 1.0))
     qkv = torch.empty(4, num_heads + 2 * NUM_KV_HEADS, case.head_dim, dtype=dtype)
     if case.has_options:
         return qkv, cache, AttentionLayer(0.1, 100, 30.0), torch.empty(num_heads)

@@ -67,8 +67,9 @@ def test_what_is_written_is_what_torch_writes(cache_format: str, dtype: torch.dt
     keys = torch.cat((heads, heads))[: num_tokens * NUM_KV_HEADS].view(num_tokens, NUM_KV_HEADS, head_dim)
     qkv = torch.cat((keys[:, :1], keys, keys.flip(0, 1)), 1).to(DEVICE)
     step, cache_dtype = Step([(0, num_tokens)], 16, device=DEVICE), CACHE_DTYPES[cache_format]
-    formats = {"dtype": dtype, "cache_dtype": cache_dtype, "scales": SCALES[cache_dtype]}
-    inputs = LayerInput(step, (1, NUM_KV_HEADS), head_dim, is_rotated=False, **formats)
+    inputs = LayerInput(
+        step, (1, NUM_KV_HEADS), head_dim, dtype=dtype, cache_dtype=cache_dtype, scales=SCALES[cache_dtype]
+    )
     ours, theirs = inputs.cache(), inputs.cache()
 
     with np.errstate(over="ignore"):  # of the interpreter

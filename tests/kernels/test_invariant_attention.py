@@ -170,10 +170,10 @@ QUICK = {("all", "all at once"), ("all", "cache int8"), ("plain", "cache fp8_e4m
     ],
 )
 def test_no_schedule_changes_a_bit(layer: str, schedule: str) -> None:
-    formats = {"dtype": SCHEDULES[schedule].dtype, "cache_dtype": SCHEDULES[schedule].cache_dtype}
-    whole = attended(Schedule((LENGTH,), **formats), LAYERS[layer])
+    ours = SCHEDULES[schedule]
+    whole = attended(Schedule((LENGTH,), dtype=ours.dtype, cache_dtype=ours.cache_dtype), LAYERS[layer])
 
-    assert torch.equal(attended(SCHEDULES[schedule], LAYERS[layer]), whole)
+    assert torch.equal(attended(ours, LAYERS[layer]), whole)
 
 
 @pytest.mark.parametrize("num_keys", [pytest.param(32, marks=SLOW_IF_INTERPRETED)])

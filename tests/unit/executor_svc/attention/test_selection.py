@@ -215,14 +215,14 @@ REFUSED: list[tuple[Situation, str]] = [
     ),
     *(
         (
-            Situation(name, capability=capability, installed=installed, cache_dtype=dtype),
-            f"attention_backend is {name}, but it needs a KV cache in the model's dtype, bfloat16, not {said}; use "
-            "--kv-cache-dtype auto or --attention-backend triton",
+            replace(situation, cache_dtype=dtype),
+            f"attention_backend is {situation.name}, but it needs a KV cache in the model's dtype, bfloat16, not "
+            f"{said}; use --kv-cache-dtype auto or --attention-backend triton",
         )
-        for name, capability, installed, dtype, said in (
-            ("flash_attn", (9, 0), ALL, torch.int8, "int8"),
-            ("flash_attn", (8, 0), FLASH_2, torch.float8_e4m3fn, "fp8_e4m3"),
-            ("xformers", (8, 0), XFORMERS, FLOAT16, "float16"),
+        for situation, dtype, said in (
+            (Situation("flash_attn", capability=(9, 0), installed=ALL), torch.int8, "int8"),
+            (Situation("flash_attn", installed=FLASH_2), torch.float8_e4m3fn, "fp8_e4m3"),
+            (Situation("xformers", installed=XFORMERS), FLOAT16, "float16"),
         )
     ),
     (
