@@ -70,7 +70,7 @@ _DECODE_8_BITS: Final = {
     32: DecodeTile(64, 4, 5),
     64: DecodeTile(64, 4, 5),
     128: DecodeTile(32, 4, 5),
-    256: DecodeTile(32, 8, 5),
+    256: DecodeTile(16, 4, 5),
 }
 _DECODE_FLOAT32: Final = {
     16: DecodeTile(32, 4, 5),

@@ -39,6 +39,8 @@ FAST_KERNELS = [*SMALL_KERNELS[:3], "decode_kernel", "decode_kernel", "prefill_k
 MAX_STACK_BYTES = {16: 0, 32: 64}
 # The states of a split and of those before it fill the registers; a group of 7 heads on 8.0 spills the most.
 MAX_STACK_BYTES_INVARIANT = 256
+# Elements of 8 bits that are widened to float32, without tensor cores.
+MAX_STACK_BYTES_WIDENED = 384
 
 QUICK = [
     Case(80, "float16", 128, 16, has_options=True, has_invariant=False),
@@ -90,7 +92,10 @@ def check(kernel: CompiledKernel) -> None:
     )
     assert kernel.registers <= 255, kernel
     assert kernel.local_bytes == 0, kernel
+    cache_itemsize = kernel.case.cache_dtype.itemsize
     most_stack = MAX_STACK_BYTES_INVARIANT if kernel.name == "attend_kernel" else MAX_STACK_BYTES[num_bits]
+    if num_bits == 32 and cache_itemsize == 1:
+        most_stack = MAX_STACK_BYTES_WIDENED
     assert kernel.stack_bytes <= most_stack, kernel
     assert kernel.shared_bytes <= most_shared, kernel
     # A warp of the fold reads a head at a time, of 64 numbers 8 bytes a thread.
@@ -101,7 +106,7 @@ def check(kernel: CompiledKernel) -> None:
     assert kernel.shared_bytes <= SHARED_BUDGET[kernel.name, num_bits][capability], kernel
     assert num_resident >= num_wanted(kernel.name, kernel.case), kernel
     # Keys and values go to shared memory in pieces of 16 bytes, some tiles ahead; queries in pieces of 16 bytes.
-    assert kernel.num_wide_copies >= 4, kernel
+    assert kernel.num_wide_copies >= (2 if cache_itemsize == 1 else 4), kernel
     assert kernel.num_narrow_loads == 0, kernel
     if kernel.name in ("prefill_kernel", "attend_kernel"):
         assert (kernel.num_warpgroup_products > 0) == (capability == 90 and num_bits == 16), kernel
