@@ -65,16 +65,17 @@ class ExecutorConfig(_BatchConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description=(
-            "Data type of weights and KV cache. auto: float32 on a CPU; on a GPU the type in config.json, else "
-            "float32. bfloat16 and float16 use half the memory of float32."
+            "Data type of weights, and of the KV cache unless kv_cache_dtype differs. auto: float32 on a CPU; on a GPU "
+            "the type in config.json, else float32. bfloat16 and float16 use half the memory of float32."
         ),
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"] = Field(
         "auto",
         description=(
-            "Data type of the KV cache on a CPU. auto: as in dtype. 16 or 8 bits instead of float32's 32 hold two to "
-            "four times the tokens, are faster where contexts are long, and change outputs a little. int8 has a scale "
-            "for each token and KV head; the FP8 formats use the checkpoint's k_scale and v_scale, else 1."
+            "Data type of the KV cache. auto: as in dtype. 16 or 8 bits instead of float32's 32 hold two to four times "
+            "the tokens, are faster where contexts are long, and change outputs a little. int8 has a scale for each "
+            "token and KV head; the FP8 formats use the checkpoint's k_scale and v_scale, else 1. On a GPU the "
+            "attention backends triton and torch have all of them, the others only the model's dtype."
         ),
     )
     quantization: Literal["none", "bfloat16", "int8", "int8-a8", "int4"] = Field(

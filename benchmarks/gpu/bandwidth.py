@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from executor_svc.attention.interface import AttentionLayer, DecodeBatch, DecodePlanner, LayerCache
+from executor_svc.attention.key_value_write import write_in_torch
+from executor_svc.cache.cache_engine import CacheShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,17 @@ class DecodeShape:
     head_dim: int = 128
     block_size: int = 16
     dtype: torch.dtype = torch.bfloat16
+    cache_dtype: torch.dtype | None = None  # None: as `dtype`
+
+    @property
+    def cache(self) -> CacheShape:
+        """The cache of the layer."""
+        return CacheShape(1, self.block_size, self.num_kv_heads, self.head_dim, self.cache_dtype or self.dtype)
 
     @property
     def num_bytes(self) -> int:
-        """What the queries must read: keys and values of all contexts, once."""
-        return 2 * self.num_rows * self.context_tokens * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """What the queries must read: keys and values of all contexts, once, with their scales."""
+        return self.num_rows * self.context_tokens * self.cache.bytes_per_block // self.block_size
 
 
 def seconds_per_call(run: Callable[[], object], device: torch.device, *, num_calls: int = 20) -> float:
@@ -57,6 +65,20 @@ def copy_bytes_per_s(device: torch.device, num_bytes: int) -> float:
     return 2 * num_bytes / seconds_per_call(lambda: target.copy_(source), device)
 
 
+def filled_cache(shape: DecodeShape, num_blocks: int, device: torch.device) -> LayerCache:
+    """Return a layer's cache of normally distributed keys and values."""
+    pools = [
+        torch.empty(num_blocks, *shape.cache.pool_shape, dtype=shape.cache.pool_dtype, device=device) for _ in range(2)
+    ]
+    cache = shape.cache.layer_cache(pools[0], pools[1], (1.0, 1.0))
+    num_slots = num_blocks * shape.block_size
+    for begin in range(0, num_slots, 2**14):
+        slots = torch.arange(begin, min(begin + 2**14, num_slots), device=device)
+        numbers = torch.randn(len(slots), 2 * shape.num_kv_heads, shape.head_dim, device=device).to(shape.dtype)
+        write_in_torch(numbers, None, slots, cache)
+    return cache
+
+
 @torch.inference_mode()
 def decode_bytes_per_s(backend: DecodePlanner, shape: DecodeShape, device: torch.device) -> float:
     """Return the rate at which decodes read keys and values that lie in scattered blocks.
@@ -66,11 +88,7 @@ def decode_bytes_per_s(backend: DecodePlanner, shape: DecodeShape, device: torch
     num_blocks_each = -(-shape.context_tokens // shape.block_size)
     num_blocks = shape.num_rows * num_blocks_each
     num_layers = max(2, min(16, 2**30 // shape.num_bytes)) if device.type == "cuda" else 2
-    pool_shape = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-    caches = [
-        LayerCache(*(torch.randn(pool_shape, device=device).to(shape.dtype) for _ in range(2)))
-        for _ in range(num_layers)
-    ]
+    caches = [filled_cache(shape, num_blocks, device) for _ in range(num_layers)]
     tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32).reshape(shape.num_rows, -1)
     last = shape.context_tokens - 1
     slots = tables[:, last // shape.block_size].astype(np.int64) * shape.block_size + last % shape.block_size

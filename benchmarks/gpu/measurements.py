@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from benchmarks.gpu.report import Figure
 from benchmarks.gpu.settings import executor_settings
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.gpu.throughput import of_transformers
+from executor_svc.attention.cache_format import CACHE_DTYPES, FORMAT_NAMES
 from executor_svc.attention.interface import DecodePlanner
 from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
@@ -39,6 +41,30 @@ def attention_figures(
                 "% of the copy bandwidth",
                 target=80.0 if name == "triton" else None,
                 detail=f"{rate / 1e9:,.0f} GB/s; {shape.num_heads}/{shape.num_kv_heads} heads of {shape.head_dim}",
+            )
+            free_memory(device)
+
+
+def cache_format_figures(
+    backend: DecodePlanner, sizes: Sizes, device: torch.device, copy_rate: float
+) -> Iterator[Figure]:
+    """Measure decodes with caches of 8 bits: the share of the copy bandwidth, and the time beside the model's dtype."""
+    for shape in sizes.cache_shapes:
+        plain_s = shape.num_bytes / decode_bytes_per_s(backend, shape, device)
+        for name in ("int8", "fp8_e4m3"):
+            narrow = replace(shape, cache_dtype=CACHE_DTYPES[name])
+            rate = decode_bytes_per_s(backend, narrow, device)
+            about = f"{shape.num_rows} rows of {shape.context_tokens:,} tokens, cache {name}"
+            yield Figure(
+                f"decode attention, triton, {about}",
+                100 * rate / copy_rate,
+                "% of the copy bandwidth",
+                detail=f"{rate / 1e9:,.0f} GB/s",
+            )
+            seconds = narrow.num_bytes / rate
+            beside = f"the time of {FORMAT_NAMES[shape.dtype]}"
+            yield Figure(
+                f"time of a decode, {about}", seconds / plain_s, f"× {beside}", detail=f"{seconds * 1e6:.1f} µs a layer"
             )
             free_memory(device)
 

@@ -47,10 +47,10 @@ def _measured(name: str, about: str, limit_s: float, function: str = "") -> Part
 PARTS: Sequence[Part] = (
     *_tests(
         "generation",
-        "greedy tokens through scheduler's core, worker, kernels and graphs are those of transformers",
+        "greedy tokens through scheduler's core, worker, kernels and graphs are those of transformers; 8-bit caches",
         120,
-        [GENERATION, "-k", "greedy"],
-        [f"{GENERATION}::test_greedy_tokens_are_those_of_transformers[llama-triton]"],
+        [GENERATION, "-k", "greedy or 8_bits"],
+        [GENERATION, "-k", "(greedy and llama-triton) or (8_bits and triton)"],
     ),
     *_tests(
         "requests",
@@ -70,8 +70,11 @@ PARTS: Sequence[Part] = (
         "attention-kernels",
         "attention, and the write of keys and values, beside float64",
         120,
-        [ATTENTION, f"{KERNELS}/test_key_value_write.py", "-k", "not random_steps"],
-        [ATTENTION, "-k", "number_of_query_heads"],
+        [
+            *(f"{KERNELS}/test_{name}.py" for name in ("cache_formats", "triton_attention", "key_value_write")),
+            *("-k", "not random_steps"),
+        ],
+        [f"{KERNELS}/test_cache_formats.py", ATTENTION, "-k", "number_of_query_heads or written"],
         num_shards=3,
     ),
     *_tests(
@@ -109,7 +112,7 @@ PARTS: Sequence[Part] = (
         "more-generation",
         "batches, steps in flight, preemption, 16 bits, invariant numerics; plans of steps",
         120,
-        [GENERATION, f"{KERNELS}/test_triton_plans.py", "-k", "not greedy"],
+        [GENERATION, f"{KERNELS}/test_triton_plans.py", "-k", "not greedy and not 8_bits"],
         [GENERATION, "-k", "preempts"],
     ),
     *_tests(

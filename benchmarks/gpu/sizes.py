@@ -1,7 +1,7 @@
 """How large the check is: on a GPU, and in a rehearsal on a CPU, which shows that its code works."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ class Sizes:
 
     copy_bytes: int
     decode_shapes: Sequence[DecodeShape]
+    cache_shapes: Sequence[DecodeShape]  # of which decodes are timed with caches of 8 bits, beside the model's dtype
     large_model: Mapping[str, Any]  # for one stream
     small_model: Mapping[str, Any]  # for many
     dtype: torch.dtype
@@ -34,18 +35,7 @@ class Sizes:
     def decode_shapes_of(self, backend: str) -> Sequence[DecodeShape]:
         """Return the shapes with blocks that a backend takes."""
         block_size = {"flash_attn": 256, "xformers": 64}.get(backend, 16)
-        return [
-            DecodeShape(
-                shape.num_rows,
-                shape.context_tokens,
-                shape.num_heads,
-                shape.num_kv_heads,
-                shape.head_dim,
-                block_size,
-                shape.dtype,
-            )
-            for shape in self.decode_shapes
-        ]
+        return [replace(shape, block_size=block_size) for shape in self.decode_shapes]
 
 
 FULL = Sizes(
@@ -57,6 +47,7 @@ FULL = Sizes(
         DecodeShape(256, 4096),
         DecodeShape(1, 32768),
     ),
+    cache_shapes=(DecodeShape(32, 2048), DecodeShape(128, 2048)),
     large_model=LLAMA_8B,
     small_model=LLAMA_1B,
     dtype=torch.bfloat16,
@@ -73,6 +64,7 @@ FULL = Sizes(
 REHEARSAL = Sizes(
     copy_bytes=2**20,
     decode_shapes=(DecodeShape(3, 40, 4, 2, 16, dtype=torch.float32),),
+    cache_shapes=(DecodeShape(3, 40, 4, 2, 16, dtype=torch.float32),),
     large_model=TINY,
     small_model=TINY,
     dtype=torch.float32,

@@ -15,6 +15,7 @@ def attention(progress: Progress) -> None:
     progress.add(copy)
     planners = decode_planners(device, sizes.dtype)
     progress.add_all(measurements.attention_figures(planners, sizes, device, copy.value * 1e9))
+    progress.add_all(measurements.cache_format_figures(planners["triton"], sizes, device, copy.value * 1e9))
 
 
 def steps(progress: Progress) -> None:

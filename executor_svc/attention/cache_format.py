@@ -2,7 +2,8 @@
 
 A format is known by the dtype of its elements. An element is rounded to nearest even as it is written, from its token
 alone. int8 has a scale for each token and KV head, the largest magnitude / 127; FP8 saturates, and a layer has one
-scale for all its keys and one for all its values. `executor_svc/native/csrc/cache_format.h` does the same in C.
+scale for all its keys and one for all its values. `executor_svc/native/csrc/cache_format.h` does the same in C,
+`executor_svc/triton_kernels/cache_formats.py` in Triton.
 """
 
 from collections.abc import Mapping
@@ -10,8 +11,6 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 import torch
-
-from octavo_shared.errors import ModelLoadError
 
 CacheDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"]
 
@@ -33,18 +32,9 @@ FP8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 _LARGEST_INT8 = 127
 
 
-def choose_cache_dtype(configured: CacheDtype, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the format of the cache: as configured, or the number format of activations.
-
-    Raises: ModelLoadError: the kernels of the device do not have it.
-    """
-    chosen = dtype if configured == "auto" else CACHE_DTYPES[configured]
-    if device.type != "cpu" and chosen != dtype:
-        raise ModelLoadError(
-            f"kv_cache_dtype is {configured}, but on a GPU the KV cache has the model's dtype, {FORMAT_NAMES[dtype]}; "
-            "remove --kv-cache-dtype, or use --device cpu"
-        )
-    return chosen
+def choose_cache_dtype(configured: CacheDtype, dtype: torch.dtype) -> torch.dtype:
+    """Return the format of the cache: as configured, or the number format of activations."""
+    return dtype if configured == "auto" else CACHE_DTYPES[configured]
 
 
 def has_scales(dtype: torch.dtype) -> bool:

@@ -18,8 +18,8 @@ class LayerCache:
     """The block pool of one layer. Unwritten slots hold anything, NaN included.
 
     The dtype of keys and values is the format of the cache; see `cache_format.py`. Both pools are contiguous, but for
-    the C backend, which takes blocks any distance apart, and but for int8, which has scales behind the elements of each
-    block.
+    the C and Triton backends, which take blocks any distance apart, and but for int8, which has scales behind the
+    elements of each block.
     """
 
     keys: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]

@@ -143,7 +143,7 @@ class InvariantAttentionPlan:
         num_tokens, num_heads, head_dim = query.shape
         num_kv_heads = cache.keys.shape[2]
         group = num_heads // num_kv_heads
-        shape = invariant_tile(head_dim, group, query.dtype.itemsize)
+        shape = invariant_tile(head_dim, group, max(query.dtype.itemsize, cache.keys.dtype.itemsize))
         output = torch.empty(num_tokens, num_heads * head_dim, dtype=query.dtype, device=query.device)
         slopes = None if layer.alibi_slopes is None else slopes_on(query.device, query.dtype, layer.alibi_slopes)
         if self._decodes is not None:

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 import torch
 
+from executor_svc.attention.cache_format import FORMAT_NAMES
 from executor_svc.attention.installed_libraries import version_numbers, why_not_version
 from executor_svc.attention.interface import AttentionLayer
 
@@ -41,6 +42,7 @@ class AttentionNeeds:
     head_dim: int
     layers: Sequence[AttentionLayer]
     compute_capability: tuple[int, int] | None  # of the CUDA device, such as (9, 0); None: the device is a CPU
+    cache_dtype: torch.dtype | None = None  # format of the KV cache; None: `dtype`
 
     @property
     def has_window(self) -> bool:
@@ -156,6 +158,7 @@ class FlashAttention2Rules:
         return (
             _why_not_device(needs, lowest=(8, 0))
             or _why_not_dtype(needs)
+            or _why_not_cache(needs)
             or _why_not_flash_attn_head_dim(needs)
             or why_not_version("flash-attn", "flash-attn", self._installed, needed=(2, 8))
         )
@@ -187,6 +190,7 @@ class FlashAttention3Rules:
         return (
             _why_not_device(needs, lowest=(9, 0), highest_major=9)
             or _why_not_dtype(needs)
+            or _why_not_cache(needs)
             or _why_not_flash_attn_head_dim(needs)
             or ("version 3 does not support ALiBi, which this model needs" if needs.has_alibi else None)
             or (None if self._is_installed else "flash-attn 3 (the module flash_attn_interface) is not installed")
@@ -220,7 +224,7 @@ class XformersRules:
 
     def why_not(self, needs: AttentionNeeds) -> str | None:
         """Return what it lacks, the installation last."""
-        problem = _why_not_device(needs, lowest=(8, 0)) or _why_not_dtype(needs)
+        problem = _why_not_device(needs, lowest=(8, 0)) or _why_not_dtype(needs) or _why_not_cache(needs)
         wanted = {"sliding window": needs.has_window, "soft cap": needs.has_soft_cap, "ALiBi": needs.has_alibi}
         for feature, is_wanted in wanted.items():
             if problem is None and is_wanted:
@@ -256,6 +260,13 @@ def _why_not_dtype(needs: AttentionNeeds) -> str | None:
     if needs.dtype in HALF_PRECISION:
         return None
     return f"it supports float16 and bfloat16, not {dtype_name(needs.dtype)}"
+
+
+def _why_not_cache(needs: AttentionNeeds) -> str | None:
+    """Return that the kernels read keys and values in the model's number format, if the cache has another."""
+    if needs.cache_dtype in (None, needs.dtype):
+        return None
+    return f"it needs a KV cache in the model's dtype, {dtype_name(needs.dtype)}, not {FORMAT_NAMES[needs.cache_dtype]}"
 
 
 def _why_not_flash_attn_head_dim(needs: AttentionNeeds) -> str | None:

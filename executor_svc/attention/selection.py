@@ -164,6 +164,8 @@ class _Situation:
         return self.installed.has_flash_attn_3 and capability is not None and capability[0] == 9
 
     def _settings_for(self, name: BackendName) -> Iterator[str]:
+        if replace(self, needs=replace(self.needs, cache_dtype=None))._can_run(name):
+            yield "--kv-cache-dtype auto"
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             has_it = dtype != torch.bfloat16 or (self.needs.compute_capability or (0, 0)) >= BFLOAT16_CAPABILITY
             if has_it and replace(self, needs=replace(self.needs, dtype=dtype))._can_run(name):

@@ -192,7 +192,8 @@ class TritonAttentionPlan:
 def prefill_rows(chunks: Chunks, query: torch.Tensor, cache: LayerCache) -> PrefillRows:
     """Cut rows into tiles for a query, [num_tokens, num_heads, head_dim], and a cache."""
     group = query.shape[1] // cache.keys.shape[2]
-    tile = prefill_tile(query.shape[2], group, query.dtype.itemsize, _capability(query.device))
+    itemsize = max(query.dtype.itemsize, cache.keys.dtype.itemsize)
+    tile = prefill_tile(query.shape[2], group, itemsize, _capability(query.device))
     tiles = query_tiles(chunks.starts, chunks.lengths, chunks.first_tokens, tile.num_queries // group)
     return PrefillRows(to_device(tiles, query.device), chunks.block_tables, tile)
 

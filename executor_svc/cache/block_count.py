@@ -107,7 +107,7 @@ def count_blocks(
     return BlockCounts(num_blocks, num_host_blocks)
 
 
-def why_short(shape: CacheShape, num_blocks: int, max_model_len: int, device: str) -> str | None:
+def why_short(shape: CacheShape, num_blocks: int, max_model_len: int) -> str | None:
     """Say that a cache holds less than the longest sequence, and what would hold it; None: it holds one.
 
     A model whose windows leave blocks behind needs less; that is no business of this function.
@@ -117,7 +117,7 @@ def why_short(shape: CacheShape, num_blocks: int, max_model_len: int, device: st
         return None
     gib = _least_gib(-(-max_model_len // shape.block_size) * shape.bytes_per_block)
     sentence = f"the KV cache holds {num_tokens} tokens of the model's {max_model_len}; set --kv-cache-gib {gib}"
-    for name in ("bfloat16", "int8") if device == "cpu" else ():
+    for name in ("bfloat16", "int8"):
         smaller = replace(shape, dtype=CACHE_DTYPES[name])
         held = num_blocks * shape.bytes_per_block // smaller.bytes_per_block * shape.block_size
         if held >= max_model_len:

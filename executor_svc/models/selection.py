@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from executor_svc.attention.cache_format import FP8, choose_cache_dtype
+from executor_svc.attention.cache_format import CACHE_DTYPES, FP8, choose_cache_dtype
 from executor_svc.attention.interface import AttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.rules import AttentionNeeds
@@ -96,13 +96,12 @@ def choose_model(
 
     Raises: ModelLoadError: neither can, or not as `config` wants it.
     """
-    cache_dtype = choose_cache_dtype(config.kv_cache_dtype, torch_dtype(config.dtype), device)
     chosen, names = _choose_model(directory, config, device, group)
     scales: Sequence[tuple[float, float]] = ()
-    if cache_dtype in FP8 and isinstance(directory, ModelDirectory):
+    if chosen.cache_dtype in FP8 and isinstance(directory, ModelDirectory):
         attention = names.qkv[0].rpartition(".")[0]
         scales = read_cache_scales(Checkpoint(directory.path), attention, chosen.model.shape.num_layers)
-    return replace(chosen, kv_cache_dtype=cache_dtype, cache_scales=scales)
+    return replace(chosen, cache_scales=scales)
 
 
 def _choose_model(
@@ -212,7 +211,7 @@ def choose_decoder(
     shard = Shard.of(model_config, group.rank, group.size)
     layers = [shard.attention_layer(layer.attention) for layer in model_config.layers]
     sizes = (shard.num_heads, shard.num_kv_heads, model_config.head_dim)
-    needs = AttentionNeeds(dtype, *sizes, layers, _capability_of(device))
+    needs = AttentionNeeds(dtype, *sizes, layers, _capability_of(device), CACHE_DTYPES.get(config.kv_cache_dtype))
     chosen = choose_backend(
         config.attention_backend, needs, config.block_size_tokens, is_invariant=config.numerics == "invariant"
     )
@@ -242,6 +241,7 @@ def choose_decoder(
         config.compute_dtype,
         made.library,
         stored,
+        choose_cache_dtype(config.kv_cache_dtype, dtype),
     )
     return _checked(made_model, config)
 
@@ -293,7 +293,8 @@ def _from_transformers(
         raise ModelLoadError(f"{error}; the native implementation cannot run it either: {reason}") from error
     facts = model.attention
     sizes = (facts.num_heads, facts.num_kv_heads, facts.head_dim)
-    needs = AttentionNeeds(dtype, *sizes, facts.layers, _capability_of(device))
+    cache = CACHE_DTYPES.get(config.kv_cache_dtype)
+    needs = AttentionNeeds(dtype, *sizes, facts.layers, _capability_of(device), cache)
     chosen = choose_backend(config.attention_backend, needs, config.block_size_tokens)
     attention = _make_attention(chosen, config) or make_attention(found.library)
     _log_attention(chosen, attention)
@@ -301,7 +302,14 @@ def _from_transformers(
     kernels = describe_kernels(in_use, attention, device, others="transformers")
     path = compute_path(device, dtype, "transformers", attention, in_use)
     chosen_model = ChosenModel(
-        model, attention, chosen.block_size, path, lambda _: None, kernels, library=found.library
+        model,
+        attention,
+        chosen.block_size,
+        path,
+        lambda _: None,
+        kernels,
+        library=found.library,
+        kv_cache_dtype=choose_cache_dtype(config.kv_cache_dtype, dtype),
     )
     return _checked(chosen_model, config)
 

@@ -55,18 +55,38 @@ def shape_scores(products, distances, slopes, scale, soft_cap, HAS_SOFT_CAP: tl.
 
 
 @triton.jit
-def slot_offsets(block_table, positions, is_read, SLOT_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Return where the slots of positions begin in a pool, in elements: int64, for pools exceed 2 ** 31 elements.
+def block_ids_of(block_table, positions, is_read, BLOCK_SIZE: tl.constexpr):
+    """Return the ids of the blocks of positions: int64, for pools exceed 2 ** 31 elements.
 
     Args:
         block_table: Pointer to the block ids of the row.
         positions: [num_keys].
         is_read: Whether a position is read; the ids of others are garbage, and are not read either.
-        SLOT_STRIDE: Elements from a slot to the next.
         BLOCK_SIZE: Tokens in a block.
     """
-    block_ids = tl.load(block_table + positions // BLOCK_SIZE, mask=is_read, other=0).to(tl.int64)
-    return (block_ids * BLOCK_SIZE + positions % BLOCK_SIZE) * SLOT_STRIDE
+    return tl.load(block_table + positions // BLOCK_SIZE, mask=is_read, other=0).to(tl.int64)
+
+
+@triton.jit
+def slot_offsets(block_ids, positions, SLOT_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr):
+    """Return where the slots of positions begin in a pool, in elements.
+
+    Args:
+        block_ids: Of the positions, int64.
+        positions: [num_keys].
+        SLOT_STRIDE: Elements from a slot to the next.
+        BLOCK_SIZE: Tokens in a block.
+        BLOCK_STRIDE: Elements from a block to the next.
+    """
+    if BLOCK_STRIDE == BLOCK_SIZE * SLOT_STRIDE:
+        return (block_ids * BLOCK_SIZE + positions % BLOCK_SIZE) * SLOT_STRIDE
+    return block_ids * BLOCK_STRIDE + (positions % BLOCK_SIZE) * SLOT_STRIDE
+
+
+@triton.jit
+def scale_offsets(block_ids, positions, kv_head, BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr):
+    """Return where the scales of int8 are, in float32 numbers; `BLOCK_STRIDE` is in bytes."""
+    return block_ids * (BLOCK_STRIDE // 4) + kv_head * BLOCK_SIZE + positions % BLOCK_SIZE
 
 
 @triton.jit

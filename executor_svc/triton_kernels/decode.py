@@ -14,7 +14,17 @@ import triton
 import triton.language as tl
 
 from executor_svc.attention.interface import AttentionLayer, LayerCache
-from executor_svc.triton_kernels.common import LOG2_E, LOWEST_SCORE, dot, shape_scores, slot_offsets, split_of_tiles
+from executor_svc.triton_kernels.cache_formats import INT8, numbers_of, operands_of
+from executor_svc.triton_kernels.common import (
+    LOG2_E,
+    LOWEST_SCORE,
+    block_ids_of,
+    dot,
+    scale_offsets,
+    shape_scores,
+    slot_offsets,
+    split_of_tiles,
+)
 from executor_svc.triton_kernels.tiles import MAX_SPLITS, WIDEST_WINDOW, decode_tile, pad, reduce_warps
 
 
@@ -36,6 +46,9 @@ def decode_kernel(
     soft_cap,
     window,
     num_splits,
+    key_scales,
+    value_scales,
+    value_factor,
     HAS_SOFT_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
@@ -44,6 +57,8 @@ def decode_kernel(
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):
     """Attend with the heads of one group of one row to one split of its keys; the grid is (KV heads, rows, splits)."""
@@ -75,13 +90,22 @@ def decode_kernel(
     for tile in tl.range(begin, end):
         positions = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
         is_visible = (positions >= first_position) & (positions < visible)
-        slots = slot_offsets(block_table, positions, is_visible, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE)
+        block_ids = block_ids_of(block_table, positions, is_visible, BLOCK_SIZE)
+        slots = slot_offsets(block_ids, positions, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE, BLOCK_STRIDE)
         offsets = slots[:, None] + dim_offsets[None, :]
         is_read = is_visible[:, None] & is_dim[None, :]
         # What is hidden may be NaN, and 0 * NaN is NaN: it is not read.
-        k = tl.load(keys + offsets, mask=is_read, other=0.0)
-        v = tl.load(values + offsets, mask=is_read, other=0.0)
+        key_elements = tl.load(keys + offsets, mask=is_read, other=0)
+        value_elements = tl.load(values + offsets, mask=is_read, other=0)
+        k = numbers_of(key_elements, q.dtype, FORMAT)
         products = dot(q, tl.trans(k), tl.full([GROUP_PADDED, TILE_KEYS], 0.0, tl.float32))
+        if FORMAT == INT8:
+            scales = scale_offsets(block_ids, positions, kv_head, BLOCK_SIZE, BLOCK_STRIDE)
+            products *= tl.load(key_scales + scales, mask=is_visible, other=0.0)[None, :]
+            of_values = tl.load(value_scales + scales, mask=is_visible, other=0.0)
+            v = (numbers_of(value_elements, tl.float32, FORMAT) * of_values[:, None]).to(q.dtype)
+        else:
+            v = numbers_of(value_elements, q.dtype, FORMAT)
         distances = (positions - (visible - 1)).to(tl.float32)[None, :]
         scores = shape_scores(products, distances, slope, scale, soft_cap, HAS_SOFT_CAP, slopes is not None)
         scores = tl.where(is_visible[None, :], scores, float("-inf"))
@@ -92,6 +116,8 @@ def decode_kernel(
         weighted = dot(weights.to(v.dtype), v, weighted * correction[:, None])
         highest = new_highest
     result = weighted / total[:, None]
+    if value_factor is not None:
+        result *= value_factor
     if IS_SPLIT:
         partial = (row.to(tl.int64) * NUM_HEADS + kv_head * GROUP + heads) * num_splits + split
         tl.store(partial_scores + partial, highest + tl.log2(total), mask=heads < GROUP)
@@ -170,7 +196,7 @@ def decode(
     Args:
         rows: At least one.
         query: After rotation, [num_tokens, num_heads, head_dim]; its last two dimensions are contiguous.
-        cache: Contiguous; the tokens' own keys and values are in it.
+        cache: The tokens' own keys and values are in it.
         layer: How to attend.
         slopes: Of the layer, [num_heads] float32 on the device; None: no ALiBi.
         num_splits: Parts of the keys of each row, up to `MAX_SPLITS`.
@@ -181,13 +207,14 @@ def decode(
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = cache.keys.shape[2]
     group, dim_padded = num_heads // num_kv_heads, pad(head_dim)
-    tile = decode_tile(head_dim, group, query.dtype.itemsize)
+    tile = decode_tile(head_dim, group, query.dtype.itemsize, cache.keys.dtype.itemsize)
+    operands = operands_of(cache)
     window = WIDEST_WINDOW if layer.window_tokens is None else min(layer.window_tokens, WIDEST_WINDOW)
     decode_kernel[(num_kv_heads, num_rows, num_splits)](
         query,
         query.stride(0),
-        cache.keys,
-        cache.values,
+        operands.keys,
+        operands.values,
         rows.block_tables,
         rows.block_tables.stride(0),
         rows.num_visible_tokens,
@@ -196,10 +223,13 @@ def decode(
         output,
         None if partial is None else partial.outputs,
         None if partial is None else partial.scores,
-        layer.scale if layer.soft_cap is not None else layer.scale * LOG2_E.value,
+        operands.key_factor * (layer.scale if layer.soft_cap is not None else layer.scale * LOG2_E.value),
         layer.soft_cap or 0.0,
         window,
         num_splits,
+        operands.key_scales,
+        operands.value_scales,
+        operands.value_factor,
         HAS_SOFT_CAP=layer.soft_cap is not None,
         IS_SPLIT=num_splits > 1,
         GROUP=group,
@@ -208,6 +238,8 @@ def decode(
         HEAD_DIM=head_dim,
         DIM_PADDED=dim_padded,
         BLOCK_SIZE=cache.block_size,
+        BLOCK_STRIDE=operands.block_stride,
+        FORMAT=operands.format_number,
         TILE_KEYS=tile.num_keys,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

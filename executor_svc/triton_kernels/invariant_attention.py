@@ -26,7 +26,16 @@ import triton
 import triton.language as tl
 
 from executor_svc.attention.interface import AttentionLayer, LayerCache
-from executor_svc.triton_kernels.common import LOG2_E, LOWEST_SCORE, dot, shape_scores, slot_offsets
+from executor_svc.triton_kernels.cache_formats import INT8, numbers_of, operands_of
+from executor_svc.triton_kernels.common import (
+    LOG2_E,
+    LOWEST_SCORE,
+    block_ids_of,
+    dot,
+    scale_offsets,
+    shape_scores,
+    slot_offsets,
+)
 from executor_svc.triton_kernels.tiles import (
     SPLIT_KEYS,
     WIDEST_WINDOW,
@@ -88,12 +97,17 @@ def attend_kernel(
     window,
     num_programs,
     num_splits,
+    key_scales,
+    value_scales,
+    value_factor,
     HAS_SOFT_CAP: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
     TILE_QUERIES: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
@@ -135,12 +149,21 @@ def attend_kernel(
             positions = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
             # Whether any query sees the key; what none sees may be NaN, and 0 * NaN is NaN: it is not read.
             is_read = (positions >= first_position) & (positions < end_position)
-            slots = slot_offsets(block_table, positions, is_read, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE)
+            block_ids = block_ids_of(block_table, positions, is_read, BLOCK_SIZE)
+            slots = slot_offsets(block_ids, positions, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE, BLOCK_STRIDE)
             offsets = slots[:, None] + (kv_head * HEAD_DIM + dims)[None, :]
             is_element = is_read[:, None] & is_dim[None, :]
-            k = tl.load(keys + offsets, mask=is_element, other=0.0)
-            v = tl.load(values + offsets, mask=is_element, other=0.0)
+            key_elements = tl.load(keys + offsets, mask=is_element, other=0)
+            value_elements = tl.load(values + offsets, mask=is_element, other=0)
+            k = numbers_of(key_elements, q.dtype, FORMAT)
             products = dot(q, tl.trans(k), tl.full([TILE_QUERIES, TILE_KEYS], 0.0, tl.float32))
+            if FORMAT == INT8:
+                scales = scale_offsets(block_ids, positions, kv_head, BLOCK_SIZE, BLOCK_STRIDE)
+                products *= tl.load(key_scales + scales, mask=is_read, other=0.0)[None, :]
+                of_values = tl.load(value_scales + scales, mask=is_read, other=0.0)
+                v = (numbers_of(value_elements, tl.float32, FORMAT) * of_values[:, None]).to(q.dtype)
+            else:
+                v = numbers_of(value_elements, q.dtype, FORMAT)
             distances = positions[None, :] - query_positions[:, None]
             scores = shape_scores(
                 products, distances.to(tl.float32), slope, scale, soft_cap, HAS_SOFT_CAP, slopes is not None
@@ -152,6 +175,8 @@ def attend_kernel(
             total = total * correction + tl.sum(weights, 1)
             weighted = dot(weights.to(v.dtype), v, weighted * correction[:, None])
             highest = new_highest
+        if value_factor is not None:
+            weighted *= value_factor
         if num_programs == 1:
             state = fold(state, (highest, total, weighted))
         else:
@@ -241,7 +266,7 @@ def attend(
         tiles: At least one.
         shape: Of a tile; `tiles` have up to `shape.num_queries // group` tokens.
         query: After rotation, [num_tokens, num_heads, head_dim]; its last two dimensions are contiguous.
-        cache: Contiguous; the tokens' own keys and values are in it.
+        cache: The tokens' own keys and values are in it.
         layer: How to attend.
         slopes: Of the layer, [num_heads] float32 on the device; None: no ALiBi.
         states: How the splits are shared out.
@@ -250,12 +275,13 @@ def attend(
     num_tiles = len(tiles.rows)
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, dim_padded = cache.keys.shape[2], pad(head_dim)
+    operands = operands_of(cache)
     window = WIDEST_WINDOW if layer.window_tokens is None else min(layer.window_tokens, WIDEST_WINDOW)
     attend_kernel[(num_kv_heads, num_tiles, states.num_programs)](
         query,
         query.stride(0),
-        cache.keys,
-        cache.values,
+        operands.keys,
+        operands.values,
         tiles.block_tables,
         tiles.block_tables.stride(0),
         tiles.rows,
@@ -266,17 +292,22 @@ def attend(
         output,
         states.outputs,
         states.scores,
-        layer.scale if layer.soft_cap is not None else layer.scale * LOG2_E.value,
+        operands.key_factor * (layer.scale if layer.soft_cap is not None else layer.scale * LOG2_E.value),
         layer.soft_cap or 0.0,
         window,
         states.num_programs,
         states.num_splits,
+        operands.key_scales,
+        operands.value_scales,
+        operands.value_factor,
         HAS_SOFT_CAP=layer.soft_cap is not None,
         GROUP=num_heads // num_kv_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         DIM_PADDED=dim_padded,
         BLOCK_SIZE=cache.block_size,
+        BLOCK_STRIDE=operands.block_stride,
+        FORMAT=operands.format_number,
         TILE_QUERIES=shape.num_queries,
         TILE_KEYS=shape.num_keys,
         SPLIT_KEYS=SPLIT_KEYS,

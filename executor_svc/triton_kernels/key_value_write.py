@@ -6,6 +6,7 @@ import triton.language as tl
 
 from executor_svc.attention.interface import LayerCache, Rotation
 from executor_svc.attention.key_value_write import RotatedHeads
+from executor_svc.triton_kernels.cache_formats import INT8, PLAIN, fp8_of, int8_of, int8_scales_of, operands_of
 from executor_svc.triton_kernels.tiles import pad
 
 # Numbers of a program, of both halves together.
@@ -21,11 +22,18 @@ def key_value_write_kernel(
     slot_mapping,
     keys,
     values,
+    key_scales,
+    value_scales,
+    key_scale,
+    value_scale,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF_PADDED: tl.constexpr,
     TILE_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
     """Rotate and write some heads of one token; the grid is (tokens, tiles of heads)."""
     token = tl.program_id(0).to(tl.int64)
@@ -56,12 +64,26 @@ def key_value_write_kernel(
         is_rotated = (heads < NUM_HEADS + NUM_KV_HEADS)[:, None]
         tl.store(vectors, low, mask=is_low & is_rotated)
         tl.store(vectors + LOW, high, mask=is_high & is_rotated)
-    slot = tl.load(slot_mapping + token) * (NUM_KV_HEADS * HEAD_DIM)
-    is_key = ((heads >= NUM_HEADS) & (heads < NUM_HEADS + NUM_KV_HEADS))[:, None]
-    new_keys = keys + slot + (heads - NUM_HEADS)[:, None] * HEAD_DIM + halves[None, :]
-    tl.store(new_keys, low, mask=is_low & is_key)
-    tl.store(new_keys + LOW, high, mask=is_high & is_key)
-    new_values = values + slot + (heads - NUM_HEADS - NUM_KV_HEADS)[:, None] * HEAD_DIM + halves[None, :]
+    slot = tl.load(slot_mapping + token)
+    first_element = slot * (NUM_KV_HEADS * HEAD_DIM)
+    is_key = (heads >= NUM_HEADS) & (heads < NUM_HEADS + NUM_KV_HEADS)
+    if FORMAT == INT8:
+        block_id, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+        first_element = block_id * BLOCK_STRIDE + offset * (NUM_KV_HEADS * HEAD_DIM)
+        scales = int8_scales_of(low, high)
+        low, high = int8_of(low, scales), int8_of(high, scales)
+        first_scale = block_id * (BLOCK_STRIDE // 4) + offset
+        tl.store(key_scales + first_scale + (heads - NUM_HEADS) * BLOCK_SIZE, scales, mask=is_key)
+        new_scales = value_scales + first_scale + (heads - NUM_HEADS - NUM_KV_HEADS) * BLOCK_SIZE
+        tl.store(new_scales, scales, mask=is_head & is_value)
+    elif FORMAT != PLAIN:
+        scale = tl.where(is_value, value_scale, key_scale)[:, None]
+        low = fp8_of(tl.div_rn(low.to(tl.float32), scale), FORMAT)
+        high = fp8_of(tl.div_rn(high.to(tl.float32), scale), FORMAT)
+    new_keys = keys + first_element + (heads - NUM_HEADS)[:, None] * HEAD_DIM + halves[None, :]
+    tl.store(new_keys, low, mask=is_low & is_key[:, None])
+    tl.store(new_keys + LOW, high, mask=is_high & is_key[:, None])
+    new_values = values + first_element + (heads - NUM_HEADS - NUM_KV_HEADS)[:, None] * HEAD_DIM + halves[None, :]
     tl.store(new_values, low, mask=is_low & is_value[:, None])
     tl.store(new_values + LOW, high, mask=is_high & is_value[:, None])
 
@@ -72,17 +94,18 @@ def write_in_triton(
     """Rotate and write in one launch; see `WriteKeysAndValues`.
 
     Queries and keys are rotated in place, in float32: with one rounding where torch rounds the products as well. The
-    last two dimensions of `qkv` and the rotation must be contiguous, like the cache.
+    last two dimensions of `qkv` and the rotation must be contiguous. Keys and values come back as they were before the
+    format of the cache rounded them.
     """
     num_tokens, num_vectors, head_dim = qkv.shape
     num_kv_heads = cache.keys.shape[2]
     num_heads = num_vectors - 2 * num_kv_heads
     assert qkv.stride()[1:] == (head_dim, 1), "the heads of a token lie one after the other"
-    assert cache.keys.is_contiguous(), "slots lie one after the other"
-    assert cache.values.is_contiguous(), "slots lie one after the other"
     if rotation is not None:
         assert rotation.cos.is_contiguous(), "the angles of a token lie one after the other"
         assert rotation.signed_sin.is_contiguous(), "the angles of a token lie one after the other"
+    operands = operands_of(cache)
+    is_fp8 = operands.value_factor is not None
     half_padded = pad((head_dim + 1) // 2)
     tile_heads = TILE_NUMBERS // (2 * half_padded)
     key_value_write_kernel[(num_tokens, triton.cdiv(num_vectors, tile_heads))](
@@ -91,13 +114,20 @@ def write_in_triton(
         None if rotation is None else rotation.cos,
         None if rotation is None else rotation.signed_sin,
         slot_mapping,
-        cache.keys,
-        cache.values,
+        operands.keys,
+        operands.values,
+        operands.key_scales,
+        operands.value_scales,
+        cache.key_scale if is_fp8 else None,
+        cache.value_scale if is_fp8 else None,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         HALF_PADDED=half_padded,
         TILE_HEADS=tile_heads,
+        BLOCK_SIZE=cache.block_size,
+        BLOCK_STRIDE=operands.block_stride,
+        FORMAT=operands.format_number,
         num_warps=4,
     )
     return RotatedHeads(

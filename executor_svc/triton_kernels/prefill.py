@@ -14,7 +14,16 @@ import triton
 import triton.language as tl
 
 from executor_svc.attention.interface import AttentionLayer, LayerCache
-from executor_svc.triton_kernels.common import LOG2_E, LOWEST_SCORE, dot, shape_scores, slot_offsets
+from executor_svc.triton_kernels.cache_formats import INT8, numbers_of, operands_of
+from executor_svc.triton_kernels.common import (
+    LOG2_E,
+    LOWEST_SCORE,
+    block_ids_of,
+    dot,
+    scale_offsets,
+    shape_scores,
+    slot_offsets,
+)
 from executor_svc.triton_kernels.tiles import WIDEST_WINDOW, PrefillTile, pad
 from octavo_shared.step_wire.step import Int32Array
 
@@ -36,7 +45,9 @@ def attend_to_tiles(
     soft_cap,
     window,
     dims,
-    head_offset,
+    kv_head,
+    key_scales,
+    value_scales,
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
@@ -44,6 +55,8 @@ def attend_to_tiles(
     HEAD_DIM: tl.constexpr,
     SLOT_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):
     """Go over some tiles of keys; return the running highest scores, totals and weighted values of the queries.
@@ -55,12 +68,21 @@ def attend_to_tiles(
         positions = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
         # Whether any query sees the key; what none sees may be NaN, and 0 * NaN is NaN: it is not read.
         is_read = (positions >= first_position) & (positions < end_position)
-        slots = slot_offsets(block_table, positions, is_read, SLOT_STRIDE, BLOCK_SIZE)
-        offsets = slots[:, None] + (head_offset + dims)[None, :]
+        block_ids = block_ids_of(block_table, positions, is_read, BLOCK_SIZE)
+        slots = slot_offsets(block_ids, positions, SLOT_STRIDE, BLOCK_SIZE, BLOCK_STRIDE)
+        offsets = slots[:, None] + (kv_head * HEAD_DIM + dims)[None, :]
         is_element = is_read[:, None] & (dims < HEAD_DIM)[None, :]
-        k = tl.load(keys + offsets, mask=is_element, other=0.0)
-        v = tl.load(values + offsets, mask=is_element, other=0.0)
+        key_elements = tl.load(keys + offsets, mask=is_element, other=0)
+        value_elements = tl.load(values + offsets, mask=is_element, other=0)
+        k = numbers_of(key_elements, q.dtype, FORMAT)
         products = dot(q, tl.trans(k), tl.full([q.shape[0], TILE_KEYS], 0.0, tl.float32))
+        if FORMAT == INT8:
+            scales = scale_offsets(block_ids, positions, kv_head, BLOCK_SIZE, BLOCK_STRIDE)
+            products *= tl.load(key_scales + scales, mask=is_read, other=0.0)[None, :]
+            of_values = tl.load(value_scales + scales, mask=is_read, other=0.0)
+            v = (numbers_of(value_elements, tl.float32, FORMAT) * of_values[:, None]).to(q.dtype)
+        else:
+            v = numbers_of(value_elements, q.dtype, FORMAT)
         distances = positions[None, :] - query_positions[:, None]
         scores = shape_scores(products, distances.to(tl.float32), slope, scale, soft_cap, HAS_SOFT_CAP, HAS_ALIBI)
         if IS_MASKED:
@@ -91,6 +113,9 @@ def prefill_kernel(
     scale,
     soft_cap,
     window,
+    key_scales,
+    value_scales,
+    value_factor,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
@@ -98,6 +123,8 @@ def prefill_kernel(
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
     TILE_QUERIES: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):
@@ -160,7 +187,9 @@ def prefill_kernel(
                 soft_cap,
                 window,
                 dims,
-                kv_head * HEAD_DIM,
+                kv_head,
+                key_scales,
+                value_scales,
                 IS_MASKED=part != 1,
                 HAS_WINDOW=HAS_WINDOW,
                 HAS_SOFT_CAP=HAS_SOFT_CAP,
@@ -168,10 +197,14 @@ def prefill_kernel(
                 HEAD_DIM=HEAD_DIM,
                 SLOT_STRIDE=NUM_KV_HEADS * HEAD_DIM,
                 BLOCK_SIZE=BLOCK_SIZE,
+                BLOCK_STRIDE=BLOCK_STRIDE,
+                FORMAT=FORMAT,
                 TILE_KEYS=TILE_KEYS,
             )
     _, total, weighted = state
     result = weighted / total[:, None]
+    if value_factor is not None:
+        result *= value_factor
     output_rows = output + token_offsets * (NUM_KV_HEADS * GROUP * HEAD_DIM) + heads * HEAD_DIM
     tl.store(output_rows[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=is_query)
 
@@ -223,7 +256,7 @@ def prefill(
     Args:
         rows: At least one tile.
         query: After rotation, [num_tokens, num_heads, head_dim]; its last two dimensions are contiguous.
-        cache: Contiguous; the tokens' own keys and values are in it.
+        cache: The tokens' own keys and values are in it.
         layer: How to attend.
         slopes: Of the layer, [num_heads] float32 on the device; None: no ALiBi.
         output: [num_tokens, num_heads * head_dim]; the tokens of the rows are written.
@@ -231,19 +264,23 @@ def prefill(
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = cache.keys.shape[2]
     tile = rows.tile
+    operands = operands_of(cache)
     prefill_kernel[(num_kv_heads, len(rows.tiles))](
         query,
         query.stride(0),
-        cache.keys,
-        cache.values,
+        operands.keys,
+        operands.values,
         rows.block_tables,
         rows.block_tables.stride(0),
         rows.tiles,
         slopes,
         output,
-        layer.scale if layer.soft_cap is not None else layer.scale * LOG2_E.value,
+        operands.key_factor * (layer.scale if layer.soft_cap is not None else layer.scale * LOG2_E.value),
         layer.soft_cap or 0.0,
         WIDEST_WINDOW if layer.window_tokens is None else min(layer.window_tokens, WIDEST_WINDOW),
+        operands.key_scales,
+        operands.value_scales,
+        operands.value_factor,
         HAS_SOFT_CAP=layer.soft_cap is not None,
         HAS_WINDOW=layer.window_tokens is not None,
         GROUP=num_heads // num_kv_heads,
@@ -251,6 +288,8 @@ def prefill(
         HEAD_DIM=head_dim,
         DIM_PADDED=pad(head_dim),
         BLOCK_SIZE=cache.block_size,
+        BLOCK_STRIDE=operands.block_stride,
+        FORMAT=operands.format_number,
         TILE_QUERIES=tile.num_queries,
         TILE_KEYS=tile.num_keys,
         num_warps=tile.num_warps,

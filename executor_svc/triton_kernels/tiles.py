@@ -64,6 +64,14 @@ _DECODE_16_BITS: Final = {
     128: DecodeTile(64, 4, 5),
     256: DecodeTile(32, 8, 5),
 }
+# A cache of 8 bits: what is widened fills registers, so that with as many keys two programs would run, not three.
+_DECODE_8_BITS: Final = {
+    16: DecodeTile(64, 4, 5),
+    32: DecodeTile(64, 4, 5),
+    64: DecodeTile(64, 4, 5),
+    128: DecodeTile(32, 4, 5),
+    256: DecodeTile(16, 4, 5),
+}
 _DECODE_FLOAT32: Final = {
     16: DecodeTile(32, 4, 5),
     32: DecodeTile(32, 4, 5),
@@ -115,9 +123,10 @@ def pad(number: int) -> int:
     return max(MIN_MATRIX_ROWS, 1 << (number - 1).bit_length())
 
 
-def decode_tile(head_dim: int, group: int, itemsize: int) -> DecodeTile:
-    """Return the tile for a group of so many heads of `head_dim` numbers of `itemsize` bytes."""
-    tile = (_DECODE_FLOAT32 if itemsize == 4 else _DECODE_16_BITS)[pad(head_dim)]
+def decode_tile(head_dim: int, group: int, itemsize: int, cache_itemsize: int) -> DecodeTile:
+    """Return the tile for a group of so many heads of `head_dim` numbers, and the bytes of one in queries and cache."""
+    table = _DECODE_8_BITS if cache_itemsize == 1 else _DECODE_16_BITS
+    tile = (_DECODE_FLOAT32 if max(itemsize, cache_itemsize) == 4 else table)[pad(head_dim)]
     if pad(group) <= 32:
         return tile
     # The results of many heads fill the registers.
@@ -129,19 +138,19 @@ def _has_large_shared_memory(capability: tuple[int, int]) -> bool:
     return capability[0] in (9, 10)
 
 
-def resident_programs(head_dim: int, itemsize: int, capability: tuple[int, int]) -> int:
+def resident_programs(head_dim: int, cache_itemsize: int, capability: tuple[int, int]) -> int:
     """Return how many programs of `decode_kernel` a multiprocessor is given work for at once, 2 or 3.
 
     Three programs need 216 KiB with what each has beside its tiles, and each of their 128 threads may have up to 168 of
-    the 65,536 registers. The tiles of 16 bits keep to that for heads of up to 128 numbers in groups of up to 16; wider
-    heads take 256 threads. With float32, wider heads or less memory it is 2.
+    the 65,536 registers. The tiles of 16 and 8 bits keep to that for heads of up to 128 numbers in groups of up to 16;
+    wider heads take 256 threads. With float32, wider heads or less memory it is 2.
     """
-    is_small = itemsize == 2 and pad(head_dim) <= 128
+    is_small = cache_itemsize <= 2 and pad(head_dim) <= 128
     return MAX_RESIDENT_PROGRAMS if is_small and _has_large_shared_memory(capability) else 2
 
 
 def prefill_tile(head_dim: int, group: int, itemsize: int, capability: tuple[int, int]) -> PrefillTile:
-    """Return the tile for a group of so many heads of `head_dim` numbers of `itemsize` bytes on a device."""
+    """Return the tile for a group of so many heads of `head_dim` numbers of up to `itemsize` bytes on a device."""
     table: Mapping[int, PrefillTile] = _PREFILL_FLOAT32
     if itemsize == 2:
         table = _PREFILL_16_BITS_LARGE if _has_large_shared_memory(capability) else _PREFILL_16_BITS
@@ -158,7 +167,7 @@ def reduce_warps(head_dim: int) -> int:
 
 
 def invariant_tile(head_dim: int, group: int, itemsize: int) -> InvariantTile:
-    """Return the tile for a group of so many heads of `head_dim` numbers of `itemsize` bytes, on any device."""
+    """Return the tile for a group of so many heads of `head_dim` numbers of up to `itemsize` bytes, on any device."""
     tile = (_INVARIANT_FLOAT32 if itemsize == 4 else _INVARIANT_16_BITS)[pad(head_dim)]
     if pad(group) <= tile.num_queries:
         return tile

@@ -134,7 +134,7 @@ def assemble_worker(
             gib=round(counts.device * cache_shape_of(chosen).bytes_per_block / 2**30, 2),
         )
     )
-    short = why_short(cache_shape_of(chosen), counts.device, identity.max_model_len, device.type)
+    short = why_short(cache_shape_of(chosen), counts.device, identity.max_model_len)
     if short is not None and not chosen.model.shape.sliding_window_tokens and group.rank == 0:
         _logger.warning(Event("kv_cache_is_short", reason=short))
     worker = parts.make_worker(counts, has_graphs=True)

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from executor_svc.attention.interface import LayerCache
 from executor_svc.cache.cache_engine import CacheEngine, CacheShape
 from executor_svc.device.probe import CudaProbe, device_probe, probe_nothing, step_error
 from octavo_shared.errors import DeviceLostError, StepFailedError
@@ -31,29 +33,33 @@ except Exception as error:
 """
 
 
-def test_swaps_beside_the_computation_keep_every_bit() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+def test_swaps_beside_the_computation_keep_every_bit(dtype: torch.dtype) -> None:
     """The device is kept busy, and what is computed behind a swap overwrites the blocks that leave."""
-    engine = CacheEngine(SHAPE, NUM_BLOCKS, NUM_BLOCKS, DEVICE)
-    for index, layer in enumerate(engine.layers):
-        layer.keys.copy_(torch.randn(layer.keys.shape, generator=torch.Generator().manual_seed(index)))
-        layer.values.copy_(layer.keys).neg_()
-    before = [(layer.keys.clone(), layer.values.clone()) for layer in engine.layers]
+    engine = CacheEngine(replace(SHAPE, dtype=dtype), NUM_BLOCKS, NUM_BLOCKS, DEVICE)
+    tensors = [tensor for layer in engine.layers for tensor in elements_and_scales(layer)]
+    for index, tensor in enumerate(tensors):
+        tensor.copy_(50 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(index)))
+    before = [tensor[:NUM_BLOCKS].clone() for tensor in tensors]
     work = torch.randn(2048 if IS_GPU else 16, 2048 if IS_GPU else 16, device=DEVICE)
     blocks = range(NUM_BLOCKS)
 
     for round_ in range(4 if IS_GPU else 1):
         work = (work @ work).clamp(-1, 1)
         engine.move(Step(1, 2 * round_ + 1, TableDelta(), blocks_to_swap_out=pairs(*((i, i) for i in blocks))))
-        for layer in engine.layers:
-            layer.keys[:NUM_BLOCKS] = 0
-            layer.values[:NUM_BLOCKS] = 0
+        for tensor in tensors:
+            tensor[:NUM_BLOCKS] = 0
         work = (work @ work).clamp(-1, 1)
         engine.move(Step(1, 2 * round_ + 2, TableDelta(), blocks_to_swap_in=pairs(*((i, i) for i in blocks))))
 
-    for layer, (keys, values) in zip(engine.layers, before, strict=True):
-        assert torch.equal(layer.keys[:NUM_BLOCKS], keys[:NUM_BLOCKS])
-        assert torch.equal(layer.values[:NUM_BLOCKS], values[:NUM_BLOCKS])
+    for tensor, expected in zip(tensors, before, strict=True):
+        assert torch.equal(tensor[:NUM_BLOCKS], expected)
     assert engine.host_blocks.is_pinned() == IS_GPU
+
+
+def elements_and_scales(layer: LayerCache) -> list[torch.Tensor]:
+    tensors = (layer.keys, layer.values, layer.key_scales, layer.value_scales)
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def test_a_device_that_computes_is_not_lost() -> None:

@@ -13,7 +13,7 @@ from benchmarks.gpu.engine import GREEDY, InProcessEngine, Prompt
 from executor_svc.attention.interface import DecodePlanner
 from octavo_shared.step_wire.step import SamplingRow
 from tests.device.conftest import MODELS
-from tests.device.workers import DEVICE, IS_GPU, worker_with
+from tests.device.workers import DEVICE, IS_GPU, reference_worker, worker_with
 from tests.kernels.products import add_up_rows_alike
 
 SavedModel = Callable[[str], tuple[Path, Any]]
@@ -22,6 +22,8 @@ TIE = 1e-3  # of logits that were multiplied up; float32 sums in another order
 NUM_NEW_TOKENS = 8 if IS_GPU else 4
 LENGTHS = (1, 5, 16, 17, 40) if IS_GPU else (1, 17)
 FLOAT_BACKENDS = sorted(usable_backends(DEVICE, torch.float32))
+# Keys and values of 2 layers, 16 tokens and 2 KV heads: 16 elements of a byte, and a scale in float32.
+BYTES_OF_BLOCKS = {"int8": 2 * 2 * 16 * 2 * (16 + 4), "fp8_e4m3": 2 * 2 * 16 * 2 * 16}
 QUICK = {("llama", "triton"), ("llama", "torch"), ("gemma2, soft caps and windows", "triton")}
 CASES = [
     pytest.param(name, backend, marks=() if IS_GPU or (name, backend) in QUICK else pytest.mark.slow)
@@ -62,6 +64,24 @@ def test_greedy_tokens_are_those_of_transformers(
         assert_greedy(model, prompt, output)
     assert (counted.num_replays > 0) == isinstance(usable_backends(DEVICE, torch.float32)[backend][0], DecodePlanner)
     assert run.max_in_flight == 2
+
+
+@pytest.mark.parametrize("kv_cache_dtype", BYTES_OF_BLOCKS)
+@pytest.mark.parametrize("backend", ["triton", "invariant"])
+def test_a_cache_of_8_bits_gives_the_tokens_of_the_reference(
+    backend: str, kv_cache_dtype: str, saved_model: SavedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, _ = saved_model("llama")
+    room = {"num_device_blocks": None, "kv_cache_gib": 64.5 * BYTES_OF_BLOCKS[kv_cache_dtype] / 2**30}
+    worker, _ = worker_with(backend, directory, torch.float32, monkeypatch, kv_cache_dtype=kv_cache_dtype, **room)
+    reference = reference_worker(directory, kv_cache_dtype=kv_cache_dtype)
+    prompts = prompts_of(LENGTHS)
+
+    outputs = InProcessEngine(worker).generate(prompts).outputs
+
+    assert outputs == InProcessEngine(reference).generate(prompts).outputs
+    assert worker.info.kv_cache_dtype == reference.info.kv_cache_dtype == kv_cache_dtype
+    assert worker.info.num_device_blocks == 64
 
 
 @pytest.mark.parametrize("backend", FLOAT_BACKENDS if IS_GPU else [pytest.param("triton", marks=pytest.mark.slow)])

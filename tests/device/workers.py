@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.gpu.backends import usable_backends
 from benchmarks.gpu.settings import executor_settings
+from executor_svc.attention.cache_format import choose_cache_dtype
 from executor_svc.attention.invariant_triton_backend import InvariantAttentionBackend
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
@@ -87,7 +88,8 @@ def worker_with(
     else:
         model = Decoder(model_config, TritonDense(dtype, DEVICE, is_invariant=is_invariant))
         path = compute_path(DEVICE, dtype, "Triton", attention, FoundLibrary(None))
-        chosen = ChosenModel(model, attention, block_size, path, model.load)
+        cache_dtype = choose_cache_dtype(config.kv_cache_dtype, dtype)
+        chosen = ChosenModel(model, attention, block_size, path, model.load, kv_cache_dtype=cache_dtype)
     chosen.load(Checkpoint(directory))
     chosen = replace(chosen, attention=attention, block_size=block_size)
     identity = ModelIdentity("test", "", model_config.max_position_embeddings)

@@ -22,7 +22,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.attention.interface import AttentionLayer, LayerCache, Rotation
+from executor_svc.cache.cache_engine import CacheShape
 from executor_svc.triton_kernels.block_copy import BlockCopier
 from executor_svc.triton_kernels.decode import DecodeRows, PartialResults, decode
 from executor_svc.triton_kernels.invariant_attention import QueryTiles, SplitStates, attend
@@ -45,6 +47,17 @@ class Case:
     has_options: bool  # window, soft cap and ALiBi
     group: int = 4  # query heads of a KV head
     has_invariant: bool = True  # whether the invariant attention is compiled too
+    cache: str = ""  # format of the cache; empty: `dtype`
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of the elements of the cache."""
+        return CACHE_DTYPES[self.cache or self.dtype]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of the wider of both."""
+        return max(CACHE_DTYPES[self.dtype].itemsize, self.cache_dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +115,13 @@ def compile_for(case: Case) -> list[CompiledKernel]:
 def _inputs(case: Case) -> tuple[torch.Tensor, LayerCache, AttentionLayer, torch.Tensor | None]:
     """Return queries, keys and values, the cache, the layer, and its slopes."""
     dtype, num_heads = getattr(torch, case.dtype), case.group * NUM_KV_HEADS
-    pool = torch.empty(2, case.block_size, NUM_KV_HEADS, case.head_dim, dtype=dtype)
+    shape = CacheShape(1, case.block_size, NUM_KV_HEADS, case.head_dim, case.cache_dtype)
+    keys, values = (torch.empty(2, *shape.pool_shape, dtype=shape.pool_dtype) for _ in range(2))
+    cache = shape.layer_cache(keys, values, (1.0, 1.0))
     qkv = torch.empty(4, num_heads + 2 * NUM_KV_HEADS, case.head_dim, dtype=dtype)
     if case.has_options:
-        return qkv, LayerCache(pool, pool.clone()), AttentionLayer(0.1, 100, 30.0), torch.empty(num_heads)
-    return qkv, LayerCache(pool, pool.clone()), AttentionLayer(0.1), None
+        return qkv, cache, AttentionLayer(0.1, 100, 30.0), torch.empty(num_heads)
+    return qkv, cache, AttentionLayer(0.1), None
 
 
 def _write(case: Case) -> None:
@@ -129,7 +144,7 @@ def _decode(case: Case) -> None:
 
 def _prefill(case: Case) -> None:
     qkv, cache, layer, slopes = _inputs(case)
-    tile = prefill_tile(case.head_dim, case.group, qkv.dtype.itemsize, divmod(case.capability, 10))
+    tile = prefill_tile(case.head_dim, case.group, case.itemsize, divmod(case.capability, 10))
     rows = PrefillRows(torch.zeros(2, 4, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32), tile)
     prefill(rows, qkv[:, : case.group * NUM_KV_HEADS], cache, layer, slopes, torch.empty_like(qkv))
 
@@ -138,7 +153,7 @@ def _invariant(case: Case) -> None:
     """Attend in one order of sums: with decodes of one and of several programs a row, then with a chunk."""
     qkv, cache, layer, slopes = _inputs(case)
     num_heads = case.group * NUM_KV_HEADS
-    shape = invariant_tile(case.head_dim, case.group, qkv.dtype.itemsize)
+    shape = invariant_tile(case.head_dim, case.group, case.itemsize)
     tables, four = torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, dtype=torch.int32)
     states = SplitStates(8, 8, torch.empty(4 * num_heads * 8 * case.head_dim), torch.empty(4 * num_heads * 8 * 2))
     one = torch.ones(1, dtype=torch.int32)
@@ -151,8 +166,9 @@ def _invariant(case: Case) -> None:
 
 
 def _copy(case: Case) -> None:
-    _, cache, _, _ = _inputs(case)
-    BlockCopier([cache.keys, cache.values]).copy_blocks(np.array([(0, 1)], np.int32))
+    shape = CacheShape(1, case.block_size, NUM_KV_HEADS, case.head_dim, case.cache_dtype)
+    pools = torch.empty(2, 2, *shape.pool_shape, dtype=shape.pool_dtype)
+    BlockCopier(list(pools)).copy_blocks(np.array([(0, 1)], np.int32))
 
 
 def _describe(case: Case, kernel: Any) -> CompiledKernel:

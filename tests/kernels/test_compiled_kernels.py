@@ -39,10 +39,20 @@ FAST_KERNELS = [*SMALL_KERNELS[:3], "decode_kernel", "decode_kernel", "prefill_k
 MAX_STACK_BYTES = {16: 0, 32: 64}
 # The states of a split and of those before it fill the registers; a group of 7 heads on 8.0 spills the most.
 MAX_STACK_BYTES_INVARIANT = 256
+# Elements of 8 bits that are widened to float32, without tensor cores.
+MAX_STACK_BYTES_WIDENED = 384
 
 QUICK = [
     Case(80, "float16", 128, 16, has_options=True, has_invariant=False),
     Case(90, "bfloat16", 128, 16, has_options=False),
+    Case(80, "bfloat16", 128, 16, has_options=False, cache="int8"),
+    Case(90, "bfloat16", 128, 16, has_options=True, cache="fp8_e4m3", has_invariant=False),
+]
+# Formats that a card of 8.0 and one of 9.0 have beside the model's own.
+OTHER_CACHES = [
+    *(("bfloat16", cache) for cache in ("float16", "float32", "int8", "fp8_e4m3", "fp8_e5m2")),
+    *(("float16", cache) for cache in ("bfloat16", "int8", "fp8_e4m3")),
+    *(("float32", cache) for cache in ("bfloat16", "int8", "fp8_e5m2")),
 ]
 
 
@@ -64,7 +74,7 @@ def compile_in_another_process(cases: Sequence[Case], cache: Path) -> list[Compi
 
 def num_wanted(name: str, case: Case) -> int:
     """Return how many programs must fit on a multiprocessor at once: decodes hide the latency of memory."""
-    if name in ("prefill_kernel", "attend_kernel") or case.dtype == "float32" or case.group > 32:
+    if name in ("prefill_kernel", "attend_kernel") or case.itemsize == 4 or case.group > 32:
         return 1
     if case.group > 16:
         return 2  # the results of many heads fill the registers
@@ -72,7 +82,7 @@ def num_wanted(name: str, case: Case) -> int:
 
 
 def check(kernel: CompiledKernel) -> None:
-    capability, num_bits = kernel.case.capability, 32 if kernel.case.dtype == "float32" else 16
+    capability, num_bits = kernel.case.capability, 32 if kernel.case.itemsize == 4 else 16
     num_shared, most_shared = SHARED_BYTES[capability]
     registers = -(-kernel.registers // 8) * 8 * kernel.num_threads
     num_resident = min(
@@ -82,7 +92,10 @@ def check(kernel: CompiledKernel) -> None:
     )
     assert kernel.registers <= 255, kernel
     assert kernel.local_bytes == 0, kernel
+    cache_itemsize = kernel.case.cache_dtype.itemsize
     most_stack = MAX_STACK_BYTES_INVARIANT if kernel.name == "attend_kernel" else MAX_STACK_BYTES[num_bits]
+    if num_bits == 32 and cache_itemsize == 1:
+        most_stack = MAX_STACK_BYTES_WIDENED
     assert kernel.stack_bytes <= most_stack, kernel
     assert kernel.shared_bytes <= most_shared, kernel
     # A warp of the fold reads a head at a time, of 64 numbers 8 bytes a thread.
@@ -93,7 +106,7 @@ def check(kernel: CompiledKernel) -> None:
     assert kernel.shared_bytes <= SHARED_BUDGET[kernel.name, num_bits][capability], kernel
     assert num_resident >= num_wanted(kernel.name, kernel.case), kernel
     # Keys and values go to shared memory in pieces of 16 bytes, some tiles ahead; queries in pieces of 16 bytes.
-    assert kernel.num_wide_copies >= 4, kernel
+    assert kernel.num_wide_copies >= (2 if cache_itemsize == 1 else 4), kernel
     assert kernel.num_narrow_loads == 0, kernel
     if kernel.name in ("prefill_kernel", "attend_kernel"):
         assert (kernel.num_warpgroup_products > 0) == (capability == 90 and num_bits == 16), kernel
@@ -130,6 +143,16 @@ def test_all_kernels_keep_within_their_budgets(capability: int, dtype: str, head
         ],
         tmp_path,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize(("dtype", "cache"), OTHER_CACHES)
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_of_every_cache_keep_within_their_budgets(
+    capability: int, dtype: str, cache: str, head_dim: int, tmp_path: Path
+) -> None:
+    check_all([Case(capability, dtype, head_dim, 16, has_options=False, cache=cache)], tmp_path)
 
 
 @pytest.mark.slow

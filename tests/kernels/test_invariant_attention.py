@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from executor_svc.attention import invariant_triton_backend
+from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.attention.interface import (
     AttentionLayer,
     AttentionMetadata,
@@ -23,6 +24,8 @@ from executor_svc.attention.interface import (
     Rotation,
 )
 from executor_svc.attention.invariant_triton_backend import InvariantAttentionBackend
+from executor_svc.attention.key_value_write import write_in_torch
+from executor_svc.cache.cache_engine import CacheShape
 from executor_svc.triton_kernels import invariant_attention
 from executor_svc.triton_kernels.tiles import SPLIT_KEYS, invariant_tile, pad
 from tests.kernels.device import DEVICE, SLOW_IF_INTERPRETED
@@ -55,6 +58,7 @@ class Schedule:
     has_neighbours: bool = False
     num_multiprocessors: int = 1
     dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None  # None: as `dtype`
 
 
 WHOLE = Schedule((LENGTH,))
@@ -81,8 +85,10 @@ def attended(schedule: Schedule, layer: AttentionLayer, backend: Any = None) -> 
     tables = np.full((len(lengths), max(num_blocks)), blocks[-1])
     for row, (begin, number) in enumerate(zip(np.cumsum([0, *num_blocks]), num_blocks, strict=False)):
         tables[row, :number] = blocks[begin : begin + number]
-    shape = (len(blocks), size, HEADS[1], HEAD_DIM)
-    cache = LayerCache(*(torch.full(shape, torch.nan, dtype=schedule.dtype, device=DEVICE) for _ in range(2)))
+    shape = CacheShape(1, size, HEADS[1], HEAD_DIM, schedule.cache_dtype or schedule.dtype)
+    pools = torch.empty(2, len(blocks), *shape.pool_shape, dtype=shape.pool_dtype, device=DEVICE)
+    pools.view(torch.uint8).fill_(0xFF)  # what nobody wrote is no number
+    cache = shape.layer_cache(pools[0], pools[1], (0.25, 4.0))
     results = []
     position = 0
     for index, count in enumerate(schedule.chunks):
@@ -103,8 +109,7 @@ def fill_cache(
 ) -> None:
     positions = np.arange(end)
     slots = torch.from_numpy(table[positions // size].astype(np.int64) * size + positions % size).to(DEVICE)
-    cache.keys.flatten(0, 1)[slots] = sequence[0][:end, HEADS[0] : HEADS[0] + HEADS[1]]
-    cache.values.flatten(0, 1)[slots] = sequence[0][:end, HEADS[0] + HEADS[1] :]
+    write_in_torch(sequence[0][:end, HEADS[0] :], None, slots, cache)
 
 
 def step_of(
@@ -146,21 +151,29 @@ SCHEDULES = {
     "neighbours": Schedule((30, 40, *[1] * 10), has_neighbours=True),
     "blocks of 48": Schedule((61, 1, 1, 1, 16), block_size=48),
     "bfloat16": Schedule((61, 1, 1, 1, 16), dtype=torch.bfloat16),
+    **{
+        f"cache {name}": Schedule((33, 30, 1, 16), 48, True, 32, cache_dtype=CACHE_DTYPES[name])
+        for name in ("int8", "fp8_e4m3")
+    },
 }
+
+
+QUICK = {("all", "all at once"), ("all", "cache int8"), ("plain", "cache fp8_e4m3")}
 
 
 @pytest.mark.parametrize(
     ("layer", "schedule"),
     [
-        pytest.param(layer, schedule, marks=() if (layer, schedule) == ("all", "all at once") else SLOW_IF_INTERPRETED)
+        pytest.param(layer, schedule, marks=() if (layer, schedule) in QUICK else SLOW_IF_INTERPRETED)
         for layer in LAYERS
         for schedule in SCHEDULES
     ],
 )
 def test_no_schedule_changes_a_bit(layer: str, schedule: str) -> None:
-    whole = attended(Schedule((LENGTH,), dtype=SCHEDULES[schedule].dtype), LAYERS[layer])
+    ours = SCHEDULES[schedule]
+    whole = attended(Schedule((LENGTH,), dtype=ours.dtype, cache_dtype=ours.cache_dtype), LAYERS[layer])
 
-    assert torch.equal(attended(SCHEDULES[schedule], LAYERS[layer]), whole)
+    assert torch.equal(attended(ours, LAYERS[layer]), whole)
 
 
 @pytest.mark.parametrize("num_keys", [pytest.param(32, marks=SLOW_IF_INTERPRETED)])

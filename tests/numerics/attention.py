@@ -104,13 +104,14 @@ class LayerInput:
         if self.cache_dtype == self.dtype:
             return LayerCache(self.keys.clone(), self.values.clone())
         shape = CacheShape(1, self.step.block_size, self.num_kv_heads, self.keys.shape[3], self.cache_dtype)
-        pools = [torch.empty(self.step.num_blocks, *shape.pool_shape, dtype=shape.pool_dtype) for _ in range(2)]
+        sizes, device = (self.step.num_blocks, *shape.pool_shape), self.step.device
+        pools = [torch.empty(sizes, dtype=shape.pool_dtype, device=device) for _ in range(2)]
         for pool in pools:
             pool.view(torch.uint8).fill_(0xFF)
         cache = shape.layer_cache(pools[0], pools[1], self.scales)
         past = [slot for slots, (_, num) in zip(self.step.slots, self.step.rows, strict=True) for slot in slots[:-num]]
         keys_and_values = torch.cat([pool.flatten(0, 1)[past] for pool in (self.keys, self.values)], 1)
-        write_in_torch(keys_and_values, None, torch.tensor(past, dtype=torch.int64), cache)
+        write_in_torch(keys_and_values, None, torch.tensor(past, dtype=torch.int64, device=device), cache)
         return cache
 
     def attend_naively(
@@ -148,12 +149,11 @@ class LayerInput:
 
 
 def decoded(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the elements of a cache stand for, keys and values in float64."""
-    key_scales, value_scales = (
-        None if scales is None else scales.transpose(1, 2).double() for scales in (cache.key_scales, cache.value_scales)
-    )
-    keys = cache.keys.double() if key_scales is None else cache.keys.double() * key_scales[..., None]
-    values = cache.values.double() if value_scales is None else cache.values.double() * value_scales[..., None]
+    """Return what the elements of a cache stand for, keys and values in float64 on the CPU."""
+    keys, values = cache.keys.cpu().double(), cache.values.cpu().double()
+    if cache.key_scales is not None and cache.value_scales is not None:
+        keys = keys * cache.key_scales.cpu().transpose(1, 2).double()[..., None]
+        values = values * cache.value_scales.cpu().transpose(1, 2).double()[..., None]
     return keys * cache.key_scale, values * cache.value_scale
 
 

@@ -152,19 +152,8 @@ def test_scales_that_no_cache_can_have_are_refused(scales: dict[str, object], me
     load_worker(config_of(directory, "int8"))
 
 
-def test_a_gpu_has_the_cache_of_the_model() -> None:
-    device = torch.device("cuda")
-    assert choose_cache_dtype("auto", torch.bfloat16, device) == torch.bfloat16
-    assert choose_cache_dtype("float16", torch.float16, device) == torch.float16
-    message = (
-        "kv_cache_dtype is int8, but on a GPU the KV cache has the model's dtype, bfloat16; remove --kv-cache-dtype"
-    )
-    with pytest.raises(ModelLoadError, match=message):
-        choose_cache_dtype("int8", torch.bfloat16, device)
-
-
 def test_auto_is_the_number_format_of_activations() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        assert choose_cache_dtype("auto", dtype, torch.device("cpu")) == dtype
-        assert choose_cache_dtype("fp8_e5m2", dtype, torch.device("cpu")) == torch.float8_e5m2
+        assert choose_cache_dtype("auto", dtype) == dtype
+        assert choose_cache_dtype("fp8_e5m2", dtype) == torch.float8_e5m2
     assert [FORMAT_NAMES[dtype] for dtype in CACHE_DTYPES.values()] == list(CACHE_DTYPES)

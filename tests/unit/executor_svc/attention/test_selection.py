@@ -49,9 +49,10 @@ class Situation:
     layers: tuple[AttentionLayer, ...] = (PLAIN,)
     block_size: int | None = None
     is_invariant: bool = False
+    cache_dtype: torch.dtype | None = None
 
     def choose(self) -> ChosenBackend:
-        needs = AttentionNeeds(self.dtype, 2, 1, self.head_dim, self.layers, self.capability)
+        needs = AttentionNeeds(self.dtype, 2, 1, self.head_dim, self.layers, self.capability, self.cache_dtype)
         return choose_backend(self.name, needs, self.block_size, self.installed, is_invariant=self.is_invariant)
 
 
@@ -84,6 +85,13 @@ CHOSEN: list[tuple[Situation, type[BackendRules], int]] = [
     (Situation("flash_attn", capability=(12, 0), installed=ALL), FlashAttention2Rules, 256),
     (Situation("xformers", installed=XFORMERS), XformersRules, 64),
     (Situation("xformers", installed=XFORMERS, block_size=128), XformersRules, 128),
+    # a format of the cache
+    (Situation(capability=(9, 0), installed=ALL, cache_dtype=torch.int8), TritonRules, 16),
+    (Situation(capability=(8, 0), cache_dtype=torch.float8_e4m3fn), TritonRules, 16),
+    (Situation(capability=(7, 5), dtype=FLOAT16, cache_dtype=torch.int8), TorchRules, 16),
+    (Situation("torch", cache_dtype=torch.float8_e5m2), TorchRules, 16),
+    (Situation("flash_attn", capability=(9, 0), installed=ALL, cache_dtype=BFLOAT16), FlashAttention3Rules, 16),
+    (Situation(is_invariant=True, cache_dtype=torch.int8), InvariantRules, 16),
     # invariant
     (Situation(capability=(9, 0), installed=ALL, is_invariant=True), InvariantRules, 16),
     (Situation("triton", dtype=FLOAT32, block_size=32, is_invariant=True), InvariantRules, 32),
@@ -204,6 +212,18 @@ REFUSED: list[tuple[Situation, str]] = [
         Situation("xformers", installed=ALL, capability=(9, 0), block_size=300),
         "attention_backend is xformers, but it supports block sizes that are multiples of 64 tokens, not 300; "
         "use --block-size-tokens 64 or --attention-backend flash_attn",
+    ),
+    *(
+        (
+            replace(situation, cache_dtype=dtype),
+            f"attention_backend is {situation.name}, but it needs a KV cache in the model's dtype, bfloat16, not "
+            f"{said}; use --kv-cache-dtype auto or --attention-backend triton",
+        )
+        for situation, dtype, said in (
+            (Situation("flash_attn", capability=(9, 0), installed=ALL), torch.int8, "int8"),
+            (Situation("flash_attn", installed=FLASH_2), torch.float8_e4m3fn, "fp8_e4m3"),
+            (Situation("xformers", installed=XFORMERS), FLOAT16, "float16"),
+        )
     ),
     (
         Situation("flash_attn", capability=(9, 0), installed=ALL, is_invariant=True),

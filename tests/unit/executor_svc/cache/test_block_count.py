@@ -99,28 +99,25 @@ def test_else_the_memory_counts() -> None:
 
 
 @each_row(
-    (4, torch.float32, "cpu", None),
+    (4, torch.float32, None),
     (
         3,
         torch.float32,
-        "cpu",
         "holds 48 tokens of the model's 64; set --kv-cache-gib 0.000062, or --kv-cache-dtype bfloat16, which holds 96",
     ),
-    (1, torch.float32, "cpu", "holds 16 tokens of the model's 64; set --kv-cache-gib 0.000062"),
-    (2, torch.bfloat16, "cpu", "holds 32 tokens of the model's 64; set --kv-cache-gib 0.000031"),
+    (1, torch.float32, "holds 16 tokens of the model's 64; set --kv-cache-gib 0.000062"),
+    (2, torch.bfloat16, "holds 32 tokens of the model's 64; set --kv-cache-gib 0.000031"),
     (
         3,
         torch.bfloat16,
-        "cpu",
         "holds 48 tokens of the model's 64; set --kv-cache-gib 0.000031, or --kv-cache-dtype int8, which holds 80",
     ),
-    (3, torch.float32, "cuda", "holds 48 tokens of the model's 64; set --kv-cache-gib 0.000062"),
 )
 def test_a_cache_that_is_too_short_for_the_model_says_what_would_hold_it(
-    num_blocks: int, dtype: torch.dtype, device: str, said: str | None
+    num_blocks: int, dtype: torch.dtype, said: str | None
 ) -> None:
     shape = replace(SHAPE, dtype=dtype)
-    assert why_short(shape, num_blocks, 64, device) == (None if said is None else f"the KV cache {said}")
+    assert why_short(shape, num_blocks, 64) == (None if said is None else f"the KV cache {said}")
 
 
 @each_row(-5 * GIB, 0, SHAPE.bytes_per_block - 1)
