@@ -69,13 +69,13 @@ PARTS: Sequence[Part] = (
     *_tests(
         "attention-kernels",
         "attention, and the write of keys and values, beside float64",
-        120,
+        150,
         [
             *(f"{KERNELS}/test_{name}.py" for name in ("cache_formats", "triton_attention", "key_value_write")),
             *("-k", "not random_steps"),
         ],
         [f"{KERNELS}/test_cache_formats.py", ATTENTION, "-k", "number_of_query_heads or written"],
-        num_shards=3,
+        num_shards=5,
     ),
     *_tests(
         "dense-kernels",

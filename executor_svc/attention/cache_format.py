@@ -56,7 +56,8 @@ def encode(heads: torch.Tensor, dtype: torch.dtype, scale: float = 1.0) -> tuple
     if has_scales(dtype):
         heads = heads.float()
         largest = heads.abs().amax(-1, keepdim=True)
-        scales = torch.where(largest.isfinite(), largest, torch.nan) / _LARGEST_INT8
+        # By a tensor: on a GPU torch multiplies by the reciprocal of a number, which is rounded.
+        scales = torch.where(largest.isfinite(), largest, torch.nan) / largest.new_tensor(_LARGEST_INT8)
         elements = torch.where(scales > 0, heads / scales, 0.0).clamp(-_LARGEST_INT8, _LARGEST_INT8).round()
         return elements.to(dtype), scales.squeeze(-1)
     if dtype in FP8:
