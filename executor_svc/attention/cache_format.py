@@ -33,12 +33,15 @@ FP8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 _LARGEST_INT8 = 127
 
 
-def choose_cache_dtype(configured: CacheDtype, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the format of the cache: as configured, or the number format of activations.
+def choose_cache_dtype(
+    configured: CacheDtype, dtype: torch.dtype, device: torch.device, *, in_bfloat16: bool = False
+) -> torch.dtype:
+    """Return the format of the cache: as configured, or bfloat16 if attention is in it, or the format of activations.
 
     Raises: ModelLoadError: the kernels of the device do not have it.
     """
-    chosen = dtype if configured == "auto" else CACHE_DTYPES[configured]
+    own = torch.bfloat16 if in_bfloat16 and device.type == "cpu" else dtype
+    chosen = own if configured == "auto" else CACHE_DTYPES[configured]
     if device.type != "cpu" and chosen != dtype:
         raise ModelLoadError(
             f"kv_cache_dtype is {configured}, but on a GPU the KV cache has the model's dtype, {FORMAT_NAMES[dtype]}; "
