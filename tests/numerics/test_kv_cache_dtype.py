@@ -163,7 +163,10 @@ def test_a_gpu_has_the_cache_of_the_model() -> None:
         choose_cache_dtype("int8", torch.bfloat16, device)
 
 
-def test_auto_is_the_number_format_of_activations() -> None:
+def test_auto_is_the_number_format_of_activations_or_that_of_attention() -> None:
+    cpu = torch.device("cpu")
+    assert choose_cache_dtype("auto", torch.float32, cpu, in_bfloat16=True) == torch.bfloat16
+    assert choose_cache_dtype("float32", torch.float32, cpu, in_bfloat16=True) == torch.float32
     for dtype in (torch.float32, torch.bfloat16):
         assert choose_cache_dtype("auto", dtype, torch.device("cpu")) == dtype
         assert choose_cache_dtype("fp8_e5m2", dtype, torch.device("cpu")) == torch.float8_e5m2

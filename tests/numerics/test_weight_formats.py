@@ -115,12 +115,13 @@ def test_weights_that_stay_in_bfloat16_give_the_bits_of_float32(
 
 
 # What the logits may be off, as a part of their length.
-ERRORS: dict[str, tuple[float, float]] = {
-    "bfloat16": (1e-4, 0.02),
-    "compute bfloat16": (1e-3, 0.05),
-    "int8": (1e-3, 0.05),
-    "int8-a8": (1e-3, 0.05),
-    "int4": (1e-2, 0.5),
+# From float32, at least and at most; and of torch from C. In bfloat16 both round weights of a softmax, beside other maxima.
+ERRORS: dict[str, tuple[float, float, float]] = {
+    "bfloat16": (1e-4, 0.02, 1e-4),
+    "compute bfloat16": (1e-3, 0.05, 0.02),
+    "int8": (1e-3, 0.05, 1e-3),
+    "int8-a8": (1e-3, 0.05, 1e-3),
+    "int4": (1e-2, 0.5, 1e-2),
 }
 
 
@@ -140,10 +141,10 @@ def test_every_format_is_near_float32_and_the_same_in_torch(
     )
     ours = same[0]
 
-    least, most = ERRORS[name]
+    least, most, apart = ERRORS[name]
     assert least < float((ours - exact).norm() / exact.norm()) < most
     for other in same[1:]:
-        assert float((ours - other).norm() / exact.norm()) < least
+        assert float((ours - other).norm() / exact.norm()) < apart
 
 
 @torch.inference_mode()
