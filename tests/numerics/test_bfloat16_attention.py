@@ -55,9 +55,7 @@ def rounded_cache(cache: LayerCache, dtype: torch.dtype) -> LayerCache:
 def test_attention_is_that_of_rounded_numbers_in_float64(name: str, cache_format: str, shape: int) -> None:
     heads, head_dim, block_size, layer = SHAPES[shape]
     dtype, step = CACHE_DTYPES[cache_format], Step(ALL, block_size, layer.window_tokens)
-    inputs = LayerInput(
-        step, heads, head_dim, is_rotated=head_dim % 2 == 0, cache_dtype=dtype, scales=SCALES[dtype]
-    )
+    inputs = LayerInput(step, heads, head_dim, is_rotated=head_dim % 2 == 0, cache_dtype=dtype, scales=SCALES[dtype])
     is_torch = name == "torch"
 
     ours, cache = inputs.attend(TorchAttentionBackend(in_bfloat16=True) if is_torch else native(name), layer)
@@ -70,7 +68,7 @@ def test_attention_is_that_of_rounded_numbers_in_float64(name: str, cache_format
     is_rounded_twice = is_torch and (dtype in FP8 or dtype == torch.int8)
     bound = (3 if is_rounded_twice else 1) * 2.0**-8 * sizes + 2e-5
     assert ((ours.double() - exact).abs() <= bound).all()
-    assert (ours.double() - exact).norm() < (0.6 if is_rounded_twice else 0.25) * 2.0**-8 * sizes.norm()
+    assert (ours.double() - exact).norm() < (0.6 if is_rounded_twice else 0.3) * 2.0**-8 * sizes.norm()
 
 
 def sizes_of(cache: LayerCache) -> LayerCache:

@@ -18,7 +18,7 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.models.dense import MatrixRole
 from executor_svc.models.kernels import check_compute_dtype, make_model
 from executor_svc.models.selection import ChosenModel, choose_model, read_model_config
-from executor_svc.models.weight_format import Quantization, matrix_formats
+from executor_svc.models.weight_format import Quantization, matrix_formats, number_format_of
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.structs import NumberFormat
 from executor_svc.numerics.identity import find_numerics
@@ -163,11 +163,13 @@ def test_products_in_bfloat16_are_within_the_rounding_of_transformers_in_bfloat1
 
 @pytest.mark.parametrize("quantization", ["int8", "int8-a8", "int4"])
 def test_integers_keep_their_products(quantization: str, saved: Path, recorder: RecordingSampler) -> None:
+    """Only attention is in bfloat16 then."""
     alone, both = (
         logits_of(saved, recorder, quantization=quantization, compute_dtype=one) for one in ("float32", "bfloat16")
     )
 
-    assert torch.equal(alone, both)
+    assert 0 < float((alone - both)[0].norm() / alone[0].norm()) < 0.02
+    assert number_format_of(quantization, "bfloat16") == number_format_of(quantization, "float32")
 
 
 def no_compiler(*_: object) -> None:
