@@ -115,7 +115,8 @@ def test_weights_that_stay_in_bfloat16_give_the_bits_of_float32(
 
 
 # What the logits may be off, as a part of their length.
-# From float32, at least and at most; and of torch from C. In bfloat16 both round weights of a softmax, beside other maxima.
+# From float32, at least and at most; and of torch from C: in bfloat16 they round the weights of a softmax behind other
+# maxima.
 ERRORS: dict[str, tuple[float, float, float]] = {
     "bfloat16": (1e-4, 0.02, 1e-4),
     "compute bfloat16": (1e-3, 0.05, 0.02),
