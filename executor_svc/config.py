@@ -72,10 +72,11 @@ class ExecutorConfig(_BatchConfig):
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"] = Field(
         "auto",
         description=(
-            "Data type of the KV cache. auto: as in dtype. 16 or 8 bits instead of float32's 32 hold two to four times "
-            "the tokens, are faster where contexts are long, and change outputs a little. int8 has a scale for each "
-            "token and KV head; the FP8 formats use the checkpoint's k_scale and v_scale, else 1. On a GPU the "
-            "attention backends triton and torch have all of them, the others only the model's dtype."
+            "Data type of the KV cache. auto: bfloat16 with compute_dtype bfloat16, else as in dtype. 16 or 8 bits instead "
+            "of float32's 32 hold two to four times the tokens, are faster where contexts are long, and change outputs "
+            "a little. int8 has a scale for each token and KV head; the FP8 formats use the checkpoint's k_scale and "
+            "v_scale, else 1. On a GPU the attention backends triton and torch have all of them, the others only the "
+            "model's dtype."
         ),
     )
     quantization: Literal["none", "bfloat16", "int8", "int8-a8", "int4"] = Field(
@@ -90,9 +91,9 @@ class ExecutorConfig(_BatchConfig):
     compute_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
         description=(
-            "Data type that a CPU multiplies in; sums are float32. bfloat16: weights and activations are rounded, "
-            "up to twice as fast with AVX-512 BF16, and outputs change a little. Weights in 8 or 4 bits keep their own "
-            "products. On a GPU, use --dtype."
+            "Data type that a CPU multiplies in; sums are float32. bfloat16: weights, activations, and what "
+            "attention multiplies are rounded, up to twice as fast with AVX-512 BF16, and outputs change a little. "
+            "Weights in 8 or 4 bits keep their own products. On a GPU, use --dtype."
         ),
     )
     allow_requantization: bool = Field(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenario
-from benchmarks.costs.model import BLOCK_SIZE, new_worker, prompt_steps, random_prompts, title
+from benchmarks.costs.model import BLOCK_SIZE, IN_BFLOAT16, new_worker, prompt_steps, random_prompts, title
 from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.worker.interface import execute
 from octavo_shared.step_wire.step import Admission, SamplingRow, Step, TableDelta, pairs
@@ -36,6 +36,12 @@ async def cache(size: Size) -> Groups:
                 Way(beside, in_turn(exact.turn, num_steps)),
                 Way(f"weights {title(number_format)}, cache {name}", in_turn(rounded.turn, num_steps), beside),
             ]
+        computed = LongRows(size, IN_BFLOAT16 + number_format.removeprefix("none"), "auto", rows, context)
+        beside = f"weights {title(number_format)}, float32 beside compute bfloat16"
+        yield [
+            Way(beside, in_turn(exact.turn, num_steps)),
+            Way(f"weights {title(number_format)}, compute bfloat16", in_turn(computed.turn, num_steps), beside),
+        ]
 
 
 class LongRows:

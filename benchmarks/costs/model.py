@@ -44,11 +44,12 @@ from octavo_shared.step_wire.step import SAMPLING_ROW, Admission, Int32Array, Sa
 from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 
 BLOCK_SIZE = 16
+IN_BFLOAT16 = "in bfloat16 "
 
 
 def title(number_format: str) -> str:
     """Return what people call a number format."""
-    return "float32" if number_format == "none" else number_format
+    return "float32" if number_format == "none" else number_format.strip()
 
 
 def new_worker(
@@ -60,11 +61,15 @@ def new_worker(
     chunk: int = 2048,
     kv_cache_dtype: str = "auto",
 ) -> Worker:
-    """Load a model, with room for so many tokens in each row."""
+    """Load a model, with room for so many tokens in each row.
+
+    `number_format` is of the weights; behind IN_BFLOAT16 all is computed in bfloat16.
+    """
     config = {
         "model": str(directory),
         "dtype": "float32",
-        "quantization": number_format,
+        "quantization": number_format.removeprefix(IN_BFLOAT16) or "none",
+        "compute_dtype": "bfloat16" if number_format.startswith(IN_BFLOAT16) else "float32",
         "kv_cache_dtype": kv_cache_dtype,
         "num_threads": num_threads,
         "block_size_tokens": BLOCK_SIZE,
@@ -195,23 +200,23 @@ async def prefill(size: Size) -> Groups:
     chunks, with a cache of the model's shape, and counted for all layers.
     """
     threads, lengths, chunk = torch.get_num_threads(), size.of((512, 2000, 8000), (40,)), size.of(2048, 32)
-    for number_format in size.of(("none", "int8"), ("none",)):
+    for number_format in size.of(("none", "int8", IN_BFLOAT16, f"{IN_BFLOAT16}int8-a8"), ("none",)):
         worker = new_worker(size.directory(), number_format, threads, max(lengths) + 1, chunk=chunk)
         first_token_ms(worker, min(lengths), chunk)  # memory, and the team's size
         yield [
             Way(
                 f"{title(number_format)}, {length:,} tokens",
-                in_turn(prefill_turn, worker, size.directory(), length, chunk),
+                in_turn(prefill_turn, worker, size.directory(), number_format, length, chunk),
             )
             for length in lengths
         ]
 
 
-def prefill_turn(worker: Worker, directory: Path, num_tokens: int, chunk: int) -> Figures:
+def prefill_turn(worker: Worker, directory: Path, number_format: str, num_tokens: int, chunk: int) -> Figures:
     """Compute a prompt, and its attention by itself."""
     whole_ms = first_token_ms(worker, num_tokens, chunk)
     config = parse_config(ModelDirectory(directory).config(), directory / "config.json")
-    attention_ms = attention_ms_of(config, num_tokens, chunk)
+    attention_ms = attention_ms_of(config, num_tokens, chunk, in_bfloat16=number_format.startswith(IN_BFLOAT16))
     # Of what a query sees: two products, each multiply-add two operations.
     flop = 2.0 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * num_tokens * (num_tokens + 1)
     return {
@@ -232,12 +237,14 @@ def first_token_ms(worker: Worker, num_tokens: int, chunk: int) -> float:
     return 1000 * (time.perf_counter() - began_s)
 
 
-def attention_ms_of(config: ModelConfig, num_tokens: int, chunk: int) -> float:
+def attention_ms_of(config: ModelConfig, num_tokens: int, chunk: int, *, in_bfloat16: bool) -> float:
     """Return the time of the attention of one prompt, all layers, as if none had a window."""
-    backend = NativeAttentionBackend(load_library(torch.get_num_threads()))
+    backend = NativeAttentionBackend(load_library(torch.get_num_threads()), in_bfloat16=in_bfloat16)
+    dtype = torch.bfloat16 if in_bfloat16 else torch.float32
     num_blocks, heads, kv_heads = -(-num_tokens // BLOCK_SIZE), config.num_attention_heads, config.num_key_value_heads
     shape = (num_blocks, BLOCK_SIZE, kv_heads, config.head_dim)
-    caches = [LayerCache(torch.rand(shape), torch.rand(shape)) for _ in range(2)]  # so that each is cold again
+    # Two, so that each is cold again.
+    caches = [LayerCache(torch.rand(shape).to(dtype), torch.rand(shape).to(dtype)) for _ in range(2)]
     tables, elapsed_s = np.arange(num_blocks, dtype=np.int32)[None], 0.0
     for begin, length in chunks_of(num_tokens, chunk):
         metadata = AttentionMetadata(
@@ -338,7 +345,7 @@ async def step(size: Size) -> Groups:
     by one. Clocks around the library's functions are here and nowhere else.
     """
     context, num_steps, most_rows = size.of(CONTEXT, 16), size.of(200, 3), size.of(32, 2)
-    for number_format in size.of(("none", "int8-a8"), ("none",)):
+    for number_format in size.of(("none", IN_BFLOAT16, "int8-a8", f"{IN_BFLOAT16}int8-a8"), ("none",)):
         clock = Clock()
         with timed_library(clock):
             num_tokens = decode_tokens(most_rows, context, WARM_UP + num_steps)

@@ -32,9 +32,9 @@ FP8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 _LARGEST_INT8 = 127
 
 
-def choose_cache_dtype(configured: CacheDtype, dtype: torch.dtype) -> torch.dtype:
-    """Return the format of the cache: as configured, or the number format of activations."""
-    return dtype if configured == "auto" else CACHE_DTYPES[configured]
+def choose_cache_dtype(configured: CacheDtype, dtype: torch.dtype, *, in_bfloat16: bool = False) -> torch.dtype:
+    """Return the format of the cache: as configured, or bfloat16 if attention is in it, or that of activations."""
+    return CACHE_DTYPES[configured] if configured != "auto" else torch.bfloat16 if in_bfloat16 else dtype
 
 
 def has_scales(dtype: torch.dtype) -> bool:

@@ -1,7 +1,7 @@
 """Attention written out: scores, what shapes them, softmax, weighted values.
 
 For what torch's fused attention cannot do: it takes no soft cap, and it would round the bias of ALiBi to the
-number format of the queries.
+number format of the queries. Nor does it round float32 to bfloat16.
 """
 
 from functools import cache
@@ -24,6 +24,7 @@ def attend_explicitly(
     scale: float,
     soft_cap: float | None,
     slopes: torch.Tensor | None,
+    in_bfloat16: bool = False,
 ) -> torch.Tensor:
     """Attend with the query tokens of n rows, each to the keys of its row.
 
@@ -36,18 +37,20 @@ def attend_explicitly(
         scale: Of query . key.
         soft_cap: See `AttentionLayer`.
         slopes: Of ALiBi, [num_heads] in `score_dtype` of the query; None: no ALiBi.
+        in_bfloat16: Whether what is multiplied is rounded to bfloat16; sums stay in the format of the query.
 
     Returns:
         [n, length, num_heads, head_dim].
     """
     num_rows, length, num_heads, head_dim = query.shape
     num_keys, num_kv_heads = keys.shape[1:3]
-    transposed_keys, values = keys.permute(0, 2, 3, 1), values.transpose(1, 2)
+    rounded = _round if in_bfloat16 else _keep
+    transposed_keys, values = rounded(keys).permute(0, 2, 3, 1), rounded(values).transpose(1, 2)
     group = num_heads // num_kv_heads
     output = query.new_empty(query.shape)
     for begin in range(0, length, TILE_TOKENS):
         tile = slice(begin, min(begin + TILE_TOKENS, length))
-        scaled = (query[:, tile] * scale).reshape(num_rows, -1, num_kv_heads, group, head_dim)
+        scaled = rounded(query[:, tile] * scale).reshape(num_rows, -1, num_kv_heads, group, head_dim)
         # The query heads that share a KV head act as its query tokens: no copy of K and V a head.
         scores = scaled.permute(0, 2, 3, 1, 4).reshape(num_rows, num_kv_heads, -1, head_dim) @ transposed_keys
         scores = scores.to(score_dtype(query.dtype)).view(num_rows, num_kv_heads, group, -1, num_keys)
@@ -57,9 +60,17 @@ def attend_explicitly(
             scores.addcmul_(slopes.view(num_kv_heads, group, 1, 1), distances[:, None, None, tile])
         scores.masked_fill_(hidden[:, None, None, tile], -torch.inf)
         weights = scores.softmax(-1).to(values.dtype).flatten(2, 3)
-        result = (weights @ values).view(num_rows, num_kv_heads, group, -1, head_dim)
+        result = (rounded(weights) @ values).view(num_rows, num_kv_heads, group, -1, head_dim)
         output[:, tile] = result.permute(0, 3, 1, 2, 4).flatten(2, 3)
     return output
+
+
+def _round(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.bfloat16().to(numbers.dtype)
+
+
+def _keep(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers
 
 
 @cache

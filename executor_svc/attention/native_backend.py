@@ -14,14 +14,18 @@ from executor_svc.native.model_structs import LayerCacheStruct, StepStruct
 
 
 class NativeAttentionBackend:
-    """Plans for caches of every format on a CPU."""
+    """Plans for caches of every format on a CPU.
 
-    def __init__(self, library: NativeLibrary) -> None:
+    `in_bfloat16`: queries, keys, weights and values are rounded to bfloat16 before they are multiplied.
+    """
+
+    def __init__(self, library: NativeLibrary, *, in_bfloat16: bool = False) -> None:
         self._library = library
+        self.in_bfloat16 = in_bfloat16
 
     def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> "NativeAttentionPlan":
         """Prepare a step."""
-        return NativeAttentionPlan(self._library, metadata)
+        return NativeAttentionPlan(self._library, metadata, in_bfloat16=self.in_bfloat16)
 
 
 class NativeAttentionPlan:
@@ -30,8 +34,11 @@ class NativeAttentionPlan:
     `is_full`: each token sees all tokens of its row, as in an encoder; rows are whole then, and no layer has a window.
     """
 
-    def __init__(self, library: NativeLibrary, metadata: AttentionMetadata, *, is_full: bool = False) -> None:
+    def __init__(
+        self, library: NativeLibrary, metadata: AttentionMetadata, *, in_bfloat16: bool = False, is_full: bool = False
+    ) -> None:
         self._library = library
+        self._in_bfloat16 = in_bfloat16
         self._is_full = is_full
         self._metadata = metadata
         self._block_tables = np.ascontiguousarray(metadata.block_tables, np.int32)
@@ -80,6 +87,7 @@ class NativeAttentionPlan:
             slopes=None if slopes is None else slopes.ctypes.data,
             slot_mapping=self._metadata.slot_mapping.data_ptr(),
             block_tables=self._block_tables.ctypes.data,
+            in_bfloat16=self._in_bfloat16,
             is_full=self._is_full,
         )
         self._kept += [slopes, self._library.plan_attention(struct, *self._rows)]

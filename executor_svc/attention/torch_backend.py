@@ -3,7 +3,7 @@
 Pages are gathered with `index_select` over whole blocks, then torch's fused attention runs on the
 copy, in the number format of the queries. Of the pure torch forms this is the fastest on CPUs (loops
 over sequences, gathers by token and matmul-softmax-matmul lose by 2x and more). Layers with a soft
-cap or ALiBi write it out.
+cap or ALiBi, and products in bfloat16 of float32, write it out.
 
 Rows of one token (decodes) run batched in buckets of similar length. Longer rows (prefill chunks)
 run one by one: on their own keys and values when they see no others, else on their gathered pages.
@@ -22,18 +22,25 @@ from executor_svc.attention.step_reads import DecodeBucket, PrefillChunk, StepRe
 
 
 class TorchAttentionBackend:
-    """Plans for any device that torch runs on."""
+    """Plans for any device that torch runs on.
+
+    `in_bfloat16`: float32 queries, keys, weights and values are rounded to bfloat16 before they are multiplied.
+    """
+
+    def __init__(self, *, in_bfloat16: bool = False) -> None:
+        self._in_bfloat16 = in_bfloat16
 
     def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> "TorchAttentionPlan":
         """Prepare a step."""
-        return TorchAttentionPlan(metadata, cache)
+        return TorchAttentionPlan(metadata, cache, in_bfloat16=self._in_bfloat16)
 
 
 class TorchAttentionPlan:
     """One step, prepared. Scratch memory is shared by all layers, so layers must run in turn."""
 
-    def __init__(self, metadata: AttentionMetadata, cache: LayerCache) -> None:
+    def __init__(self, metadata: AttentionMetadata, cache: LayerCache, *, in_bfloat16: bool = False) -> None:
         self._metadata = metadata
+        self._in_bfloat16 = in_bfloat16
         self._longest = int((metadata.starts + metadata.lengths).max())
         self._reads: dict[int | None, StepReads] = {}  # by window
         self._keys = cache.keys.new_empty((0, *cache.keys.shape[1:]))
@@ -93,7 +100,7 @@ class TorchAttentionPlan:
         num_kv_heads = keys.shape[1]
         keys = keys.view(num_rows, -1, num_kv_heads, head_dim)
         values = values.view(num_rows, -1, num_kv_heads, head_dim)
-        if not _is_fused(layer):
+        if not self._is_fused(layer):
             return self._explicitly(bucket, query.unsqueeze(1), keys, values, layer).squeeze(1)
         output = F.scaled_dot_product_attention(
             # The query heads that share a KV head act as its query tokens: no copy of K and V a head.
@@ -122,7 +129,7 @@ class TorchAttentionPlan:
             slots = slice(chunk.first_slot, chunk.first_slot + chunk.num_keys)
             keys, values = keys[slots], values[slots]
         query, keys, values = query[chunk.tokens].unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0)
-        if not _is_fused(layer):
+        if not self._is_fused(layer):
             return self._explicitly(chunk, query, keys, values, layer).squeeze(0)
         output = F.scaled_dot_product_attention(
             query.transpose(1, 2),  # [1, num_heads, length, head_dim]
@@ -134,6 +141,10 @@ class TorchAttentionPlan:
             enable_gqa=keys.shape[2] != query.shape[2],
         )
         return output.squeeze(0).transpose(0, 1)
+
+    def _is_fused(self, layer: AttentionLayer) -> bool:
+        """Return whether torch's fused attention does all that the layer asks for."""
+        return layer.soft_cap is None and layer.alibi_slopes is None and not self._in_bfloat16
 
     def _explicitly(
         self,
@@ -154,6 +165,7 @@ class TorchAttentionPlan:
             scale=layer.scale,
             soft_cap=layer.soft_cap,
             slopes=None if slopes is None else slopes_on(query.device, query.dtype, slopes),
+            in_bfloat16=self._in_bfloat16,
         )
 
 
@@ -165,8 +177,3 @@ def _read(
     elements = pool.view(torch.uint8)[block_ids.long()].view(pool.dtype) if is_bytes else pool[block_ids.long()]
     of_blocks = None if scales is None else scales[block_ids.long()].transpose(1, 2)
     return decode(elements, of_blocks, dtype, scale).flatten(0, 1)
-
-
-def _is_fused(layer: AttentionLayer) -> bool:
-    """Return whether torch's fused attention does all that the layer asks for."""
-    return layer.soft_cap is None and layer.alibi_slopes is None

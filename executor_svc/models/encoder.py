@@ -40,9 +40,12 @@ class Encoder:
         config: Of the model.
         library: The C library.
         number_format: Of the weights of layers and heads; embeddings stay in float32.
+        in_bfloat16: Whether attention rounds to bfloat16 what it multiplies.
     """
 
-    def __init__(self, config: EncoderConfig, library: NativeLibrary, number_format: NumberFormat) -> None:
+    def __init__(
+        self, config: EncoderConfig, library: NativeLibrary, number_format: NumberFormat, *, in_bfloat16: bool
+    ) -> None:
         self.config = config
         self._library = library
         self._map = WeightMap()
@@ -74,7 +77,9 @@ class Encoder:
             first, second = (f"{prefix}pooler.dense", "classifier") if config.has_pooler else of_roberta
             self.head = self._dense(first, kernels, size, size), self._dense(second, kernels, size, config.num_scores)
         self._layer = AttentionLayer(scale=config.head_dim**-0.5)
-        self._cache = ScratchCache(_BLOCK_SIZE, config.num_heads, config.head_dim, torch.float32, torch.device("cpu"))
+        self._in_bfloat16 = in_bfloat16
+        dtype = torch.bfloat16 if in_bfloat16 else torch.float32
+        self._cache = ScratchCache(_BLOCK_SIZE, config.num_heads, config.head_dim, dtype, torch.device("cpu"))
 
     def load(self, checkpoint: WeightSource) -> None:
         """Fill the weights. Raises: ModelLoadError: see `Checkpoint.load_into`."""
@@ -85,7 +90,7 @@ class Encoder:
         """Return the hidden states of the tokens of some texts, one text after the other, [num_tokens, hidden_size]."""
         rows = text_rows([len(text.token_ids) for text in texts], _BLOCK_SIZE, torch.device("cpu"))
         cache = self._cache.of_size(rows)
-        plan = NativeAttentionPlan(self._library, rows, is_full=True)
+        plan = NativeAttentionPlan(self._library, rows, in_bfloat16=self._in_bfloat16, is_full=True)
         residual = self._embed(texts, rows.lengths)
         attended: torch.Tensor | None = None
         for segment in self._segments:

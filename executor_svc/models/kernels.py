@@ -78,7 +78,8 @@ def make_model(
         device: Where it runs.
         cpu_kernels: "native": the C library; "torch": torch; "auto": the C library if it can be had.
         quantization: What weights become as they are loaded; "none": what `dtype` is.
-        compute_dtype: What products round inputs to; "bfloat16" rounds weights too, but for those in integers.
+        compute_dtype: What products and attention round inputs to; "bfloat16" rounds weights too. Products with weights
+            in integers are as without it.
         is_stored_in_bfloat16: Whether the checkpoint has all matrices in bfloat16. Without quantization the C library
             keeps them so: half the memory, and the bits of float32.
         group: The ranks that share the model.
@@ -96,7 +97,7 @@ def make_model(
         quantization = "bfloat16"
     number_format = number_format_of(quantization, compute_dtype if stored is None else "float32")
     found = found or find_library(dtype, device, cpu_kernels)
-    attention = attention or make_attention(found.library)
+    attention = attention or make_attention(found.library, in_bfloat16=compute_dtype == "bfloat16")
     if found.library is not None:
         if quantization == "none" and is_stored_in_bfloat16:
             quantization, number_format = "bfloat16", NumberFormat.BFLOAT16
@@ -163,9 +164,11 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def make_attention(library: NativeLibrary | None) -> AttentionBackend:
-    """Return the attention of the C library, or without one that of torch."""
-    return TorchAttentionBackend() if library is None else NativeAttentionBackend(library)
+def make_attention(library: NativeLibrary | None, *, in_bfloat16: bool = False) -> AttentionBackend:
+    """Return the attention of the C library, or without one that of torch; `in_bfloat16`: as in both."""
+    if library is None:
+        return TorchAttentionBackend(in_bfloat16=in_bfloat16)
+    return NativeAttentionBackend(library, in_bfloat16=in_bfloat16)
 
 
 def find_library(dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKernels) -> FoundLibrary:

@@ -132,7 +132,8 @@ def check_memory(path: Path, config: ExecutorConfig, num_executors: int = 1) -> 
     summary = summarize_model(
         path, config.quantization, float_bytes=float_bytes, allow_requantization=config.allow_requantization
     )
-    cache_bits = _CACHE_BITS.get(config.kv_cache_dtype, 8 * float_bytes)
+    auto_bits = 16 if config.compute_dtype == "bfloat16" else 8 * float_bytes
+    cache_bits = _CACHE_BITS.get(config.kv_cache_dtype, auto_bits)
     summary = replace(summary, token_bytes=int(summary.token_bytes * cache_bits / (8 * float_bytes)))
     cache_bytes = None if config.kv_cache_gib is None else int(config.kv_cache_gib * 2**30) * config.tp
     if config.num_device_blocks is not None:

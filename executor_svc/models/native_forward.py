@@ -63,10 +63,17 @@ class NativeForward:
         model: With its weights, on one rank.
         parts: Of the model.
         caches: One a layer.
+        in_bfloat16: As in `NativeAttentionBackend`.
     """
 
     def __init__(
-        self, library: NativeLibrary, model: Decoder, parts: _NativeParts, caches: Sequence[LayerCache]
+        self,
+        library: NativeLibrary,
+        model: Decoder,
+        parts: _NativeParts,
+        caches: Sequence[LayerCache],
+        *,
+        in_bfloat16: bool,
     ) -> None:
         self.hidden_size = model.config.hidden_size
         self.vocab_size = model.config.vocab_size
@@ -83,7 +90,7 @@ class NativeForward:
         self._slopes = [np.array(kind.attention.alibi_slopes or (), np.float32) for kind in distinct]
         self._kinds = (AttentionKindStruct * len(distinct))()
         for kind, like, slopes in zip(self._kinds, distinct, self._slopes, strict=True):
-            kind.step = _constant_step(model.config, caches[0], like.attention, slopes)
+            kind.step = _constant_step(model.config, caches[0], like.attention, slopes, in_bfloat16=in_bfloat16)
             kind.window = like.attention.window_tokens or 0
             kind.rotation = None if like.rope is None else addressof(self._rotations[ropes[like.rope]])
         self._layers = (LayerStruct * len(layers))()
@@ -124,11 +131,18 @@ def native_forward(
     if library is None or not isinstance(model, Decoder) or not isinstance(attention, NativeAttentionBackend):
         return None
     parts = _NativeParts.of(model)
-    return None if parts is None else NativeForward(library, model, parts, caches)
+    if parts is None:
+        return None
+    return NativeForward(library, model, parts, caches, in_bfloat16=attention.in_bfloat16)
 
 
 def _constant_step(
-    config: ModelConfig, cache: LayerCache, layer: AttentionLayer, slopes: npt.NDArray[np.float32]
+    config: ModelConfig,
+    cache: LayerCache,
+    layer: AttentionLayer,
+    slopes: npt.NDArray[np.float32],
+    *,
+    in_bfloat16: bool,
 ) -> StepStruct:
     """Return what does not change from step to step, for layers that attend like this one."""
     return StepStruct(
@@ -141,4 +155,5 @@ def _constant_step(
         scale=layer.scale,
         soft_cap=layer.soft_cap or 0.0,
         slopes=slopes.ctypes.data if len(slopes) else None,
+        in_bfloat16=in_bfloat16,
     )

@@ -14,6 +14,7 @@ from executor_svc.attention.interface import AttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.rules import AttentionNeeds
 from executor_svc.attention.selection import ChosenBackend, choose_backend
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.checkpoint.cache_scales import read_cache_scales
 from executor_svc.checkpoint.gguf.model import GGUFModel
 from executor_svc.checkpoint.model import Model
@@ -57,7 +58,7 @@ class ChosenModel:
     load: Callable[[WeightSource], None]
     kernels: str = ""  # what computes it, for people
     quantization: Quantization = "none"  # "bfloat16" too as in `MadeModel`
-    compute_dtype: ComputeDtype = "float32"  # what products round their inputs to, but for weights in integers
+    compute_dtype: ComputeDtype = "float32"  # what attention rounds its inputs to, and products but for integers
     library: NativeLibrary | None = None  # the C library, if it computes some of it
     stored: FileFormats | None = None  # of a GGUF file, where each matrix has its own format
     kv_cache_dtype: torch.dtype | None = None  # None: that of activations
@@ -241,7 +242,7 @@ def choose_decoder(
         config.compute_dtype,
         made.library,
         stored,
-        choose_cache_dtype(config.kv_cache_dtype, dtype),
+        choose_cache_dtype(config.kv_cache_dtype, dtype, in_bfloat16=config.compute_dtype == "bfloat16"),
     )
     return _checked(made_model, config)
 
@@ -345,6 +346,8 @@ def _make_attention(chosen: ChosenBackend, config: ExecutorConfig) -> AttentionB
     """Make the attention that was chosen; None: `cpu_kernels` decides. Raises: see `ChosenBackend.make`."""
     if config.device == "cpu" and config.attention_backend == "auto":
         return None
+    if config.compute_dtype == "bfloat16":  # that is for a CPU, which has no other
+        return TorchAttentionBackend(in_bfloat16=True)
     return chosen.make()
 
 

@@ -33,6 +33,7 @@ class StepStruct(ctypes.Structure):
         ("num_tasks", LONG),
         ("num_partials", LONG),
         ("direct_heads", LONG),
+        ("in_bfloat16", LONG),
         ("is_full", LONG),
     )
 

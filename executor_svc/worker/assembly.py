@@ -238,7 +238,8 @@ class _Parts:
         chosen, modules = self.chosen, self.identity.pooling
         if modules is None:
             return None
-        texts = DecoderTexts(chosen.model, chosen.attention, chosen.block_size, chosen.dtype)
+        dtype = torch.bfloat16 if chosen.compute_dtype == "bfloat16" else chosen.dtype
+        texts = DecoderTexts(chosen.model, chosen.attention, chosen.block_size, dtype)
         head = NormedHead(chosen.model, EmbeddingHead(modules, chosen.model.hidden_size))
         return Pooler(texts, {PoolingTask.EMBED: head})
 

@@ -235,7 +235,8 @@ def _make_own(
     encoder_config = read_encoder_config(values, source, kind)
     assert found.library is not None, "else transformers runs the model"
     number_format = number_format_of(config.quantization, config.compute_dtype)
-    encoder = Encoder(encoder_config, found.library, number_format)
+    in_bfloat16 = config.compute_dtype == "bfloat16"
+    encoder = Encoder(encoder_config, found.library, number_format, in_bfloat16=in_bfloat16)
     encoder.load(checkpoint)
     heads: dict[PoolingTask, Head]
     if modules is None:

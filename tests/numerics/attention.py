@@ -115,11 +115,12 @@ class LayerInput:
         return cache
 
     def attend_naively(
-        self, layer: AttentionLayer, written: LayerCache | None = None
+        self, layer: AttentionLayer, written: LayerCache | None = None, query_factor: float = 0.0
     ) -> tuple[torch.Tensor, LayerCache]:
         """Return what `attend` should, in float64 on the CPU: one query at a time, whole sequences in plain tensors.
 
-        `written` is a cache that has the keys and values of this step; None: they are written here.
+        `written` is a cache that has the keys and values of this step; None: they are written here. Behind
+        `query_factor`, which is not 0, queries are rounded to bfloat16.
         """
         qkv, slot_mapping = self.qkv.cpu().double(), self.step.metadata.slot_mapping.cpu()
         rotated = qkv[:, : -self.num_kv_heads]
@@ -134,6 +135,8 @@ class LayerInput:
             cache.values.flatten(0, 1)[slot_mapping] = qkv[:, -self.num_kv_heads :]
         else:
             cache = LayerCache(*decoded(written))
+        if query_factor:
+            rotated = (rotated * query_factor).bfloat16().double() / query_factor
         queries = rotated[:, : self.num_heads].numpy()
         output = np.empty_like(queries)
         token = 0

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -154,26 +155,29 @@ class Written:
     layer: AttentionLayer
     output: torch.Tensor
     cache: LayerCache
+    in_bfloat16: bool = False
 
     def piece(self, library: NativeLibrary, start: int, length: int, block_size: int, neighbours: Rows) -> None:
         """Fail unless some tokens have the same bits, computed behind neighbours on blocks that were moved."""
         whole = self.inputs
         heads, head_dim = (whole.num_heads, whole.num_kv_heads), whole.qkv.shape[2]
         step = Step([*neighbours, (start, length)], block_size)
-        inputs = LayerInput(step, heads, head_dim, cache_dtype=whole.cache_dtype, scales=whole.scales)
+        is_rotated = whole.rotation is not None
+        formats: Any = {"cache_dtype": whole.cache_dtype, "scales": whole.scales}
+        inputs = LayerInput(step, heads, head_dim, is_rotated=is_rotated, **formats)
         cache, slots = inputs.cache(), torch.tensor(step.slots[-1])
         own = torch.tensor(whole.step.slots[0])
         for source, target in zip(raw(self.cache), raw(cache), strict=True):
             past, from_slots = slots[:start], own[:start]
             size = whole.step.block_size
             target[past // block_size, past % block_size] = source[from_slots // size, from_slots % size]
-        assert inputs.rotation is not None
-        assert whole.rotation is not None
         new = slice(start, start + length)
         inputs.qkv[-length:] = whole.qkv[new]
-        inputs.rotation.cos[-length:] = whole.rotation.cos[new]
-        inputs.rotation.signed_sin[-length:] = whole.rotation.signed_sin[new]
-        ours = inputs.attend_on(NativeAttentionBackend(library), self.layer, cache)[-length:]
+        if inputs.rotation is not None and whole.rotation is not None:
+            inputs.rotation.cos[-length:] = whole.rotation.cos[new]
+            inputs.rotation.signed_sin[-length:] = whole.rotation.signed_sin[new]
+        backend = NativeAttentionBackend(library, in_bfloat16=self.in_bfloat16)
+        ours = inputs.attend_on(backend, self.layer, cache)[-length:]
         assert torch.equal(ours, self.output[new]), (start, length, block_size)
         for source, target in zip(raw(self.cache), raw(cache), strict=True):
             size = whole.step.block_size

@@ -152,7 +152,9 @@ def test_scales_that_no_cache_can_have_are_refused(scales: dict[str, object], me
     load_worker(config_of(directory, "int8"))
 
 
-def test_auto_is_the_number_format_of_activations() -> None:
+def test_auto_is_the_number_format_of_activations_or_that_of_attention() -> None:
+    assert choose_cache_dtype("auto", torch.float32, in_bfloat16=True) == torch.bfloat16
+    assert choose_cache_dtype("float32", torch.float32, in_bfloat16=True) == torch.float32
     for dtype in (torch.float32, torch.bfloat16):
         assert choose_cache_dtype("auto", dtype) == dtype
         assert choose_cache_dtype("fp8_e5m2", dtype) == torch.float8_e5m2

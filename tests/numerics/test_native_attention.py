@@ -253,27 +253,35 @@ def test_bits_do_not_depend_on_the_schedule_at_any_head_dim(lanes: str, head_dim
     sequence.check(native_library(lanes), 16, NEIGHBOURS)
 
 
-def attend_to_all(lanes: str, lengths: list[int], qkv: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
-    """Attend as an encoder does, on a scratch cache full of NaN."""
+def attend_to_all(
+    lanes: str,
+    lengths: list[int],
+    qkv: torch.Tensor,
+    num_kv_heads: int,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Attend as an encoder does, in a number format, on a scratch cache full of NaN."""
     rows = text_rows(lengths, 16, torch.device("cpu"))
-    cache = ScratchCache(16, num_kv_heads, qkv.shape[2], torch.float32, torch.device("cpu")).of_size(rows)
+    cache = ScratchCache(16, num_kv_heads, qkv.shape[2], dtype, torch.device("cpu")).of_size(rows)
     cache.keys.fill_(torch.nan)
     cache.values.fill_(torch.nan)
-    plan = NativeAttentionPlan(native_library(lanes), rows, is_full=True)
+    in_bfloat16 = dtype == torch.bfloat16
+    plan = NativeAttentionPlan(native_library(lanes), rows, in_bfloat16=in_bfloat16, is_full=True)
     return plan.attend(qkv, None, cache, AttentionLayer(qkv.shape[2] ** -0.5))
 
 
-@each_row(*product(LANES, [(4, 4), (6, 2), (9, 1)], [24, 64]))
+@each_row(*product(LANES, [(4, 4), (6, 2), (9, 1)], [24, 64], [torch.float32, torch.bfloat16]))
 def test_in_an_encoder_every_token_sees_all_tokens_of_its_text_with_the_same_bits_alone(
-    lanes: str, heads: tuple[int, int], head_dim: int
+    lanes: str, heads: tuple[int, int], head_dim: int, dtype: torch.dtype
 ) -> None:
     lengths = [1, 2, 17, 96, 97, 1, 400, 800]
     qkv = torch.randn(sum(lengths), heads[0] + 2 * heads[1], head_dim, generator=torch.Generator().manual_seed(0))
-    attended = attend_to_all(lanes, lengths, qkv, heads[1])
+    attended = attend_to_all(lanes, lengths, qkv, heads[1], dtype)
     for text, ours in zip(torch.split(qkv, lengths), torch.split(attended, lengths), strict=True):
         queries, keys, values = torch.split(text.transpose(0, 1), [heads[0], heads[1], heads[1]])
         theirs = torch.nn.functional.scaled_dot_product_attention(
             queries[None], keys[None], values[None], enable_gqa=True
         )
-        torch.testing.assert_close(ours, theirs[0].transpose(0, 1).flatten(1), rtol=1e-5, atol=5e-6)
-        assert torch.equal(attend_to_all(lanes, [len(text)], text.contiguous(), heads[1]), ours)
+        rtol, atol = (1e-5, 5e-6) if dtype == torch.float32 else (0.01, 0.01)
+        torch.testing.assert_close(ours, theirs[0].transpose(0, 1).flatten(1), rtol=rtol, atol=atol)
+        assert torch.equal(attend_to_all(lanes, [len(text)], text.contiguous(), heads[1], dtype), ours)

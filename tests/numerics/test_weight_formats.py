@@ -18,7 +18,7 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.models.dense import MatrixRole
 from executor_svc.models.kernels import check_compute_dtype, make_model
 from executor_svc.models.selection import ChosenModel, choose_model, read_model_config
-from executor_svc.models.weight_format import Quantization, matrix_formats
+from executor_svc.models.weight_format import Quantization, matrix_formats, number_format_of
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.structs import NumberFormat
 from executor_svc.numerics.identity import find_numerics
@@ -115,12 +115,14 @@ def test_weights_that_stay_in_bfloat16_give_the_bits_of_float32(
 
 
 # What the logits may be off, as a part of their length.
-ERRORS: dict[str, tuple[float, float]] = {
-    "bfloat16": (1e-4, 0.02),
-    "compute bfloat16": (1e-3, 0.05),
-    "int8": (1e-3, 0.05),
-    "int8-a8": (1e-3, 0.05),
-    "int4": (1e-2, 0.5),
+# From float32, at least and at most; and of torch from C: in bfloat16 they round the weights of a softmax behind other
+# maxima.
+ERRORS: dict[str, tuple[float, float, float]] = {
+    "bfloat16": (1e-4, 0.02, 1e-4),
+    "compute bfloat16": (1e-3, 0.05, 0.02),
+    "int8": (1e-3, 0.05, 1e-3),
+    "int8-a8": (1e-3, 0.05, 1e-3),
+    "int4": (1e-2, 0.5, 1e-2),
 }
 
 
@@ -140,10 +142,10 @@ def test_every_format_is_near_float32_and_the_same_in_torch(
     )
     ours = same[0]
 
-    least, most = ERRORS[name]
+    least, most, apart = ERRORS[name]
     assert least < float((ours - exact).norm() / exact.norm()) < most
     for other in same[1:]:
-        assert float((ours - other).norm() / exact.norm()) < least
+        assert float((ours - other).norm() / exact.norm()) < apart
 
 
 @torch.inference_mode()
@@ -162,11 +164,13 @@ def test_products_in_bfloat16_are_within_the_rounding_of_transformers_in_bfloat1
 
 @pytest.mark.parametrize("quantization", ["int8", "int8-a8", "int4"])
 def test_integers_keep_their_products(quantization: str, saved: Path, recorder: RecordingSampler) -> None:
+    """Only attention is in bfloat16 then."""
     alone, both = (
         logits_of(saved, recorder, quantization=quantization, compute_dtype=one) for one in ("float32", "bfloat16")
     )
 
-    assert torch.equal(alone, both)
+    assert 0 < float((alone - both)[0].norm() / alone[0].norm()) < 0.02
+    assert number_format_of(quantization, "bfloat16") == number_format_of(quantization, "float32")
 
 
 def no_compiler(*_: object) -> None:

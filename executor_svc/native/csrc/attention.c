@@ -38,6 +38,8 @@ static long lay_out(const Step *step, uintptr_t address, Work *work) {
     work->values = take_floats(&arena, BLOCK_KEYS * padded_values(step));
     work->key_scales = take_floats(&arena, step->direct_heads * BLOCK_KEYS);
     work->value_scales = take_floats(&arena, step->direct_heads * BLOCK_KEYS);
+    long num_rounded = step->in_bfloat16 ? 2 * BLOCK_KEYS * step->direct_heads * step->head_dim : 0;
+    work->rounded = take(&arena, num_rounded * (long)sizeof(uint16_t));
     work->total = take_softmax(step, &arena);
     work->part = take_softmax(step, &arena);
     return used_bytes(&arena);
@@ -109,23 +111,43 @@ INLINE void write_token(const long format, const Step *step, long t, const float
     }
 }
 
+// Write the keys and values of a block as bfloat16, one key behind the other. Those of the next block are fetched.
+INLINE void round_block(const long format, const Step *step, long num_heads, const KeyBlock *block, uint16_t *keys,
+                        uint16_t *values) {
+    long size = num_heads * step->head_dim;
+    for (long t = block->first; t < block->last; t++) {
+        long offset = block->offsets[t], later = block->offsets[t + FETCH_KEYS];
+        fetch_vector(element_at(format, block->keys, later), size * element_bytes(format));
+        fetch_vector(element_at(format, block->values, later), size * element_bytes(format));
+        round_elements(format, element_at(format, block->keys, offset), size, keys + t * size);
+        round_elements(format, element_at(format, block->values, offset), size, values + t * size);
+    }
+}
+
 // What is made once for each format, with the format as a constant.
+#define ATTEND_INSTANCES(name, format, in_pairs)                                                                       \
+    static __attribute__((noinline)) void attend_direct_##name(const Step *step, const QueryTile *tile, long head,     \
+                                                               long num_rows, const KeyBlock *block, const Work *work, \
+                                                               const Softmax *into) {                                  \
+        attend_direct(format, in_pairs, step, tile, head, num_rows, block, work, into);                                \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void attend_packed_##name(const Step *step, const QueryTile *tile, long head,     \
+                                                               const KeyBlock *block, const Work *work,                \
+                                                               const Softmax *into) {                                  \
+        attend_packed(format, in_pairs, step, tile, head, block, work, into);                                          \
+    }
 #define INSTANCES(format)                                                                                              \
     static __attribute__((noinline)) void write_##format(const Step *step, long t, const float *qkv,                   \
                                                          const LayerCache *cache, float *rotated) {                    \
         write_token(format, step, t, qkv, cache, rotated);                                                             \
     }                                                                                                                  \
-    static __attribute__((noinline)) void attend_direct_##format(const Step *step, const QueryTile *tile, long head,   \
-                                                                 long num_rows, const KeyBlock *block,                 \
-                                                                 const Work *work, const Softmax *into) {              \
-        attend_direct(format, step, tile, head, num_rows, block, work, into);                                          \
-    }                                                                                                                  \
-    static __attribute__((noinline)) void attend_packed_##format(const Step *step, const QueryTile *tile, long head,   \
-                                                                 const KeyBlock *block, const Work *work,              \
-                                                                 const Softmax *into) {                                \
-        attend_packed(format, step, tile, head, block, work, into);                                                    \
+    ATTEND_INSTANCES(format, format, false)                                                                            \
+    static __attribute__((noinline)) void round_##format(const Step *step, long num_heads, const KeyBlock *block,      \
+                                                         uint16_t *keys, uint16_t *values) {                           \
+        round_block(format, step, num_heads, block, keys, values);                                                     \
     }
 FORMAT_CASES(INSTANCES)
+ATTEND_INSTANCES(in_bfloat16, CACHE_BFLOAT16, true)
 
 // Write the keys and values of all tokens into the cache.
 static void write_cache(const Step *step, const float *qkv, const LayerCache *cache, const Work *work,
@@ -182,21 +204,36 @@ static void find_scales(const Step *step, const QueryTile *tile, long head, cons
         }
         i += count;
     }
+    for (long h = 0; h < num_heads; h++) {  // of a key that is half of a pair, its other half
+        if (block->first % 2) work->value_scales[h * BLOCK_KEYS + block->first - 1] = 0;
+        if (block->last % 2) work->value_scales[h * BLOCK_KEYS + block->last] = 0;
+    }
+}
+
+// Pairs of the dimensions of a query, each the nearest bfloat16; `out` may be the query.
+static void pair_query(float *query, long dim, float *out) {
+    for (long d = 0; d < dim; d += 2 * LANES) {
+        vfloat low = vf_load_part(query + d, dim - d), high = vf_load_part(query + d + LANES, most(0, dim - d - LANES));
+        vf_store_part(out + d / 2, vf_pair_neighbours(low, high), ceil_div(dim - d, 2));
+    }
 }
 
 // The queries of a task, rotated and scaled, laid out for the way in which its tile is scored.
 static void load_queries(const Step *step, const QueryTile *tile, long head, const float *qkv, float key_scale,
                          const Work *work) {
-    long dim = step->head_dim, padded = padded_queries(step), width = width_of(step, tile, head);
+    long dim = step->head_dim, width = width_of(step, tile, head);
+    long padded = query_stride(step->in_bfloat16, step), num_floats = head_floats(step->in_bfloat16, dim);
     long qkv_size = (step->num_heads + 2 * step->num_kv_heads) * dim, num_rows = tile->num_tokens * width;
     bool is_packed = !is_direct(step, tile);
     for (long i = 0; i < num_rows; i++) {
         long token = tile->first_token + i / width;
         const float *from = qkv + token * qkv_size + (head * group_of(step) + i % width) * dim;
-        float *query = work->queries + i * padded, *rotated = is_packed ? work->values : query;
+        float *query = work->queries + i * padded, *rotated = is_packed || step->in_bfloat16 ? work->values : query;
         if (is_packed) fetch_vector(from + FETCH_TOKENS * qkv_size, dim * (long)sizeof(float));
         rotate(step, token, from, query_scale(step) * key_scale, rotated);
-        for (long d = dim; d < padded; d++) rotated[d] = 0;
+        if (step->in_bfloat16) pair_query(rotated, dim, is_packed ? rotated : query);
+        float *laid_out = is_packed ? rotated : query;
+        for (long d = num_floats; d < padded; d++) laid_out[d] = 0;
         if (is_packed) split_query(rotated, padded, query);
     }
     long missing = is_packed ? round_up(num_rows, STRIP_ROWS) - num_rows : 0;
@@ -208,6 +245,20 @@ static long lower_of(const Step *step, const QueryTile *tile) {
     return most(0, tile->first_position + 1 - step->window);
 }
 static long upper_of(const QueryTile *tile) { return tile->end_position; }
+
+// A block of a cache in another format, as bfloat16 in `room`.
+static KeyBlock in_rounded(const Step *step, long num_heads, const KeyBlock *block, long *offsets, uint16_t *room) {
+    uint16_t *values = room + step->direct_heads * BLOCK_KEYS * step->head_dim;
+    KeyBlock rounded = *block;
+    switch (step->cache_format) {
+#define ROUND(format) case format: round_##format(step, num_heads, block, room, values); break;
+        FORMAT_CASES(ROUND)
+#undef ROUND
+    }
+    rounded.keys = room, rounded.values = values, rounded.offsets = offsets, rounded.stride = num_heads * step->head_dim;
+    for (long t = 0; t < 2 * BLOCK_KEYS; t++) offsets[t] = least(t, block->last - 1) * rounded.stride;
+    return rounded;
+}
 
 // The queries of a task against one part of their keys.
 static void attend_part(const Step *step, const QueryTile *tile, long part, long head, const LayerCache *cache,
@@ -227,15 +278,23 @@ static void attend_part(const Step *step, const QueryTile *tile, long part, long
         find_block(step, tile, head, begin, most(0, lower - begin), least(BLOCK_KEYS, upper - begin), upper, offsets,
                    &block);
         if (step->cache_format == CACHE_INT8) find_scales(step, tile, head, work, &block);
+#define ATTEND(name, block)                                                                         \
+    if (direct)                                                                                     \
+        attend_direct_##name(step, tile, head, width_of(step, tile, head), block, work, into);      \
+    else                                                                                            \
+        attend_packed_##name(step, tile, head, block, work, into);
+        if (step->in_bfloat16) {
+            long rounded_offsets[2 * BLOCK_KEYS];
+            KeyBlock rounded = block;
+            if (step->cache_format != CACHE_BFLOAT16)
+                rounded = in_rounded(step, heads_of(step, tile, head), &block, rounded_offsets, work->rounded);
+            ATTEND(in_bfloat16, &rounded)
+            continue;
+        }
         switch (step->cache_format) {
-#define ATTEND(format)                                                                                    \
-    case format:                                                                                          \
-        if (direct)                                                                                       \
-            attend_direct_##format(step, tile, head, width_of(step, tile, head), &block, work, into);     \
-        else                                                                                              \
-            attend_packed_##format(step, tile, head, &block, work, into);                                 \
-        break;
-            FORMAT_CASES(ATTEND)
+#define ATTEND_CASE(format) case format: ATTEND(format, &block) break;
+            FORMAT_CASES(ATTEND_CASE)
+#undef ATTEND_CASE
 #undef ATTEND
         }
     }

@@ -5,6 +5,10 @@
 // each over every CHAINS-th dimension in order; the weights of a block are summed by lanes from the block's beginning, and
 // its weighted values over the keys in order. What a query does not see counts as exactly 0. Scores are logarithms to
 // the base 2, which are scaled by log2(e) before they are made: 2 ** x takes fewer steps than exp(x).
+//
+// In bfloat16 a pair of dimensions, or of keys, is what is multiplied at once (bfloat16.h). It takes the place of a float
+// in all memory, so that the same code moves both. A pair of keys begins at an even position; of its keys, one that no
+// query of the tile sees has the value 0. Maxima, weights and their sums are float32, and weights are rounded behind that.
 #ifndef OCTAVO_ATTENTION_BLOCK_H
 #define OCTAVO_ATTENTION_BLOCK_H
 
@@ -35,13 +39,14 @@ typedef struct {
 
 // Memory of one thread.
 typedef struct {
-    float *queries;       // [most rows][padded_queries] scaled; packed: [most rows][CHAINS][padded_queries / CHAINS]
+    float *queries;       // [most rows][query_stride] scaled; packed: [most rows][CHAINS][query_stride / CHAINS]
     float *scores;        // direct: [most rows][BLOCK_KEYS]; packed: [2][STRIP_ROWS][BLOCK_KEYS]
     float *shrink;        // direct: [most rows]
     float *block_sums;    // direct: [most rows][padded_values]
-    float *keys;          // [BLOCK_KEYS / PANEL_KEYS][CHAINS][ceil(head_dim / CHAINS)][PANEL_KEYS]
+    float *keys;          // [BLOCK_KEYS / PANEL_KEYS][CHAINS][ceil(head_floats / CHAINS)][PANEL_KEYS]
     float *values;        // [ceil(head_dim / VALUE_COLUMNS)][BLOCK_KEYS][VALUE_COLUMNS], the last one narrower
     float *key_scales, *value_scales;  // of int8, [direct_heads][BLOCK_KEYS]
+    uint16_t *rounded;                 // in bfloat16, keys and then values of another cache, [2][BLOCK_KEYS][direct_heads][head_dim]
     Softmax total, part;  // over the parts so far, over one part
 } Work;
 
@@ -57,8 +62,14 @@ typedef struct {
     const long *offsets;  // [2 * BLOCK_KEYS]
 } KeyBlock;
 
+// Floats or pairs of a head's dimensions.
+INLINE long head_floats(const bool in_pairs, long dim) { return in_pairs ? ceil_div(dim, 2) : dim; }
+
 // Floats of a query and of the sums of one, in whole vectors.
 INLINE long padded_queries(const Step *step) { return round_up(step->head_dim, CHAINS * LANES); }
+INLINE long query_stride(const bool in_pairs, const Step *step) {
+    return round_up(head_floats(in_pairs, step->head_dim), CHAINS * LANES);
+}
 INLINE long padded_values(const Step *step) { return round_up(step->head_dim, LANES); }
 
 // What a query is multiplied by, so that its scores are logarithms to the base 2. Those under a cap become so behind it.
@@ -117,13 +128,20 @@ INLINE const void *keys_in_place(const long format, const KeyBlock *block, long 
     return element_at(format, block->keys, block->offsets[most(t, block->first)] - before);
 }
 
-// LANES keys from one of a block on as floats, `*stride` apart: in the cache, or copied to `room`.
-INLINE const float *find_keys(const long format, const KeyBlock *block, long t, long dim, float *room, long *stride) {
-    *stride = block->stride;
-    if (format == CACHE_FLOAT32 && *stride) return keys_in_place(format, block, t);
-    *stride = dim;
+// LANES keys from one of a block on as floats or pairs, `*stride` apart: in the cache, or copied to `room`.
+INLINE const float *find_keys(const long format, const bool in_pairs, const KeyBlock *block, long t, long dim,
+                              float *room, long *stride) {
+    *stride = in_pairs ? block->stride / 2 : block->stride;
+    bool as_they_lie = in_pairs ? dim % 2 == 0 : format == CACHE_FLOAT32;
+    if (as_they_lie && *stride) return keys_in_place(format, block, t);
+    *stride = head_floats(in_pairs, dim);
     for (long i = 0; i < LANES; i++) {
         const void *key = element_at(format, block->keys, block->offsets[t + i]);
+        if (in_pairs) {
+            room[(i + 1) * *stride - 1] = 0;  // of an odd number of dimensions the last has none beside it
+            memcpy(room + i * *stride, key, (size_t)dim * sizeof(uint16_t));
+            continue;
+        }
         if (format == CACHE_FLOAT32) {
             memcpy(room + i * dim, key, (size_t)dim * sizeof(float));
             continue;
@@ -132,6 +150,44 @@ INLINE const float *find_keys(const long format, const KeyBlock *block, long t, 
             vf_store_part(room + i * dim + d, load_elements_part(format, element_at(format, key, d), dim - d), dim - d);
     }
     return room;
+}
+
+// sum + a * b, of floats or of pairs.
+INLINE vfloat add_product(const bool in_pairs, vfloat a, vfloat b, vfloat sum) {
+    return in_pairs ? vf_add_pairs(sum, a, b) : vf_fma(a, b, sum);
+}
+
+// The mode in which products are summed, and a sum on its way into it and out of it; see bfloat16.h.
+INLINE unsigned begin_sums(const bool in_pairs) { return in_pairs ? begin_products() : 0; }
+INLINE void end_sums(const bool in_pairs, unsigned mode) {
+    if (in_pairs) end_products(mode);
+}
+INLINE vfloat carried(const bool in_pairs, vfloat sum) { return in_pairs ? vf_between_products(sum) : sum; }
+
+// The weights of `rows` queries as pairs of keys, in place, from one vector of a block to another.
+INLINE void pair_weights(long rows, float *weights, long begin, long end) {
+    for (long i = 0; i < rows; i++)
+        for (long t = begin / (2 * LANES) * (2 * LANES); t < end; t += 2 * LANES) {
+            float *row = weights + i * BLOCK_KEYS;
+            vf_store(row + t / 2, vf_pair_neighbours(vf_load(row + t), vf_load(row + t + LANES)));
+        }
+}
+
+// LANES dimensions of the values of a pair of keys, `count` of them there are; t is even.
+INLINE vfloat load_value_pair(const KeyBlock *block, long t, long d, long count) {
+    vfloat pair[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        bool is_seen = block->first <= t + i && t + i < block->last;
+        const void *value = element_at(CACHE_BFLOAT16, block->values, block->offsets[t + i] + d);
+        pair[i] = is_seen ? load_elements_part(CACHE_BFLOAT16, value, count) : vf_zero();
+    }
+    return vf_pair_lanes(pair[0], pair[1]);
+}
+
+// Whether scores and weights have scales of their keys. In pairs, elements are bfloat16, whatever the cache has.
+INLINE bool has_scales(const long format, const bool in_pairs, const Step *step) {
+    return (in_pairs ? step->cache_format : format) == CACHE_INT8;
 }
 
 // Multiply vectors of the scores of `rows` queries, or of their weights, by the scales of their keys.

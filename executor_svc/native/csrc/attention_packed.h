@@ -39,15 +39,17 @@ INLINE Sight look(const Step *step, const QueryTile *tile, const KeyBlock *block
 #define APART static __attribute__((noinline))
 
 // scores[STRIP_ROWS][PANEL_KEYS] of a strip and a panel of keys.
-APART void score_panel(long depth, const float *queries, long chain_stride, const float *panel, float *scores) {
+INLINE void score_panel(const bool in_pairs, long depth, const float *queries, long chain_stride, const float *panel,
+                        float *scores) {
     vfloat total[STRIP_ROWS][KEY_VECTORS];
 #pragma GCC unroll 4
     for (int chain = 0; chain < CHAINS; chain++) {
         vfloat sum[STRIP_ROWS][KEY_VECTORS];
+        unsigned mode = begin_sums(in_pairs);
 #pragma GCC unroll 8
         for (int i = 0; i < STRIP_ROWS; i++)
 #pragma GCC unroll 4
-            for (int v = 0; v < KEY_VECTORS; v++) sum[i][v] = vf_zero();
+            for (int v = 0; v < KEY_VECTORS; v++) sum[i][v] = carried(in_pairs, vf_zero());
         const float *query = queries + chain * chain_stride;
         for (long k = 0; k < depth; k++, panel += PANEL_KEYS) {
             vfloat keys[KEY_VECTORS];
@@ -57,9 +59,14 @@ APART void score_panel(long depth, const float *queries, long chain_stride, cons
             for (int i = 0; i < STRIP_ROWS; i++) {
                 vfloat element = vf_all(query[i * CHAINS * chain_stride + k]);
 #pragma GCC unroll 4
-                for (int v = 0; v < KEY_VECTORS; v++) sum[i][v] = vf_fma(element, keys[v], sum[i][v]);
+                for (int v = 0; v < KEY_VECTORS; v++) sum[i][v] = add_product(in_pairs, element, keys[v], sum[i][v]);
             }
         }
+#pragma GCC unroll 8
+        for (int i = 0; i < STRIP_ROWS; i++)
+#pragma GCC unroll 4
+            for (int v = 0; v < KEY_VECTORS; v++) sum[i][v] = carried(in_pairs, sum[i][v]);
+        end_sums(in_pairs, mode);
 #pragma GCC unroll 8
         for (int i = 0; i < STRIP_ROWS; i++)
 #pragma GCC unroll 4
@@ -72,13 +79,14 @@ APART void score_panel(long depth, const float *queries, long chain_stride, cons
 }
 
 // sums[STRIP_ROWS] = sums * shrink + weights[STRIP_ROWS][count] @ values, for some columns. `vectors` is a constant.
-INLINE void add_columns(const int vectors, long count, const float *weights, const float *values, const float *shrink,
-                        float *sums, long stride) {
+INLINE void add_columns(const bool in_pairs, const int vectors, long count, const float *weights, const float *values,
+                        const float *shrink, float *sums, long stride) {
     vfloat sum[STRIP_ROWS][VALUE_VECTORS];
+    unsigned mode = begin_sums(in_pairs);
 #pragma GCC unroll 8
     for (int i = 0; i < STRIP_ROWS; i++)
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) sum[i][v] = vf_zero();
+        for (int v = 0; v < vectors; v++) sum[i][v] = carried(in_pairs, vf_zero());
     for (long t = 0; t < count; t++, values += vectors * LANES) {
         vfloat value[VALUE_VECTORS];
 #pragma GCC unroll 4
@@ -87,9 +95,14 @@ INLINE void add_columns(const int vectors, long count, const float *weights, con
         for (int i = 0; i < STRIP_ROWS; i++) {
             vfloat weight = vf_all(weights[i * BLOCK_KEYS + t]);
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) sum[i][v] = vf_fma(weight, value[v], sum[i][v]);
+            for (int v = 0; v < vectors; v++) sum[i][v] = add_product(in_pairs, weight, value[v], sum[i][v]);
         }
     }
+#pragma GCC unroll 8
+    for (int i = 0; i < STRIP_ROWS; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) sum[i][v] = carried(in_pairs, sum[i][v]);
+    end_sums(in_pairs, mode);
 #pragma GCC unroll 8
     for (int i = 0; i < STRIP_ROWS; i++)
 #pragma GCC unroll 4
@@ -100,11 +113,13 @@ INLINE void add_columns(const int vectors, long count, const float *weights, con
 }
 
 // As add_columns, for all columns and the keys [first, last) of a block.
-APART void add_strip(long dim, long first, long last, const float *weights, const float *values, const float *shrink,
-                      float *sums) {
+INLINE void add_strip(const bool in_pairs, long dim, long first, long last, const float *weights, const float *values,
+                      const float *shrink, float *sums) {
     long stride = round_up(dim, LANES);
+    if (in_pairs) first = first / 2, last = ceil_div(last, 2);
     for (long d = 0; d < stride; d += VALUE_COLUMNS, values += BLOCK_KEYS * VALUE_COLUMNS) {
-#define COLUMNS(n) add_columns(n, last - first, weights + first, values + first * (n) * LANES, shrink, sums + d, stride)
+#define COLUMNS(n) \
+    add_columns(in_pairs, n, last - first, weights + first, values + first * (n) * LANES, shrink, sums + d, stride)
         switch (least(VALUE_VECTORS, (stride - d) / LANES)) {
 #if VALUE_VECTORS == 4
             case 4: COLUMNS(4); break;
@@ -117,17 +132,29 @@ APART void add_strip(long dim, long first, long last, const float *weights, cons
     }
 }
 
-// Pack the keys of a block: LANES of them side by side, and their dimensions chain by chain.
-INLINE void pack_keys(const long format, const KeyBlock *block, long dim, const Work *work) {
-    long depth = ceil_div(dim, CHAINS);
+#define PANEL_WAYS(name, in_pairs)                                                                                   \
+    APART void score_panel_##name(long depth, const float *queries, long chain_stride, const float *panel,           \
+                                  float *scores) {                                                                   \
+        score_panel(in_pairs, depth, queries, chain_stride, panel, scores);                                          \
+    }                                                                                                                \
+    APART void add_strip_##name(long dim, long first, long last, const float *weights, const float *values,          \
+                                const float *shrink, float *sums) {                                                  \
+        add_strip(in_pairs, dim, first, last, weights, values, shrink, sums);                                        \
+    }
+PANEL_WAYS(float32, false)
+PANEL_WAYS(bfloat16, true)
+
+// Pack the keys of a block: LANES of them side by side, and their dimensions, or pairs of them, chain by chain.
+INLINE void pack_keys(const long format, const bool in_pairs, const KeyBlock *block, long dim, const Work *work) {
+    long num_floats = head_floats(in_pairs, dim), depth = ceil_div(num_floats, CHAINS);
     for (long t = block->first / LANES * LANES; t < block->last; t += LANES) {
         float *panel = work->keys + t / PANEL_KEYS * PANEL_KEYS * CHAINS * depth + t % PANEL_KEYS;
         long stride;
-        const float *keys = find_keys(format, block, t, dim, work->values, &stride);
-        for (long d = 0; d < dim; d += CHAINS) {
+        const float *keys = find_keys(format, in_pairs, block, t, dim, work->values, &stride);
+        for (long d = 0; d < num_floats; d += CHAINS) {
             vfloat quads[4], chains[4];
             for (int v = 0; v < 4; v++)
-                quads[v] = vf_load_quads(keys + d + v * (LANES / 4) * stride, stride, dim - d);
+                quads[v] = vf_load_quads(keys + d + v * (LANES / 4) * stride, stride, num_floats - d);
             vf_transpose_quads(quads, chains);
             for (long chain = 0; chain < CHAINS; chain++)
                 vf_store(panel + (chain * depth + d / CHAINS) * PANEL_KEYS, chains[chain]);
@@ -135,12 +162,16 @@ INLINE void pack_keys(const long format, const KeyBlock *block, long dim, const 
     }
 }
 
-// Pack the values of a block: some columns of all keys, then the next; zeros behind the last dimension.
-INLINE void pack_values(const long format, const KeyBlock *block, long dim, const Work *work) {
+// Pack the values of a block: some columns of all keys, or pairs, then the next; zeros behind the last dimension.
+INLINE void pack_values(const long format, const bool in_pairs, const KeyBlock *block, long dim, const Work *work) {
     long stride = round_up(dim, LANES);
     for (long d = 0; d < stride; d += VALUE_COLUMNS) {
         long width = least(VALUE_COLUMNS, stride - d);
         float *panel = work->values + d * BLOCK_KEYS;
+        for (long t = block->first / 2 * 2; in_pairs && t < block->last; t += 2)
+            for (long i = 0; i < width; i += LANES)
+                vf_store(panel + t / 2 * width + i, load_value_pair(block, t, d + i, least(LANES, dim - d - i)));
+        if (in_pairs) continue;
         for (long t = block->first; t < block->last; t++) {
             const void *value = element_at(format, block->values, block->offsets[t] + d);
             for (long i = 0; i < width; i += LANES)
@@ -150,7 +181,7 @@ INLINE void pack_values(const long format, const KeyBlock *block, long dim, cons
     }
 }
 
-// One row of queries, which is [padded_queries], by chains; see Work.
+// One row of queries, which is [padded], by chains; see Work.
 INLINE void split_query(const float *query, long padded, float *chains) {
     for (long d = 0; d < padded; d += CHAINS * LANES) {
         vfloat quads[4], split[4];
@@ -168,30 +199,31 @@ typedef struct {
 } Strip;
 
 // The scores of the strip from `row` on.
-INLINE void score_strip(const long format, const Step *step, const QueryTile *tile, long head, const KeyBlock *block,
-                        long row, const Work *work, float *scores, Strip *strip) {
-    long depth = ceil_div(step->head_dim, CHAINS), padded = padded_queries(step);
+INLINE void score_strip(const long format, const bool in_pairs, const Step *step, const QueryTile *tile, long head,
+                        const KeyBlock *block, long row, const Work *work, float *scores, Strip *strip) {
+    long depth = ceil_div(head_floats(in_pairs, step->head_dim), CHAINS), padded = query_stride(in_pairs, step);
     strip->sight = look(step, tile, block, row);
     strip->scores = scores;
     if (strip->sight.first >= strip->sight.last) return;
     long begin = strip->begin = strip->sight.first / LANES * LANES, end = strip->end = round_up(strip->sight.last, LANES);
     for (long t = begin / PANEL_KEYS * PANEL_KEYS; t < end; t += PANEL_KEYS)
-        score_panel(depth, work->queries + row * padded, padded / CHAINS, work->keys + t * CHAINS * depth, scores + t);
-    if (format == CACHE_INT8) scale_scores(STRIP_ROWS, scores, begin, end, block->key_scales);
+        (in_pairs ? score_panel_bfloat16 : score_panel_float32)(depth, work->queries + row * padded, padded / CHAINS,
+                                                                work->keys + t * CHAINS * depth, scores + t);
+    if (has_scales(format, in_pairs, step)) scale_scores(STRIP_ROWS, scores, begin, end, block->key_scales);
     shape_rows(step, tile, head, block, row, STRIP_ROWS, begin, end, scores);
     for (long i = 0; i < STRIP_ROWS; i++)
         hide_scores(scores + i * BLOCK_KEYS, begin, end, strip->sight.lower[i], strip->sight.upper[i]);
 }
 
 // A block of keys, for all queries of a tile, packed.
-INLINE void attend_packed(const long format, const Step *step, const QueryTile *tile, long head, const KeyBlock *block,
-                          const Work *work, const Softmax *into) {
+INLINE void attend_packed(const long format, const bool in_pairs, const Step *step, const QueryTile *tile, long head,
+                          const KeyBlock *block, const Work *work, const Softmax *into) {
     long dim = step->head_dim, num_rows = tile->num_tokens * group_of(step), fetched = block->last;
     long bytes = dim * element_bytes(format);
-    pack_keys(format, block, dim, work);
-    pack_values(format, block, dim, work);
+    pack_keys(format, in_pairs, block, dim, work);
+    pack_values(format, in_pairs, block, dim, work);
     Strip strips[2];
-    score_strip(format, step, tile, head, block, 0, work, work->scores, strips);
+    score_strip(format, in_pairs, step, tile, head, block, 0, work, work->scores, strips);
     for (long row = 0, turn = 0; row < num_rows; row += STRIP_ROWS, turn ^= 1) {
         for (; fetched < block->last + BLOCK_KEYS && (fetched - block->last) * num_rows <= row * BLOCK_KEYS; fetched++) {
             fetch_vector(element_at(format, block->keys, block->offsets[fetched]), bytes);
@@ -204,13 +236,15 @@ INLINE void attend_packed(const long format, const Step *step, const QueryTile *
             soften(STRIP_ROWS, strip->scores, strip->begin, strip->end, into->largest + row, into->weights + row, shrink);
         // The next scores need nothing of this softmax: the processor works on both.
         if (row + STRIP_ROWS < num_rows)
-            score_strip(format, step, tile, head, block, row + STRIP_ROWS, work,
+            score_strip(format, in_pairs, step, tile, head, block, row + STRIP_ROWS, work,
                         work->scores + (turn ^ 1) * STRIP_ROWS * BLOCK_KEYS, strips + (turn ^ 1));
-        if (is_seen && format == CACHE_INT8)
+        if (is_seen && has_scales(format, in_pairs, step))
             scale_scores(STRIP_ROWS, strip->scores, strip->begin, strip->end, block->value_scales);
+        if (is_seen && in_pairs) pair_weights(STRIP_ROWS, strip->scores, strip->begin, strip->end);
         if (is_seen)
-            add_strip(dim, strip->sight.first, strip->sight.last, strip->scores, work->values, shrink,
-                      into->sums + row * padded_values(step));
+            (in_pairs ? add_strip_bfloat16 : add_strip_float32)(dim, strip->sight.first, strip->sight.last, strip->scores,
+                                                                work->values, shrink,
+                                                                into->sums + row * padded_values(step));
     }
 }
 

@@ -46,12 +46,41 @@ INLINE vfloat vf_between_products(vfloat sum) {
 }
 #endif
 
-// Store the nearest bfloat16 of the first `count` lanes, of two the even one; NaN stays NaN.
-INLINE void vf_store_bfloat16_part(uint16_t *p, vfloat v, long count) {
+// sum + the products of the odd elements + those of the even ones of pairs, each pair in a lane.
+INLINE vfloat vf_add_pairs(vfloat sum, vfloat a, vfloat b) {
+#pragma GCC unroll 2
+    for (int turn = 0; turn < TURNS; turn++)
+        sum = vf_add_products(sum, vf_of_turn(vf_bits(a), turn), vf_of_turn(vf_bits(b), turn));
+    return sum;
+}
+
+// The nearest bfloat16 of each lane, of two the even one; NaN stays NaN.
+INLINE vfloat vf_round_bfloat16(vfloat v) {
     vint bits = vf_bits(v), is_odd = vi_and(vi_shift_right(bits, 16), vi_all(1));
     vfloat rounded = vf_high_bfloat16(vi_add(bits, vi_add(is_odd, vi_all(0x7fff))));
-    rounded = vf_where_less(vf_all(-1), vf_abs(v), rounded, vf_all(__builtin_nanf("")));
-    vi_store_int16_part((int16_t *)p, vi_shift_right_signed(vf_bits(rounded), 16), count);
+    return vf_where_less(vf_all(-1), vf_abs(v), rounded, vf_all(__builtin_nanf("")));
+}
+
+// Store them, of the first `count` lanes.
+INLINE void vf_store_bfloat16_part(uint16_t *p, vfloat v, long count) {
+    vi_store_int16_part((int16_t *)p, vi_shift_right_signed(vf_bits(vf_round_bfloat16(v)), 16), count);
+}
+
+// The nearest bfloat16 of the lanes of a and then b, one behind the other: pairs of neighbours. Denormals become 0.
+INLINE vfloat vf_pair_neighbours(vfloat a, vfloat b) {
+#if TURNS == 1
+    return (vfloat)_mm512_cvtne2ps_pbh(b, a);
+#else
+    const vfloat least = vf_all(0x1p-126f);
+    a = vf_round_bfloat16(vf_where_less(vf_abs(a), least, vf_zero(), a));
+    b = vf_round_bfloat16(vf_where_less(vf_abs(b), least, vf_zero(), b));
+    return vi_as_float(vi_narrow(vi_shift_right(vf_bits(a), 16), vi_shift_right(vf_bits(b), 16)));
+#endif
+}
+
+// Pairs of a lane of a and that of b, which are bfloat16.
+INLINE vfloat vf_pair_lanes(vfloat a, vfloat b) {
+    return vi_as_float(vi_or(vi_shift_right(vf_bits(a), 16), vf_bits(b)));
 }
 
 #endif

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "bfloat16.h"
 #include "vec.h"
 
 // Numbers as in executor_svc/attention/cache_format.py.
@@ -123,6 +124,21 @@ INLINE vfloat load_elements_part(const long format, const void *p, long count) {
     char room[LANES * 2] = {0};
     memcpy(room, p, (size_t)(count * element_bytes(format)));
     return load_elements(format, room);
+}
+
+// Elements as the nearest bfloat16; denormals become 0.
+INLINE void round_elements(const long format, const void *elements, long count, uint16_t *out) {
+    long i = 0;
+    for (; i + 2 * LANES <= count; i += 2 * LANES)
+        vf_store((float *)(out + i), vf_pair_neighbours(load_elements(format, element_at(format, elements, i)),
+                                                        load_elements(format, element_at(format, elements, i + LANES))));
+    for (; i < count; i += 2 * LANES) {
+        float pairs[LANES];
+        vfloat low = load_elements_part(format, element_at(format, elements, i), count - i);
+        long rest = most(0, count - i - LANES);
+        vf_store(pairs, vf_pair_neighbours(low, load_elements_part(format, element_at(format, elements, count - rest), rest)));
+        memcpy(out + i, pairs, (size_t)(count - i) * sizeof *out);
+    }
 }
 
 // As vf_load_squares, of elements `stride` apart.

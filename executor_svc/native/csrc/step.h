@@ -50,6 +50,7 @@ typedef struct {
     const Task *tasks;
     long num_tasks, num_partials;
     long direct_heads;            // KV heads of a task whose tile is scored directly on the cache
+    long in_bfloat16;             // whether queries, keys, weights and values are multiplied in bfloat16
     long is_full;                 // whether a token sees all tokens of its row, those behind it too; not with a window
 } Step;
 

@@ -143,6 +143,19 @@ INLINE vint vi_shift_right_signed(vint v, const int n) { return _mm512_srai_epi3
 INLINE vint vi_max(vint a, vint b) { return _mm512_max_epi32(a, b); }
 INLINE int32_t vi_largest(vint v) { return _mm512_reduce_max_epi32(v); }
 INLINE vint vf_bits(vfloat v) { return _mm512_castps_si512(v); }
+INLINE vfloat vi_as_float(vint v) { return _mm512_castsi512_ps(v); }
+// The lower halves of the lanes of a, then of b; they are no more than 16 bits.
+INLINE vint vi_narrow(vint a, vint b) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a)), _mm512_cvtepi32_epi16(b), 1);
+}
+// The int16 of a and b by turns.
+INLINE void vi_interleave(vint a, vint b, vint out[2]) {
+    const vint counting = _mm512_set_epi32(  // 0 and 32, 1 and 33, ..
+        0x2f000f, 0x2e000e, 0x2d000d, 0x2c000c, 0x2b000b, 0x2a000a, 0x290009, 0x280008,  //
+        0x270007, 0x260006, 0x250005, 0x240004, 0x230003, 0x220002, 0x210001, 0x200000);
+    out[0] = _mm512_permutex2var_epi16(a, counting, b);
+    out[1] = _mm512_permutex2var_epi16(a, _mm512_add_epi16(counting, _mm512_set1_epi16(16)), b);
+}
 INLINE vfloat vf_load_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE void vf_store_half(uint16_t *p, vfloat v) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -325,6 +338,13 @@ INLINE int32_t vi_largest(vint v) {
     return _mm_cvtsi128_si32(_mm_max_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
 INLINE vint vf_bits(vfloat v) { return _mm256_castps_si256(v); }
+INLINE vfloat vi_as_float(vint v) { return _mm256_castsi256_ps(v); }
+INLINE vint vi_narrow(vint a, vint b) { return _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8); }
+INLINE void vi_interleave(vint a, vint b, vint out[2]) {
+    vint low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
+    out[0] = _mm256_permute2x128_si256(low, high, 0x20);
+    out[1] = _mm256_permute2x128_si256(low, high, 0x31);
+}
 INLINE vfloat vf_load_half(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 INLINE void vf_store_half(uint16_t *p, vfloat v) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -109,6 +109,7 @@ def test_what_does_not_fit_is_refused_with_what_would(
     ({"num_device_blocks": 2**16}, 1, 2.7 * GB, True),
     ({"num_device_blocks": 2**16, "kv_cache_dtype": "int8"}, 1, 0.9 * GB, False),
     ({"num_device_blocks": 2**16, "kv_cache_dtype": "int8"}, 1, 1.1 * GB, True),
+    ({"num_device_blocks": 2**16, "compute_dtype": "bfloat16"}, 1, 1.7 * GB, True),
 )
 def test_settings_count(
     settings: dict[str, object], num_executors: int, available: float, fits: bool, *, tmp_path: Path
