@@ -163,7 +163,7 @@ def test_products_in_bfloat16_are_within_the_rounding_of_transformers_in_bfloat1
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int8-a8", "int4"])
-def test_integers_keep_their_products(quantization: str, saved: Path, recorder: RecordingSampler) -> None:
+def test_integers_keep_their_products(quantization: Quantization, saved: Path, recorder: RecordingSampler) -> None:
     """Only attention is in bfloat16 then."""
     alone, both = (
         logits_of(saved, recorder, quantization=quantization, compute_dtype=one) for one in ("float32", "bfloat16")
