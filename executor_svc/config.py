@@ -73,10 +73,10 @@ class ExecutorConfig(_BatchConfig):
         "auto",
         description=(
             "Data type of the KV cache. auto: bfloat16 with compute_dtype bfloat16, else as in dtype. 16 or 8 bits "
-            "instead of float32's 32 hold two to four times the tokens, are faster where contexts are long, and change outputs "
-            "a little. int8 has a scale for each token and KV head; the FP8 formats use the checkpoint's k_scale and "
-            "v_scale, else 1. On a GPU the attention backends triton and torch have all of them, the others only the "
-            "model's dtype."
+            "instead of float32's 32 hold two to four times the tokens, are faster where contexts are long, and "
+            "change outputs a little. int8 has a scale for each token and KV head; the FP8 formats use the "
+            "checkpoint's k_scale and v_scale, else 1. On a GPU the attention backends triton and torch have all of "
+            "them, the others only the model's dtype."
         ),
     )
     quantization: Literal["none", "bfloat16", "int8", "int8-a8", "int4"] = Field(
