@@ -276,15 +276,15 @@ INLINE void add_block(const long format, const bool in_pairs, const Step *step, 
 INLINE void attend_direct(const long format, const bool in_pairs, const Step *step, const QueryTile *tile, long head,
                           long num_rows, const KeyBlock *block, const Work *work, const Softmax *into) {
     long group = group_of(step), num_heads = num_rows / group;
-    long begin = block->first / LANES * LANES, end = round_up(block->last, LANES);
     score_block(format, in_pairs, step, block, num_rows, work);
     for (long t = block->first; t < least(block->first + LANES, block->last); t++)
         fetch_vector(element_at(format, block->values, block->offsets[t]),
                      num_heads * step->head_dim * element_bytes(format));
     soften_block(step, tile, head, block, num_rows, work, into);
     for (long i = 0; has_scales(format, in_pairs, step) && i < num_heads; i++)
-        scale_scores(group, work->scores + i * group * BLOCK_KEYS, begin, end, block->value_scales + i * BLOCK_KEYS);
-    if (in_pairs) pair_weights(num_rows, work->scores, begin, end);
+        scale_scores(group, work->scores + i * group * BLOCK_KEYS, block->first / LANES * LANES,
+                     round_up(block->last, LANES), block->value_scales + i * BLOCK_KEYS);
+    if (in_pairs) pair_weights(num_rows, work->scores, block->first, block->last);
     add_block(format, in_pairs, step, block, num_rows, work, into);
 }
 
