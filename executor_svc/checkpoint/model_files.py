@@ -52,7 +52,8 @@ def _why_no_config(file_names: Sequence[str], directories_with_config: Sequence[
     if not file_names:
         return "is empty"
     if gguf := [name for name in file_names if name.endswith(".gguf")]:
-        return f"contains {gguf[0]} and no config.json: give that file for --model"
+        one = "give that file" if len(gguf) == 1 else "give one of these files"
+        return f"contains {', '.join(gguf[:3])} and no config.json: {one}"
     if "adapter_config.json" in file_names:
         return "is an adapter (such as LoRA), not a model: merge it into its base model first"
     if "params.json" in file_names:

@@ -33,10 +33,14 @@ def find_ollama_file(name: str) -> Path:
     """
     match = _NAME.fullmatch(name.removeprefix(PREFIX))
     if match is None:
-        raise ModelLoadError(f"{name} is no name of a model of Ollama; such a name is ollama:NAME or ollama:NAME:TAG")
+        raise ModelLoadError(
+            f"{name} is no name of a model of Ollama; such a name is ollama:NAME, ollama:NAME:TAG or ollama:OWNER/NAME"
+        )
     folder = ollama_folder()
     if folder is None:
-        raise ModelLoadError(f"there is no {name}: Ollama has no folder of models here; set OLLAMA_MODELS to it")
+        told = os.environ.get("OLLAMA_MODELS")
+        why = f"OLLAMA_MODELS is {told}, which has none" if told else "set OLLAMA_MODELS to it"
+        raise ModelLoadError(f"there is no {name}: Ollama has no folder of models here; {why}")
     place = Path(match["registry"] or _REGISTRY, match["owner"] or _LIBRARY, match["model"], match["tag"] or _TAG)
     manifest = folder / "manifests" / place
     if not manifest.is_file():
@@ -76,9 +80,8 @@ def _weights_file(name: str, manifest: Path, blobs: Path) -> Path:
         raise ModelLoadError(f"{name} has an adapter (such as LoRA), which Octavo does not read")
     digests = [_DIGEST.fullmatch(str(layer.get("digest"))) for layer in found if layer.get("mediaType") == _MODEL]
     if len(digests) != 1 or digests[0] is None:
-        raise ModelLoadError(
-            f"{name} has {len(digests)} files of weights in {manifest}; it must have one, by its SHA-256"
-        )
+        found_there = "names no valid SHA-256" if len(digests) == 1 else f"has {len(digests)} files of weights, not one"
+        raise ModelLoadError(f"{manifest} of {name} {found_there}; run ollama pull {name.removeprefix(PREFIX)}")
     path = blobs / f"sha256-{digests[0][1]}"
     if not path.is_file():
         raise ModelLoadError(f"{name} is not complete: {path} is missing; run ollama pull {name.removeprefix(PREFIX)}")

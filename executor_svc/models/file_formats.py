@@ -55,6 +55,9 @@ _ROUNDED = (NumberFormat.INT8_A8, NumberFormat.INT8)
 _FLOATS = (NumberFormat.FLOAT32, NumberFormat.BFLOAT16)
 _SHORT = (NumberFormat.INT4, NumberFormat.INT8_A8, *FILE_FORMATS)  # their products take activations in 8 bits
 
+# Whose products can take activations in 16 bits, and what is no code.
+LONG_INPUTS: Final = {*FLOATS} | {kind for kind, holders in HOLDERS.items() if set(holders) - set(_SHORT)}
+
 
 class FileFormats:
     """The number formats of a GGUF checkpoint: those of a matrix by the names of its tensors.

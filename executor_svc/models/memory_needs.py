@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
 from gguf import GGMLQuantizationType as FileType
+from gguf import LlamaFileType
 
 from executor_svc.checkpoint.gguf.config import build_config
 from executor_svc.checkpoint.gguf.files import read_files
@@ -30,6 +31,9 @@ if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures
 Quantization = Literal["none", "bfloat16", "int8", "int8-a8", "int4"]
 
 _ROUNDED_BITS = 8.5
+_FILE_TYPES: Final[Mapping[object, str]] = MappingProxyType(
+    {kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType}
+)
 _BITS: Final[Mapping[str, float]] = MappingProxyType({"bfloat16": 16, "int8": 8.5, "int8-a8": 8.5, "int4": 5})
 # Of safetensors, as they are held on a CPU without a quantization.
 _STORED_BITS: Final[Mapping[str, float]] = MappingProxyType({"BF16": 16})
@@ -62,7 +66,7 @@ class ModelSummary:
 
     Attributes:
         architecture: As config.json names it; "": it does not.
-        formats: Of its matrices, as the files name them, the one with most weights first.
+        formats: Of its matrices, as the files name them, the one with most weights first; of a GGUF file its own name.
         num_weights: Of all tensors.
         file_bytes: Of the files with weights.
         held_bytes: What the weights take in memory.
@@ -185,7 +189,11 @@ def summarize_model(
     told = _BITS.get(quantization, in_dtype) if is_plain or quantization == "int8" else None
     bits = sum(count * _held_bits(kind, told) for kind, count in weights.items())
     files = {metadata.path, *(tensor.path for tensor in tensors.values())}
-    return _summary(config, matrices, sum(weights.values()), files, bits, float_bytes, is_gguf=True)
+    summary = _summary(config, matrices, sum(weights.values()), files, bits, float_bytes, is_gguf=True)
+    told_type = metadata.values.get("general.file_type")
+    if told_type in _FILE_TYPES:  # as people name the file: Q4_K_M has three types
+        summary = replace(summary, formats=(_FILE_TYPES[told_type],))
+    return summary
 
 
 def _held_bits(kind: FileType, told: float | None) -> float:

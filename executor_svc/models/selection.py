@@ -23,7 +23,7 @@ from executor_svc.checkpoint.weight_map import WeightSource
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.config import ModelConfig, WeightNames
 from executor_svc.models.families import parse_config
-from executor_svc.models.file_formats import FORMAT_NAMES, FileFormats
+from executor_svc.models.file_formats import FORMAT_NAMES, LONG_INPUTS, FileFormats
 from executor_svc.models.invariance import ComputePath, why_not_invariant
 from executor_svc.models.kernels import (
     FoundLibrary,
@@ -142,7 +142,8 @@ def _from_gguf(
     checkpoint = model.checkpoint()
     has_kernels = has_kernels_for_codes(device)
     if checkpoint.has_codes and config.quantization not in (("none", "int8") if has_kernels else ("none",)):
-        instead = ", or set it to int8 for activations in 16 bits" if has_kernels else ""
+        can_be_long = has_kernels and {tensor.type for tensor in checkpoint.tensors.values()} <= LONG_INPUTS
+        instead = ", or set it to int8 for activations in 16 bits" if can_be_long else ""
         raise ModelLoadError(
             f"quantization is {config.quantization}, but the weights of {model.path} are quantized already; remove "
             f"--quantization{instead}"

@@ -1,5 +1,7 @@
 """`octavo pull`: bring a model to this machine before it is served."""
 
+from pathlib import Path
+
 import click
 from rich.filesize import decimal
 
@@ -19,6 +21,7 @@ def pull(model: str) -> None:
     Octavo does not read. Run it again after an interruption: it goes on where it stopped.
     """
     # Only here: it takes a moment, and `octavo pull --help` needs nothing of it.
+    from executor_svc.checkpoint.hub_name import HubName
     from executor_svc.checkpoint.ollama import PREFIX
     from executor_svc.models.memory_needs import say_needs, summarize_model
     from octavo.models.hub_transfer import pull_hub_model
@@ -27,6 +30,10 @@ def pull(model: str) -> None:
     if model.startswith(PREFIX):
         name = model.removeprefix(PREFIX)
         raise click.ClickException(f"{model} is a model of Ollama: ollama pull {name} gets it, octavo up serves it")
+    if not is_demo_model(model) and HubName.of(model) is None:
+        if model and Path(model).expanduser().exists():
+            raise click.ClickException(f"{model} is on this machine already; octavo up {model} serves it")
+        raise click.ClickException(f"{model!r} is no name at the hub; such a name is Qwen/Qwen3-0.6B")
     try:
         if is_demo_model(model):
             path = find_model(model) or with_bars(lambda report: prepare_model(model, progress=report))

@@ -184,12 +184,13 @@ async def _run_until_stopped(model: str, options: LocalOptions, *, is_verbose: b
             click.echo(f'try: octavo generate "Why is the sky blue?"{flags}')
         if services.openai_address is not None:
             url = f"{scheme}://{services.openai_address}"
-            if config.chat_page == "on" and not options.lacks_tokenizer:
-                click.echo(f"chat page: {url}/")
+            has_page = config.chat_page == "on" and not options.lacks_tokenizer
             if _access_flags(config) or options.lacks_tokenizer:
+                if has_page:
+                    click.echo(f"chat page: {url}/")
                 click.echo(f"OpenAI API: {url}/v1")
             else:
-                await say_how_to_use_http(services.address, url)
+                await say_how_to_use_http(services.address, url, has_page=has_page)
         await services.run_beside(_wait_for(stop_wanted))
         await say_how_it_stops(services.admin_address, is_open=not _access_flags(config))
     finally:
@@ -239,11 +240,19 @@ async def say_how_it_stops(admin_address: str, *, is_open: bool) -> None:
     click.echo(f"stopping{waits}", err=True)
 
 
-async def say_how_to_use_http(scheduler: str, url: str) -> None:
-    """Say on stdout where OpenAI's API is, a command to try, and the commands of agents."""
+async def say_how_to_use_http(scheduler: str, url: str, *, has_page: bool = False) -> None:
+    """Say on stdout where OpenAI's API is, a command to try, and of a model that chats the page and agents."""
     async with Client(scheduler) as client:
         model = await client.get_model()
     model_id = model.model_id
+    if not model.has_chat_template:
+        body = {"model": model_id, "prompt": "Once upon a time", "max_tokens": 64, "temperature": 0}
+        click.echo("this model has no chat template: it continues texts, and does not chat")
+        click.echo(f"OpenAI API of {model_id}: {url}/v1")
+        click.echo(f"try: curl {url}/v1/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
+        return
+    if has_page:
+        click.echo(f"chat page: {url}/")
     messages = [{"role": "user", "content": "Why is the sky blue?"}]
     body = {"model": model_id, "messages": messages, "max_tokens": 64, "temperature": 0}  # a small model rambles else
     click.echo(f"OpenAI API of {model_id}: {url}/v1")

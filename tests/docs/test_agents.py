@@ -1,5 +1,6 @@
 """What `octavo up` prints for agents is what their pages say."""
 
+import json
 import re
 import shlex
 import tomllib
@@ -9,6 +10,7 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from octavo.commands.agents import LEAST_CONTEXT_TOKENS
 from octavo.commands.up import say_how_to_use_http
+from octavo_shared.step_wire.executor_info import TokenizerFile
 from tests.docs.pages import REPOSITORY
 from tests.support.each_row import each_row
 from tests.support.stack import running_stack
@@ -53,6 +55,21 @@ async def test_up_prints_both_set_ups_where_the_context_is_long_enough(
     *variables, program = shlex.split(printed["Claude Code"])
     assert program == "claude"
     assert dict(variable.split("=", 1) for variable in variables) == claude_of_the_page("My Model's 4B")
+
+
+class _WorkerWithoutTemplate(FakeWorker):
+    def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
+        config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        return (super().tokenizer_files()[0], TokenizerFile("tokenizer_config.json", json.dumps(config).encode()))
+
+
+async def test_up_prints_no_chat_for_a_model_that_cannot(capsys: pytest.CaptureFixture[str]) -> None:
+    async with running_stack(_WorkerWithoutTemplate(), served_model_name="base") as stack:
+        await say_how_to_use_http(stack.address, URL, has_page=True)
+    why, where, command = capsys.readouterr().out.splitlines()
+    assert why == "this model has no chat template: it continues texts, and does not chat"
+    assert where == f"OpenAI API of base: {URL}/v1"
+    assert command.startswith(f"try: curl {URL}/v1/completions -H ")
 
 
 def test_the_pages_say_how_much_context_agents_need() -> None:

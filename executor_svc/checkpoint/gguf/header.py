@@ -168,7 +168,7 @@ class _Reader:
         """Return a number; of a fraction or a truth too, which mypy need not know."""
         size = struct.calcsize(f"<{code}")
         if self._at + size > self._size:
-            raise self._damaged("ends behind the end of the file: it is truncated, or damaged")
+            raise self._damaged("goes on behind the end of the file: it is truncated, or damaged")
         (value,) = struct.unpack_from(f"<{code}", self._data, self._at)
         self._at += size
         return value  # type: ignore[no-any-return]

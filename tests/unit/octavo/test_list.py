@@ -69,7 +69,7 @@ def test_the_demo_model_is_listed_and_pulled_as_a_file(demo_model: Path, capsys:
     assert run(["pull", "smollm2"]) == 0
     first, needs, last = capsys.readouterr().out.splitlines()
     assert (first, last) == (f"smollm2: 98.4 MB in {demo_model}", "next: octavo up --model smollm2")
-    assert needs.startswith("Q4_1 and Q8_0, LlamaForCausalLM: needs 0.7 GB, ")
+    assert needs.startswith("Q4_1, LlamaForCausalLM: needs 0.7 GB, ")
 
 
 def test_models_of_the_hub_that_can_be_served_are_listed(

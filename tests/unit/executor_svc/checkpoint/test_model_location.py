@@ -75,7 +75,7 @@ NO_MODEL: list[tuple[tuple[str, ...], str, str]] = [
     (
         ("tiny/tiny-Q4.gguf",),
         "tiny",
-        "the model directory tiny contains tiny-Q4.gguf and no config.json: give that file for --model",
+        "the model directory tiny contains tiny-Q4.gguf and no config.json: give that file",
     ),
     (
         ("tiny/adapter_config.json",),

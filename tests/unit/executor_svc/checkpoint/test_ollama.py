@@ -58,19 +58,19 @@ def cut(folder: Path) -> None:
     (
         "ollama:",
         lambda _: None,
-        "ollama: is no name of a model of Ollama; such a name is ollama:NAME or ollama:N",
+        "ollama: is no name of a model of Ollama; such a name is ollama:NAME, ollama:NAME:TAG or ollama:OWNER/NAME",
     ),
     ("ollama:../../tiny", lambda _: None, "ollama:../../tiny is no name of a model of Ollama; "),
     ("ollama:a/b/c/d", lambda _: None, "ollama:a/b/c/d is no name of a model of Ollama; "),
     ("ollama:tiny:2b", lambda _: None, "there is no ollama:tiny:2b in FOLDER; there are: ollama:tiny:latest"),
     ("ollama:tiny", unlink, "ollama:tiny is not complete: FOLDER/blobs/sha256-"),
     ("ollama:tiny", cut, "/tiny/latest is not valid JSON"),
-    ("ollama:tiny", manifest(lambda layers: layers.clear()), "ollama:tiny has 0 files of weights in FOLDER/manifests/"),
-    ("ollama:tiny", manifest(lambda layers: layers.append(layers[1])), "ollama:tiny has 2 files of weights in "),
+    ("ollama:tiny", manifest(lambda layers: layers.clear()), "has 0 files of weights, not one; run ollama pull tiny"),
+    ("ollama:tiny", manifest(lambda layers: layers.append(layers[1])), "has 2 files of weights, not one; run "),
     (
         "ollama:tiny",
         manifest(lambda layers: layers[1].update(digest="sha256:../x")),
-        "it must have one, by its SHA-256",
+        " of ollama:tiny names no valid SHA-256; run ollama pull tiny",
     ),
     (
         "ollama:tiny",
@@ -96,6 +96,10 @@ def test_without_a_folder_it_says_where_one_is_named(monkeypatch: pytest.MonkeyP
     if ollama_folder() is None:  # but for a machine where its service is installed
         with pytest.raises(ModelLoadError, match="Ollama has no folder of models here; set OLLAMA_MODELS to it"):
             find_model_path("ollama:tiny")
+    monkeypatch.setenv("OLLAMA_MODELS", "/nowhere")
+    with pytest.raises(ModelLoadError, match="here; OLLAMA_MODELS is /nowhere, which has none"):
+        find_model_path("ollama:tiny")
+    monkeypatch.delenv("OLLAMA_MODELS")
 
     blob = pull_into_ollama(tmp_path / ".ollama" / "models", f"{LIBRARY}/tiny/latest", b"GGUF")
     assert find_model_path("ollama:tiny") == blob

@@ -188,6 +188,10 @@ def test_a_pulled_gguf_file_is_told_with_what_it_needs(
     assert f"org/files:Q8_0 is in {directory}/m-Q8_0.gguf, but cannot be served: " in capsys.readouterr().err
     assert run(["pull", "org/files"]) == 1
     assert "has GGUF files only; use one of org/files:Q4_0, org/files:Q8_0 for --model" in capsys.readouterr().err
+    assert run(["pull", str(tmp_path / "m.gguf")]) == 1
+    assert f"m.gguf is on this machine already; octavo up {tmp_path}/m.gguf serves it" in capsys.readouterr().err
+    assert run(["pull", ""]) == 1
+    assert "'' is no name at the hub; such a name is Qwen/Qwen3-0.6B" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
