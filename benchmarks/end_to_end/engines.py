@@ -18,6 +18,8 @@ CLASSES = ("float32", "bfloat16", "8 bits", "4 bits")
 OURS = "Octavo"
 # Files that both Octavo and llama.cpp load.
 GGUF_TYPES = ("Q8_0", "Q4_0")
+# Behind a quantization of ours: what activations and attention are then multiplied in.
+IN_BFLOAT16 = " --compute-dtype bfloat16"
 PRODUCTS = (OURS, "transformers", "llama.cpp", "OpenVINO", "vLLM")
 
 
@@ -51,6 +53,7 @@ class EngineSpec:
 
 def class_of(quantization: str) -> str:
     """Return the class of one of `our_formats`."""
+    quantization = quantization.removesuffix(IN_BFLOAT16)
     if quantization in GGUF_TYPES:
         return f"{quantization[1]} bits"
     if quantization == "none":
@@ -60,9 +63,9 @@ def class_of(quantization: str) -> str:
 
 
 def our_formats() -> tuple[str, ...]:
-    """Return the values of the executor's setting `quantization`, and types of GGUF files."""
+    """Return the values of the executor's setting `quantization`, some with bfloat16, and types of GGUF files."""
     formats: tuple[str, ...] = get_args(ExecutorConfig.model_fields["quantization"].annotation)
-    return (*formats, *GGUF_TYPES)
+    return (*formats, *(f"{name}{IN_BFLOAT16}" for name in ("bfloat16", "int8-a8")), *GGUF_TYPES)
 
 
 # With the float16 scales of groups of 32: one in int8-a8, and a minimum too in int4. There the output head is int8-a8,
@@ -80,7 +83,10 @@ _OUR_BITS = {
 
 def all_engines() -> list[EngineSpec]:
     """Return every engine that the benchmark knows, whether or not it is here."""
-    ours = [EngineSpec(OURS, name, class_of(name), "octavo_stack", _OUR_BITS.get(name)) for name in our_formats()]
+    ours = [
+        EngineSpec(OURS, name, class_of(name), "octavo_stack", _OUR_BITS.get(name.removesuffix(IN_BFLOAT16)))
+        for name in our_formats()
+    ]
     return [
         *ours,
         EngineSpec(

@@ -5,6 +5,7 @@ import time
 from importlib.metadata import version
 
 from benchmarks.end_to_end.adapters.interface import Description, Engine, Generation, Options
+from benchmarks.end_to_end.engines import IN_BFLOAT16
 from benchmarks.end_to_end.workloads import Request
 from octavo.client import Client
 from octavo.local.options import LocalOptions
@@ -16,7 +17,8 @@ from octavo.values.sampling_params import SamplingParams
 def settings_of(options: Options) -> dict[str, object]:
     """Return every setting of the services that is not their default."""
     return {
-        "quantization": "none" if options.model.endswith(".gguf") else options.number_format,
+        "quantization": "none" if options.model.endswith(".gguf") else options.number_format.removesuffix(IN_BFLOAT16),
+        "compute_dtype": "bfloat16" if options.number_format.endswith(IN_BFLOAT16) else "float32",
         "num_threads": options.num_threads,
         "kv_cache_gib": options.kv_cache_gib,
     }
