@@ -160,6 +160,10 @@ def _stored(name: str, values: Array, kind: GGMLQuantizationType) -> Array:
     blocks = generator.integers(0, 256, (values.size // block_inputs, block_bytes), np.uint8)
     for begin in halves:  # the size of weights is about a tenth
         blocks[:, begin : begin + 2] = np.full((len(blocks), 1), 2e-4, np.float16).view(np.uint8)
+    if kind == GGMLQuantizationType.IQ1_M:  # its float16 is the upper four bits of the last four pairs of bytes
+        upper = int(np.float16(2e-4).view(np.uint16))
+        for number, place in enumerate(range(block_bytes - 7, block_bytes, 2)):
+            blocks[:, place] = blocks[:, place] % 16 + (upper >> 4 * number) % 16 * 16
     return blocks.reshape(*values.shape[:-1], -1)
 
 
