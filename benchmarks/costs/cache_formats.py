@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenario
-from benchmarks.costs.model import BLOCK_SIZE, IN_BFLOAT16, new_worker, prompt_steps, random_prompts, title
+from benchmarks.costs.workers import BLOCK_SIZE, IN_BFLOAT16, new_worker, prompt_steps, random_prompts, title
 from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.worker.interface import execute
 from octavo_shared.step_wire.step import Admission, SamplingRow, Step, TableDelta, pairs
