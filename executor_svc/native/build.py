@@ -2,16 +2,19 @@
 
 The file name carries a hash of everything that could make another library: sources, flags, the compiler's
 version, and what the processor can do. So a cache may be shared by machines, and nothing in it goes stale.
-Whoever builds writes to a file of its own and renames it: several processes may build at once.
+One process at a time builds, on all cores; who comes meanwhile waits and takes its file, which is renamed when whole.
 """
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SOURCE_DIRECTORY = Path(__file__).parent / "csrc"
@@ -71,13 +74,36 @@ def build_library(cache_directory: Path, *, flags: Sequence[str] = FLAGS, source
         return path
     try:
         cache_directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=cache_directory) as work:
-            built = Path(work) / path.name
-            _run([compiler, *flags, "-o", str(built), *map(str, sorted(sources.glob("*.c"))), "-lm"])
-            built.replace(path)
+        with _turn(cache_directory), tempfile.TemporaryDirectory(prefix=".build-", dir=cache_directory) as work:
+            if not path.is_file():
+                _compile([compiler, *flags], sources, Path(work) / path.name).replace(path)
     except OSError as error:
         raise NativeUnavailableError(f"{cache_directory} cannot be written: {error.strerror}") from error
     return path
+
+
+@contextmanager
+def _turn(directory: Path) -> Iterator[None]:
+    """Wait until nobody else builds in a directory; where its file system has no locks, several may."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _compile(command: Sequence[str], sources: Path, library: Path) -> Path:
+    """Compile each source beside the others, and link them; return the library."""
+    # The largest take longest.
+    paths = sorted(sources.glob("*.c"), key=lambda path: (-path.stat().st_size, path.name))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        objects = [str(library.parent / f"{path.stem}.o") for path in paths]
+        for _ in pool.map(lambda path, to: _run([*command, "-c", "-o", to, str(path)]), paths, objects):
+            pass
+    _run([*command, "-o", str(library), *sorted(objects), "-lm"])
+    return library
 
 
 def _key(compiler: str, flags: Sequence[str], sources: Path, features: frozenset[str]) -> str:

@@ -1,9 +1,14 @@
-"""The C library as the tests use it: for this machine's vectors, and for AVX2 where those are wider."""
+"""The C library as the tests use it: with all that this machine has, and with AVX2 alone.
+
+`make test` compiles these two; what has one of the instructions between them is for `make test-all`.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
+
+import pytest
 
 from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
 from executor_svc.native.build import FLAGS, build_library, cache_directory
@@ -11,16 +16,20 @@ from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
 from executor_svc.native.weight_memory import WeightMemory
+from tests.support.each_row import further_case
 
 LANES = ("widest", "avx2")
 # Flags of libraries, without instructions that some processors lack. Products have more than one.
 INSTRUCTIONS: Mapping[str, Sequence[str]] = {
     "widest": (),
-    "avx2": ("-mno-avx512f",),
+    "avx2": ("-mno-avx512f", "-mno-avxvnni"),
+    "avx2 with VNNI": ("-mno-avx512f",),
     "widest without VNNI": ("-mno-avx512vnni",),
-    "avx2 without VNNI": ("-mno-avx512f", "-mno-avxvnni"),
     "widest without BF16": ("-mno-avx512bf16",),
 }
+each_instructions = pytest.mark.parametrize(
+    "instructions", [*LANES, *(pytest.param(name, marks=further_case) for name in INSTRUCTIONS if name not in LANES)]
+)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 # Settings of executors that compute in different number formats.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {

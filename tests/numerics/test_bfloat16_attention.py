@@ -5,6 +5,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from executor_svc.attention.cache_format import CACHE_DTYPES, FP8
@@ -15,12 +16,13 @@ from executor_svc.models.families.common import alibi_slopes
 from executor_svc.native.build import build_library
 from executor_svc.native.library import NativeLibrary
 from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, decoded
-from tests.numerics.native import library_path, native_library
+from tests.numerics.native import LANES, library_path, native_library
 from tests.numerics.test_cache_formats import PIECES, SCALES, Written
-from tests.support.each_row import each_row
+from tests.support.each_row import each_row, further_case
 
-INSTRUCTIONS = ("widest", "widest without BF16", "avx2")
 ALL: Rows = [*DECODES, *CHUNKS, (600, 1)]
+WITHOUT_BF16 = "widest without BF16"
+each_instructions = pytest.mark.parametrize("instructions", [*LANES, pytest.param(WITHOUT_BF16, marks=further_case)])
 LOG2_E = 1.44269504088896341
 SHAPES = [
     # heads, head_dim, block_size, layer
@@ -51,8 +53,9 @@ def rounded_cache(cache: LayerCache, dtype: torch.dtype) -> LayerCache:
     return LayerCache(cache.keys.bfloat16(), cache.values.bfloat16())
 
 
-@each_row(*product((*INSTRUCTIONS, "torch"), CACHE_DTYPES, range(len(SHAPES))))
-def test_attention_is_that_of_rounded_numbers_in_float64(name: str, cache_format: str, shape: int) -> None:
+@pytest.mark.parametrize("name", [*LANES, pytest.param(WITHOUT_BF16, marks=further_case), "torch"])
+@each_row(*product(CACHE_DTYPES, range(len(SHAPES))))
+def test_attention_is_that_of_rounded_numbers_in_float64(cache_format: str, shape: int, *, name: str) -> None:
     heads, head_dim, block_size, layer = SHAPES[shape]
     dtype, step = CACHE_DTYPES[cache_format], Step(ALL, block_size, layer.window_tokens)
     inputs = LayerInput(step, heads, head_dim, is_rotated=head_dim % 2 == 0, cache_dtype=dtype, scales=SCALES[dtype])
@@ -77,6 +80,7 @@ def sizes_of(cache: LayerCache) -> LayerCache:
     return LayerCache(keys, values.abs())
 
 
+@further_case
 @each_row(*product(CACHE_DTYPES, range(len(SHAPES))))
 def test_a_processor_without_the_instruction_gives_its_bits(cache_format: str, shape: int) -> None:
     """Also where queries, keys, values and sums are denormal."""
@@ -91,7 +95,7 @@ def test_a_processor_without_the_instruction_gives_its_bits(cache_format: str, s
         )
         for numbers in (inputs.qkv, inputs.keys, inputs.values):
             numbers.mul_(size)
-        ours, theirs = (inputs.attend(native(name), layer)[0] for name in INSTRUCTIONS[:2])
+        ours, theirs = (inputs.attend(native(name), layer)[0] for name in ("widest", WITHOUT_BF16))
         assert torch.equal(ours, theirs), size
 
 
@@ -104,8 +108,9 @@ PIECE_SHAPES = [
 ]
 
 
-@each_row(*product(INSTRUCTIONS, CACHE_DTYPES, range(len(PIECE_SHAPES))))
-def test_bits_do_not_depend_on_the_schedule(instructions: str, cache_format: str, shape: int) -> None:
+@each_instructions
+@each_row(*product(CACHE_DTYPES, range(len(PIECE_SHAPES))))
+def test_bits_do_not_depend_on_the_schedule(cache_format: str, shape: int, *, instructions: str) -> None:
     heads, head_dim, layer = PIECE_SHAPES[shape]
     dtype, library = CACHE_DTYPES[cache_format], native_library(instructions)
     formats: Any = {"cache_dtype": dtype, "scales": SCALES[dtype]}
@@ -130,8 +135,8 @@ def test_a_window_begins_at_either_key_of_a_pair(window: int) -> None:
         assert ((ours.double() - exact).abs() <= 2.0**-8 * sizes + 2e-5).all()
 
 
-@each_row(*INSTRUCTIONS)
-def test_denormals_of_others_stay_as_they_are(instructions: str, *, tmp_path: Path) -> None:
+@each_instructions
+def test_denormals_of_others_stay_as_they_are(instructions: str, tmp_path: Path) -> None:
     (tmp_path / "mode.c").write_text("#include <immintrin.h>\nunsigned mode(void) { return _mm_getcsr(); }\n")
     mode = ctypes.CDLL(str(build_library(tmp_path, sources=tmp_path))).mode
     flags = 0x3F  # of what happened, not of what is to happen
@@ -148,8 +153,9 @@ def test_denormals_of_others_stay_as_they_are(instructions: str, *, tmp_path: Pa
         assert mode() & ~flags == before
 
 
-@each_row(*product(INSTRUCTIONS, ["bfloat16", "float32", "int8"]))
-def test_a_value_that_is_no_number_stays_none(instructions: str, cache_format: str) -> None:
+@each_instructions
+@each_row("bfloat16", "float32", "int8")
+def test_a_value_that_is_no_number_stays_none(cache_format: str, *, instructions: str) -> None:
     inputs = LayerInput(Step([(0, 20)], 16), (2, 1), 16, cache_dtype=CACHE_DTYPES[cache_format])
     inputs.qkv[6, 3, 5] = torch.nan
     output, _ = inputs.attend(native(instructions), AttentionLayer(0.25))

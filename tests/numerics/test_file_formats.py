@@ -22,7 +22,7 @@ from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
 from executor_svc.native.weight_memory import WeightMemory
 from octavo_shared.errors import ModelLoadError
-from tests.numerics.native import INSTRUCTIONS, LANES, library_path, packed_matrix
+from tests.numerics.native import LANES, each_instructions, library_path, packed_matrix
 from tests.support.each_row import each_row
 from tests.support.gguf_files import HALVES_OF_K
 
@@ -168,21 +168,22 @@ def test_a_scale_that_is_no_number_is_told(by: str, kind: FileType, value: float
         assert not part.copy_blocks(torch.from_numpy(blocks[:-3]), int(kind), None)
 
 
+@each_instructions
 @each_row(*CODED)
-def test_every_processor_has_the_same_bits(kind: FileType) -> None:
+def test_every_processor_has_the_same_bits(kind: FileType, *, instructions: str) -> None:
     """Whatever instructions it has, however many rows there are beside one, and however many threads."""
     blocks, holder = torch.from_numpy(random_blocks(kind, largest_scale=0.01)), HOLDERS[kind][0]
     x = torch.randn(150, inputs_of(kind), generator=torch.Generator().manual_seed(2))
     x[3], x[4, 5:], x[5] = 0, 0, 1e-44
     results = []
-    for instructions, num_threads in itertools.product(INSTRUCTIONS, (1, 3)):
-        library = NativeLibrary(library_path(instructions), num_threads)
+    for name, num_threads in itertools.product(dict.fromkeys(["widest", instructions]), (1, 3)):
+        library = NativeLibrary(library_path(name), num_threads)
         matrix = PackedMatrix(
             library, inputs_of(kind), [(holder, [NUM_OUTPUTS])], has_bias=False, memory=WeightMemory()
         )
         assert matrix.weights[0].copy_blocks(blocks, int(kind), None)
         results.append(matrix(x))
         for num_rows in (1, 2, 3, 8, 17, 64, 129) if num_threads == 1 else (1, 65):
-            assert torch.equal(matrix(x[-num_rows:]), results[0][-num_rows:]), (instructions, num_rows)
+            assert torch.equal(matrix(x[-num_rows:]), results[0][-num_rows:]), (name, num_rows)
 
     assert all(torch.equal(result, results[0]) for result in results)

@@ -18,7 +18,7 @@ from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
 from executor_svc.native.weight_memory import WeightMemory
-from tests.numerics.native import FORMATS, INSTRUCTIONS, LANES, library_path, native_library, packed_matrix
+from tests.numerics.native import FORMATS, LANES, each_instructions, library_path, native_library, packed_matrix
 from tests.numerics.number_formats import Float32Array, largest_parts, product, rounded_inputs, rounded_weight
 from tests.support.each_row import each_row
 
@@ -231,13 +231,14 @@ def edge_values(num_rows: int, num_inputs: int, seed: int) -> Float32Array:
     return values
 
 
+@each_instructions
 @each_row((1, 1), (3, 7), (257, 49), (577, 100), (1536, 50))
-def test_products_in_bfloat16_have_one_set_of_bits(num_inputs: int, num_outputs: int) -> None:
+def test_products_in_bfloat16_have_one_set_of_bits(num_inputs: int, num_outputs: int, *, instructions: str) -> None:
     """Those that AVX-512 BF16 defines: with it and without it, in narrow vectors, in threads, alone and in a batch."""
     for make_values in (random_values, edge_values):
         weight, x = make_values(num_outputs, num_inputs, seed=1), make_values(40, num_inputs, seed=2)
         expected = torch.from_numpy(defined_product(x, weight)).view(torch.int32)
-        for instructions, num_threads in itertools.product(INSTRUCTIONS, (1, 3)):
+        for num_threads in (1, 3):
             library = NativeLibrary(library_path(instructions), num_threads)
             formats = [(NumberFormat.BFLOAT16_A16, [num_outputs])]
             matrix = PackedMatrix(library, num_inputs, formats, has_bias=False, memory=WeightMemory())
@@ -284,8 +285,8 @@ def _sum_rounded_once(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) ->
     return odd.astype(np.float32)
 
 
-@each_row(*INSTRUCTIONS)
-def test_products_in_bfloat16_leave_the_denormals_of_others_alone(instructions: str, *, tmp_path: Path) -> None:
+@each_instructions
+def test_products_in_bfloat16_leave_the_denormals_of_others_alone(instructions: str, tmp_path: Path) -> None:
     (tmp_path / "mode.c").write_text("#include <immintrin.h>\nunsigned mode(void) { return _mm_getcsr(); }\n")
     mode = ctypes.CDLL(str(build_library(tmp_path, sources=tmp_path))).mode
     flags = 0x3F  # of what happened, not of what is to happen

@@ -125,29 +125,36 @@ INLINE void round_block(const long format, const Step *step, long num_heads, con
 }
 
 // What is made once for each format, with the format as a constant.
-#define ATTEND_INSTANCES(name, format, in_pairs)                                                                       \
-    static __attribute__((noinline)) void attend_direct_##name(const Step *step, const QueryTile *tile, long head,     \
-                                                               long num_rows, const KeyBlock *block, const Work *work, \
-                                                               const Softmax *into) {                                  \
-        attend_direct(format, in_pairs, step, tile, head, num_rows, block, work, into);                                \
-    }                                                                                                                  \
-    static __attribute__((noinline)) void attend_packed_##name(const Step *step, const QueryTile *tile, long head,     \
-                                                               const KeyBlock *block, const Work *work,                \
-                                                               const Softmax *into) {                                  \
-        attend_packed(format, in_pairs, step, tile, head, block, work, into);                                          \
+#define ATTEND_INSTANCES(name, format, in_pairs)                                                                   \
+    APART void attend_direct_##name(const Step *step, const QueryTile *tile, long head, long num_rows,             \
+                                    const KeyBlock *block, const Work *work, const Softmax *into) {                \
+        attend_direct(format, in_pairs, step, tile, head, num_rows, block, work, into);                            \
+    }                                                                                                              \
+    APART void pack_##name(const KeyBlock *block, long dim, const Work *work) {                                    \
+        pack_keys(format, in_pairs, block, dim, work);                                                             \
+        pack_values(format, in_pairs, block, dim, work);                                                           \
     }
-#define INSTANCES(format)                                                                                              \
-    static __attribute__((noinline)) void write_##format(const Step *step, long t, const float *qkv,                   \
-                                                         const LayerCache *cache, float *rotated) {                    \
-        write_token(format, step, t, qkv, cache, rotated);                                                             \
-    }                                                                                                                  \
-    ATTEND_INSTANCES(format, format, false)                                                                            \
-    static __attribute__((noinline)) void round_##format(const Step *step, long num_heads, const KeyBlock *block,      \
-                                                         uint16_t *keys, uint16_t *values) {                           \
-        round_block(format, step, num_heads, block, keys, values);                                                     \
+#define INSTANCES(format)                                                                                          \
+    APART void write_##format(const Step *step, long t, const float *qkv, const LayerCache *cache,                 \
+                              float *rotated) {                                                                    \
+        write_token(format, step, t, qkv, cache, rotated);                                                         \
+    }                                                                                                              \
+    ATTEND_INSTANCES(format, format, false)                                                                        \
+    APART void round_##format(const Step *step, long num_heads, const KeyBlock *block, uint16_t *keys,             \
+                              uint16_t *values) {                                                                  \
+        round_block(format, step, num_heads, block, keys, values);                                                 \
     }
 FORMAT_CASES(INSTANCES)
 ATTEND_INSTANCES(in_bfloat16, CACHE_BFLOAT16, true)
+
+APART void attend_packed_floats(const Step *step, const QueryTile *tile, long head, const KeyBlock *block,
+                                const Work *work, const Softmax *into) {
+    attend_packed(step->cache_format, false, step, tile, head, block, work, into);
+}
+APART void attend_packed_pairs(const Step *step, const QueryTile *tile, long head, const KeyBlock *block,
+                               const Work *work, const Softmax *into) {
+    attend_packed(CACHE_BFLOAT16, true, step, tile, head, block, work, into);
+}
 
 // Write the keys and values of all tokens into the cache.
 static void write_cache(const Step *step, const float *qkv, const LayerCache *cache, const Work *work,
@@ -278,21 +285,23 @@ static void attend_part(const Step *step, const QueryTile *tile, long part, long
         find_block(step, tile, head, begin, most(0, lower - begin), least(BLOCK_KEYS, upper - begin), upper, offsets,
                    &block);
         if (step->cache_format == CACHE_INT8) find_scales(step, tile, head, work, &block);
-#define ATTEND(name, block)                                                                         \
-    if (direct)                                                                                     \
+#define ATTEND(name, numbers, block)                                                                \
+    if (direct) {                                                                                   \
         attend_direct_##name(step, tile, head, width_of(step, tile, head), block, work, into);      \
-    else                                                                                            \
-        attend_packed_##name(step, tile, head, block, work, into);
+    } else {                                                                                        \
+        pack_##name(block, step->head_dim, work);                                                   \
+        attend_packed_##numbers(step, tile, head, block, work, into);                               \
+    }
         if (step->in_bfloat16) {
             long rounded_offsets[2 * BLOCK_KEYS];
             KeyBlock rounded = block;
             if (step->cache_format != CACHE_BFLOAT16)
                 rounded = in_rounded(step, heads_of(step, tile, head), &block, rounded_offsets, work->rounded);
-            ATTEND(in_bfloat16, &rounded)
+            ATTEND(in_bfloat16, pairs, &rounded)
             continue;
         }
         switch (step->cache_format) {
-#define ATTEND_CASE(format) case format: ATTEND(format, &block) break;
+#define ATTEND_CASE(format) case format: ATTEND(format, floats, &block) break;
             FORMAT_CASES(ATTEND_CASE)
 #undef ATTEND_CASE
 #undef ATTEND

@@ -28,6 +28,9 @@
 // Keys that are fetched ahead of those that are scored directly. While a block is packed and scored, the next is fetched.
 #define FETCH_KEYS LANES
 
+// A function of its own: for all registers, or so that the formats share it.
+#define APART static __attribute__((noinline, noclone))
+
 #define LOG2_E 1.44269504088896341f
 
 // The softmax of some queries over some keys, not divided yet.
@@ -186,7 +189,7 @@ INLINE vfloat load_value_pair(const KeyBlock *block, long t, long d, long count)
 }
 
 // Whether scores and weights have scales of their keys. In pairs, elements are bfloat16, whatever the cache has.
-INLINE bool has_scales(const long format, const bool in_pairs, const Step *step) {
+INLINE bool has_scales(long format, const bool in_pairs, const Step *step) {
     return (in_pairs ? step->cache_format : format) == CACHE_INT8;
 }
 

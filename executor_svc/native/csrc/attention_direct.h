@@ -13,6 +13,10 @@
 // Vectors of a value whose sums, for 4 heads, fit into the registers.
 #define HEAD_VECTORS (LANES / 4)
 
+// Queries that are worked on at once, those of a KV head, and the cases of a switch over them: each with a constant.
+INLINE long heads_at_once(long row, long group) { return least(4, group - row % group); }
+#define HEAD_CASES(CASE) CASE(4) CASE(3) CASE(2) CASE(1)
+
 // Vectors that are read soon. They are fetched in the order in which they lie in the cache: that wakes the prefetcher of
 // the processor, which has more in flight than a program can.
 typedef struct {
@@ -77,6 +81,25 @@ INLINE void score_quads(const long format, const bool in_pairs, const long read,
     end_sums(in_pairs, mode);
 }
 
+// As score_quads, of LANES keys that are floats or pairs.
+INLINE void score_found(const long format, const bool in_pairs, const int heads, const float *queries, long padded,
+                        const float *keys, long stride, Ahead *ahead, long dim, vfloat sums[4][4]) {
+#pragma GCC unroll 1
+    for (int first = 0; first < 4; first += QUAD_VECTORS)
+        score_quads(format, in_pairs, CACHE_FLOAT32, heads, queries, padded, keys + first * (LANES / 4) * stride, stride,
+                    ahead, dim, first, sums);
+}
+
+// Of keys that were converted, from any format: they do not lie as the fast way needs them.
+APART void score_converted(long format, int heads, const float *queries, long padded, const float *keys, long stride,
+                           Ahead *ahead, long dim, vfloat sums[4][4]) {
+    switch (heads) {
+#define SCORE(n) case n: score_found(format, false, n, queries, padded, keys, stride, ahead, dim, sums); break;
+        HEAD_CASES(SCORE)
+#undef SCORE
+    }
+}
+
 // scores[heads][t ..] of up to 4 query heads of a KV head, LANES keys from t on. `heads` is a constant at each call.
 INLINE void score_heads(const long format, const bool in_pairs, const bool is_scaled, const int heads, const float *queries, long padded,
                         const KeyBlock *block, long t, long dim, float *room, Ahead *ahead, float *scores) {
@@ -91,10 +114,10 @@ INLINE void score_heads(const long format, const bool in_pairs, const bool is_sc
     } else {
         long stride;
         const float *keys = find_keys(format, in_pairs, block, t, dim, room, &stride);
-#pragma GCC unroll 1
-        for (int first = 0; first < 4; first += QUAD_VECTORS)
-            score_quads(format, in_pairs, CACHE_FLOAT32, heads, queries, padded, keys + first * (LANES / 4) * stride,
-                        stride, ahead, dim, first, sums);
+        if (in_pairs || format == CACHE_FLOAT32)
+            score_found(format, in_pairs, heads, queries, padded, keys, stride, ahead, dim, sums);
+        else
+            score_converted(format, heads, queries, padded, keys, stride, ahead, dim, sums);
     }
 #pragma GCC unroll 4
     for (int j = 0; j < heads; j++) {
@@ -198,10 +221,6 @@ INLINE void add_values(const long format, const bool in_pairs, const int heads, 
 #undef ADD_DIMENSIONS
 }
 
-// Queries that are worked on at once, those of a KV head, and the cases of a switch over them: each with a constant.
-INLINE long heads_at_once(long row, long group) { return least(4, group - row % group); }
-#define HEAD_CASES(CASE) CASE(4) CASE(3) CASE(2) CASE(1)
-
 // The scores of all queries of a task, row by row, and a block of keys. Later keys are fetched.
 INLINE void score_block(const long format, const bool in_pairs, const Step *step, const KeyBlock *block, long num_rows,
                         const Work *work) {
@@ -227,8 +246,8 @@ INLINE void score_block(const long format, const bool in_pairs, const Step *step
 }
 
 // The running softmax of all queries of a task; see soften.
-INLINE void soften_block(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, long num_rows,
-                         const Work *work, const Softmax *into) {
+APART void soften_block(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, long num_rows,
+                        const Work *work, const Softmax *into) {
     long group = group_of(step), begin = block->first / LANES * LANES, end = round_up(block->last, LANES);
     for (long row = 0; row < num_rows; row += heads_at_once(row, group)) {
         float *scores = work->scores + row * BLOCK_KEYS, *largest = into->largest + row;

@@ -35,9 +35,6 @@ INLINE Sight look(const Step *step, const QueryTile *tile, const KeyBlock *block
     return sight;
 }
 
-// A function of its own: the compiler needs all registers for the sums.
-#define APART static __attribute__((noinline))
-
 // scores[STRIP_ROWS][PANEL_KEYS] of a strip and a panel of keys.
 INLINE void score_panel(const bool in_pairs, long depth, const float *queries, long chain_stride, const float *panel,
                         float *scores) {
@@ -199,7 +196,7 @@ typedef struct {
 } Strip;
 
 // The scores of the strip from `row` on.
-INLINE void score_strip(const long format, const bool in_pairs, const Step *step, const QueryTile *tile, long head,
+INLINE void score_strip(long format, const bool in_pairs, const Step *step, const QueryTile *tile, long head,
                         const KeyBlock *block, long row, const Work *work, float *scores, Strip *strip) {
     long depth = ceil_div(head_floats(in_pairs, step->head_dim), CHAINS), padded = query_stride(in_pairs, step);
     strip->sight = look(step, tile, block, row);
@@ -215,13 +212,11 @@ INLINE void score_strip(const long format, const bool in_pairs, const Step *step
         hide_scores(scores + i * BLOCK_KEYS, begin, end, strip->sight.lower[i], strip->sight.upper[i]);
 }
 
-// A block of keys, for all queries of a tile, packed.
-INLINE void attend_packed(const long format, const bool in_pairs, const Step *step, const QueryTile *tile, long head,
+// A block of keys that is packed, for all queries of a tile.
+INLINE void attend_packed(long format, const bool in_pairs, const Step *step, const QueryTile *tile, long head,
                           const KeyBlock *block, const Work *work, const Softmax *into) {
     long dim = step->head_dim, num_rows = tile->num_tokens * group_of(step), fetched = block->last;
     long bytes = dim * element_bytes(format);
-    pack_keys(format, in_pairs, block, dim, work);
-    pack_values(format, in_pairs, block, dim, work);
     Strip strips[2];
     score_strip(format, in_pairs, step, tile, head, block, 0, work, work->scores, strips);
     for (long row = 0, turn = 0; row < num_rows; row += STRIP_ROWS, turn ^= 1) {

@@ -41,20 +41,35 @@ INLINE void load_columns(const long format, const int vectors, const void *panel
     }
 }
 
+// As store_sums, where not all columns are there.
+static __attribute__((noinline, noclone, unused)) void store_some(int rows, int vectors, vfloat sum[TILE_ROWS][3],
+                                                                  float *c, long c_stride, long columns, bool add) {
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < vectors; j++) {
+            float *p = c + i * c_stride + j * LANES;
+            long count = least(LANES, columns - j * LANES);
+            if (count > 0) vf_store_part(p, add ? vf_add(vf_load_part(p, count), sum[i][j]) : sum[i][j], count);
+        }
+}
+
 // c[rows][columns] = (add ? c : 0) + sum; `rows` and `vectors` are constants at each call.
 INLINE void store_sums(const int rows, const int vectors, vfloat sum[TILE_ROWS][3], float *c, long c_stride,
                        long columns, bool add) {
+    if (columns < vectors * LANES) {
+        vfloat kept[TILE_ROWS][3];  // the sums themselves stay in registers
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++)
+#pragma GCC unroll 3
+            for (int j = 0; j < vectors; j++) kept[i][j] = sum[i][j];
+        store_some(rows, vectors, kept, c, c_stride, columns, add);
+        return;
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 3
         for (int j = 0; j < vectors; j++) {
             float *p = c + i * c_stride + j * LANES;
-            long count = columns - j * LANES;
-            if (count >= LANES) {
-                vf_store(p, add ? vf_add(vf_load(p), sum[i][j]) : sum[i][j]);
-            } else if (count > 0) {
-                vf_store_part(p, add ? vf_add(vf_load_part(p, count), sum[i][j]) : sum[i][j], count);
-            }
+            vf_store(p, add ? vf_add(vf_load(p), sum[i][j]) : sum[i][j]);
         }
 }
 
@@ -86,6 +101,7 @@ INLINE void format_product(const long format, const int rows, const int vectors,
             }
         }
     }
+#pragma GCC unroll 1
     for (int input = 0; k < depth; k++, input++) {
         vfloat column[3];
         load_columns(format, vectors, panel, input, column);

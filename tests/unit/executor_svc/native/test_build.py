@@ -1,6 +1,7 @@
 """The C library is compiled once into a cache; what keeps it from being had is one line."""
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,18 @@ def test_other_flags_and_another_processor_are_another_library(
     assert len(set(paths)) == 3
 
 
-def test_several_builders_at_once_leave_one_whole_library(sources: Path, tmp_path: Path) -> None:
+def test_of_several_builders_at_once_one_compiles(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths: list[Path] = []
+    compiled: list[str] = []
+    run = build._run
+
+    def counted(command: Sequence[str]) -> str:
+        compiled.extend(command[-1:] if "-c" in command else [])
+        return run(command)
+
+    monkeypatch.setattr(build, "_run", counted)
     threads = [
         threading.Thread(target=lambda: paths.append(build_library(tmp_path / "cache", sources=sources)))
         for _ in range(4)
@@ -61,6 +72,7 @@ def test_several_builders_at_once_leave_one_whole_library(sources: Path, tmp_pat
         thread.join()
 
     assert len(paths) == 4
+    assert compiled == [str(sources / "one.c")]
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [paths[0].name]
 
 
