@@ -175,8 +175,21 @@ INLINE void add_rows(const long format, const bool is_unpacked, Block block, con
     }
 }
 
-// Up to so many rows it takes no longer to unpack codes for each CODE_ROWS of them than to write them down.
-INLINE long rows_in_place(long format) { return format == Q4_K ? K_ROWS : CODE_ROWS * CODE_ROWS; }
+// As add_rows of codes that are unpacked; once those of Q6_K are, they are as those of Q3_K.
+#define ADD_UNPACKED(format)                                                                                     \
+    static __attribute__((noinline, noclone)) void add_unpacked_##format(const Block *block, const Rows *in,     \
+                                                                         long first_row, long num_rows,          \
+                                                                         float *totals) {                        \
+        add_rows(format, true, *block, in, first_row, num_rows, totals);                                         \
+    }
+ADD_UNPACKED(Q2_K)
+ADD_UNPACKED(Q3_K)
+ADD_UNPACKED(Q5_K)
+
+// Whether it takes no longer to unpack codes for each CODE_ROWS of some rows than to write them down.
+INLINE bool is_in_place(const long format, long num_rows) {
+    return format == Q4_K || num_rows <= CODE_ROWS * CODE_ROWS;
+}
 
 INLINE void multiply_format(const long format, const Matrix *matrix, long panel, long next, const Rows *in,
                             long first_row, long num_rows, float *totals) {
@@ -184,7 +197,7 @@ INLINE void multiply_format(const long format, const Matrix *matrix, long panel,
     // Always a block ahead: it is unpacked at once.
     Fetch fetch = {(const char *)k_block_of(matrix, panel, 0) + bytes,
                    (const char *)k_block_of(matrix, next, 0) - turn * (bytes / K_GROUPS), turn, bytes / K_GROUPS};
-    bool in_place = num_rows <= rows_in_place(format);
+    bool in_place = is_in_place(format, num_rows);
     Unpacked unpacked;
     for (long index = 0; index < num_blocks; index++) {
         const uint8_t *place = k_block_of(matrix, panel, index);
@@ -196,7 +209,8 @@ INLINE void multiply_format(const long format, const Matrix *matrix, long panel,
         } else {
             unpack_codes(format, place, unpacked.codes);
             block.codes = unpacked.codes;
-            add_rows(format, true, block, in, first_row, num_rows, totals);
+            (format == Q2_K ? add_unpacked_Q2_K : format == Q5_K ? add_unpacked_Q5_K : add_unpacked_Q3_K)(
+                &block, in, first_row, num_rows, totals);
         }
     }
 }
