@@ -154,6 +154,11 @@ class RemoteEngine:
         return self._absence.is_on
 
     @property
+    def has_spoken(self) -> bool:
+        """Whether it has told what it serves, if anything, or did not answer."""
+        return bool(self.core_trouble) or (self.is_reachable and self.why_not_ready != LOADING)
+
+    @property
     def why_not_ready(self) -> str:
         """Why it takes no requests, in words; "": it takes some."""
         is_loading = self.model is None and self.state.model is not None
