@@ -21,11 +21,11 @@ from executor_svc.worker.loading import load_worker
 rank, port, model = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 find = WeightsDigest.result
 def find_late(digest):
-    time.sleep(3)
+    time.sleep(4)
     return find(digest)
 WeightsDigest.result = find_late
 store = TCPStore("127.0.0.1", port, 2, is_master=rank == 0, wait_for_workers=False)
-group = DistributedGroup(store, rank, 2, torch.device("cpu"), timedelta(seconds=1))
+group = DistributedGroup(store, rank, 2, torch.device("cpu"), timedelta(seconds=2))
 load_worker(ExecutorConfig(model=model, tp=2, num_device_blocks=4, num_threads=1), group)
 group.wait_for_all()
 """
