@@ -18,7 +18,8 @@ def read_files(path: Path) -> tuple[Metadata, Mapping[str, GGUFTensor]]:
     Raises: ModelLoadError: a file is damaged, or one of several is missing.
     """
     headers = _read_all(path)
-    return Metadata(headers[0].path, headers[0].values), _join(headers)
+    first = headers[0]
+    return Metadata(first.path, first.values, first.tokenizer_digest), _join(headers)
 
 
 def _read_all(path: Path) -> list[GGUFHeader]:
