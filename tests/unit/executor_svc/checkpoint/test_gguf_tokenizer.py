@@ -3,18 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers
-from gguf import GGUFWriter
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from executor_svc.checkpoint.gguf.model import GGUFModel
 from tests.support.each_row import each_row
-from tests.support.tokenizers import byte_level_alphabet
+from tests.support.gguf_tokenizers import BYTE_LEVEL, MERGES, SPECIAL, TOKENS, write_tokenizer
 
-MERGES = [("h", "e"), ("\u0120", "he"), ("1", "2"), ("\u010a", "\u010a"), ("l", "l"), ("he", "ll")]
-SPECIAL = ["<s>", "</s>", "<|im_end|>"]
-TOKENS = [*byte_level_alphabet(), *("".join(pair) for pair in MERGES), "hello", *SPECIAL]
 TEXTS = (
     "hello he 12 1212\n\n\n12. x",
     "  12",
@@ -60,13 +55,6 @@ def sentencepiece() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-BYTE_LEVEL = {
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.tokens": TOKENS,
-    "tokenizer.ggml.merges": [" ".join(pair) for pair in MERGES],
-    "tokenizer.ggml.token_type": [1] * (len(TOKENS) - len(SPECIAL)) + [3] * len(SPECIAL),
-    "tokenizer.ggml.bos_token_id": TOKENS.index("<s>"),
-}
 SENTENCEPIECE = {
     "tokenizer.ggml.model": "llama",
     "tokenizer.ggml.tokens": PIECES,
@@ -80,16 +68,7 @@ SPLIT = pre_tokenizers.Split(Regex(LLAMA3_CUT), "isolated")
 
 def tokenizer_of(path: Path, values: dict[str, Any], architecture: str = "llama") -> tokenizers.Tokenizer:
     """Return what is made of a file with these values."""
-    writer = GGUFWriter(path, architecture)
-    writer.add_context_length(64)
-    for key, value in values.items():
-        add: Any = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array, bool: writer.add_bool}
-        add[type(value)](key, value)
-    writer.add_tensor("output_norm.weight", np.zeros(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tokenizer(path, values, architecture)
     return tokenizers.Tokenizer.from_buffer(GGUFModel(path).tokenizer_files()[0].content)
 
 
