@@ -3,6 +3,7 @@
 python -m benchmarks.end_to_end                     everything that is installed: half an hour to an hour
 python -m benchmarks.end_to_end --quick             W1 and W2 once, float32 and 8 bits
 python -m benchmarks.end_to_end --engines octavo llama.cpp --formats int8 int8-a8 --workloads W1 P2000
+python -m benchmarks.end_to_end --model FILE.gguf   Octavo and llama.cpp with that file
 """
 
 import argparse
@@ -22,7 +23,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
-from benchmarks.end_to_end.engines import OURS, PRODUCTS, ROOT, EngineSpec, all_engines, class_of, our_formats
+from benchmarks.end_to_end.engines import (
+    OURS,
+    PRODUCTS,
+    ROOT,
+    EngineSpec,
+    all_engines,
+    class_of,
+    file_engines,
+    our_formats,
+)
 from benchmarks.end_to_end.model_costs import model_costs
 from benchmarks.end_to_end.result import RESULTS, Limits, Machine, Model, Result, result_name, write_result
 from benchmarks.end_to_end.session import Findings, Plan, Session
@@ -88,7 +98,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="runs of each engine and workload (default: 3)")
     parser.add_argument("--repeats", type=int, help="of a run that other work disturbed (default: 2)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each engine")
-    parser.add_argument("--model", type=Path, help="Hugging Face directory (default: the demo model in float32)")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        help="Hugging Face directory (default: the demo model in float32), or a GGUF file",
+    )
     parser.add_argument("--quick", action="store_true", help="W1 and W2, float32 and 8 bits, one round, no vLLM")
     parser.add_argument("--output", type=Path, help="the result's file (default: benchmarks/results, if not quick)")
     options = parser.parse_args(arguments)
@@ -100,7 +114,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def chosen_engines(options: argparse.Namespace) -> list[EngineSpec]:
-    """Return the engines that the options name."""
+    """Return the engines that the options name; a GGUF file has its own format."""
+    if options.model is not None and options.model.suffix == ".gguf":
+        return [spec for spec in file_engines(options.model) if spec.product in options.engines]
     formats = options.formats or our_formats()
     classes = {class_of(name) for name in formats}
     if options.quick and not options.formats:

@@ -9,6 +9,7 @@ from typing import get_args
 from benchmarks.end_to_end.adapters.interface import Options
 from benchmarks.end_to_end.result import Model
 from executor_svc.config import ExecutorConfig
+from executor_svc.models.memory_needs import summarize_model
 
 ROOT = Path(__file__).parents[2]
 PEERS_FOLDER = ROOT / ".venv-bench"
@@ -105,6 +106,17 @@ def all_engines() -> list[EngineSpec]:
     ]
 
 
+def file_engines(file: Path) -> list[EngineSpec]:
+    """Return the engines that load a GGUF file as it is."""
+    kind = summarize_model(file).formats[0]
+    plain = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
+    number_class = plain.get(kind) or ("8 bits" if any(bits in kind for bits in "568") else "4 bits")
+    return [
+        EngineSpec(OURS, kind, number_class, "octavo_stack"),
+        EngineSpec("llama.cpp", kind, number_class, "llama_cpp_server", peer="llama.cpp"),
+    ]
+
+
 def peer_python(peer: str) -> Path:
     """Return the interpreter of a peer's environment."""
     return PEERS_FOLDER / peer / "bin" / "python"
@@ -121,14 +133,16 @@ def converted_model(peer: str, number_format: str) -> Path:
     return PEERS_FOLDER / "models" / (f"{name}.gguf" if peer == "llama.cpp" else name)
 
 
-def model_path(spec: EngineSpec, directory: Path) -> Path:
-    """Return what an engine loads in the place of the Hugging Face directory."""
+def model_path(spec: EngineSpec, model: Path) -> Path:
+    """Return what an engine loads in the place of the Hugging Face directory; a GGUF file is loaded as it is."""
+    if model.suffix == ".gguf":
+        return model
     files = {"F32": "float32", "BF16": "bfloat16", "Q8_0": "int8", "Q4_0": "int4"}
     if spec.number_format in files:
         return converted_model("llama.cpp", files[spec.number_format])
     if spec.peer == "openvino":
         return converted_model(spec.peer, "float32" if spec.number_format == "bfloat16" else spec.number_format)
-    return directory
+    return model
 
 
 def why_missing(spec: EngineSpec, directory: Path) -> str | None:

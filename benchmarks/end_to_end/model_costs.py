@@ -2,22 +2,34 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.end_to_end.result import Model
 from benchmarks.end_to_end.workloads import Workload
+from executor_svc.checkpoint.gguf.config import build_config
+from executor_svc.checkpoint.gguf.files import read_files
+
+_TABLES = ("embed_tokens.weight", "lm_head.weight", "token_embd.weight", "output.weight")
 
 
-def model_costs(directory: Path) -> Model:
-    """Count the parameters of a Hugging Face directory, and the operations of a token."""
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    sizes = _parameter_counts(directory)
+def model_costs(path: Path) -> Model:
+    """Count the parameters of a Hugging Face directory or a GGUF file, and the operations of a token."""
+    config: Mapping[str, Any]
+    if path.is_file():
+        metadata, tensors = read_files(path)
+        config = build_config(metadata, tensors)
+        sizes = {name: math.prod(tensor.shape) for name, tensor in tensors.items()}
+    else:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        sizes = _parameter_counts(path)
     vocabulary = config["vocab_size"] * config["hidden_size"]
-    tables = [size for name, size in sizes.items() if name.endswith(("embed_tokens.weight", "lm_head.weight"))]
+    tables = [size for name, size in sizes.items() if name.endswith(_TABLES)]
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     return Model(
-        name=directory.name,
+        name=path.stem if path.is_file() else path.name,
         num_parameters=sum(sizes.values()),
         vocab_size=config["vocab_size"],
         prefill_flops=2 * (sum(sizes.values()) - sum(tables)),

@@ -29,7 +29,7 @@ class Plan:
 
     Attributes:
         specs: The engines.
-        directory: The model, as a Hugging Face directory.
+        directory: The model: a Hugging Face directory or a GGUF file.
         vocab_size: Of the model.
         workloads: In this order, every round.
         num_rounds: Of each.

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 from rich.filesize import decimal
 
-from octavo.models.names import is_demo_model, with_bars
+from octavo.models.names import is_demo_model, near_name, with_bars
 from octavo.models.progress import ModelPrepareError
 from octavo.models.store import find_model, prepare_model
 
@@ -39,8 +39,10 @@ def pull(model: str) -> None:
             path = find_model(model) or with_bars(lambda report: prepare_model(model, progress=report))
         else:
             path = with_bars(lambda report: pull_hub_model(model, report), in_bytes=True)
-    except (ModelPrepareError, ModelLoadError) as error:
+    except ModelPrepareError as error:
         raise click.ClickException(str(error)) from error
+    except ModelLoadError as error:
+        raise click.ClickException(f"{error}{near_name(model)}") from error
     try:
         summary = summarize_model(path)
     except ModelLoadError as error:

@@ -91,19 +91,23 @@ class LocalOptions:
         return "" if config.device != "cpu" else self._memory_needs()
 
     def _memory_needs(self) -> str:
-        """Return what the model needs of this machine's memory. Raises: LocalServiceError: it lacks."""
+        """Return what the model needs of this machine's memory.
+
+        Raises: LocalServiceError: memory lacks, or a GGUF file is none that can be served.
+        """
         from executor_svc.checkpoint.model_location import find_local_model
         from executor_svc.models.memory_needs import OutOfMemoryError, check_memory
         from octavo_shared.errors import ModelLoadError
 
         config = self.executor.config
+        path: Path | None = None
         try:
             path = find_local_model(config.model)
             return "" if path is None else check_memory(path, config, self.num_executors)
-        except OutOfMemoryError as error:
+        except ModelLoadError as error:
+            if path is not None and path.is_dir() and not isinstance(error, OutOfMemoryError):
+                return ""  # of a directory the executor says more
             raise LocalServiceError(str(error)) from error
-        except ModelLoadError:  # the executor says it
-            return ""
 
     @property
     def lacks_tokenizer(self) -> bool:

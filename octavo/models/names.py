@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 
 from octavo.errors import LocalServiceError
@@ -35,9 +36,19 @@ def resolve_model(model: str | os.PathLike[str], *, progress: bool = True) -> st
         if is_demo_model(name):
             return str(find_model(name) or with_bars(lambda report: prepare_model(name, progress=report), progress))
         fetch_from_hub(name, progress)
-    except (ModelPrepareError, ModelLoadError) as error:
+    except ModelPrepareError as error:
         raise LocalServiceError(str(error)) from error
+    except ModelLoadError as error:
+        raise LocalServiceError(f"{error}{near_name(name)}") from error
     return name
+
+
+def near_name(name: str) -> str:
+    """Return what ends the refusal of a model that is not there: "; did you mean smollm2?", or nothing."""
+    from octavo.models.local_models import list_local_models
+
+    near = get_close_matches(name, {model.name for model in list_local_models()} - {name}, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def fetch_from_hub(name: str, progress: bool) -> None:

@@ -120,6 +120,7 @@ class Cell:
         self._used: Sequence[RemoteEngine] = ()  # where new requests go
         self._odd: Mapping[str, str] = {}  # why engines are not used that would take requests, by address
         self._kind: Kind | None = None  # in use
+        self._is_kind_settled = False  # all engines that are named had spoken when it came into use
         self._tokenizer_digest = "" if has_own_tokenizer else NOT_LOADED
         self._model: ServedModel | None = None  # the last one, also while all engines are away
         self._tokenizer_trouble = ""
@@ -327,7 +328,7 @@ class Cell:
         """Say which engines are used, and with them the model that new requests are checked for."""
         listed = {address: self._joined[address] for address in self._addresses if address in self._joined}
         offers = {address: offer for address, joined in listed.items() if (offer := joined.candidate())}
-        agreement = agree(offers, self._kind)
+        agreement = agree(offers, self._kind if self._is_kind_settled else None)
         for address, cause in agreement.odd.items():
             if self._odd.get(address) != cause:
                 log.warning(Event("engine_not_used", engine=address, cause=cause))
@@ -343,6 +344,7 @@ class Cell:
             if self._kind not in (None, kind):
                 log.info(Event("model_changed", model=kind.name, weights=kind.weights_digest))
             self._kind = kind
+            self._is_kind_settled |= all(joined.engine.has_spoken for joined in listed.values())
             model = merged([engine.model for engine in self._used if engine.model is not None])
             self._model = replace(model, served_name=self.name) if self.name else model
 

@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from itertools import repeat
 from typing import Any
 
 import grpc
@@ -19,7 +18,6 @@ import grpc.aio
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from octavo_shared.errors import (
-    InvalidFieldError,
     MalformedMessageError,
     OctavoServiceError,
     RequestAbortedError,
@@ -29,19 +27,20 @@ from octavo_shared.grpc.grpc_status import failure_text
 from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
-from octavo_shared.step_wire.incarnation import require_believable
 from octavo_shared.step_wire.message_bytes import CheckedAnswers
 from scheduler_svc.link.absence import LIMIT_S, Absence
-from scheduler_svc.link.ends import REASONS, decode_pooled, decode_reason, decode_search_end, decode_span
+from scheduler_svc.link.delivery import deliver
+from scheduler_svc.link.ends import REASONS
 from scheduler_svc.link.failures import encode_failure
 from scheduler_svc.link.front_metrics import encode_families
+from scheduler_svc.link.incarnations import Incarnations
 from scheduler_svc.link.outbox import Outbox
 from scheduler_svc.link.remote_request import RemoteRequest
 from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state
 from scheduler_svc.link.tokenizer_fetch import fetch_tokenizer
 from scheduler_svc.request.engine_client import AnswerSink
 from scheduler_svc.request.engine_request import EngineRequest
-from scheduler_svc.request.outputs import Alternatives, FinishReason
+from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.served_model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -66,10 +65,6 @@ _UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, Typ
 ReadTokenizer = Callable[[ExecutorInfo, Callable[[], Awaitable[tuple[TokenizerFile, ...]]]], Awaitable[None]]
 
 
-class StaleCoreError(OctavoServiceError):
-    """The engine that answers is an older one, or says nonsense of its place."""
-
-
 class CoreFaultError(OctavoServiceError):
     """The engine sent what no engine sends: the session ends, and its requests go on behind what there is."""
 
@@ -87,7 +82,7 @@ class RemoteEngine:
         on_welcome: Called with the engine's first word, at each of them.
         explain: Says why a stream broke or did not begin.
         unix_s: Returns the seconds since 1970: sessions are numbered by their beginning.
-        incarnations: The largest one of each scheduler, shared by all engines of a front.
+        incarnations: Shared by all engines of a front.
 
     Attributes:
         state: How it is, as it last told.
@@ -109,7 +104,7 @@ class RemoteEngine:
         on_welcome: Callable[[pb.CoreWelcome], None] = lambda _: None,
         explain: Callable[[grpc.aio.AioRpcError], str] = failure_text,
         unix_s: Callable[[], float] = time.time,
-        incarnations: dict[str, int] | None = None,
+        incarnations: Incarnations | None = None,
     ) -> None:
         self._unix_s = unix_s
         self._collect = collect
@@ -138,7 +133,7 @@ class RemoteEngine:
         self.scheduler_id = ""
         self.incarnation = 0
         self.prefix_key_fingerprint = b""
-        self._incarnations = {} if incarnations is None else incarnations
+        self._incarnations = Incarnations() if incarnations is None else incarnations
         self.is_joined_elsewhere: Callable[[], bool] = lambda: False
         self._trouble = ""  # that broke the last stream
         self._num_taken = 0
@@ -152,6 +147,11 @@ class RemoteEngine:
     def is_away(self) -> bool:
         """Whether it has gone, or has no executor yet, and is expected back."""
         return self._absence.is_on
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether it has told what it serves, if anything, or did not answer."""
+        return bool(self.core_trouble) or (self.is_reachable and self.why_not_ready != LOADING)
 
     @property
     def why_not_ready(self) -> str:
@@ -333,7 +333,7 @@ class RemoteEngine:
             front_id=self.front_id,
             session=int(self._unix_s() * 1e9),
             scheduler_id=self.scheduler_id,
-            incarnation=self._incarnations.get(self.scheduler_id, 0),
+            incarnation=self._incarnations.latest_of(self.scheduler_id),
             pid=os.getpid(),
         )
         await call.write(pb.JoinRequest(hello=hello, credits=MAX_MESSAGES_ON_THEIR_WAY))
@@ -426,35 +426,18 @@ class RemoteEngine:
 
     async def _take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         if message.HasField("welcome"):
-            self._keep_order(message.welcome)
+            welcome = message.welcome
+            self.scheduler_id, self.incarnation = welcome.scheduler_id, welcome.incarnation
+            self.prefix_key_fingerprint = welcome.prefix_key_fingerprint
+            self._incarnations.require_latest(welcome.scheduler_id, welcome.incarnation, self._unix_s())
             self._pause_s = FIRST_PAUSE_S
             self.core_trouble = ""
-            self._on_welcome(message.welcome)
-            fields = {"version": message.welcome.version, "incarnation": message.welcome.incarnation}
+            self._on_welcome(welcome)
+            fields = {"version": welcome.version, "incarnation": welcome.incarnation}
             log.info(Event("core_joined", front=self.front_id, **fields))
         if message.HasField("state"):
             await self._take_state(decode_state(message.state), stub)
-        for number in message.accepted:
-            if (request := self._requests.get(number)) is not None:
-                request.begin()
-        for prompt in message.prompt_logprobs:
-            if (request := self._requests.get(prompt.number)) is not None:
-                alternatives = Alternatives(list(prompt.alternative_token_ids), list(prompt.alternative_logprobs))
-                request.sink.push_prompt(list(prompt.logprobs), alternatives)
-        for begin in message.span_begins:
-            if (request := self._requests.get(begin.number)) is not None:
-                request.sink.begin_span(decode_span(begin.span))
-        if message.HasField("tokens"):
-            self._take_tokens(message.tokens)
-        for end in message.output_ends:
-            if (request := self._requests.get(end.number)) is not None:
-                request.end_output(end.output_index, end.num_tokens, decode_reason(end.reason))
-        for search in message.search_ends:
-            if (request := self._requests.get(search.number)) is not None:
-                request.sink.finish_search(decode_search_end(search))
-        for pooled in message.pooled_answers:
-            if (request := self._requests.get(pooled.number)) is not None:
-                request.take_pooled(decode_pooled(pooled))
+        deliver(message, self._requests)
         had_requests = bool(self._requests)
         for ended in message.ended:
             if (request := self._requests.get(ended.number)) is not None:
@@ -469,58 +452,6 @@ class RemoteEngine:
             _, waiting = self._abort_calls.pop(answer.call, (None, None))
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer.was_live)
-
-    def _keep_order(self, welcome: pb.CoreWelcome) -> None:
-        """Join no engine that is older than one of its scheduler that we have joined. Raises StaleCoreError: it is."""
-        self.scheduler_id, self.incarnation = welcome.scheduler_id, welcome.incarnation
-        self.prefix_key_fingerprint = welcome.prefix_key_fingerprint
-        if not welcome.incarnation:  # it is new, and waits for its executors
-            return
-        former = self._incarnations.get(welcome.scheduler_id, 0)
-        try:
-            require_believable(welcome.incarnation, self._unix_s())
-        except InvalidFieldError as error:
-            raise StaleCoreError(
-                f"the engine of scheduler {welcome.scheduler_id!r} sent an invalid incarnation: {error}"
-            ) from error
-        if welcome.incarnation < former:
-            raise StaleCoreError(
-                f"the engine of scheduler {welcome.scheduler_id!r} has the incarnation {welcome.incarnation}; this "
-                f"front has joined a later one, {former}"
-            )
-        self._incarnations[welcome.scheduler_id] = welcome.incarnation
-
-    def _take_tokens(self, tokens: pb.Tokens) -> None:
-        """Give tokens to their requests, in the order in which they came.
-
-        Raises: TokenGapError: some are missing. ValueError: columns do not fit each other.
-        """
-        num_tokens, requests = len(tokens.numbers), self._requests
-        num_alternatives = sum(tokens.alternative_counts)
-        if {len(tokens.alternative_token_ids), len(tokens.alternative_logprobs)} != {num_alternatives}:
-            raise ValueError(f"{num_alternatives} alternatives were counted")
-        rows = zip(
-            tokens.numbers,
-            tokens.output_indexes or repeat(0, num_tokens),
-            tokens.positions,
-            tokens.token_ids,
-            tokens.logprobs or repeat(None, num_tokens),
-            tokens.alternative_counts or repeat(0, num_tokens),
-            strict=True,
-        )
-        first = 0
-        for number, output_index, position, token_id, logprob, num_alternatives in rows:
-            alternatives = None
-            if num_alternatives:
-                ends = first + num_alternatives
-                alternatives = Alternatives(
-                    list(tokens.alternative_token_ids[first:ends]), list(tokens.alternative_logprobs[first:ends])
-                )
-                first = ends
-            request = requests.get(number)
-            if request is not None:
-                known = None if logprob is None or logprob != logprob else logprob  # NaN: not computed
-                request.push(output_index, position, token_id, known, alternatives)
 
     async def _take_state(self, state: CoreState, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         """Take how the engine is; a model with another tokenizer is served once we have that one."""

@@ -40,6 +40,7 @@ from scheduler_svc.config.dial_tls import read_credentials
 from scheduler_svc.front.front import Front
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link.cell import Cell, cell_families
+from scheduler_svc.link.incarnations import Incarnations
 from scheduler_svc.link.remote_engine import ReadTokenizer, RemoteEngine
 from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from scheduler_svc.processes.loop_lag import LoopLag
@@ -118,7 +119,7 @@ class FrontService:
         self.is_listening, self.is_ready = asyncio.Event(), asyncio.Event()
         self.address = ""
         self._name = config.front_id or config.own_name
-        self._incarnations: dict[str, int] = {}
+        self._incarnations = Incarnations()
         self._ready_models: set[str] = set()
         tokenizers = {
             name: ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)

@@ -402,15 +402,15 @@ BUGS = (
     ),
     Bug(
         "the last tokens of a message come behind the ends",
-        f"{LINK}/remote_engine.py",
-        '        if message.HasField("tokens"):\n            self._take_tokens(message.tokens)\n'
-        "        for end in message.output_ends:\n"
-        "            if (request := self._requests.get(end.number)) is not None:\n"
-        "                request.end_output(end.output_index, end.num_tokens, decode_reason(end.reason))\n",
-        "        for end in message.output_ends:\n"
-        "            if (request := self._requests.get(end.number)) is not None:\n"
-        "                request.end_output(end.output_index, end.num_tokens, decode_reason(end.reason))\n"
-        '        if message.HasField("tokens"):\n            self._take_tokens(message.tokens)\n',
+        f"{LINK}/delivery.py",
+        '    if message.HasField("tokens"):\n        _deliver_tokens(message.tokens, requests)\n'
+        "    for end in message.output_ends:\n"
+        "        if (request := requests.get(end.number)) is not None:\n"
+        "            request.end_output(end.output_index, end.num_tokens, decode_reason(end.reason))\n",
+        "    for end in message.output_ends:\n"
+        "        if (request := requests.get(end.number)) is not None:\n"
+        "            request.end_output(end.output_index, end.num_tokens, decode_reason(end.reason))\n"
+        '    if message.HasField("tokens"):\n        _deliver_tokens(message.tokens, requests)\n',
     ),
     Bug(
         "nobody goes on with the requests of an engine that is gone",

@@ -36,6 +36,7 @@ from scheduler_svc.front.grammars.grammar_checks import GrammarChecks
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link.cell import Cell
 from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.incarnations import Incarnations
 from scheduler_svc.link.remote_engine import ReadTokenizer, RemoteEngine
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
 from scheduler_svc.processes.front_process import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
@@ -227,7 +228,7 @@ class SimulatedFront:
     on_engine: Callable[[RemoteEngine], None] = lambda _: None
     on_client: Callable[[EngineClient], None] = lambda _: None
     cell: Cell | None = None
-    incarnations: dict[str, int] = field(default_factory=dict)
+    incarnations: Incarnations = field(default_factory=Incarnations)
     generation: GenerationServicer = field(init=False)
     server: SimulatedServer = field(init=False)
     is_ready: bool = False

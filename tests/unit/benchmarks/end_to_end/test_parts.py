@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as FileType
 
 from benchmarks.end_to_end import __main__ as command
 from benchmarks.end_to_end import engines, peers
@@ -21,6 +22,7 @@ from benchmarks.end_to_end.limits import measure
 from benchmarks.end_to_end.model_costs import model_costs
 from benchmarks.end_to_end.workloads import WORKLOADS, Workload, by_name
 from tests.numerics.tiny_models import VOCAB_SIZE, save_tiny_model
+from tests.support.gguf_files import write_small_gguf
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
@@ -75,6 +77,19 @@ def test_the_costs_of_a_model_are_those_of_its_matrices(tmp_path: Path) -> None:
     assert costs.attention_flops == 4 * 2 * 32  # layers, width of all heads
     options = engines.options_of(all_engines()[0], tmp_path, 2, 64)
     assert options_from_message(json.loads(json.dumps(options_to_message(options)))) == options
+
+
+def test_a_gguf_file_is_loaded_as_it_is_by_both_engines_that_read_one(tmp_path: Path) -> None:
+    file = write_small_gguf(tmp_path / "m.gguf", FileType.Q8_0)
+    specs = command.chosen_engines(command._parse(["--model", str(file)]))
+    assert [(spec.name, spec.number_class) for spec in specs] == [
+        ("Octavo Q8_0", "8 bits"),
+        ("llama.cpp Q8_0", "8 bits"),
+    ]
+    assert {engines.options_of(spec, file, 2, 64).model for spec in specs} == {str(file)}
+    costs = model_costs(file)  # an embedding of 256 x 256, and a norm
+    assert (costs.name, costs.num_parameters) == ("m", 256 * 256 + 256)
+    assert (costs.prefill_flops, costs.head_flops) == (2 * 256, 2 * 256 * 256)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -365,6 +365,14 @@ def test_what_a_model_needs_is_told_or_refused_before_anything_starts(
     assert said == told or (told.endswith("; ") and said.startswith(told))
 
 
+@each_row((slice(0, 3000), "is truncated, or damaged"), (slice(1, None), "it does not begin with GGUF"))
+def test_a_damaged_file_is_refused_before_anything_starts(part: slice, words: str, *, tmp_path: Path) -> None:
+    file = write_small_gguf(tmp_path / "m.gguf", FileType.Q8_0)
+    file.write_bytes(file.read_bytes()[part])
+    with pytest.raises(LocalServiceError, match=rf"m\.gguf.*{words}"):
+        LocalOptions(file).prepare_model(progress=False)
+
+
 @pytest.mark.parametrize(
     ("num_executors", "settings", "num_threads"),
     [

@@ -222,6 +222,8 @@ def test_what_is_served_is_pulled_before_anything_starts(cut_off: Hub) -> None:
     assert cut_off.downloads("model.safetensors") == [f"bytes={len(WEIGHTS) // 2}-"]
     with pytest.raises(LocalServiceError, match="there is no directory org/none, and the hub has no model org/none"):
         resolve_model("org/none", progress=False)
+    with pytest.raises(LocalServiceError, match=r"the hub has no model smolm2.*; did you mean smollm2\?"):
+        resolve_model("smolm2", progress=False)
 
 
 Tamper = Callable[[Any], None]

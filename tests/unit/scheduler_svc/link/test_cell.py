@@ -69,6 +69,29 @@ def test_a_full_queue_refuses_whom_all_engines_name_and_who_fills_it_with_what_i
         pass
 
 
+def test_whichever_engine_answers_first_what_most_serve_is_used_until_its_engines_are_gone() -> None:
+    """A front that starts while a model is changed for another one."""
+
+    def serves(weights: str) -> CoreState:
+        return replace(FULL, model=replace(MODEL, reproducibility=Reproducibility(("n",), weights, "")))
+
+    def tell(cell: Cell, number: int, state: CoreState) -> str:
+        engine = cell.engines[number]
+        engine.state, engine.model = state, state.model
+        cell._on_change()
+        assert cell.model is not None
+        return cell.model.reproducibility.weights_digest
+
+    for is_silent in (False, True):
+        cell = cell_of(UNREACHABLE, UNREACHABLE, serves("new"), UNREACHABLE, UNREACHABLE)
+        if is_silent:
+            cell.engines[3].core_trouble = cell.engines[4].core_trouble = "connection refused"
+        tell(cell, 0, serves("old"))
+        assert tell(cell, 1, serves("old")) == "old"
+        tell(cell, 3, serves("new"))
+        assert tell(cell, 4, serves("new")) == ("old" if is_silent else "new")
+
+
 def test_whoever_cannot_be_placed_hears_why() -> None:
     draining = replace(FULL, is_draining=True, why_not_ready="the scheduler is draining")
     alone = replace(FULL, has_executor=False, why_not_ready="no executor is attached", last_trouble="refused")
