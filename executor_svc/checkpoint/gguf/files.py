@@ -6,6 +6,7 @@ from pathlib import Path
 
 from executor_svc.checkpoint.gguf.header import GGUFHeader, GGUFTensor, read_header
 from executor_svc.checkpoint.gguf.metadata import Metadata
+from executor_svc.checkpoint.gguf.ollama_gemma3 import in_common_terms
 from octavo_shared.errors import ModelLoadError
 
 # Of several files one is given; the others lie beside it.
@@ -19,7 +20,7 @@ def read_files(path: Path) -> tuple[Metadata, Mapping[str, GGUFTensor]]:
     """
     headers = _read_all(path)
     first = headers[0]
-    return Metadata(first.path, first.values, first.tokenizer_digest), _join(headers)
+    return in_common_terms(Metadata(first.path, first.values, first.tokenizer_digest), _join(headers))
 
 
 def _read_all(path: Path) -> list[GGUFHeader]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -89,6 +90,26 @@ def test_it_is_the_original(values: dict[str, Any], original: tokenizers.Tokeniz
         ids = original.encode(text).ids
         assert made.encode(text).ids == ids, text
         assert made.decode(ids, skip_special_tokens=True) == original.decode(ids, skip_special_tokens=True)
+
+
+def test_gemma_3_from_ollamas_converter_gets_the_chat_template_that_it_lacks(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "m.gguf", SENTENCEPIECE, "gemma3")
+    [template] = [
+        file.content.decode() for file in GGUFModel(tmp_path / "m.gguf").tokenizer_files() if "template" in file.name
+    ]
+    chat = [
+        {"role": role, "content": f" {words}\n"}
+        for role, words in (("system", "be brief"), ("user", "hi"), ("assistant", "yes?"), ("user", "bye"))
+    ]
+    rendered = [
+        jinja2.Template(template).render(bos_token="<bos>", messages=messages, add_generation_prompt=True)
+        for messages in (chat, chat[1:2])
+    ]
+    assert rendered == [
+        "<bos><start_of_turn>user\nbe brief\n\nhi<end_of_turn>\n<start_of_turn>model\nyes?<end_of_turn>\n"
+        "<start_of_turn>user\nbye<end_of_turn>\n<start_of_turn>model\n",
+        "<bos><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n",
+    ]
 
 
 def test_runs_of_spaces_are_taken_whole_as_sentencepiece_does(tmp_path: Path) -> None:
