@@ -200,5 +200,5 @@ def test_the_entries_that_were_used_last_stay(cache: Path) -> None:
     tokenizer_cache.cached_conversion([b"new"], lambda: b"{}")
 
     assert len(list(cache.iterdir())) == tokenizer_cache._NUM_KEPT
-    for number in (b"0", b"new"):
-        assert tokenizer_cache.cached_conversion([number], lambda: b"it was removed") == b"{}"
+    for used in (b"0", b"new"):
+        assert tokenizer_cache.cached_conversion([used], lambda: b"it was removed") == b"{}"
