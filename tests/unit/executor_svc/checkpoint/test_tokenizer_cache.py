@@ -63,13 +63,11 @@ def test_the_second_start_imports_no_library_of_tokenizers(tmp_path: Path) -> No
         "GGUFModel(Path(sys.argv[1])).tokenizer_files()\n"
         "print({'transformers', 'tokenizers'} & {*sys.modules})"
     )
-    command, environment = (
-        [sys.executable, "-c", start, tmp_path / "m.gguf"],
-        {"OCTAVO_CACHE_DIR": str(tmp_path / "own")},
-    )
+    command = [sys.executable, "-c", start, str(tmp_path / "m.gguf")]
+    environment = {**os.environ, "OCTAVO_CACHE_DIR": str(tmp_path / "own")}
 
     def imported() -> str:
-        return subprocess.check_output(command, text=True, env={**os.environ, **environment}).strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
 
     assert (imported() == "set()", imported() == "set()") == (False, True)
 
@@ -188,6 +186,20 @@ def test_a_cache_that_cannot_be_written_does_not_matter(
 
     assert conversions == ["m.gguf"] * 2
     assert not cache.is_dir() or not list(cache.iterdir()), "something is left"
+
+
+def test_an_entry_of_a_cache_that_became_read_only_is_read(
+    tmp_path: Path, cache: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = load(tmp_path / "m.gguf")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+
+    assert load(tmp_path / "m.gguf") == good
+    assert conversions == ["m.gguf"]
 
 
 def test_the_entries_that_were_used_last_stay(cache: Path) -> None:
