@@ -59,10 +59,13 @@ def _read(path: Path) -> bytes | None:
             if not _is_own(os.fstat(descriptor), stat.S_IFREG):
                 return None
             first, _, content = file.read().partition(b"\n")
-        os.utime(path)
     except OSError:
         return None
-    return content if first == _first_line(path, content) else None
+    if first != _first_line(path, content):
+        return None
+    with contextlib.suppress(OSError):  # of a cache that is read-only nothing is removed either
+        os.utime(path)
+    return content
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -76,9 +79,9 @@ def _write(path: Path, content: bytes) -> None:
         partial.replace(path)
     except OSError as error:
         _logger.info(Event("tokenizer_not_cached", path=str(path), reason=error.strerror))
+    with contextlib.suppress(OSError):  # another process may remove the same
         if partial is not None:
             partial.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # another process may remove the same
         files = sorted(path.parent.iterdir(), key=lambda each: each.stat().st_mtime)
         for old in files[:-_NUM_KEPT]:
             old.unlink()

@@ -1,7 +1,11 @@
 """The second start of a GGUF file does not convert its tokenizer, and no state of the cache keeps it from starting."""
 
+import importlib.metadata
 import os
 import stat
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +56,22 @@ def test_the_second_start_does_not_convert(tmp_path: Path, cache: Path, conversi
     assert conversions == ["m.gguf"]
 
 
+def test_the_second_start_imports_no_library_of_tokenizers(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "m.gguf", VALUES, "llama")
+    start = (
+        "import sys; from pathlib import Path; from executor_svc.checkpoint.gguf.model import GGUFModel\n"
+        "GGUFModel(Path(sys.argv[1])).tokenizer_files()\n"
+        "print({'transformers', 'tokenizers'} & {*sys.modules})"
+    )
+    command = [sys.executable, "-c", start, str(tmp_path / "m.gguf")]
+    environment = {**os.environ, "OCTAVO_CACHE_DIR": str(tmp_path / "own")}
+
+    def imported() -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
+
+    assert (imported() == "set()", imported() == "set()") == (False, True)
+
+
 def test_what_decides_on_the_result_decides_on_the_entry(
     tmp_path: Path, cache: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +85,7 @@ def test_what_decides_on_the_result_decides_on_the_entry(
     assert len(contents) == len(conversions) == len(list(cache.iterdir())) == 4
 
     load(tmp_path / "a.gguf", architecture="qwen2")
-    monkeypatch.setattr(tokenizer_cache.importlib.metadata, "version", lambda name: f"another {name}")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"another {name}")
     load(tmp_path / "a.gguf")
     assert len(conversions) == len(list(cache.iterdir())) == 6
 
@@ -149,7 +169,7 @@ def read_only(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(tokenizer_cache.tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
 
 
 @pytest.mark.parametrize("spoil", [no_home, no_directory, full_disk, read_only])
@@ -168,12 +188,26 @@ def test_a_cache_that_cannot_be_written_does_not_matter(
     assert not cache.is_dir() or not list(cache.iterdir()), "something is left"
 
 
+def test_an_entry_of_a_cache_that_became_read_only_is_read(
+    tmp_path: Path, cache: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = load(tmp_path / "m.gguf")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+
+    assert load(tmp_path / "m.gguf") == good
+    assert conversions == ["m.gguf"]
+
+
 def test_the_entries_that_were_used_last_stay(cache: Path) -> None:
     for number in range(tokenizer_cache._NUM_KEPT):
         tokenizer_cache.cached_conversion([b"%d" % number], lambda: b"{}")
-    for age_s, entry in enumerate(cache.iterdir()):
-        os.utime(entry, (1000 - age_s, 1000 - age_s))
-    tokenizer_cache.cached_conversion([b"0"], lambda: b"it is not converted")
+        for entry in cache.iterdir():  # the first one becomes the oldest
+            os.utime(entry, (entry.stat().st_mtime - 1000,) * 2)
+    tokenizer_cache.cached_conversion([b"0"], lambda: b"it was not kept")
 
     tokenizer_cache.cached_conversion([b"new"], lambda: b"{}")
 
