@@ -11,7 +11,7 @@ from executor_svc.service.process import run_executor
 from executor_svc.worker.interface import Worker
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.config import load_config_or_exit
-from octavo_shared.process.garbage_collection import freeze
+from octavo_shared.process.garbage_collection import freeze, rare_looks
 
 
 def main() -> int:
@@ -37,7 +37,8 @@ def _load_worker(config: ExecutorConfig, assignment: RankAssignment | None, at_e
     """Load the model, and say so on stdout. Torch is imported here, so that the server answers before that is done."""
     started_s = time.monotonic()
     print(f"octavo executor loading {config.model}", flush=True)
-    worker = _import_and_load(config, assignment, at_end)
+    with rare_looks():
+        worker = _import_and_load(config, assignment, at_end)
     freeze()
     print(f"octavo executor loaded {config.model} in {time.monotonic() - started_s:.1f} s", flush=True)
     return worker

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ _TABLES = ("embed_tokens.weight", "lm_head.weight", "token_embd.weight", "output
 
 def model_costs(path: Path) -> Model:
     """Count the parameters of a Hugging Face directory or a GGUF file, and the operations of a token."""
-    config: Mapping[str, Any]
+    config: dict[str, Any]
     if path.is_file():
         metadata, tensors = read_files(path)
-        config = build_config(metadata, tensors)
+        config = dict(build_config(metadata, tensors))
         sizes = {name: math.prod(tensor.shape) for name, tensor in tensors.items()}
     else:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))

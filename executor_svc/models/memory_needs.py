@@ -25,7 +25,8 @@ from executor_svc.checkpoint.quantized import refuse_quantized
 from executor_svc.device.host_memory import available_memory_bytes
 from octavo_shared.errors import ModelLoadError
 
-if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
+if TYPE_CHECKING:  # torch, and pydantic, which a machine that only measures may lack
+    from executor_svc.checkpoint.gguf.model import GGUFModel
     from executor_svc.config import ExecutorConfig
 
 Quantization = Literal["none", "bfloat16", "int8", "int8-a8", "int4"]
@@ -122,11 +123,11 @@ class ModelSummary:
         )
 
 
-def check_memory(path: Path, config: ExecutorConfig, num_executors: int = 1) -> str:
-    """Return what the model at a path needs and what there is: needs 3.1 GB, 21 GB free.
+def check_memory(model: Path | GGUFModel, config: ExecutorConfig, num_executors: int = 1) -> str:
+    """Return what a model needs and what there is: needs 3.1 GB, 21 GB free.
 
     Args:
-        path: A directory or a GGUF file.
+        model: A directory, a GGUF file, or one whose header has been read.
         config: The settings of each executor on this machine; its device is a CPU.
         num_executors: How many there are.
 
@@ -134,7 +135,7 @@ def check_memory(path: Path, config: ExecutorConfig, num_executors: int = 1) -> 
     """
     float_bytes: Literal[2, 4] = 4 if config.dtype in ("auto", "float32") else 2
     summary = summarize_model(
-        path, config.quantization, float_bytes=float_bytes, allow_requantization=config.allow_requantization
+        model, config.quantization, float_bytes=float_bytes, allow_requantization=config.allow_requantization
     )
     auto_bits = 16 if config.compute_dtype == "bfloat16" else 8 * float_bytes
     cache_bits = _CACHE_BITS.get(config.kv_cache_dtype, auto_bits)
@@ -155,7 +156,7 @@ def say_needs(needed_bytes: int) -> str:
 
 
 def summarize_model(
-    path: Path,
+    model: Path | GGUFModel,
     quantization: Quantization = "none",
     *,
     float_bytes: Literal[2, 4] = 4,
@@ -164,16 +165,16 @@ def summarize_model(
     """Return what the headers of a model say.
 
     Args:
-        path: A directory or a GGUF file.
+        model: A directory, a GGUF file, or one whose header has been read.
         quantization: What weights become as they are loaded.
         float_bytes: Of a number of the KV cache, and of a weight that is not quantized.
         allow_requantization: Whether types that no format holds are rounded.
 
     Raises: ModelLoadError: it is damaged, or of a kind that is not read.
     """
-    if path.is_dir():
-        return _summarize_directory(path, quantization, float_bytes)
-    metadata, tensors = read_files(path)
+    if isinstance(model, Path) and model.is_dir():
+        return _summarize_directory(model, quantization, float_bytes)
+    metadata, tensors = read_files(model) if isinstance(model, Path) else model.header
     config = build_config(metadata, tensors)
     weights: dict[FileType, int] = {}
     matrices: dict[str, int] = {}

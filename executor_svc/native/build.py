@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from octavo_shared.process.user_cache import user_cache_directory
+
 SOURCE_DIRECTORY = Path(__file__).parent / "csrc"
 COMPILERS = ("gcc", "cc", "clang")
 FLAGS = (
@@ -42,11 +44,8 @@ def cache_directory() -> Path:
 
     Raises: NativeUnavailableError: this user has none.
     """
-    if octavo_cache := os.environ.get("OCTAVO_CACHE_DIR"):
-        return Path(octavo_cache).expanduser().absolute() / "native"
-    xdg_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        return (xdg_cache if xdg_cache.is_absolute() else Path.home() / ".cache") / "octavo" / "native"
+        return user_cache_directory() / "native"
     except RuntimeError as error:
         raise NativeUnavailableError("this user has no home directory: set OCTAVO_CACHE_DIR") from error
 

@@ -77,7 +77,7 @@ def load_worker(
     model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
     check_cache_settings(config, cache_shape_of(chosen), local_size)
     if device.type == "cpu" and group.size == 1:  # of several ranks, `check_model` has asked
-        logger.info(Event("memory", model=check_memory(directory.path, config)))
+        logger.info(Event("memory", model=check_memory(_read_already(directory), config)))
     checkpoint = open_checkpoint(
         directory, allow_requantization=config.allow_requantization, restores_codes=chosen.stored is None
     )
@@ -147,7 +147,12 @@ def check_model(config: ExecutorConfig, *, are_ranks_here: bool = True) -> None:
     read_pooling(config, directory.path)
     read_model_config(directory, config)
     if config.device == "cpu" and are_ranks_here:
-        logger.info(Event("memory", model=check_memory(directory.path, config)))
+        logger.info(Event("memory", model=check_memory(_read_already(directory), config)))
+
+
+def _read_already(model: Model) -> Path | GGUFModel:
+    """Return what `check_memory` takes; the header of a GGUF file need not be read again."""
+    return model if isinstance(model, GGUFModel) else model.path
 
 
 def _checked_model_len(limit: int, max_model_len: int | None, source: Path) -> int:

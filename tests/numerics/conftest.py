@@ -1,10 +1,11 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from transformers import LlamaForCausalLM, MistralForCausalLM
 
+from executor_svc.checkpoint.gguf import tokenizer_cache
 from executor_svc.config import ExecutorConfig
 from executor_svc.sampler.sampler import Sampler
 from executor_svc.worker.loading import load_worker
@@ -17,6 +18,15 @@ from tests.numerics.tiny_models import VARIANTS, save_tiny_model
 class TinyModel:
     directory: Path
     reference: LlamaForCausalLM | MistralForCausalLM
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_tokenizer_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Leave the user's cache of converted tokenizers as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("cache")
+        patch.setattr(tokenizer_cache, "user_cache_directory", lambda: directory)
+        yield
 
 
 @pytest.fixture(scope="session")

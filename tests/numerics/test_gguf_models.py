@@ -33,7 +33,7 @@ from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import RecordingSampler, StepDriver
 from tests.numerics.native import library_path
 from tests.numerics.reference import random_prompt
-from tests.numerics.tiny_models import LLAMA3_ROPE
+from tests.numerics.tiny_models import LLAMA3_ROPE, VOCAB_SIZE
 from tests.support.each_row import each_row
 from tests.support.gguf_files import HALVES_OF_K, TypeOf, of_type, write_gguf_of
 
@@ -145,6 +145,36 @@ def test_the_factors_of_llama_3_stretch_its_frequencies(tmp_path: Path, recorder
 
     assert torch.allclose(logits_of(file, recorder), expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(logits_of(unscaled, recorder), expected, rtol=1e-3, atol=1e-3)
+
+
+@each_row(4096, 131_072)
+def test_gemma_3_from_ollamas_converter_has_the_bits_of_llama_cpps(
+    length: int, *, tmp_path: Path, recorder: RecordingSampler
+) -> None:
+    settings = {**FAMILIES["Gemma3ForCausalLM"], "max_position_embeddings": length, "rms_norm_eps": 1e-6}
+    directory = save(tmp_path / "model", "Gemma3ForCausalLM", settings, FileType.F32)
+    stretched = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0} if length > 4096 else {}
+    common = {"gemma3.rope.freq_base": 1e6, "gemma3.rope.freq_base_swa": 1e4, **stretched}
+    others: list[dict[str, Any]] = [
+        {"gemma3.rope.freq_base": None, "gemma3.rope.global.freq_base": 1e6, "gemma3.rope.local.freq_base": 1e4},
+        {"gemma3.rope.freq_base": None, "tokenizer.ggml.tokens": [f"{number}" for number in range(VOCAB_SIZE + 1)]},
+    ]
+    vision = {f"{part}.weight": np.ones((32, 32), np.float32) for part in ("v.blk.0.attn_q", "mm.mm_input_projection")}
+    ollamas = [
+        write_gguf_of(
+            directory,
+            tmp_path / f"o{number}.gguf",
+            of_type(FileType.F32),
+            changes={**changes, "gemma3.attention.layer_norm_rms_epsilon": None},
+            more_tensors=vision if number else {},
+        )
+        for number, changes in enumerate(others)
+    ]
+
+    expected = logits_of(write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.F32), changes=common), recorder)
+
+    for file in ollamas:
+        assert torch.equal(logits_of(file, recorder), expected), file.name
 
 
 def mixed(*kinds: FileType) -> TypeOf:

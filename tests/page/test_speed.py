@@ -18,6 +18,8 @@ SHARE_CHANGED = 0.2
 # 50 to 100 with a CPU ten times slower, by Emulation.setCPUThrottlingRate of Chromium's debugging protocol.
 MAX_REFRESH = 35.0
 NUM_REFRESHES = 5
+# So often, while all of them are slow: other processes may have the CPU for a while.
+MAX_ROUNDS = 6
 
 # The time, in milliseconds, in which this browser on this machine compares as many states and paints as many cells as a
 # refresh does, without a canvas and without anything that the page does besides. The shortest of a few, as below.
@@ -75,7 +77,10 @@ async def test_drawing_160000_blocks_leaves_the_page_smooth(browser: Browser) ->
             reference_ms = await watched.page.evaluate(REFERENCE, [num_blocks, int(SHARE_CHANGED * num_blocks)])
             max_ms = MAX_REFRESH * reference_ms
             print(f"reference {reference_ms:.2f} ms")
-            assert await refresh_ms(watched.page) < max_ms
+            fastest_ms = [await refresh_ms(watched.page)]
+            while min(fastest_ms) >= max_ms and len(fastest_ms) < MAX_ROUNDS:
+                fastest_ms.append(await refresh_ms(watched.page))
+            assert min(fastest_ms) < max_ms
     finally:
         await admin.stop()
 

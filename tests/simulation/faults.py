@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.simulation.machines import NUMERICS, ExecutorMachine, FrontMachine, Machine, SchedulerMachine
 from tests.simulation.moments import wait_for_moment
-from tests.simulation.plan import BROKEN_AT_LEAST_S, FAULTS, NOTHING, FaultPlan
+from tests.simulation.plan import BROKEN_AT_LEAST_S, FAULTS, FaultPlan
 from tests.simulation.world import World
 
 # Before the name of a fault, where it is counted.
@@ -24,9 +24,9 @@ Fault = Callable[[World, FaultPlan], Awaitable[bool]]
 
 async def strike(world: World, plan: FaultPlan) -> None:
     """Let a fault happen, and note it if there was something that it could strike."""
-    if plan.kind == NOTHING:
-        return
     await wait_for_moment(world, plan)
+    if plan.is_taken_away:
+        return
     checks, watchers = world.checks, world.checks.watchers
     checks.faults_at_s[plan.number] = world.loop.time()
     for watcher in watchers:

@@ -43,8 +43,6 @@ FRONT_FAULTS = (
 CELL_FAULTS = ("forget_core",)
 # Of which no client learns whose request was accepted: fronts and executors live, and their core is there again soon.
 SEAMLESS_FAULTS = ("kill_core", "stall_scheduler", "stall_front", "slow_front", "reset_front")
-# What stands in place of a fault that was taken away: the draws of the loop stay what they were until then.
-NOTHING = "nothing"
 FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS, *CORE_FAULTS, *FRONT_FAULTS, *CELL_FAULTS)
 
 # How the fronts of a cell find its schedulers: each front joins all of them. NO_CELL: each has a scheduler of its own.
@@ -135,6 +133,7 @@ class FaultPlan:
         moment: One of `MOMENTS`, for which it waits a little then, or NO_MOMENT.
         target: Whom it strikes, counted from 0, modulo how many there are.
         duration_s: How long it lasts.
+        is_taken_away: Whether nothing happens when its moment comes: until then all is as it was.
     """
 
     number: int
@@ -145,6 +144,7 @@ class FaultPlan:
     kind: str
     target: int
     duration_s: float
+    is_taken_away: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Plan:
     @property
     def is_seamless(self) -> bool:
         """Whether no accepted request may end because of a fault."""
-        kinds = {fault.kind for fault in self.faults} - {NOTHING}
+        kinds = {fault.kind for fault in self.faults if not fault.is_taken_away}
         return (
             self.num_fronts > 0 and (self.cell != NO_CELL or self.num_schedulers == 1) and kinds <= set(SEAMLESS_FAULTS)
         )

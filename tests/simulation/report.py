@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from tests.simulation.plan import NOTHING, FaultPlan, Plan
+from tests.simulation.plan import FaultPlan, Plan
 from tests.simulation.run import Outcome, simulate
 from tests.simulation.trace import Trace, TraceEvent
 
@@ -47,13 +47,13 @@ def report(plan: Plan, run: Callable[[Plan], Traced] = traced) -> Iterator[str]:
 def last_fault(outcome: Outcome) -> FaultPlan | None:
     """Return the fault that struck last; None: none did."""
     at_s = outcome.faults_at_s
-    began = [fault for fault in outcome.plan.faults if fault.number in at_s and fault.kind != NOTHING]
+    began = [fault for fault in outcome.plan.faults if fault.number in at_s]
     return max(began, key=lambda fault: at_s[fault.number], default=None)
 
 
 def without(plan: Plan, fault: FaultPlan) -> Plan:
     """Return a plan in which nothing happens in place of a fault, so that all is as it was until then."""
-    faults = tuple(replace(other, kind=NOTHING) if other is fault else other for other in plan.faults)
+    faults = tuple(replace(other, is_taken_away=True) if other is fault else other for other in plan.faults)
     return replace(plan, faults=faults)
 
 

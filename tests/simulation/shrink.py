@@ -1,7 +1,8 @@
 """A failing plan is made smaller while it fails in the same way: fewer faults, fewer requests, simpler settings.
 
 Faults and requests are taken away by delta debugging (Zeller and Hildebrandt 2002, "Simplifying and isolating
-failure-inducing input"). A fault is replaced by `NOTHING` first: the draws before it then stay what they were.
+failure-inducing input"). A fault first stays
+in the plan and does nothing: all that comes before it then stays what it was.
 """
 
 import re
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 from tests.simulation.loop import START_S
 from tests.simulation.network.link import Weather
-from tests.simulation.plan import NO_CELL, NOTHING, FaultPlan, Plan, RequestPlan
+from tests.simulation.plan import NO_CELL, FaultPlan, Plan, RequestPlan
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ class Shrinker:
         def tries(left: Sequence[FaultPlan]) -> bool:
             numbers = {fault.number for fault in left}
             faults = tuple(
-                fault if fault.number in numbers else replace(fault, kind=NOTHING) for fault in self.plan.faults
+                fault if fault.number in numbers else replace(fault, is_taken_away=True) for fault in self.plan.faults
             )
             return self._try(replace(self.plan, faults=faults), "fewer faults")
 
@@ -211,7 +212,7 @@ def _executors(plan: Plan, **changed: Any) -> Plan:
 
 
 def _real(faults: Sequence[FaultPlan]) -> tuple[FaultPlan, ...]:
-    return tuple(fault for fault in faults if fault.kind != NOTHING)
+    return tuple(fault for fault in faults if not fault.is_taken_away)
 
 
 def _size(plan: Plan) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from tests.simulation import checks
 from tests.simulation.draw import draw_plan
 from tests.simulation.loop import START_S
-from tests.simulation.plan import NOTHING, SAFETY, Plan
+from tests.simulation.plan import SAFETY, Plan
 from tests.simulation.report import Traced, concerned_core, first_difference, last_fault, report, without
 from tests.simulation.run import Outcome, simulate
 from tests.simulation.trace import Trace, TraceEvent
@@ -68,7 +68,7 @@ def test_nothing_differs_before_a_fault_that_is_taken_away() -> None:
     place = first_difference(with_it.events, without_it.events)
     assert place is not None
     assert with_it.events[place].at_s >= failing.faults_at_s[last.number] - START_S - 1e-6
-    assert any(fault.kind == NOTHING for fault in outcome.plan.faults)
+    assert any(fault.is_taken_away for fault in outcome.plan.faults)
 
 
 def test_what_is_broken_is_told_with_the_state_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

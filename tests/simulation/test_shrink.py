@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from tests.simulation.draw import draw_plan
-from tests.simulation.plan import LIVENESS, MODES, NOTHING, SAFETY, Plan
+from tests.simulation.plan import LIVENESS, MODES, SAFETY, Plan
 from tests.simulation.plan_json import plan_from_json, plan_to_json
 from tests.simulation.shrink import Shrinker, kind_of, smallest_parts
 
@@ -12,7 +12,7 @@ PLAN = draw_plan(0, SAFETY)
 
 def _breaks(plan: Plan) -> str:
     """Break a promise where one fault meets one request, whatever else is there."""
-    has_fault = any(fault.number == 5 and fault.kind != NOTHING for fault in plan.faults)
+    has_fault = any(fault.number == 5 and not fault.is_taken_away for fault in plan.faults)
     has_request = any(request.number == 7 for request in plan.requests)
     return f"at {1000 + len(plan.requests)}.5 s: r7 is in 2 places" if has_fault and has_request else ""
 
@@ -90,6 +90,6 @@ def test_a_plan_survives_json_exactly() -> None:
 
 def test_a_placeholder_survives_json() -> None:
     plan = draw_plan(1, LIVENESS)
-    plan = replace(plan, faults=tuple(replace(fault, kind=NOTHING) for fault in plan.faults))
+    plan = replace(plan, faults=tuple(replace(fault, is_taken_away=True) for fault in plan.faults))
 
     assert plan_from_json(plan_to_json(plan)) == plan

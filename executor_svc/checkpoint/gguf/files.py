@@ -6,6 +6,7 @@ from pathlib import Path
 
 from executor_svc.checkpoint.gguf.header import GGUFHeader, GGUFTensor, read_header
 from executor_svc.checkpoint.gguf.metadata import Metadata
+from executor_svc.checkpoint.gguf.ollama_gemma3 import in_common_terms
 from octavo_shared.errors import ModelLoadError
 
 # Of several files one is given; the others lie beside it.
@@ -18,7 +19,8 @@ def read_files(path: Path) -> tuple[Metadata, Mapping[str, GGUFTensor]]:
     Raises: ModelLoadError: a file is damaged, or one of several is missing.
     """
     headers = _read_all(path)
-    return Metadata(headers[0].path, headers[0].values), _join(headers)
+    first = headers[0]
+    return in_common_terms(Metadata(first.path, first.values, first.tokenizer_digest), _join(headers))
 
 
 def _read_all(path: Path) -> list[GGUFHeader]:

@@ -1,5 +1,6 @@
 """The header of a GGUF file: values by key, and where each tensor lies. All of it is checked against the file."""
 
+import hashlib
 import math
 import mmap
 import struct
@@ -43,11 +44,12 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What a file says of itself. A list of numbers or truths is a NumPy array or a list."""
+    """What a file says of itself; `tokenizer_digest` is that of all values of the tokenizer, keys included."""
 
     path: Path
     values: Mapping[str, object]
     tensors: Mapping[str, GGUFTensor]
+    tokenizer_digest: bytes
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -85,12 +87,16 @@ class _Reader:
         self._check_count(num_tensors, 24, "tensors")
         self._check_count(num_values, 13, "values")
         values: dict[str, object] = {}
+        of_tokenizer = hashlib.sha256()
         for _ in range(num_values):
+            begin = self._at
             key = self._text()
             self._where = f"its value {key}"
             if key in values:
                 raise self._damaged("stands there twice")
             values[key] = self._value()
+            if key.startswith("tokenizer."):
+                of_tokenizer.update(self._data[begin : self._at])
         infos = [self._tensor_info() for _ in range(num_tensors)]
         self._where = "its value general.alignment"
         alignment = values.get("general.alignment", _DEFAULT_ALIGNMENT)
@@ -104,7 +110,7 @@ class _Reader:
                 raise self._damaged("stands there twice")
             tensors[tensor.name] = tensor
         self._check_overlap(tensors)
-        return GGUFHeader(self._path, MappingProxyType(values), MappingProxyType(tensors))
+        return GGUFHeader(self._path, MappingProxyType(values), MappingProxyType(tensors), of_tokenizer.digest())
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._text()
@@ -152,7 +158,7 @@ class _Reader:
         kind, count = self._number("I"), self._number("Q")
         if kind == _TEXT:
             self._check_count(count, 8, "texts")
-            return [self._text() for _ in range(count)]
+            return self._texts(count)
         code = self._number_kind(kind)
         self._check_count(count, struct.calcsize(f"<{code}"), "numbers")
         values = np.frombuffer(self._data, np.dtype(code).newbyteorder("<"), count, self._at).copy()
@@ -178,6 +184,20 @@ class _Reader:
         self._check_count(size, 1, "bytes of text")
         begin, self._at = self._at, self._at + size
         return self._data[begin : self._at].decode("utf-8", "replace")
+
+    def _texts(self, count: int) -> list[str]:
+        """Return so many texts; in one loop, as vocabularies have hundreds of thousands."""
+        data, at, end, read_size = self._data, self._at, self._size, struct.Struct("<Q").unpack_from
+        texts = []
+        for _ in range(count):
+            if at + 8 > end or (size := read_size(data, at)[0]) > end - at - 8:
+                break
+            at += 8 + size
+            texts.append(data[at - size : at].decode("utf-8", "replace"))
+        self._at = at
+        if len(texts) < count:
+            self._text()  # goes on behind the end of the file, and says so
+        return texts
 
     def _check_count(self, count: int, least_bytes: int, what: str) -> None:
         """Refuse a count of things that cannot be in the rest of the file, before memory is taken for them."""

@@ -14,11 +14,13 @@ class Metadata:
     Args:
         path: The file.
         values: Of its header.
+        tokenizer_digest: Of its header.
     """
 
-    def __init__(self, path: Path, values: Mapping[str, object]) -> None:
+    def __init__(self, path: Path, values: Mapping[str, object], tokenizer_digest: bytes = b"") -> None:
         self.path = path
         self.values = values
+        self.tokenizer_digest = tokenizer_digest
         self.architecture = self.text("general.architecture")
 
     def key(self, key: str) -> str:

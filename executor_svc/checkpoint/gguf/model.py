@@ -1,5 +1,6 @@
 """A GGUF file, or several that are one model, as a directory of Hugging Face would be: what an executor asks it for."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from executor_svc.checkpoint.generation_config import sampling_defaults
 from executor_svc.checkpoint.gguf.config import ROPE_FACTORS, build_config
 from executor_svc.checkpoint.gguf.files import read_files
 from executor_svc.checkpoint.gguf.header import GGUFTensor
+from executor_svc.checkpoint.gguf.metadata import Metadata
 from executor_svc.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
 from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
 from executor_svc.checkpoint.model_directory import ModelDirectory
@@ -39,6 +41,11 @@ class GGUFModel:
         self._metadata, self._tensors = read_files(path)
         self.path = self._metadata.path
         self.source = self.path
+
+    @property
+    def header(self) -> tuple[Metadata, Mapping[str, GGUFTensor]]:
+        """What `read_files` returns."""
+        return self._metadata, self._tensors
 
     @cached_property
     def _config(self) -> dict[str, object]:

@@ -2,13 +2,17 @@
 
 A file has vocabulary, merges and scores, but names how text is cut before (`tokenizer.ggml.pre`). A name that is not
 known here is refused: another cut gives other tokens, without any error.
+
+The conversion takes seconds, so `tokenizer_cache.py` keeps its result.
 """
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from executor_svc.checkpoint.gguf.metadata import Metadata
+from executor_svc.checkpoint.gguf.tokenizer_cache import cached_conversion
 from octavo.values.rust_panic import words_of
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.executor_info import TokenizerFile
@@ -40,7 +44,10 @@ def tokenizer_files(metadata: Metadata) -> tuple[TokenizerFile, ...]:
     kind = metadata.values.get(f"{_TOKENIZER}model")
     if kind is None or kind == "no_vocab":
         return ()
-    content = json.dumps(_tokenizer(metadata), ensure_ascii=False).encode()
+    content = cached_conversion(
+        (metadata.architecture.encode(), metadata.tokenizer_digest, Path(__file__).read_bytes()),
+        lambda: json.dumps(_tokenizer(metadata), ensure_ascii=False).encode(),
+    )
     files = [TokenizerFile("tokenizer.json", content), TokenizerFile("tokenizer_config.json", _settings(metadata))]
     if "tokenizer.chat_template" in metadata.values:
         template = metadata.text("tokenizer.chat_template")

@@ -3,18 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import jinja2
 import tokenizers
-from gguf import GGUFWriter
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from executor_svc.checkpoint.gguf.model import GGUFModel
 from tests.support.each_row import each_row
-from tests.support.tokenizers import byte_level_alphabet
+from tests.support.gguf_tokenizers import BYTE_LEVEL, MERGES, SPECIAL, TOKENS, write_tokenizer
 
-MERGES = [("h", "e"), ("\u0120", "he"), ("1", "2"), ("\u010a", "\u010a"), ("l", "l"), ("he", "ll")]
-SPECIAL = ["<s>", "</s>", "<|im_end|>"]
-TOKENS = [*byte_level_alphabet(), *("".join(pair) for pair in MERGES), "hello", *SPECIAL]
 TEXTS = (
     "hello he 12 1212\n\n\n12. x",
     "  12",
@@ -60,13 +56,6 @@ def sentencepiece() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-BYTE_LEVEL = {
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.tokens": TOKENS,
-    "tokenizer.ggml.merges": [" ".join(pair) for pair in MERGES],
-    "tokenizer.ggml.token_type": [1] * (len(TOKENS) - len(SPECIAL)) + [3] * len(SPECIAL),
-    "tokenizer.ggml.bos_token_id": TOKENS.index("<s>"),
-}
 SENTENCEPIECE = {
     "tokenizer.ggml.model": "llama",
     "tokenizer.ggml.tokens": PIECES,
@@ -80,16 +69,7 @@ SPLIT = pre_tokenizers.Split(Regex(LLAMA3_CUT), "isolated")
 
 def tokenizer_of(path: Path, values: dict[str, Any], architecture: str = "llama") -> tokenizers.Tokenizer:
     """Return what is made of a file with these values."""
-    writer = GGUFWriter(path, architecture)
-    writer.add_context_length(64)
-    for key, value in values.items():
-        add: Any = {str: writer.add_string, int: writer.add_uint32, list: writer.add_array, bool: writer.add_bool}
-        add[type(value)](key, value)
-    writer.add_tensor("output_norm.weight", np.zeros(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tokenizer(path, values, architecture)
     return tokenizers.Tokenizer.from_buffer(GGUFModel(path).tokenizer_files()[0].content)
 
 
@@ -110,6 +90,26 @@ def test_it_is_the_original(values: dict[str, Any], original: tokenizers.Tokeniz
         ids = original.encode(text).ids
         assert made.encode(text).ids == ids, text
         assert made.decode(ids, skip_special_tokens=True) == original.decode(ids, skip_special_tokens=True)
+
+
+def test_gemma_3_from_ollamas_converter_gets_the_chat_template_that_it_lacks(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "m.gguf", SENTENCEPIECE, "gemma3")
+    [template] = [
+        file.content.decode() for file in GGUFModel(tmp_path / "m.gguf").tokenizer_files() if "template" in file.name
+    ]
+    chat = [
+        {"role": role, "content": f" {words}\n"}
+        for role, words in (("system", "be brief"), ("user", "hi"), ("assistant", "yes?"), ("user", "bye"))
+    ]
+    rendered = [
+        jinja2.Template(template).render(bos_token="<bos>", messages=messages, add_generation_prompt=True)
+        for messages in (chat, chat[1:2])
+    ]
+    assert rendered == [
+        "<bos><start_of_turn>user\nbe brief\n\nhi<end_of_turn>\n<start_of_turn>model\nyes?<end_of_turn>\n"
+        "<start_of_turn>user\nbye<end_of_turn>\n<start_of_turn>model\n",
+        "<bos><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n",
+    ]
 
 
 def test_runs_of_spaces_are_taken_whole_as_sentencepiece_does(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import NoReturn, cast
 
 from octavo_shared.grpc.membership import Membership
@@ -13,6 +14,7 @@ from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings
 from scheduler_svc.executors.drivers import Drivers
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.telemetry.meter import Meter
+from tests.simulation.loop import SimulationLoop
 
 
 class ToldMembership(Membership):
@@ -207,3 +209,33 @@ def test_an_executor_belongs_to_the_driver_that_claimed_it() -> None:
     alias.holds_instance = True
     assert stage.drivers.holder_of("one") is alias
     assert stage.drivers.holder_of("another one") is None
+
+
+def test_an_executor_that_starts_is_attached_soon_after_it_is_ready() -> None:
+    """Within a tenth of the time that it was looked for, and within the interval at last."""
+    tried_at_s = []
+
+    class SlowClient(RefusingClient):
+        def attach(self, claim: Callable[[str], None], *, keeps_blocks: bool = True) -> NoReturn:
+            tried_at_s.append(loop.time())
+            super().attach(claim, keeps_blocks=keeps_blocks)
+
+    async def look() -> None:
+        driver = ExecutorDriver(SlowClient("a:1"), cast("DriverOwner", Owner()), stage.drivers, interval, Meter())
+        looking = asyncio.create_task(driver.run())
+        await asyncio.sleep(20)
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+    stage, interval = Stage(), DriverSettings(retry_interval_s=0.5)
+    loop = SimulationLoop("0")  # type: ignore[abstract]
+    try:
+        loop.run_until_complete(look())
+    finally:
+        loop.close()
+
+    begin_s = tried_at_s[0]
+    for before_s, after_s in pairwise(tried_at_s):
+        waited_s = after_s - before_s
+        assert 0.045 < waited_s < min(0.55, max(0.055, 0.11 * (after_s - begin_s))), (before_s, after_s)
+    assert len(tried_at_s) < 85, "ten seconds of looking cost too much"
