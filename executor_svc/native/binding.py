@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from executor_svc.native.build import NativeUnavailableError
+from executor_svc.native.weight_memory import HUGE_PAGE_BYTES, map_huge_pages
 
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 
@@ -42,7 +43,7 @@ def bind(path: Path, functions: Sequence[Function]) -> ctypes.CDLL:
 class ScratchMemory:
     """What functions of the library write to while they run: for one call at a time.
 
-    It is kept, so that no call pays for page faults again.
+    It is kept, so that no call pays for page faults again; what fills huge pages has them.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,9 @@ class ScratchMemory:
         """Return the address of at least `num_bytes`, uninitialised, aligned to 64 bytes; valid until the next call."""
         if self.num_bytes < num_bytes:
             self.num_bytes = num_bytes + num_bytes // 4
-            self._memory = torch.empty(self.num_bytes + _ALIGNMENT, dtype=torch.uint8)
+            if self.num_bytes < HUGE_PAGE_BYTES:
+                self._memory = torch.empty(self.num_bytes + _ALIGNMENT, dtype=torch.uint8)
+            else:
+                self._memory = map_huge_pages(self.num_bytes)
             self._address = -(-self._memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
         return self._address

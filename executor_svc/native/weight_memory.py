@@ -1,4 +1,4 @@
-"""Memory for weights: zeroed, and in huge pages where the system gives them. All of it is read in each step."""
+"""Memory in huge pages where the system gives them; that for weights, all of which is read in each step."""
 
 import mmap
 from contextlib import suppress
@@ -26,15 +26,15 @@ class WeightMemory:
     def take(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed memory, [num_bytes] uint8, aligned to 64 bytes."""
         if len(self._chunk) < num_bytes:
-            self._chunk = _map_chunk(max(num_bytes, self._chunk_bytes))
+            self._chunk = map_huge_pages(max(num_bytes, self._chunk_bytes))
             self._chunk_bytes = min(2 * self._chunk_bytes, _MOST_CHUNK_BYTES)
         part = self._chunk[:num_bytes]
         self._chunk = self._chunk[-(-num_bytes // _ALIGNMENT) * _ALIGNMENT :]
         return part
 
 
-def _map_chunk(num_bytes: int) -> torch.Tensor:
-    """Return memory of whole huge pages."""
+def map_huge_pages(num_bytes: int) -> torch.Tensor:
+    """Return memory of whole huge pages, zeroed, where the system has some."""
     size = -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     # Private: shared memory gets no huge pages.
     memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -208,35 +208,42 @@ INLINE void hide_scores(float *scores, long begin, long end, long lower, long up
 }
 
 // Take the vectors [begin, end) of the scores of some queries into their running softmax: scores become
-// 2 ** (score - largest), and `shrink` what the sums of older keys are multiplied by. `rows` is a constant at each call.
+// 2 ** (score - largest), or pairs of those as pair_weights makes them, and `shrink` what the sums of older keys are
+// multiplied by. `rows` and `is_paired` are constants at each call.
 // Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
-INLINE void soften(const int rows, float *scores, long begin, long end, float *largest, float *weights, float *shrink) {
+INLINE void soften(const bool is_paired, const int rows, float *scores, long begin, long end, float *largest,
+                   float *weights, float *shrink) {
     vfloat peaks[MAX_DIRECT_HEADS], totals[MAX_DIRECT_HEADS];
-    float now[LANES] = {0}, sums[LANES] = {0};  // of each row
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++) peaks[i] = vf_all(largest[i]), totals[i] = vf_zero();
     for (long t = begin; t < end; t += LANES)
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) peaks[i] = vf_max(peaks[i], vf_load(scores + i * BLOCK_KEYS + t));
+    const vfloat now = vf_reduce_rows(false, rows, peaks);
 #pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) {
-        now[i] = vf_largest(peaks[i]);
-        peaks[i] = vf_all(now[i]);
-    }
-    for (long t = begin; t < end; t += LANES)
+    for (int i = 0; i < rows; i++) peaks[i] = vf_all_of(now, i);
+    const long size = is_paired ? 2 * LANES : LANES;
+    for (long t = begin / size * size; t < end; t += size)
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
-            float *score = scores + i * BLOCK_KEYS + t;
-            vfloat weight = vf_weight(vf_sub(vf_load(score), peaks[i]));
-            vf_store(score, weight);
-            totals[i] = vf_add(totals[i], weight);
+            float *row = scores + i * BLOCK_KEYS;
+            vfloat weight[2] = {vf_zero(), vf_zero()};
+#pragma GCC unroll 2
+            for (int half = 0; half < (is_paired ? 2 : 1); half++) {
+                if (is_paired && half ? t + LANES >= end : t < begin) continue;
+                weight[half] = vf_weight(vf_sub(vf_load(row + t + half * LANES), peaks[i]));
+                totals[i] = vf_add(totals[i], weight[half]);
+            }
+            if (is_paired)
+                vf_store(row + t / 2, vf_pair_neighbours(weight[0], weight[1]));
+            else
+                vf_store(row + t, weight[0]);
         }
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) sums[i] = vf_sum(totals[i]);
-    vfloat factors = vf_weight(vf_sub(vf_load_part(largest, rows), vf_load(now)));
+    vfloat factors = vf_weight(vf_sub(vf_load_part(largest, rows), now));
     vf_store_part(shrink, factors, rows);
-    vf_store_part(largest, vf_load(now), rows);
-    vf_store_part(weights, vf_add(vf_mul(vf_load_part(weights, rows), factors), vf_load(sums)), rows);
+    vf_store_part(largest, now, rows);
+    vfloat sums = vf_reduce_rows(true, rows, totals);
+    vf_store_part(weights, vf_add(vf_mul(vf_load_part(weights, rows), factors), sums), rows);
 }
 
 #endif

@@ -257,7 +257,7 @@ APART void soften_block(const Step *step, const QueryTile *tile, long head, cons
         for (long i = 0; i < num_heads; i++)
             hide_scores(scores + i * BLOCK_KEYS, begin, end, block->first, block->last);
         switch (num_heads) {
-#define SOFTEN(n) case n: soften(n, scores, begin, end, largest, weights, shrink); break;
+#define SOFTEN(n) case n: soften(false, n, scores, begin, end, largest, weights, shrink); break;
             HEAD_CASES(SOFTEN)
 #undef SOFTEN
         }

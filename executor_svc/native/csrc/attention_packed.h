@@ -23,6 +23,12 @@ typedef struct {
 INLINE Sight look(const Step *step, const QueryTile *tile, const KeyBlock *block, long first_row) {
     Sight sight = {.first = block->last, .last = block->first};
     long group = group_of(step), token = first_row / group, head = first_row % group;
+    long first_end = sight_end(step, tile, token), last_end = sight_end(step, tile, (first_row + STRIP_ROWS - 1) / group);
+    if (block->begin + block->last <= first_end && last_end - step->window <= block->begin + block->first) {  // all see all
+        for (long i = 0; i < STRIP_ROWS; i++) sight.lower[i] = block->first, sight.upper[i] = block->last;
+        sight.first = block->first, sight.last = block->last;
+        return sight;
+    }
     for (long i = 0; i < STRIP_ROWS; i++) {
         long end = sight_end(step, tile, token) - block->begin;
         sight.upper[i] = most(block->first, least(end, block->last));
@@ -217,6 +223,7 @@ INLINE void attend_packed(long format, const bool in_pairs, const Step *step, co
                           const KeyBlock *block, const Work *work, const Softmax *into) {
     long dim = step->head_dim, num_rows = tile->num_tokens * group_of(step), fetched = block->last;
     long bytes = dim * element_bytes(format);
+    bool is_scaled = has_scales(format, in_pairs, step);
     Strip strips[2];
     score_strip(format, in_pairs, step, tile, head, block, 0, work, work->scores, strips);
     for (long row = 0, turn = 0; row < num_rows; row += STRIP_ROWS, turn ^= 1) {
@@ -227,15 +234,22 @@ INLINE void attend_packed(long format, const bool in_pairs, const Step *step, co
         const Strip *strip = strips + turn;
         float shrink[LANES];
         bool is_seen = strip->sight.first < strip->sight.last;
-        if (is_seen)
-            soften(STRIP_ROWS, strip->scores, strip->begin, strip->end, into->largest + row, into->weights + row, shrink);
+#define SOFTEN(is_paired)                                                                                           \
+    soften(is_paired, STRIP_ROWS, strip->scores, strip->begin, strip->end, into->largest + row, into->weights + row, \
+           shrink)
+        if (is_seen && in_pairs && !is_scaled)
+            SOFTEN(true);
+        else if (is_seen)
+            SOFTEN(false);
+#undef SOFTEN
         // The next scores need nothing of this softmax: the processor works on both.
         if (row + STRIP_ROWS < num_rows)
             score_strip(format, in_pairs, step, tile, head, block, row + STRIP_ROWS, work,
                         work->scores + (turn ^ 1) * STRIP_ROWS * BLOCK_KEYS, strips + (turn ^ 1));
-        if (is_seen && has_scales(format, in_pairs, step))
+        if (is_seen && is_scaled) {
             scale_scores(STRIP_ROWS, strip->scores, strip->begin, strip->end, block->value_scales);
-        if (is_seen && in_pairs) pair_weights(STRIP_ROWS, strip->scores, strip->begin, strip->end);
+            if (in_pairs) pair_weights(STRIP_ROWS, strip->scores, strip->begin, strip->end);
+        }
         if (is_seen)
             (in_pairs ? add_strip_bfloat16 : add_strip_float32)(dim, strip->sight.first, strip->sight.last, strip->scores,
                                                                 work->values, shrink,

@@ -61,11 +61,6 @@ INLINE vfloat vf_round_bfloat16(vfloat v) {
     return vf_where_less(vf_all(-1), vf_abs(v), rounded, vf_all(__builtin_nanf("")));
 }
 
-// Store them, of the first `count` lanes.
-INLINE void vf_store_bfloat16_part(uint16_t *p, vfloat v, long count) {
-    vi_store_int16_part((int16_t *)p, vi_shift_right_signed(vf_bits(vf_round_bfloat16(v)), 16), count);
-}
-
 // The nearest bfloat16 of the lanes of a and then b, one behind the other: pairs of neighbours. Denormals become 0.
 INLINE vfloat vf_pair_neighbours(vfloat a, vfloat b) {
 #if TURNS == 1
@@ -76,6 +71,16 @@ INLINE vfloat vf_pair_neighbours(vfloat a, vfloat b) {
     b = vf_round_bfloat16(vf_where_less(vf_abs(b), least, vf_zero(), b));
     return vi_as_float(vi_narrow(vi_shift_right(vf_bits(a), 16), vi_shift_right(vf_bits(b), 16)));
 #endif
+}
+
+// out[count] = the nearest bfloat16 of values[count]; denormals become 0.
+INLINE void store_bfloat16(const float *values, long count, uint16_t *out) {
+    long i = 0;
+    for (; i + 2 * LANES <= count; i += 2 * LANES)
+        vf_store((float *)(out + i), vf_pair_neighbours(vf_load(values + i), vf_load(values + i + LANES)));
+    if (i == count) return;
+    vfloat low = vf_load_part(values + i, count - i), high = vf_load_part(values + i + LANES, most(0, count - i - LANES));
+    vi_store_halves_part(out + i, vf_bits(vf_pair_neighbours(low, high)), count - i);
 }
 
 // Pairs of a lane of a and that of b, which are bfloat16.

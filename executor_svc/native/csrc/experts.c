@@ -15,7 +15,7 @@ void lay_out_experts(const Experts *experts, long num_rows, Arena *arena, Expert
         .chosen = take(arena, num_chosen * (long)sizeof(int32_t)),
         .weights = take(arena, num_chosen * (long)sizeof(float)),
         .gathered = take_rows(arena, num_chosen, first->up.num_inputs, format),
-        .activated = take_rows(arena, num_chosen, first->down.num_inputs, format),
+        .activated = take_inputs(arena, num_chosen, first->down.num_inputs, format),
         .outputs = take(arena, num_chosen * first->down.num_outputs * (long)sizeof(float)),
     };
 }
@@ -161,7 +161,7 @@ void run_experts(const Experts *experts, Activation activation, const Rows *in, 
             copy_row(in, copies.task / num_chosen, &gathered, placement.places[copies.task]);
     }
     activate_experts(experts, activation, placement.ends, &gathered, &activated, repetition, member);
-    if (activated.format != FLOATS) {
+    if (activated.format != FLOATS && activated.values) {
         Phase phase = begin_phase(member, num_places, ONCE);
         while (next_task(&phase))
             quantize_rows(&activated, num_inputs, activated.values, activated.stride, phase.task, phase.task + 1);

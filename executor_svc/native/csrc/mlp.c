@@ -1,6 +1,10 @@
 // The first half of an MLP, and rows that each thread has for itself.
 #include "mlp.h"
 
+#include <string.h>
+
+#include "bfloat16.h"
+
 Rows own_rows(OwnPart part, long num_rows, long width, InputFormat format) {
     Arena arena = {0, 0};
     take_rows(&arena, num_rows, width, format);
@@ -9,20 +13,34 @@ Rows own_rows(OwnPart part, long num_rows, long width, InputFormat format) {
     return take_rows(&arena, num_rows, width, format);
 }
 
+// Round a panel of values to codes of rows; `num_padded` codes behind them become 0.
+static void store_codes(const float *values, long num_rows, long num_columns, long num_padded, uint16_t *codes,
+                        long stride) {
+    for (long i = 0; i < num_rows; i++, values += PANEL_COLUMNS, codes += stride) {
+        store_bfloat16(values, num_columns, codes);
+        if (num_padded) memset(codes + num_columns, 0, (size_t)num_padded * sizeof *codes);
+    }
+}
+
 void activate_panel(const Mlp *mlp, Activation activation, long panel, long next, const Rows *in, long first_row,
                     long num_rows, const Rows *activated, Phase *phase) {
-    float values[REPEATED_ROWS * PANEL_COLUMNS], factors[TASK_ROWS * PANEL_COLUMNS];
+    float values[TASK_ROWS * PANEL_COLUMNS], factors[TASK_ROWS * PANEL_COLUMNS];
     long num_columns = least(PANEL_COLUMNS, mlp->up.num_outputs - panel * PANEL_COLUMNS);
-    float *target = activated->values + first_row * activated->stride + panel * PANEL_COLUMNS;
-    bool is_gated = mlp->gate.num_outputs > 0;
-    float *out = phase->may_repeat ? values : target;
-    long stride = phase->may_repeat ? PANEL_COLUMNS : activated->stride;
+    long place = first_row * activated->stride + panel * PANEL_COLUMNS;
+    bool is_gated = mlp->gate.num_outputs > 0, is_in_place = activated->values && !phase->may_repeat;
+    float *out = is_in_place ? activated->values + place : values;
+    long stride = is_in_place ? activated->stride : PANEL_COLUMNS;
     multiply(is_gated ? &mlp->gate : &mlp->up, panel, next, in, first_row, num_rows, out, stride, false);
     if (is_gated) multiply(&mlp->up, panel, next, in, first_row, num_rows, factors, PANEL_COLUMNS, false);
     for (long i = 0; i < num_rows; i++)
         activate_values(activation, out + i * stride, is_gated ? factors + i * PANEL_COLUMNS : NULL, num_columns);
-    if (out != target && claim_task(phase))
-        copy_columns(values, PANEL_COLUMNS, num_rows, num_columns, target, activated->stride);
+    if (is_in_place || !claim_task(phase)) return;
+    bool is_last = (panel + 1) * PANEL_COLUMNS >= mlp->up.num_outputs;
+    if (activated->values)
+        copy_columns(values, PANEL_COLUMNS, num_rows, num_columns, activated->values + place, activated->stride);
+    else
+        store_codes(values, num_rows, num_columns, is_last ? activated->stride - mlp->up.num_outputs : 0,
+                    (uint16_t *)activated->codes + place, activated->stride);
 }
 
 void activate_rows(const Mlp *mlp, Activation activation, const Rows *in, const Rows *activated,

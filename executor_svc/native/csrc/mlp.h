@@ -56,6 +56,7 @@ void multiply_panel(const Matrix *matrix, long panel, long next, const Rows *in,
                     float *out, long stride, bool add, Phase *phase);
 
 // activated = activation(in @ gate.T) * (in @ up.T), one panel of it for num_rows rows from first_row: a task of `phase`.
+// Its values, or codes where it has no values.
 void activate_panel(const Mlp *mlp, Activation activation, long panel, long next, const Rows *in, long first_row,
                     long num_rows, const Rows *activated, Phase *phase);
 

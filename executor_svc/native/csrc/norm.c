@@ -2,6 +2,9 @@
 #include "norm.h"
 
 #include <math.h>
+#include <string.h>
+
+#include "bfloat16.h"
 
 // Values that are worth a second thread.
 #define ALONE 20000l
@@ -29,18 +32,50 @@ static float mean_square(const float *x, long size, float center) {
     return vf_sum(sum) / (float)size;
 }
 
-void normalize(const Norm *norm, const float *in, long size, float *out) {
-    float mean = norm->is_layer_norm ? mean_of(in, size) : 0;
-    vfloat middle = vf_all(mean), scale = vf_all(1.0f / sqrtf(mean_square(in, size, mean) + norm->epsilon));
+// out[size] = the normed values [begin, begin + size) of a row.
+INLINE void normalize_part(const Norm *norm, const float *in, float mean, float scale, long begin, long size, float *out) {
+    vfloat middle = vf_all(mean), factor = vf_all(scale);
     for (long i = 0; i < size; i += LANES) {
-        vfloat normed = vf_mul(vf_sub(vf_load_part(in + i, size - i), middle), scale);
-        normed = vf_mul(normed, vf_load_part(norm->weight + i, size - i));
-        if (norm->bias) normed = vf_add(normed, vf_load_part(norm->bias + i, size - i));
+        vfloat normed = vf_mul(vf_sub(vf_load_part(in + begin + i, size - i), middle), factor);
+        normed = vf_mul(normed, vf_load_part(norm->weight + begin + i, size - i));
+        if (norm->bias) normed = vf_add(normed, vf_load_part(norm->bias + begin + i, size - i));
         vf_store_part(out + i, normed, size - i);
     }
 }
 
+static float mean_of_norm(const Norm *norm, const float *in, long size) {
+    return norm->is_layer_norm ? mean_of(in, size) : 0;
+}
+
+static float scale_of_norm(const Norm *norm, const float *in, long size, float mean) {
+    return 1.0f / sqrtf(mean_square(in, size, mean) + norm->epsilon);
+}
+
+void normalize(const Norm *norm, const float *in, long size, float *out) {
+    float mean = mean_of_norm(norm, in, size);
+    normalize_part(norm, in, mean, scale_of_norm(norm, in, size, mean), 0, size, out);
+}
+
+// Values of a row that are normed at once, where nothing keeps them.
+#define NORMED_AT_ONCE 512l
+
+// The codes of norm(in[size]), of rows without values.
+static void normalize_to_codes(const Norm *norm, const float *in, long size, const Rows *out, long row) {
+    uint16_t *codes = (uint16_t *)out->codes + row * out->stride;
+    float mean = mean_of_norm(norm, in, size), scale = scale_of_norm(norm, in, size, mean), values[NORMED_AT_ONCE];
+    for (long i = 0; i < size; i += NORMED_AT_ONCE) {
+        long count = least(NORMED_AT_ONCE, size - i);
+        normalize_part(norm, in, mean, scale, i, count, values);
+        store_bfloat16(values, count, codes + i);
+    }
+    memset(codes + size, 0, (size_t)(out->stride - size) * sizeof *codes);
+}
+
 void normalize_rows(const Norm *norm, const float *in, long size, const Rows *out, long begin, long end) {
+    if (!out->values) {
+        for (long row = begin; row < end; row++) normalize_to_codes(norm, in + row * size, size, out, row);
+        return;
+    }
     for (long row = begin; row < end; row++) normalize(norm, in + row * size, size, out->values + row * out->stride);
     quantize_rows(out, size, out->values, out->stride, begin, end);
 }

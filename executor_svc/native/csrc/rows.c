@@ -28,8 +28,7 @@ INLINE void sum_halves(__m256i codes, int32_t sums[2]) {
 
 static void round_to_bfloat16(const Rows *rows, long row, long num_values, const float *values) {
     uint16_t *codes = (uint16_t *)rows->codes + row * rows->stride;
-    for (long k = 0; k < num_values; k += LANES)
-        vf_store_bfloat16_part(codes + k, vf_load_part(values + k, num_values - k), num_values - k);
+    store_bfloat16(values, num_values, codes);
     memset(codes + num_values, 0, (size_t)(rows->stride - num_values) * sizeof *codes);
 }
 

@@ -18,13 +18,16 @@ static long lay_out(const Segment *segment, long num_rows, uintptr_t address, Sc
     Arena arena = {address, address};
     const LayerEnd *end = &segment->end;
     InputFormat format = format_of(segment);
-    scratch->normed = take_rows(&arena, num_rows, segment->hidden_size, format);
+    // A router takes values.
+    bool has_router = segment->has_layer_end && end->experts.num_experts;
+    scratch->normed = has_router ? take_rows(&arena, num_rows, segment->hidden_size, format)
+                                 : take_inputs(&arena, num_rows, segment->hidden_size, format);
     if (!segment->has_layer_end) return used_bytes(&arena);
     scratch->attended = take_codes(&arena, num_rows, end->attention_output.num_inputs, format);
     if (end->experts.num_experts)
         lay_out_experts(&end->experts, num_rows, &arena, &scratch->experts);
     else
-        scratch->activated = take_rows(&arena, num_rows, end->mlp.down.num_inputs, format);
+        scratch->activated = take_inputs(&arena, num_rows, end->mlp.down.num_inputs, format);
     if (end->attention_output_norm.weight || end->mlp_output_norm.weight)
         scratch->outputs = take(&arena, num_rows * segment->hidden_size * (long)sizeof(float));
     return used_bytes(&arena);
@@ -100,7 +103,8 @@ static void run_mlp(const Segment *segment, const Rows *in, const Scratch *scrat
     }
     const Rows *activated = &scratch->activated;
     activate_rows(&layer->mlp, (Activation)layer->activation, in, activated, member);
-    Rows rows = quantize_for(&layer->mlp.down, activated->values, activated->stride, activated, member);
+    Rows rows = *activated;
+    if (rows.values) rows = quantize_for(&layer->mlp.down, rows.values, rows.stride, activated, member);
     project(&layer->mlp.down, &rows, out, add, member);
 }
 

@@ -51,6 +51,24 @@ INLINE vfloat vf_round(vfloat a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_
 INLINE float vf_first(vfloat v) { return _mm512_cvtss_f32(v); }
 INLINE float vf_sum(vfloat v) { return _mm512_reduce_add_ps(v); }
 INLINE float vf_largest(vfloat v) { return _mm512_reduce_max_ps(v); }
+INLINE vfloat vf_all_of(vfloat v, int lane) { return _mm512_permutexvar_ps(_mm512_set1_epi32(lane), v); }
+// vf_sum, or vf_largest, of each of up to 8 vectors, in a lane each: the same bits with fewer steps.
+INLINE vfloat vf_join(const int is_sum, vfloat a, vfloat b) { return is_sum ? _mm512_add_ps(a, b) : _mm512_max_ps(a, b); }
+INLINE vfloat vf_reduce_rows(const int is_sum, const int rows, const vfloat *v) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 4, 8, 12, 2, 6, 10, 14);
+    vfloat halves[4], quads[2];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        vfloat a = v[2 * i < rows ? 2 * i : 0], b = v[2 * i + 1 < rows ? 2 * i + 1 : 0];
+        halves[i] = vf_join(is_sum, _mm512_shuffle_f32x4(a, b, 0xee), _mm512_shuffle_f32x4(a, b, 0x44));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++)
+        quads[i] = vf_join(is_sum, _mm512_shuffle_f32x4(halves[2 * i], halves[2 * i + 1], 0xdd),
+                           _mm512_shuffle_f32x4(halves[2 * i], halves[2 * i + 1], 0x88));
+    vfloat pairs = vf_join(is_sum, _mm512_shuffle_ps(quads[0], quads[1], 0x44), _mm512_shuffle_ps(quads[0], quads[1], 0xee));
+    return _mm512_permutexvar_ps(order, vf_join(is_sum, pairs, _mm512_permute_ps(pairs, 0xb1)));
+}
 // Lanes of NaN or infinity; -infinity is a number here.
 INLINE vmask vf_not_below_infinity(vfloat v) { return _mm512_cmp_ps_mask(v, vf_all(__builtin_inff()), _CMP_NLT_UQ); }
 INLINE vmask vm_none(void) { return 0; }
@@ -212,6 +230,10 @@ INLINE vint vi_dot_pairs(vint sum, vint a, vint b) {
 INLINE void vi_store_int16_part(int16_t *p, vint v, long count) {
     _mm512_mask_cvtepi32_storeu_epi16(p, lane_mask(count), v);
 }
+// The first `count` of the 2 * LANES int16 of a vector.
+INLINE void vi_store_halves_part(uint16_t *p, vint v, long count) {
+    _mm512_mask_storeu_epi16(p, (__mmask32)(count >= 2 * LANES ? 0xffffffff : (1u << count) - 1), v);
+}
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
@@ -254,6 +276,13 @@ INLINE float vf_largest(vfloat v) {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+INLINE vfloat vf_all_of(vfloat v, int lane) { return _mm256_permutevar8x32_ps(v, _mm256_set1_epi32(lane)); }
+INLINE vfloat vf_reduce_rows(const int is_sum, const int rows, const vfloat *v) {
+    float reduced[LANES] = {0};
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) reduced[i] = is_sum ? vf_sum(v[i]) : vf_largest(v[i]);
+    return vf_load(reduced);
 }
 INLINE vmask vf_not_below_infinity(vfloat v) { return _mm256_cmp_ps(v, vf_all(__builtin_inff()), _CMP_NLT_UQ); }
 INLINE vmask vm_none(void) { return _mm256_setzero_ps(); }
@@ -387,6 +416,11 @@ INLINE void vi_store_int16_part(int16_t *p, vint v, long count) {
     int32_t values[LANES];
     _mm256_storeu_si256((__m256i *)values, v);
     for (long i = 0; i < count && i < LANES; i++) p[i] = (int16_t)values[i];
+}
+INLINE void vi_store_halves_part(uint16_t *p, vint v, long count) {
+    uint16_t values[2 * LANES];
+    _mm256_storeu_si256((__m256i *)values, v);
+    for (long i = 0; i < count && i < 2 * LANES; i++) p[i] = values[i];
 }
 
 #else
