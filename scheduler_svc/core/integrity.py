@@ -121,6 +121,8 @@ def _check_registered_blocks(planner: ExecutorPlanner, *, has_key: bool) -> None
     if cache is None:
         return
     cache.check_integrity()
+    running = {sequence.slot for sequence in running_sequences(batch.running)}
+    assert cache.writers <= running, "a slot that was vacated is waited for"
     for sequence in running_sequences(batch.running):
         slot = sequence.slot
         num_tokens = min(int(batch.num_known_tokens[slot]), int(batch.num_computed_tokens[slot]))

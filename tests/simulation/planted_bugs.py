@@ -71,9 +71,9 @@ BUGS = (
     ),
     Bug(
         "a prefix is waited for whose writer was preempted",
-        f"{CORE}/step/running_groups.py",
-        "                    cache.stop_writing(sequence.slot)\n",
-        "                    pass\n",
+        f"{CORE}/step/batch.py",
+        "            cache.stop_writing(slot)\n",
+        "            pass\n",
     ),
     Bug(
         "a swap-in brings the blocks in the wrong order",

@@ -39,6 +39,8 @@ class Request:
     abort_round: int | None = None
     stop_string_at: int | None = None
     """Number of output tokens with which the text of the last output holds a stop string."""
+    stop_found_late: int = 0
+    """Rounds from then until that is noticed."""
     num_sequences: int = 1
     beam_search: BeamSearchParams | None = None
     priority: int = 0
@@ -139,6 +141,7 @@ def requests_within(draw: st.DrawFn, bounds: CoreLimits, common: list[int]) -> R
         arrival_round=draw(st.integers(0, 12)),
         abort_round=draw(st.none() | st.none() | st.integers(0, 25)),
         stop_string_at=draw(st.none() | st.none() | st.integers(1, 8)),
+        stop_found_late=draw(st.integers(0, 4)),
         num_sequences=num_sequences,
         beam_search=beam_search,
         priority=draw(st.integers(0, 1)),
@@ -198,6 +201,7 @@ class Driver:
         self.limits = self.workload.limits
         self.queue = WaitingQueue(self.workload.policy)
         self.groups: dict[int, SequenceGroup] = {}
+        self.stops: list[tuple[int, Sequence]] = []  # of a stop string: the round in which it is noticed
         self.start_executor(epoch=1)
 
     def start_executor(self, epoch: int) -> None:
@@ -212,12 +216,13 @@ class Driver:
         for now in range(MAX_ROUNDS):
             self.let_requests_arrive(now)
             self.let_clients_leave(now)
+            self.find_stop_strings(now)
             if now == self.workload.evacuate_round:
                 self.lose_the_executor()
             progressed = self.schedule(now)
             drains = self.workload.drains[now % len(self.workload.drains)]
             while self.results and (drains or not progressed or len(self.results) >= self.num_steps_in_flight):
-                self.process()
+                self.process(now)
                 progressed = True
             if not progressed and now >= last_arrival and not self.results:
                 assert not self.planner.groups, "the core has nothing to do, and work is left"
@@ -245,6 +250,18 @@ class Driver:
             if request.abort_round == now and self.is_live(group):
                 self.cut_short |= {(arrival, sequence.index) for sequence in group.live_sequences}
                 self.planner.abort(group)
+                check_integrity(self.planner)
+
+    def find_stop_strings(self, now: int) -> None:
+        due = [sequence for at, sequence in self.stops if at <= now]
+        self.stops = [(at, sequence) for at, sequence in self.stops if at > now]
+        for sequence in due:
+            if self.is_live(sequence.group) and sequence.status is not SequenceStatus.FINISHED:
+                self.cut_short.add(self.name_of(sequence))
+                if sequence.group.is_last(sequence):
+                    self.planner.abort(sequence.group)
+                else:
+                    self.planner.finish(sequence)
                 check_integrity(self.planner)
 
     def lose_the_executor(self) -> None:
@@ -284,7 +301,7 @@ class Driver:
         assert self.executor.table.digest() == digest
         return True
 
-    def process(self) -> None:
+    def process(self, now: int) -> None:
         updates = self.planner.process(self.results.pop(0))
         check_integrity(self.planner)
         for row, (sequence, token_id) in enumerate(zip(updates.sequences, updates.token_ids, strict=True)):
@@ -296,9 +313,8 @@ class Driver:
                 assert sequence.status is SequenceStatus.FINISHED
                 self.reasons[name] = updates.finished[row]
             elif len(self.outputs[name]) == self.stop_length_of(sequence):
-                self.cut_short.add(name)
-                self.planner.finish(sequence)
-                check_integrity(self.planner)
+                self.stops.append((now + self.workload.requests[sequence.group.arrival].stop_found_late, sequence))
+        self.find_stop_strings(now)
         for group, values in updates.pooled:
             assert group.arrival not in self.values, "a text was answered twice"
             assert (group.arrival, 0) not in self.cut_short, "an answer came after the client left"

@@ -190,6 +190,11 @@ class PrefixCache:
         if num_blocks is not None and num_blocks < len(hashes):
             self._written_by_slot[slot] = hashes[num_blocks:]
 
+    @property
+    def writers(self) -> set[int]:
+        """Slots whose blocks steps in flight compute."""
+        return set(self._written_by_slot)
+
     def is_being_written(self, block_hash: bytes) -> bool:
         """Return whether a step in flight computes such a block."""
         return block_hash in self._being_written

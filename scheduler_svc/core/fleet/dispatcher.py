@@ -255,12 +255,13 @@ class Dispatcher:
                     placement.look_at_server()
                 else:
                     self._dispatched_to.add(offer.capacity.planner)
-            elif offer is Wait.NEVER and self._has_no_hope(turn.group):
-                if server is not None:
-                    yield turn.group  # for the planner to end it
+            elif offer is Wait.NEVER and self.has_no_hope(turn.group):  # for a planner to end it
+                if server is not None and _is_of_its_kind(server, turn.group):
+                    yield turn.group
                 else:
-                    placement.takers[0].put(Assignment(turn, 0, 0, 0, is_long=False))
-                    self._dispatched_to.add(placement.takers[0].planner)
+                    inbox = next(inbox for inbox in placement.takers if _is_of_its_kind(inbox, turn.group))
+                    inbox.put(Assignment(turn, 0, 0, 0, is_long=False))
+                    self._dispatched_to.add(inbox.planner)
             elif offer is Wait.NEVER:
                 self.unplaceable.add(turn.group)
             else:
@@ -385,7 +386,7 @@ class Dispatcher:
         takers = [inbox for inbox in self.inboxes if inbox.planner.takes_groups]
         if takers == self._takers:
             if self.unplaceable and self._is_complete():
-                self._release([group for group in self.unplaceable if group.has_outgrown])
+                self._release([group for group in self.unplaceable if self.has_no_hope(group)])
             return
         self._takers = takers
         self._release(list(self.unplaceable))
@@ -399,12 +400,14 @@ class Dispatcher:
             self.unplaceable.remove(group)
             self.queue.release(group)
 
-    def _has_no_hope(self, group: SequenceGroup) -> bool:
+    def has_no_hope(self, group: SequenceGroup) -> bool:
         """Return whether a group that fits no planner fits none that may come.
 
-        It grew too large for all there will be.
+        It grew too large for all there will be. One for which there are only planners of another kind waits.
         """
-        return group.has_outgrown and self._is_complete()
+        if not group.has_outgrown or not self._is_complete():
+            return False
+        return any(_is_of_its_kind(inbox, group) for inbox in self.takers())
 
     def _recall_stalled(self, server: Inbox | None, now_s: float) -> None:
         """Recall what was dispatched to planners that have been at a step for too long, if there is another one."""
@@ -416,3 +419,8 @@ class Dispatcher:
         for index in reversed(range(len(inbox.assignments))):
             if not (keeps_solo and inbox.assignments[index].group.runs_alone):
                 self.queue.release(inbox.take(index).group)
+
+
+def _is_of_its_kind(inbox: Inbox, group: SequenceGroup) -> bool:
+    """Return whether a group may go on at a planner if it has the room."""
+    return not inbox.planner.admissions.must_not_go_on(group)

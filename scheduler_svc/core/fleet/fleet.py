@@ -266,7 +266,7 @@ class Fleet:
         if not obstacles:
             return Obstacle(Wait.IN_LINE, "it fits, and waits for token budget in a step")
         obstacle = min(obstacles, key=lambda obstacle: _MOST_HOPEFUL_FIRST.index(obstacle.wait))
-        if obstacle.wait is Wait.NEVER and not (group.has_outgrown and self.is_complete()):
+        if obstacle.wait is Wait.NEVER and not self.dispatcher.has_no_hope(group):
             return Obstacle(Wait.SKIPPED, f"{obstacle.reason}; waiting for an executor that can hold it")
         return obstacle
 

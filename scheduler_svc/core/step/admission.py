@@ -219,7 +219,7 @@ class Admissions:
                 num_passed += 1
             elif verdict.wait is Wait.IN_LINE:
                 return
-            elif group.has_outgrown:
+            elif group.has_outgrown and not self.must_not_go_on(group):
                 self._queue.remove(group)
                 group.end()
                 plan.fail(group, verdict.reason)

@@ -98,11 +98,17 @@ class AdmittedGroups:
     # Ends ----------------------------------------------------------------------------------------
 
     def finish_sequence(self, sequence: Sequence) -> None:
-        """End one sequence of a group, and the group with its last one."""
+        """End one sequence of a group, and the group with its last one.
+
+        If it is still being computed again, its siblings may wait for blocks that it was to compute: so they are
+        computed again without it.
+        """
         group = sequence.group
         if group.is_last(sequence):
             self.finish_group(group)
             return
+        if self._running.prefills.is_catching_up(sequence):
+            self._preempted.take(group, self._running)
         if sequence.status is SequenceStatus.RUNNING:
             self._batch.register_blocks(sequence.slot)
             self._batch.blocks.allocator.free(self._batch.held_blocks(sequence.slot))

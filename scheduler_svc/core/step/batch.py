@@ -185,8 +185,10 @@ class Batch:
 
     def vacate(self, sequence: Sequence) -> None:
         """Take a sequence out of its slot; its blocks are the caller's business. The next step releases the slot."""
-        slot, grammar = sequence.slot, sequence.group.grammar
+        slot, grammar, cache = sequence.slot, sequence.group.grammar, self.blocks.prefix_cache
         self._claim(sequence.group, 1)
+        if cache is not None:
+            cache.stop_writing(slot)
         if grammar is not None:
             self.grammar_slots.leave(grammar)
         self.is_decoding[slot] = False

@@ -37,8 +37,11 @@ class PreemptedGroups:
                 sequence.num_inflight_tokens = num_inflight_tokens
                 self._waiting_sequences[sequence.slot, sequence.generation] = sequence
 
-    def add(self, group: SequenceGroup) -> None:
-        """Take a group that is to be computed again."""
+    def take(self, group: SequenceGroup, running: RunningGroups) -> None:
+        """Take a running group out of the batch; it is computed again once its tokens in flight are there."""
+        self.expect_tokens(group, running.batch)
+        running.free_blocks(group)
+        running.remove(group, SequenceStatus.WAITING)
         bisect.insort(self.groups, group, key=BY_ORDER)
 
     def sequence_of(self, slot: int, generation: int) -> Sequence | None:
@@ -91,17 +94,15 @@ class Preemption:
         assert not self._running.beam_batch.is_in_flight(group), "its candidates would be lost"
         group.num_preemptions += 1
         plan.preempted.append(group)
-        self._preempted.expect_tokens(group, self._running.batch)
         moves = None
         if not cause_to_move and self._mode_for(group) is PreemptionMode.SWAP:
             moves = self._swapped.try_swap_out(group, self._running.beam_batch.source_slots(group))
         if moves is None:
-            self._running.free_blocks(group)
-            self._running.remove(group, SequenceStatus.WAITING)
-            self._preempted.add(group)
+            self._preempted.take(group, self._running)
             plan.note(group, EventKind.PREEMPTED, cause=cause_to_move)
         else:
             plan.blocks_to_swap_out.extend(moves)
+            self._preempted.expect_tokens(group, self._running.batch)
             self._running.remove(group, SequenceStatus.SWAPPED)
             plan.note(group, EventKind.SWAPPED_OUT)
         self.num_preemptions[PreemptionMode.RECOMPUTE if moves is None else PreemptionMode.SWAP] += 1

@@ -105,6 +105,10 @@ class Prefills:
         """Return whether a sequence of the group still catches up."""
         return any(prefill.sequence.group is group for prefill in self.running)
 
+    def is_catching_up(self, sequence: Sequence) -> bool:
+        """Return whether a sequence has tokens left to send."""
+        return any(prefill.sequence is sequence for prefill in self.running)
+
     def start(
         self,
         plan: StepPlan,

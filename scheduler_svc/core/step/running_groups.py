@@ -37,11 +37,9 @@ class RunningGroups:
             group: The group. Unless it has finished, it carries its known tokens from now on.
             status: What its live sequences are from now on.
         """
-        batch, cache = self.batch, self.batch.blocks.prefix_cache
+        batch = self.batch
         for sequence in group.live_sequences:
             if sequence.has_slot:
-                if cache is not None:
-                    cache.stop_writing(sequence.slot)
                 if group.beams is None and status is not SequenceStatus.FINISHED:
                     sequence.token_ids = batch.known_tokens(sequence.slot)
                 batch.vacate(sequence)

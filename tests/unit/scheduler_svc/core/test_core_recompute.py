@@ -1,5 +1,8 @@
 """Preemption by RECOMPUTE: who makes room, and what becomes of it."""
 
+from itertools import product
+
+from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.request.parameters import StopConditions
@@ -186,6 +189,29 @@ def test_a_group_of_which_some_have_ended_is_recomputed_without_them(depth: int)
     assert bench.outputs["b0"] == [206, 207, 208, 209]
     assert bench.outputs["b1"] == [207, 209]
     assert bench.outputs["b2"] == [208, 211, 214, 217, 220]
+
+
+@each_row(*product((0, 1), (4, 24), (False, True), (False, True)))
+def test_an_output_that_ends_while_its_group_is_computed_again_holds_up_no_other(
+    index: int, budget: int, prefix_caching: bool, is_in_flight: bool
+) -> None:
+    """As by a stop string that its front finds late: of chunks that are left to send, or are on their way."""
+    bench = Bench(small_limits(blocks=7, budget=budget, prefix_caching=prefix_caching))
+    bench.add(0, 8, max_tokens(9))
+    b = bench.add(1, 9, max_tokens(6), num_sequences=2)
+    bench.step()
+    while not b.num_preemptions:
+        bench.step()
+    while b not in bench.planner.batch:
+        bench.schedule()
+        if not is_in_flight or b not in bench.planner.batch:
+            bench.process()
+
+    bench.planner.finish(b.sequences[index])
+    check_integrity(bench.planner)
+    bench.run()
+
+    assert len(bench.outputs[f"b{1 - index}"]) == 6
 
 
 # Nobody else to preempt --------------------------------------------------------------------------

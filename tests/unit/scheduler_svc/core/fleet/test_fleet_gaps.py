@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from octavo_shared.grammar.grammar import Grammar
 from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Obstacle, Wait
 from scheduler_svc.request.parameters import StopConditions
 from tests.support.driving import group, max_tokens, small_limits
@@ -76,6 +77,22 @@ def test_a_group_that_has_outgrown_the_fleet_fails_once_it_is_complete() -> None
     away[0] = False
     bench.run()
     assert bench.failures == {0: "the request needs 3 slots of the batch, which has 2"}
+
+
+def test_a_group_that_has_run_waits_for_an_executor_that_follows_its_grammar() -> None:
+    """As when the one that followed it was drained: another one may come."""
+    bench = FleetBench(small_limits())
+    guided = group(0, 4, StopConditions(8), grammar=Grammar(b"one"))
+    bench.add(guided).has_run = True
+    bench.run()
+    assert (bench.failures, bench.fleet.dispatcher.unplaceable) == ({}, {guided})
+    obstacle = bench.fleet.place(guided, 0.0)
+    assert isinstance(obstacle, Obstacle)
+    assert obstacle.reason.endswith("GRAMMARS); waiting for an executor that can hold it")
+
+    bench.attach(small_limits(grammar_slots=2))
+    bench.run()
+    assert len(bench.tokens["a"]) == 8
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
