@@ -121,8 +121,8 @@ def hang_noted(mask: Mask, number: int) -> pb.LogRecord:
     return pb.LogRecord(hang_noted=pb.CoreNumber(core=number))
 
 
-def group_added(mask: Mask, group: SequenceGroup) -> pb.LogRecord:
-    """A new group waits."""
+def group_added(mask: Mask, group: SequenceGroup, matcher_id: str) -> pb.LogRecord:
+    """A new group waits; `matcher_id` is its one now, which its admission may change before this is written."""
     conditions = group.stop_conditions if mask is None else mask.conditions(group.stop_conditions)
     prompt = group.prompt_token_ids if mask is None else mask.ids(group.prompt_token_ids)
     rules = group.token_rules if mask is None else mask.rules(group.token_rules)
@@ -152,7 +152,7 @@ def group_added(mask: Mask, group: SequenceGroup) -> pb.LogRecord:
             continuation=None if continuation is None else encode_continuation(continuation),
             requires_same_numerics=group.requires_same_numerics,
             grammar=b"" if grammar is None else grammar.body,
-            matcher_id=group.matcher_id,
+            matcher_id=matcher_id,
             pooling_task=None if group.pooling is None else step_pb2.PoolingTask.ValueType(group.pooling),
             token_type_ids=group.token_type_ids,
         )

@@ -155,7 +155,7 @@ class RecordingFleet(Fleet):
     def add(self, group: SequenceGroup) -> None:
         """See `Fleet`."""
         if group.arrival not in self._outside:
-            self._recorded(super().add, (group,), encoding.group_added, group)
+            self._recorded(super().add, (group,), encoding.group_added, group, group.matcher_id)
             return
         self._recorded(super().add, (group,), encoding.group_added_again, group.arrival)
         del self._outside[group.arrival]

@@ -69,7 +69,7 @@ def check_replay(directory: Path) -> ReplayRun:
     run = replayed(directory)
     if run.difference is not None:
         raise AssertionError(f"{run.difference.where}: {[str(place) for place in run.difference.places]}")
-    assert run.counts.troubles == []
+    assert run.counts.troubles == [], run.counts.troubles
     return run
 
 

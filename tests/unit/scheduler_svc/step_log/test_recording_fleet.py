@@ -5,8 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from octavo.steplog.v1 import step_log_pb2 as pb
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import StepLayout
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
@@ -17,6 +19,7 @@ from scheduler_svc.step_log import decoding, encoding
 from scheduler_svc.step_log.log_files import files_in, read_records
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.snapshot import Snapshot, dump
+from scheduler_svc.step_log.writer import StepLogWriter
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench, two_planners
 from tests.support.step_logs import check_replay, recording
@@ -98,6 +101,21 @@ def test_nobody_changes_a_core_or_the_queue_but_by_the_fleet() -> None:
 
 def test_limits_of_a_fleet_that_is_looked_at() -> None:
     assert small_limits().max_model_len < 40, "too_long() does not fit"
+
+
+def test_a_request_is_recorded_as_it_was_though_it_is_written_later(tmp_path: Path) -> None:
+    """Its admission says which matcher it goes on with; before, any executor would do."""
+    with recording(tmp_path) as make:
+        policy = FcfsPolicy()
+        fleet = make(WaitingQueue(policy), policy, b"key", lambda: True)
+        guided = group(0, 4, grammar=Grammar(b"one"))
+        put: list[tuple[Callable[..., pb.LogRecord], tuple[object, ...]]] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StepLogWriter, "put", lambda _, encode, recorded, *rest: put.append((encode, recorded)))
+            fleet.add(guided)
+        guided.matcher_id = "of the executor"
+        [(encode, recorded)] = put
+        assert encode(None, *recorded).group_added.matcher_id == ""
 
 
 def test_a_decision_is_recorded_with_its_time_and_whether_executors_are_expected(tmp_path: Path) -> None:
