@@ -3,7 +3,8 @@
 `make test` compiles these two; what has one of the instructions between them is for `make test-all`.
 """
 
-from collections.abc import Mapping, Sequence
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -49,6 +50,13 @@ def native_library(lanes: str) -> NativeLibrary:
 def library_path(lanes: str) -> Path:
     """Return the library for some of INSTRUCTIONS. Raises: NativeUnavailableError: the machine cannot have it."""
     return build_library(cache_directory(), flags=(*FLAGS, *INSTRUCTIONS[lanes]))
+
+
+def mode_of_floats(directory: Path) -> Callable[[], int]:
+    """Return what tells the modes of MXCSR of this thread, without the flags of what happened."""
+    (directory / "mode.c").write_text("#include <immintrin.h>\nunsigned mode(void) { return _mm_getcsr() & ~0x3fu; }\n")
+    mode: Callable[[], int] = ctypes.CDLL(str(build_library(directory, sources=directory))).mode
+    return mode
 
 
 def packed_matrix(

@@ -13,10 +13,10 @@ from executor_svc.attention.interface import AttentionBackend, AttentionLayer, L
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
-from executor_svc.native.build import build_library
 from executor_svc.native.library import NativeLibrary
+from tests.numerics import test_cache_formats
 from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, decoded
-from tests.numerics.native import LANES, library_path, native_library
+from tests.numerics.native import LANES, library_path, mode_of_floats, native_library
 from tests.numerics.test_cache_formats import PIECES, SCALES, Written
 from tests.support.each_row import each_row, further_case
 
@@ -25,13 +25,7 @@ WITHOUT_BF16 = "widest without BF16"
 each_instructions = pytest.mark.parametrize("instructions", [*LANES, pytest.param(WITHOUT_BF16, marks=further_case)])
 LOG2_E = 1.44269504088896341
 SHAPES = [
-    # heads, head_dim, block_size, layer
-    ((6, 2), 16, 16, AttentionLayer(0.25)),
-    ((9, 3), 64, 16, AttentionLayer(0.125)),
-    ((8, 1), 32, 3, AttentionLayer(0.3, 40, 1.5, alibi_slopes(8))),
-    ((4, 4), 24, 5, AttentionLayer(0.3, 250)),
-    ((10, 1), 80, 32, AttentionLayer(0.1, soft_cap=2.0)),
-    ((3, 3), 6, 1, AttentionLayer(0.5)),
+    *test_cache_formats.SHAPES,
     ((3, 3), 33, 16, AttentionLayer(0.2)),
     ((4, 1), 96, 16, AttentionLayer(0.1, 7)),
     ((4, 1), 128, 16, AttentionLayer(0.09, alibi_slopes=alibi_slopes(4))),
@@ -137,10 +131,8 @@ def test_a_window_begins_at_either_key_of_a_pair(window: int) -> None:
 
 @each_instructions
 def test_denormals_of_others_stay_as_they_are(instructions: str, tmp_path: Path) -> None:
-    (tmp_path / "mode.c").write_text("#include <immintrin.h>\nunsigned mode(void) { return _mm_getcsr(); }\n")
-    mode = ctypes.CDLL(str(build_library(tmp_path, sources=tmp_path))).mode
-    flags = 0x3F  # of what happened, not of what is to happen
-    before = mode() & ~flags
+    mode = mode_of_floats(tmp_path)
+    before = mode()
     library = NativeLibrary(library_path(instructions), 3)
     inputs = LayerInput(Step([*ALL, (0, 300)], 16), (4, 2), 64)
     for numbers in (inputs.values, inputs.qkv[:, -2:]):
@@ -150,7 +142,7 @@ def test_denormals_of_others_stay_as_they_are(instructions: str, tmp_path: Path)
         exact, _ = inputs.attend(NativeAttentionBackend(library), AttentionLayer(0.125))
         assert not ours.any()
         torch.testing.assert_close(exact, torch.full_like(exact, 2.0**-130), rtol=1e-4, atol=0)
-        assert mode() & ~flags == before
+        assert mode() == before
 
 
 @each_instructions

@@ -1,6 +1,5 @@
 """Products in every number format of weights are what NumPy makes of its definition, in C and in torch."""
 
-import ctypes
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,12 +12,19 @@ import torch
 
 from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.models.torch_dense import TorchDense
-from executor_svc.native.build import build_library
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
 from executor_svc.native.weight_memory import WeightMemory
-from tests.numerics.native import FORMATS, LANES, each_instructions, library_path, native_library, packed_matrix
+from tests.numerics.native import (
+    FORMATS,
+    LANES,
+    each_instructions,
+    library_path,
+    mode_of_floats,
+    native_library,
+    packed_matrix,
+)
 from tests.numerics.number_formats import Float32Array, largest_parts, product, rounded_inputs, rounded_weight
 from tests.support.each_row import each_row
 
@@ -287,10 +293,8 @@ def _sum_rounded_once(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) ->
 
 @each_instructions
 def test_products_in_bfloat16_leave_the_denormals_of_others_alone(instructions: str, tmp_path: Path) -> None:
-    (tmp_path / "mode.c").write_text("#include <immintrin.h>\nunsigned mode(void) { return _mm_getcsr(); }\n")
-    mode = ctypes.CDLL(str(build_library(tmp_path, sources=tmp_path))).mode
-    flags = 0x3F  # of what happened, not of what is to happen
-    before = mode() & ~flags
+    mode = mode_of_floats(tmp_path)
+    before = mode()
     library = NativeLibrary(library_path(instructions), 3)
 
     def product(number_format: NumberFormat, size: float) -> torch.Tensor:
@@ -302,7 +306,7 @@ def test_products_in_bfloat16_leave_the_denormals_of_others_alone(instructions: 
     for _ in range(3):
         assert not product(NumberFormat.BFLOAT16_A16, 2.0**-40).any()
         assert torch.equal(product(NumberFormat.FLOAT32, 2.0**-40), torch.full((9, 2000), 300 * 2.0**-140))
-        assert mode() & ~flags == before
+        assert mode() == before
 
 
 @lanes

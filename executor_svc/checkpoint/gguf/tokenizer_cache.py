@@ -89,7 +89,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def _is_own(status: os.stat_result, kind: int) -> bool:
     """Return whether only this user can have written there."""
-    others_write = status.st_mode & stat.S_IWOTH
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_IFMT(status.st_mode) == kind and status.st_uid == os.geteuid() and not others_write
 
 

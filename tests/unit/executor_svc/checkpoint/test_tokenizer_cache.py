@@ -118,8 +118,10 @@ def become_another(entry: Path) -> None:
     become_link,
     become_fifo,
     become_another,
-    lambda entry: entry.chmod(0o666),
-    lambda entry: entry.parent.chmod(0o777),
+    lambda entry: entry.chmod(0o606),
+    lambda entry: entry.chmod(0o660),
+    lambda entry: entry.parent.chmod(0o707),
+    lambda entry: entry.parent.chmod(0o770),
 )
 def test_an_entry_that_cannot_be_trusted_counts_as_none(
     spoil: Callable[[Path], object], *, tmp_path: Path, cache: Path, conversions: list[str]
