@@ -28,6 +28,7 @@ from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings, FaultPoint, OtherDrivers
 from scheduler_svc.executors.in_flight_limit import InFlightLimit
 from scheduler_svc.executors.probe import probe
+from scheduler_svc.executors.retry_pace import RetryPace
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
 from scheduler_svc.executors.step_watch import StepWatch
 from scheduler_svc.request.outputs import FinishReason
@@ -43,10 +44,6 @@ NUMBERS = re.compile(r"[\d.]+")
 HANG_AFTER_S = 1.25
 WATCH_INTERVAL_S = 0.5
 ASK_TIMEOUT_S = 1.0
-# The shortest time between two attempts to attach, and their share of the time that it is looked for already: so an
-# executor that starts is attached soon after it is ready.
-FIRST_RETRY_S = 0.05
-RETRY_SHARE = 0.1
 # How often it is told that steps are slow.
 TELL_SLOW_EVERY_S = 60.0
 
@@ -126,7 +123,7 @@ class ExecutorDriver:
         self._undelivered: deque[_Processed] = deque()
         self._has_undelivered = asyncio.Event()
         self._cost_of = ""  # the executor process that it was learned from
-        self._sought_since_s: float | None = None  # None: it is attached, or nobody has looked for it
+        self._retry_pace = RetryPace(settings.retry_interval_s)
         self._answered_nonsense = False  # in the last attachment: what it has cached is not believed
 
     @property
@@ -187,15 +184,7 @@ class ExecutorDriver:
             self.holds_instance = False
             await self._owner.on_detached(self)
             if not self.is_retired:
-                await asyncio.sleep(self._retry_interval_s())
-
-    def _retry_interval_s(self) -> float:
-        """Return how long to wait before the next attempt to attach."""
-        now_s = monotonic_s()
-        if self._sought_since_s is None:
-            self._sought_since_s = now_s
-        interval_s = max(FIRST_RETRY_S, RETRY_SHARE * (now_s - self._sought_since_s))
-        return min(interval_s, self._settings.retry_interval_s)
+                await asyncio.sleep(self._retry_pace.next_pause_s(monotonic_s()))
 
     async def _run_attachment(self) -> None:
         """Attach and drive the executor until it is lost, or retired and out of work; its requests are kept."""
@@ -219,7 +208,7 @@ class ExecutorDriver:
                 self.in_flight = InFlightLimit(self._settings.steps_in_flight)
                 session.on_heartbeat = self.in_flight.note_round_trip
                 self.last_trouble = ""
-                self._sought_since_s = None
+                self._retry_pace.attached()
                 log.info(Event("attached", executor=self.address, epoch=session.epoch))
                 self._answered_nonsense = False
                 await self._owner.on_attached(self)
