@@ -3,7 +3,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Stamps: what the two services need, and what tests, checks and documentation need beside it.
 RUNTIME := $(VENV)/installed-runtime
 INSTALLED := $(VENV)/installed
@@ -15,14 +14,16 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 # The suite starts hundreds of processes; each would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo dev test test-all check protos baseline record-release models bench bench-peers bench-pages bench-core gpu-check mutants chaos coverage checkov k8s-check monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
+.PHONY: help demo dev test test-all check protos baseline record-release models bench bench-peers bench-pages bench-core gpu-check mutants chaos coverage resolve-check pythons strangers checkov k8s-check monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
 
 help:
 	@echo "make demo      a real model answers, and an executor is killed in the middle of it"
 	@echo "make dev       install everything: what make test needs, grpcurl"
 	@echo "make test      the quick suite (5 minutes on 2 cores)"
 	@echo "make test-all  every test"
-	@echo "make check     format, lint, types, import contracts, protos (under a minute)"
+	@echo "make check     format, lint, types, import contracts, protos, packages (a minute)"
+	@echo "make resolve-check the packages that others get fit each other: pins and ranges, every Python and platform"
+	@echo "make pythons   the quick part of the suite on every Python that pyproject.toml names"
 	@echo "make models    the architectures that run, each compared with transformers"
 	@echo "make bench     tokens a second beside every engine that is installed, in one run; ARGS=--quick is shorter"
 	@echo "make bench-peers install llama.cpp, OpenVINO GenAI and vLLM for it, each into .venv-bench (half an hour)"
@@ -42,31 +43,12 @@ help:
 	@echo "make wheels    the wheel, installed and used in clean environments (1 to 4 minutes)"
 	@echo "make clean     remove the virtual environments and caches"
 
-# torch first, in the build that suits the machine. One that is installed stays; else pip's, if it is one for CPUs, such as
-# on a machine that keeps one. PyPI's for Linux is for CUDA; uv knows better where it is installed.
 $(RUNTIME): pyproject.toml constraints.txt
-	@echo "installing: into $(VENV), which takes some minutes the first time"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install -qq --upgrade pip
-	@if $(PIP) show --quiet torch 2> /dev/null; then \
-		echo "installing: torch is in $(VENV) already"; \
-	elif ! $(PIP) install -qq --dry-run --constraint constraints.txt --report - torch | grep -q '"name": "nvidia-'; then \
-		echo "installing: torch, in the build for CPUs that pip finds"; \
-		$(PIP) install -qq --constraint constraints.txt torch; \
-	elif command -v uv > /dev/null; then \
-		echo "installing: torch, in the build that uv chooses for this machine"; \
-		uv pip install --quiet --python $(BIN)/python --torch-backend=auto --constraint constraints.txt torch; \
-	else \
-		echo "installing: torch with its CUDA libraries, several GB to download (README.md says how to get the build for CPUs)"; \
-		$(PIP) install -qq --constraint constraints.txt torch; \
-	fi
-	@echo "installing: Octavo and what it needs"
-	@$(PIP) install -qq --constraint constraints.txt --editable '.[scheduler,executor]'
+	@PYTHON=$(PYTHON) VENV=$(VENV) ./install.sh runtime
 	@touch $@
 
 $(INSTALLED): $(RUNTIME)
-	@echo "installing: what tests, checks and documentation need"
-	@$(PIP) install -qq --constraint constraints.txt --editable '.[scheduler,executor,dev]'
+	@PYTHON=$(PYTHON) VENV=$(VENV) ./install.sh dev
 	@touch $@
 
 demo: $(RUNTIME)
@@ -94,6 +76,17 @@ check: $(INSTALLED)
 	$(BIN)/buf breaking protos --against protos/baseline.binpb
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/python -m docs.tools.reference --check
+	$(BIN)/python -m tests.packaging.resolve_check
+
+# The quick part of the suite on every Python that pyproject.toml names, each with the packages that people get there (6 GB with
+# CUDA). By hand and before releases; VERSIONS=3.13 tries one.
+pythons: $(INSTALLED)
+	$(BIN)/octavo model prepare smollm2
+	$(BIN)/python -m tests.packaging.pythons $(VERSIONS)
+
+# What the package index gives others: every extra, on every Python and platform that README.md names. Needs the network.
+resolve-check: $(INSTALLED)
+	$(BIN)/python -m tests.packaging.resolve_check
 
 # promtool, which the tests of alerts and metrics need.
 monitoring-tools:
@@ -196,4 +189,4 @@ wheels: $(INSTALLED)
 	$(BIN)/python -m tests.packaging.check_wheels
 
 clean:
-	rm -rf $(VENV) .venv-bench .venv-checkov .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage docs/_build
+	rm -rf $(VENV) .venv-python* .venv-bench .venv-checkov .venv-protos .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage docs/_build

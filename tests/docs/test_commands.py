@@ -31,7 +31,7 @@ class Excuse:
 EXCUSES = (
     Excuse(".*", r"make (demo|test)", "installs packages and the demo model; they are what CI and newcomers run first"),
     Excuse(".*", r"make images|BUILD_FLAGS=.*", "builds container images, with buildah and base images"),
-    Excuse(".*", r"pip install .*", "installs packages"),
+    Excuse(".*", r"pip install .*|python3 -m venv .venv && .venv/bin/pip install .*", "installs packages"),
     Excuse(".*", r"source .*", "changes the shell of a person"),
     Excuse(".*", r"octavo up.*", "runs until Ctrl-C; tests/e2e/test_readme.py runs it"),
     Excuse(".*", r"octavo drain .*", "needs that executor; tests/contract/test_drain_executor.py runs the command"),
