@@ -9,6 +9,7 @@ from pathlib import Path
 
 from executor_svc.checkpoint.generation_config import sampling_defaults
 from octavo.values.rust_panic import words_of
+from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from octavo_shared.step_wire.model_file import read_model_file
@@ -62,7 +63,7 @@ class ModelDirectory:
                 continue
             ids = value if isinstance(value, list) else [value]
             if not all(isinstance(item, int) for item in ids):
-                raise ModelLoadError(f"{path} has eos_token_id {value!r}; it must be an id or a list of ids")
+                raise ModelLoadError(f"{path} has eos_token_id {shown(repr(value))}; it must be an id or a list of ids")
             return tuple(ids)
         return ()
 

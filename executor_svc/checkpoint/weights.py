@@ -18,6 +18,7 @@ from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, rea
 from executor_svc.checkpoint.progress import progress_bar
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.checkpoint.weights_digest import WeightsDigest, read_whole, tensors_in
+from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event
 
@@ -143,7 +144,7 @@ class Checkpoint:
         file_of = {name: self._directory / file_name for name, file_name in sorted(weight_map.items())}
         for name, path in file_of.items():
             if name not in held[path]:
-                raise ModelLoadError(f"{path} does not contain the tensor {name} that the index lists there")
+                raise ModelLoadError(f"{path} does not contain the tensor {shown(name)} that the index lists there")
         return file_of
 
     def _check_names(self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool]) -> None:
@@ -152,7 +153,7 @@ class Checkpoint:
                 raise ModelLoadError(f"the tensor {name} is missing from {self._table_of_contents}")
         for name, path in self._file_of.items():
             if name not in targets and not is_redundant(name):
-                raise ModelLoadError(f"{path} contains the tensor {name}, which the model does not have")
+                raise ModelLoadError(f"{path} contains the tensor {shown(name)}, which the model does not have")
 
     def _names_by_file(self) -> Iterator[tuple[Path, list[str]]]:
         for path in sorted(set(self._file_of.values())):
@@ -164,7 +165,7 @@ def _copy_tensor(file: safe_open, path: Path, name: str, target: TensorTarget) -
     shape = list(tensor.get_shape())
     if shape != list(target.shape):
         raise ModelLoadError(
-            f"{path} contains the tensor {name} with shape {shape}; config.json requires {list(target.shape)}"
+            f"{path} contains the tensor {shown(name)} with shape {shape}; config.json requires {list(target.shape)}"
         )
     target.fill(tensor)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 
 # More than any model has. For the first three lines something is made one by one as soon as config.json is read.
@@ -63,28 +64,30 @@ class ConfigFields:
         """Return a whole number of at least `least`."""
         value = self._get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ModelLoadError(f"{self._describe(name)} {value!r}; it must be a whole number of at least {least}")
+            raise ModelLoadError(
+                f"{self._describe(name)} {shown(repr(value))}; it must be a whole number of at least {least}"
+            )
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number above 0."""
         value = self._get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise ModelLoadError(f"{self._describe(name)} {value!r}; it must be a number above 0")
+            raise ModelLoadError(f"{self._describe(name)} {shown(repr(value))}; it must be a number above 0")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Return true or false."""
         value = self._get(name, default)
         if not isinstance(value, bool):
-            raise ModelLoadError(f"{self._describe(name)} {value!r}; it must be true or false")
+            raise ModelLoadError(f"{self._describe(name)} {shown(repr(value))}; it must be true or false")
         return value
 
     def nested(self, name: str) -> "ConfigFields":
         """Return the fields of an object in this one; an absent one has none."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, dict):
-            raise ModelLoadError(f"{self._describe(name)} {value!r}; it must be an object")
+            raise ModelLoadError(f"{self._describe(name)} {shown(repr(value))}; it must be an object")
         return ConfigFields(value or {}, self.source, f"{self._prefix}{name}.")
 
     def optional_integer(self, name: str) -> int | None:

@@ -12,6 +12,7 @@ import torch
 from executor_svc.attention.interface import Rotation
 from executor_svc.models.config import FrequencyFactors, LinearScaling, Llama3Scaling, RopeConfig
 from executor_svc.models.fields import ConfigFields
+from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 
 
@@ -29,7 +30,7 @@ def read_rope(fields: ConfigFields, max_position_embeddings: int, *, layer_type:
     if isinstance(parameters, dict) and layer_type in parameters:
         parameters = parameters[layer_type]
     if not isinstance(parameters, dict):
-        raise ModelLoadError(f"{fields.source} has rope parameters {parameters!r}; they must be an object")
+        raise ModelLoadError(f"{fields.source} has rope parameters {shown(repr(parameters))}; they must be an object")
     fields.refuse({"partial_rotary_factor": 1.0})
     rope = ConfigFields({"rope_theta": fields.values.get("rope_theta"), **parameters}, fields.source)
     theta = rope.number("rope_theta", 10_000.0)

@@ -8,6 +8,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from executor_svc.checkpoint.model_directory import read_json_object
+from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 
 # Its frequencies depend on the longest sequence of a batch, so a token's keys would depend on its neighbours. Those
@@ -27,7 +28,7 @@ def find_architecture(directory: Path) -> tuple[Any, Any]:
     raw = read_json_object(source)
     names = raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise ModelLoadError(f"{source} has architectures {names!r}; it must be a list of one name")
+        raise ModelLoadError(f"{source} has architectures {shown(repr(names))}; it must be a list of one name")
     name = names[0]
     model_class = _model_class(name, raw)
     try:

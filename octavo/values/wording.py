@@ -39,6 +39,24 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
+def shown(text: str, most: int = 100) -> str:
+    """Return what comes from outside, for a sentence: on one line, cut, and unable to steer a terminal."""
+    return _escaped(text if len(text) <= most else f"{text[:most]}...")
+
+
+def sentence(text: str, most: int = 2000) -> str:
+    """Return a message that may have text from outside in it, cut in its middle and unable to steer a terminal."""
+    if len(text) > most:
+        text = f"{text[: most * 3 // 4]} ... {text[-most // 4 :]}"
+    return "\n".join(map(_escaped, text.split("\n")))
+
+
+def _escaped(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def json_line(value: object) -> str:
     """Return a value as one line of JSON that a person can read and that cannot steer a terminal."""
     text = json.dumps(value, ensure_ascii=False)

@@ -189,7 +189,7 @@ class SchedulerConfig(ClientSideConfig):
         description=(
             "Maximum number of sequences per tenant that run at once, over all executors, where --tenants-file does "
             "not say another one; the tenant's other requests wait, and other tenants overtake them. A request with "
-            "more sequences runs when its tenant has nothing else running. By default unlimited."
+            "more sequences is refused. By default unlimited."
         ),
     )
     policy: Literal["fcfs", "priority"] = Field(

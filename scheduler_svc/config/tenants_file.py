@@ -13,7 +13,7 @@ slots = 2
 import tomllib
 from pathlib import Path
 
-from octavo.values.wording import did_you_mean
+from octavo.values.wording import did_you_mean, shown
 from octavo_shared.errors import OctavoServiceError
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.core.waiting.tenant_shares import TenantShare
@@ -121,9 +121,9 @@ def _count(
 
 def _named(name: str) -> str:
     """Return a name as it stands in the file, on one line."""
-    return name if name.isprintable() else repr(name)
+    return shown(name if name.isprintable() else repr(name), MAX_TENANT_LENGTH)
 
 
 def _shown(value: object) -> str:
     """Return a value about as it stands in the file."""
-    return str(value).lower() if isinstance(value, bool) else repr(value)[:100]
+    return str(value).lower() if isinstance(value, bool) else shown(repr(value))

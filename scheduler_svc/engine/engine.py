@@ -18,6 +18,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+from grpc import StatusCode
+
 from octavo_shared.errors import (
     CacheTooSmallError,
     CallerError,
@@ -174,7 +176,8 @@ class Engine:
         Raises:
             UnavailableError, NoExecutorError, RequestExistsError, QueueFullError, TokenQuotaError: it was not queued.
             CacheTooSmallError: no executor can ever hold it.
-            CallerError: no executor does what it is for, or computes so long a text.
+            CallerError: no executor does what it is for, or computes so long a text; its tenant may never run so many
+                sequences at a time.
             DeadlineTooShortError: it would miss its deadline by far.
         """
         await self.submit_checked(request, sink, checked_for.info.model_hash, checked_for.max_model_len)
@@ -196,8 +199,10 @@ class Engine:
         self._supersede(request)
         model = self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
         num_prompt_tokens = len(request.prompt_token_ids)
+        num_uncounted, num_known_tokens = self._num_uncounted_tokens(request)
         if not was_queued:
-            self.token_quotas.require(request.tenant, num_prompt_tokens, monotonic_s())
+            self._require_slots(request)
+            self.token_quotas.require(request.tenant, num_uncounted, monotonic_s(), num_known_tokens)
         displaced = [] if was_queued else self.waiting.require_room(request.tenant, num_prompt_tokens)
         if model.info.model_hash != model_hash:
             raise UnavailableError("the executor came back with a different model, dtype or quantization; retry")
@@ -218,11 +223,36 @@ class Engine:
         for other, error in displaced:
             self.requests.abort(self.requests.of(other), error)
         if not was_queued:
-            self.token_quotas.take(request.tenant, num_prompt_tokens, live.times.arrived_at_s)
+            self.token_quotas.take(request.tenant, num_uncounted + num_known_tokens, live.times.arrived_at_s)
         self._num_arrivals += 1
         self.requests.add(live)
         if not is_taken:
             self.orphans.add(live, live.times.arrived_at_s)
+
+    def _num_uncounted_tokens(self, request: EngineRequest) -> tuple[int, int]:
+        """Return how many tokens of its prompt, and of its answer so far, count against its tenant now.
+
+        Those of a call that we know to have ended by no fault of its client, as with its front, were counted then.
+        """
+        num_prompt_tokens, continuation = len(request.prompt_token_ids), request.continuation
+        if continuation is None:
+            return num_prompt_tokens, 0
+        num_known_tokens = sum(len(one.token_ids) for one in continuation.outputs if one.finish_reason is None)
+        before = self.ended.get((request.tenant, request.request_id))
+        if before is not None and before.error_code == StatusCode.UNAVAILABLE.name:
+            num_known_tokens -= min(num_known_tokens, before.num_output_tokens)
+            num_prompt_tokens -= min(num_prompt_tokens, before.num_prompt_tokens)
+        return num_prompt_tokens, num_known_tokens
+
+    def _require_slots(self, request: EngineRequest) -> None:
+        """Raise CallerError: it runs more sequences at a time than its tenant may ever."""
+        most = self.tenants.of(request.tenant).share.max_num_seqs
+        if most is not None and request.pooling is None and request.width > most:
+            raise CallerError(
+                f"the request runs {request.width} sequences at a time (n, best_of or beam_width), and tenant "
+                f"{request.tenant!r} may run {most} (its slots in --tenants-file, or --max-num-seqs-per-tenant); send "
+                "several requests"
+            )
 
     def _supersede(self, request: EngineRequest) -> None:
         """End the call that a continuation takes a request from.

@@ -283,6 +283,8 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             if request is None:
                 continue
             self._forgive_losses(request)
+            if num_tokens_of is not None:
+                num_tokens_of[group.tenant] += group.num_slots
             self._note_progress(request, planner, now_s, last_tokens_at_s)
         num_tokens = len(updates.sequences)  # those of a search are known at its end
         for group in updates.finished_searches:
@@ -296,7 +298,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             request.note_finished_search(num_found, hypotheses[0].finish_reason)
             num_tokens += num_found
             if num_tokens_of is not None:
-                num_tokens_of[group.tenant] += num_found
+                num_tokens_of[group.tenant] += group.num_slots
             self._note_progress(request, planner, now_s, last_tokens_at_s)
             self._forget(request, now_s)
         for tenant, num_taken in (num_tokens_of or {}).items():

@@ -1,8 +1,9 @@
 """Tokens a minute of each tenant: token buckets, with the time as an argument.
 
 A bucket holds the tokens of one minute, and is filled evenly. A request that is submitted takes its prompt out of it,
-cached or not, for what is cached is not known yet, and is refused where there is less. Generated tokens are taken as
-they come. They may be more than are left, for nothing that runs is ended: the tenant's next requests wait for that.
+cached or not, for what is cached is not known yet, and is refused where there is less. So are the tokens of an answer
+that goes on, except those that this engine has counted before. Generated tokens are taken as they are computed. They
+may be more than are left, for nothing that runs is ended: the tenant's next requests wait for that.
 """
 
 import math
@@ -62,10 +63,16 @@ class TokenQuotas:
                 bucket.num_tokens = min(bucket.num_tokens, per_minute)
         self._tenants = tenants
 
-    def require(self, tenant: str, num_tokens: int, now_s: float) -> None:
-        """Take nothing yet. Raises TokenQuotaError: a tenant has fewer than so many tokens left."""
+    def require(self, tenant: str, num_tokens: int, now_s: float, num_known_tokens: int = 0) -> None:
+        """Take nothing yet. Raises TokenQuotaError: a tenant has fewer than so many tokens left.
+
+        `num_known_tokens` of an answer that goes on are needed too, but no more than a full bucket: it was accepted.
+        """
         per_minute, bucket = self._tenants.of(tenant).tokens_per_minute, self._bucket(tenant, now_s)
-        if per_minute is None or bucket is None or num_tokens <= bucket.num_tokens + _ROUNDING:
+        if per_minute is None or bucket is None:
+            return
+        num_tokens = max(num_tokens, min(num_tokens + num_known_tokens, per_minute))
+        if not num_tokens or num_tokens <= bucket.num_tokens + _ROUNDING:
             return
         self.num_refused += 1
         retry_after_s = None

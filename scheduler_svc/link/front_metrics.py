@@ -1,4 +1,4 @@
-"""The metrics of fronts, on their way to the one port that serves those of the scheduler.
+"""The metrics of our own fronts, on their way to the one port that serves those of the scheduler.
 
 A front sends them as Prometheus reads them. The engine adds up what all fronts counted; what a front had counted when
 its session ended stays counted.
@@ -13,6 +13,10 @@ from prometheus_client.registry import Collector
 
 from octavo_shared.errors import CallerError
 from octavo_shared.process.metric import Family
+
+# What a front counts has a tenth of these, with as many tenants as metrics name.
+MAX_BYTES = 2**20
+MAX_PAST_SERIES = 20_000
 
 _Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -41,15 +45,17 @@ class FrontMetrics:
         self._current: dict[int, list[Family]] = {}  # by session
 
     async def take(self, session: int, content: bytes) -> None:
-        """A session says what it has counted so far. Raises CallerError: it is no such text."""
+        """A session says what it has counted so far. Raises CallerError: it is no such text, or too long."""
+        if len(content) > MAX_BYTES:
+            raise CallerError(f"front sent metrics of {len(content)} bytes; at most {MAX_BYTES} are taken")
         self._current[session] = await asyncio.to_thread(decode_families, content)
-        for family in self._current[session]:
-            self._described.setdefault(family.name, family)
 
     def end(self, session: int) -> None:
-        """A session has ended: what it counted stays, what it measured is gone."""
+        """A session has ended: what it counted stays, up to so many series; what it measured is gone."""
         for family in self._current.pop(session, []):
-            if family.type != "gauge":
+            room = MAX_PAST_SERIES - sum(map(len, self._past.values()))
+            if family.type != "gauge" and len(family.samples) <= room:
+                self._described.setdefault(family.name, Family(family.name, family.documentation, family.type))
                 _add(self._past.setdefault(family.name, {}), family)
 
     def merged(self, own: Iterable[Family]) -> Iterator[Family]:

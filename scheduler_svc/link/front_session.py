@@ -42,7 +42,7 @@ class FrontSession:
         name: The front, for people.
         pid: Its process.
         on_readiness: Called when the front takes calls, or does no more.
-        on_metrics: Called with what the front has counted.
+        on_metrics: Called with what the front has counted, if this scheduler has started it.
         state_interval_s: How often it is looked whether `state` has changed.
         early_aborts: Of requests that some front still checks.
         address: From where it joined, host:port; empty: this scheduler has started it.
@@ -174,7 +174,7 @@ class FrontSession:
         if message.HasField("is_ready"):
             self.is_ready = message.is_ready
             self._on_readiness()
-        if message.metrics:
+        if message.metrics and not self.address:  # a standalone front serves its own
             self.loop_lag_us = message.loop_lag_us
             await self._on_metrics(message.metrics)
 

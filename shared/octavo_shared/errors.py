@@ -37,14 +37,22 @@
             └── UnknownArchitectureError
 
 Broken invariants are `AssertionError`s. `octavo_shared/grpc/grpc_status.py` is the one table that turns this
-tree into gRPC status codes. This module imports nothing, so the scheduler's pure core may use it.
+tree into gRPC status codes. This module imports words only, so the scheduler's pure core may use it.
 """
+
+from octavo.values.wording import sentence
 
 _MAX_SHOWN_CHARS = 200
 
 
 class OctavoServiceError(Exception):
-    """Any failure that a service reports to its caller in one sentence."""
+    """Any failure that a service reports to its caller in one sentence.
+
+    What stands in it may come from files and peers: it is cut, and cannot steer a terminal.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(sentence(message))
 
 
 class CallerError(OctavoServiceError):

@@ -657,9 +657,18 @@ async def test_operators_see_what_went_to_a_front_and_whether_it_keeps_up(monkey
             await asyncio.sleep(0.01)
 
 
-async def test_the_metrics_of_the_scheduler_have_the_calls_of_its_fronts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_metrics_of_the_scheduler_have_the_calls_of_its_own_fronts_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(remote_engine, "METRICS_INTERVAL_S", 0.01)
-    async with running_stack(fronts=1) as stack:
+    async with (
+        running_stack(fronts=1, engine_listen="127.0.0.1:0") as stack,
+        welcomed(stack, front_id="0", session=2**63, over_tcp=True) as front,
+    ):
+        counted = b'# TYPE grpc_server_handled counter\ngrpc_server_handled_total{grpc_method="Generate"} 7.0\n'
+        await front.say(metrics=counted, loop_lag_us=7)
+        await front.submit(1)  # it is behind what the front has counted
+        await front.until("ended")
         await collect(stack, token_request(4, 3))
 
         def num_calls() -> float:

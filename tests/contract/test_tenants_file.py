@@ -6,19 +6,28 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from executor_svc.fake.worker import FakeWorker
+from octavo.core.v1 import core_service_pb2 as core_pb
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo_shared.errors import OctavoServiceError
+from octavo_shared.errors import OctavoServiceError, RequestAbortedError
+from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.config.scheduler_config import SchedulerConfig
+from scheduler_svc.engine.engine import Engine
+from scheduler_svc.link.failures import encode_failure
 from scheduler_svc.processes import service
 from scheduler_svc.processes.service import SchedulerService
+from scheduler_svc.request.continuation import Continuation, ContinuedOutput
+from scheduler_svc.request.continuation_message import encode_continuation
 from tests.contract.openai.api import Answer, Api, running_api
-from tests.support.stack import token_request, until
+from tests.contract.test_link import welcomed
+from tests.support.stack import running_stack, token_request, until
 from tests.support.step_logs import check_replay
 
 ENDLESS = 8000
@@ -52,10 +61,14 @@ class Tenants:
         self._num_calls = 0
 
     def generate(
-        self, tenant: str, max_tokens: int = 3, num_prompt_tokens: int = 4
+        self, tenant: str, max_tokens: int = 3, num_prompt_tokens: int = 4, *, num_known: int = 0, **params: Any
     ) -> "grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]":
+        """Call; `num_known`: tokens of an answer that goes on."""
         self._num_calls += 1
-        request = token_request(num_prompt_tokens, max_tokens, first_id=self._num_calls)
+        request = token_request(num_prompt_tokens, max_tokens, first_id=self._num_calls, **params)
+        if num_known:
+            request.continuation.attempt = 1
+            request.continuation.outputs.add(token_ids=[50] * num_known)
         metadata = [("authorization", f"Bearer {secret_of(tenant)}")]
         return self.api.stack.generation.Generate(request, metadata=metadata)
 
@@ -176,6 +189,92 @@ async def test_tokens_that_are_generated_beyond_the_quota_end_nothing_and_count(
         assert await num_tokens(tenants.api.stack.generation.Generate(several, metadata=metadata)) == 100
         with pytest.raises(grpc.aio.AioRpcError, match=r"has used (49|50) tokens more than its 60 tokens a minute"):
             await num_tokens(tenants.generate("blue"))
+
+
+def num_left(engine: Engine, tenant: str = "") -> float:
+    """Return the tokens that are left to a tenant."""
+    bucket = engine.token_quotas._bucket(tenant, monotonic_s())
+    assert bucket is not None
+    return bucket.num_tokens
+
+
+async def test_what_is_computed_counts_even_if_it_is_not_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_tenants(tmp_path, monkeypatch, "[blue]\ntokens_per_minute = 300\n[red]\n") as tenants:
+        engine = tenants.api.stack.engine
+        assert await num_tokens(tenants.generate("blue", 52, 10, num_known=50)) == 2
+        assert 238 <= num_left(engine, "blue") <= 248, "the prompt, the answer so far, and 2 tokens"
+        beams = tenants.generate("blue", 30, 10, beam_width=4, n=1, ignore_eos=True)
+        assert [len(event.finished.outputs[0].token_ids) async for event in beams if event.HasField("finished")] == [30]
+        assert 108 <= num_left(engine, "blue") <= 130, "4 beams of 30 tokens"
+        cut = tenants.generate("blue", ENDLESS, 10, beam_width=4, n=1, ignore_eos=True)
+        await until(lambda: num_left(engine, "blue") < -100)
+        cut.cancel()
+        await until(lambda: not tenants.num_live)
+        assert num_left(engine, "blue") < -90, "though nothing of it was returned"
+        sentence = r"has used \d+ tokens more than its 300 tokens a minute, and the request needs at least 1 token"
+        with pytest.raises(grpc.aio.AioRpcError, match=sentence):
+            await num_tokens(tenants.generate("blue"))
+
+
+async def test_an_answer_that_goes_on_needs_no_more_than_a_full_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_tenants(tmp_path, monkeypatch, QUOTAS) as tenants:
+        assert await num_tokens(tenants.generate("blue", 402, 10, num_known=400)) == 2
+        with pytest.raises(grpc.aio.AioRpcError, match=r"has used 3[45].* tokens more than its 60 tokens a minute"):
+            await num_tokens(tenants.generate("blue"))
+
+
+async def test_what_was_counted_before_its_front_was_lost_is_not_counted_again(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text('[""]\ntokens_per_minute = 60\n')
+    async with running_stack(FakeWorker(step_ms=1), fronts=1, tenants_file=file) as stack:
+        for is_lost in (True, False):
+            async with welcomed(stack, session=2 * is_lost + 1) as front:
+                await front.submit(1, request_id="cut", max_tokens=ENDLESS)
+                await until(lambda: any(one.num_output_tokens > 200 for one in stack.engine.requests.values()))
+                if not is_lost:
+                    await front.say(
+                        aborts=[
+                            core_pb.RequestAbort(
+                                number=1, failure=encode_failure(RequestAbortedError("its client left"))
+                            )
+                        ]
+                    )
+            await until(lambda: ("", "cut") not in stack.engine.requests)
+            before = num_left(stack.engine)
+            async with welcomed(stack, session=2 * is_lost + 2) as front:
+                known = Continuation((ContinuedOutput(np.full(200, 50, np.int32)),))
+                await front.submit(1, request_id="cut", max_tokens=202, continuation=encode_continuation(known))
+                [ended] = (await front.until("ended")).ended
+            if is_lost:
+                assert ended.ended.num_output_tokens == 202
+                assert num_left(stack.engine) > before - 10
+                stack.engine.token_quotas._buckets.clear()
+            else:
+                assert ended.failure.kind == "TokenQuotaError"
+
+
+@pytest.mark.parametrize("fronts", [0, 2])
+async def test_a_request_of_more_sequences_than_its_tenant_may_run_is_refused(
+    fronts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quotas = "[red]\nslots = 2\n[green]\n[blue]\nslots = 3\n"
+    async with running_tenants(tmp_path, monkeypatch, quotas, fronts) as tenants:
+        drawn = {"temperature": 1.0, "seed": 1}
+        wide: tuple[dict[str, Any], ...] = ({"n": 3, **drawn}, {"best_of": 3, **drawn}, {"beam_width": 3})
+        for params in wide:
+            sentence = "runs 3 sequences at a time .*, and tenant 'red' may run 2 "
+            with pytest.raises(grpc.aio.AioRpcError, match=sentence) as caught:
+                await num_tokens(tenants.generate("red", **params))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            for tenant in ("green", "blue"):
+                await num_tokens(tenants.generate(tenant, **params))
+        assert await num_tokens(tenants.generate("red", n=2, temperature=1.0, seed=1)) == 6
 
 
 @pytest.mark.parametrize("fronts", [0, 2])

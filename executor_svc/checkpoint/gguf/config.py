@@ -10,6 +10,7 @@ from typing import Final
 
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.metadata import Metadata
+from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 
 Config = dict[str, object]
@@ -41,12 +42,15 @@ def build_config(metadata: Metadata, tensors: Tensors) -> Config:
     if metadata.architecture not in ARCHITECTURES:
         supported = ", ".join(sorted(ARCHITECTURES))
         raise ModelLoadError(
-            f"{metadata.path} has the architecture {metadata.architecture}; supported in GGUF files are {supported}"
+            f"{metadata.path} has the architecture {shown(metadata.architecture)}; supported in GGUF files are "
+            f"{supported}"
         )
     for key, harmless in _UNREAD.items():
         value = metadata.values.get(metadata.key(key))
         if value is not None and value != harmless:
-            raise ModelLoadError(f"{metadata.path} has {metadata.key(key)} {value!r}, which is not supported")
+            raise ModelLoadError(
+                f"{metadata.path} has {shown(metadata.key(key))} {shown(repr(value))}, which is not supported"
+            )
     return ARCHITECTURES[metadata.architecture](metadata, tensors)
 
 
@@ -100,7 +104,7 @@ def _rope(metadata: Metadata, tensors: Tensors) -> Config:
     long = [name for name in tensors if name.startswith("rope_factors_")]
     if scaling != "none" or long:
         kind = long[0] if long else metadata.key("rope.scaling.type") + f" {scaling}"
-        raise ModelLoadError(f"{metadata.path} has {kind}; supported rotary embeddings are none and linear")
+        raise ModelLoadError(f"{metadata.path} has {shown(kind)}; supported rotary embeddings are none and linear")
     if ROPE_FACTORS in tensors:
         return {"rope_type": "factors", "rope_theta": theta}
     return {"rope_type": "default", "rope_theta": theta}

@@ -14,6 +14,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from executor_svc.checkpoint.model_files import GGUF_MAGIC
+from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 
 _VERSIONS = (2, 3)  # the same but for big-endian files, which version 3 allows
@@ -39,7 +40,7 @@ class GGUFTensor:
     num_bytes: int
 
     def __str__(self) -> str:
-        return f"{self.path}: the tensor {self.name}"
+        return f"{self.path}: the tensor {shown(self.name)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class _Reader:
         for _ in range(num_values):
             begin = self._at
             key = self._text()
-            self._where = f"its value {key}"
+            self._where = f"its value {shown(key)}"
             if key in values:
                 raise self._damaged("stands there twice")
             values[key] = self._value()
@@ -101,7 +102,7 @@ class _Reader:
         self._where = "its value general.alignment"
         alignment = values.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise self._damaged(f"is {alignment}; it must be a power of two")
+            raise self._damaged(f"is {shown(str(alignment))}; it must be a power of two")
         first = -(-self._at // alignment) * alignment
         tensors: dict[str, GGUFTensor] = {}
         for info in infos:
@@ -114,7 +115,7 @@ class _Reader:
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._text()
-        self._where = f"the tensor {name}"
+        self._where = f"the tensor {shown(name)}"
         num_dimensions = self._number("I")
         if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
             raise self._damaged(f"has {num_dimensions} dimensions; 1 to {_MOST_DIMENSIONS} are possible")
@@ -124,7 +125,7 @@ class _Reader:
     def _placed(
         self, name: str, shape: tuple[int, ...], type_number: int, offset: int, first: int, alignment: int
     ) -> GGUFTensor:
-        self._where = f"the tensor {name}"
+        self._where = f"the tensor {shown(name)}"
         try:
             kind = GGMLQuantizationType(type_number)
         except ValueError as error:
@@ -145,8 +146,8 @@ class _Reader:
         end, before = 0, ""
         for tensor in sorted(tensors.values(), key=lambda each: each.begin):
             if tensor.begin < end:
-                self._where = f"the tensor {tensor.name}"
-                raise self._damaged(f"lies over the tensor {before}")
+                self._where = f"the tensor {shown(tensor.name)}"
+                raise self._damaged(f"lies over the tensor {shown(before)}")
             end, before = tensor.begin + tensor.num_bytes, tensor.name
 
     def _value(self) -> object:

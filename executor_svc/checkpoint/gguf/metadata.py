@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 
 
@@ -81,11 +82,10 @@ class Metadata:
 
     def wrong(self, key: str, value: object, wanted: str) -> ModelLoadError:
         """Return the error for a value of another kind."""
-        shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
-        return ModelLoadError(f"{self.path} has {key} {shown}; it must be {wanted}")
+        return ModelLoadError(f"{self.path} has {shown(key)} {shown(repr(value), 60)}; it must be {wanted}")
 
     def _get(self, key: str, default: object) -> object:
         value = self.values.get(key, default)
         if value is None:
-            raise ModelLoadError(f"{self.path} has no {key}")
+            raise ModelLoadError(f"{self.path} has no {shown(key)}")
         return value

@@ -67,7 +67,9 @@ class JoinRequest(_message.Message):
     is_ready: _builtins.bool
     """Whether the front takes calls now; absent: as before. It says so once its ports are open."""
     metrics: _builtins.bytes
-    """What the front has counted so far, in Prometheus' text format. Empty: as before."""
+    """What the front has counted so far, in Prometheus' text format, at most 1 MiB. Empty: as before. The engine takes it
+    of fronts that its scheduler has started.
+    """
     loop_lag_us: _builtins.int
     """Beside metrics: how late a timer of the front's event loop was at most in the last minute, in microseconds."""
     @_builtins.property

@@ -16,7 +16,8 @@ class TenantCap:
     """Counts the sequences that run, are to come back to their planner, or were dispatched to one. O(their groups).
 
     Args:
-        shares: They have the caps. A group of more sequences may run where its tenant has nothing else.
+        shares: They have the caps. A group of more sequences, accepted under a larger cap, may run where its tenant has
+            nothing else.
         inboxes: Of all planners.
     """
 

@@ -50,7 +50,7 @@ def test_a_table_has_the_quotas_of_its_tenant_and_the_flags_say_the_rest(tmp_pat
     ("[red]\nslots = 1\nslots = 2\n", "is not a TOML file: Cannot overwrite a value (at line 3, column 10)"),
     ("red = 2\n", ", [red] is 2; write a table for each tenant, such as [red] with weight = 2"),
     ("[a.b]\nslots = 1\n", ', [a] has a table b; put a tenant whose name has dots in quotes, such as ["a.b"]'),
-    (f"[{'a' * 257}]\n", f", [{'a' * 257}]: the tenant is 257 characters long; use at most 256"),
+    (f"[{'a' * 257}]\n", f", [{'a' * 256}...]: the tenant is 257 characters long; use at most 256"),
     ("[red]\nweights = 2\n", ", [red]: weights is not a quota; did you mean weight?"),
     ("[red]\ncolour = 2\n", ", [red]: colour is not a quota; use weight, slots, waiting, tokens_per_minute"),
     ('["a\\nb"]\nslots = 0\n', r", ['a\nb']: slots is 0; it must be at least 1"),

@@ -7,6 +7,7 @@ import pytest
 from octavo_shared.errors import CallerError
 from octavo_shared.process.histogram import Histogram
 from octavo_shared.process.metric import Family, Metric
+from scheduler_svc.link import front_metrics
 from scheduler_svc.link.front_metrics import FrontMetrics, encode_families
 from tests.support.each_row import each_row
 
@@ -50,7 +51,19 @@ def test_without_fronts_the_metrics_are_the_own_ones() -> None:
     assert list(FrontMetrics().merged(own)) == own or samples(FrontMetrics().merged(own)) == samples(own)
 
 
-@each_row(b"a b c d\n", b"\xff", b"metric{ 1\n")
+async def test_what_fronts_leave_behind_is_bounded() -> None:
+    metrics = FrontMetrics()
+    for session in range(30):
+        calls = CALLS.family({(f"{session}.{number}",): 1 for number in range(1000)})
+        await metrics.take(session, encode_families([calls, *families(1)]))
+        metrics.end(session)
+    found = samples(metrics.merged([]))
+    assert 19_000 < len(found) <= front_metrics.MAX_PAST_SERIES
+    assert found["calls_total", "0.0"] == 1
+    assert found["handling_seconds_count",] == 30, "series that are there are counted on"
+
+
+@each_row(b"a b c d\n", b"\xff", b"metric{ 1\n", b"a 1\n" * 300_000)
 async def test_what_is_no_text_of_metrics_is_refused(content: bytes) -> None:
     with pytest.raises(CallerError):
         await FrontMetrics().take(1, content)
