@@ -18,7 +18,7 @@ from octavo_shared.process.metric import Family, Metric
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from scheduler_svc.front.grammars.compiler import TOO_LONG, Compiler, CompilerProcess
 from scheduler_svc.front.grammars.parts import AskedGrammar, Part, grammar_of
-from scheduler_svc.front.grammars.schema import alone, subschemas
+from scheduler_svc.front.grammars.schema import Place, alone, subschemas
 from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
 from scheduler_svc.front.text.text_threads import DaemonThreads
 from scheduler_svc.front.text.tokenizer import Tokenizer
@@ -166,7 +166,7 @@ def refusal(asked: AskedGrammar, words: str, compiler: Compiler) -> InvalidField
         part, words = next(alone_wrong, (part, words))
     shown = part.shown
     has_place = part.schema is not None and words != TOO_LONG
-    if has_place and (place := _place(part.schema or {}, words, part, compiler)) != "#":
+    if has_place and (place := _place(part.schema or {}, words, part, compiler)).above is not None:
         shown = f"a schema that cannot be held at {place}"
     return InvalidFieldError(part.field, shown, f"{part.noun} that outputs can follow: {' '.join(words.split())}")
 
@@ -175,13 +175,13 @@ def _words_of(part: Part, compiler: Compiler) -> str:
     return compiler.check(grammar_of([part.rules], part))
 
 
-def _place(schema: Mapping[str, object], words: str, part: Part, compiler: Compiler) -> str:
+def _place(schema: Mapping[str, object], words: str, part: Part, compiler: Compiler) -> Place:
     """Return the place of the innermost schema that alone is wrong in the same words, if that is found in time."""
-    found, end_s = "#", monotonic_s() + SEARCH_S
+    found, end_s = Place(), monotonic_s() + SEARCH_S
     for place, inner in islice(subschemas(schema), 1, None):
         if monotonic_s() > end_s:
             break
         tried = grammar_of([{"json_schema": alone(schema, inner)}], part)
-        if place.startswith(found) and compiler.check(tried) == words:
+        if place.is_in(found) and compiler.check(tried) == words:
             found = place
     return found
