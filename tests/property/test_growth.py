@@ -9,9 +9,18 @@ from typing import Any
 
 import pytest
 
+from executor_svc.fake.tokenizer import fake_tokenizer_files
+from octavo.batch.batch_file import json_object
 from octavo.generation.v1 import generation_pb2
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.grammars.parts import message_part
+from scheduler_svc.front.text.chat_template import ChatTemplate
+from scheduler_svc.front.text.conversation import Conversation
+from scheduler_svc.front.text.stop_strings import StopStringMatcher
+from scheduler_svc.front.text.tokenizer import Tokenizer
+from scheduler_svc.front.tool_calls.formats import REASONING_FORMATS, TOOL_CALL_FORMATS
+from scheduler_svc.front.tool_calls.parser import ToolCallParser
+from scheduler_svc.front.tool_calls.reasoning import ReasoningParser
 
 # Sizes of the inputs that are compared: two doublings lie between them.
 SMALL, LARGE = 1000, 4000
@@ -53,6 +62,53 @@ def tagged(size: int) -> dict[str, Any]:
     return {"$defs": {"d": end}, "oneOf": [{"$ref": "#/$defs/d"}] * size}
 
 
+def output(make: Callable[[int], str], parser: Callable[[], Any]) -> Callable[[int], Callable[[], object]]:
+    """Return what makes the parsing of an output of some size that comes whole."""
+
+    def reading(size: int) -> Callable[[], object]:
+        text = make(size)
+
+        def read() -> None:
+            parsing = parser()
+            parsing.feed(text)
+            parsing.finish()
+
+        return read
+
+    return reading
+
+
+def tool_calls(name: str) -> Callable[[], ToolCallParser]:
+    """Return what opens a parser of a format."""
+    [call_format] = (row for row in TOOL_CALL_FORMATS if row.name == name)
+    return lambda: ToolCallParser(call_format, {"weather": {"type": "object"}}, "x")
+
+
+def stop_strings(size: int) -> Callable[[], object]:
+    """Return the search in a text that begins them again and again."""
+
+    def read() -> None:
+        matcher = StopStringMatcher(["ab" * 500 + "x", "b" * 1024], include_stop_str_in_output=False)
+        matcher.push("a" * size, may_stop=False)
+        for _ in range(size):
+            matcher.push("ab")
+        matcher.finish()
+
+    return read
+
+
+def rendering(size: int) -> Callable[[], object]:
+    """Return the rendering of a conversation of many messages."""
+    template = ChatTemplate("{% for turn in messages %}{{ turn.role + turn.content }}{% endfor %}", {})
+    chat = Conversation.of_turns([("user", "Hello"), ("system", "Be brief.")] * (size // 10))
+    return partial(template.render, chat)
+
+
+def banned_words(size: int) -> Callable[[], object]:
+    """Return the tokenizing of a long text, as that of banned words."""
+    return partial(Tokenizer(fake_tokenizer_files()).encode_part, "word" * (size // 4))
+
+
 READERS: dict[str, Callable[[int], Callable[[], object]]] = {
     "lark: a text without an end": grammar("lark", lambda size: 'start: "a"\n' + r"\"" * 5 * size),
     "lark: an expression without an end": grammar("lark", lambda size: "start: /" + r"\/" * 5 * size),
@@ -70,6 +126,18 @@ READERS: dict[str, Callable[[int], Callable[[], object]]] = {
     "schema: alternatives that lead into a chain": grammar("json_schema", chained),
     "schema: alternatives with many constants": grammar("json_schema", tagged),
     "schema: constants": grammar("json_schema", lambda size: {"enum": [f"text {index}" for index in range(size)]}),
+    "calls: JSON": output(lambda size: "<tool_call>" * size, tool_calls("hermes")),
+    "calls: JSON that nests": output(lambda size: "<tool_call>" + '{"a":[' * size, tool_calls("hermes")),
+    "calls: names in front": output(lambda size: "<｜tool▁call▁begin｜>" * 2 * size, tool_calls("deepseek_v3")),
+    "calls: tags": output(lambda size: "<tool_call><function=weather>" * size, tool_calls("qwen3_coder")),
+    "calls: as in Python": output(lambda size: '[weather(a="' + "'" * size, tool_calls("pythonic")),
+    "reasoning that begins again": output(
+        lambda size: "<think> " * size, lambda: ReasoningParser(REASONING_FORMATS[0], starts_inside=False)
+    ),
+    "stop strings": stop_strings,
+    "a chat template": rendering,
+    "banned words": banned_words,
+    "a line of a batch": lambda size: partial(json_object, b'{"custom_id": "' + b"\\u0041" * 9 * size + b'"}'),
 }
 
 
