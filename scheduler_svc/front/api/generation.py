@@ -179,7 +179,7 @@ class Generation:
                 valid = await run(check_request, request, model, self.settings, make_grammar)
                 check_weights(request.continuation, served)
                 if valid.grammar is not None:
-                    await self.grammars.check(valid.grammar, model)
+                    await self.grammars.check(valid.grammar, model, request.tenant)
                     valid = replace(valid, engine=replace(valid.engine, matcher_id=model.info.matcher_id))
             deadline_s = None if time_left_s is None else received_at_s + time_left_s
             asked = replace(valid.engine, received_at_s=received_at_s, deadline_s=deadline_s)

@@ -10,9 +10,10 @@ import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import IO, Protocol
 
-from octavo_shared.errors import OctavoServiceError
+from octavo_shared.errors import UnavailableError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.grammar.matcher import (
     MatcherTokenizer,
@@ -31,8 +32,16 @@ TOO_LONG = f"it takes more than {LIMIT_S:g} s to compile; make it smaller, or it
 _LENGTH = struct.Struct("<I")
 
 
-class CompilerFailedError(OctavoServiceError):
-    """The process ended before it had read the tokenizer; nobody's grammar is at fault."""
+class CompilerFailedError(UnavailableError):
+    """The process ended, and by no limit of its own; it is not known what it would have said.
+
+    Args:
+        code: What it ended with.
+    """
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        super().__init__(f"the process that compiles grammars ended with code {code}; send the request again")
 
 
 class Compiler(Protocol):
@@ -69,38 +78,43 @@ class CompilerProcess:
     def _start(self) -> None:
         command = [sys.executable, "-P", "-m", "scheduler_svc.front.grammars.compiler"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        if (words := self._ask(*self._frames)) is None:
-            raise CompilerFailedError(
-                f"the process that compiles grammars ended with code {self._process.wait()}; its words are on stderr"
-            )
+        words = self._ask(*self._frames)
         if words:
             raise UnsupportedTokenizerError(words)
 
     def check(self, grammar: Grammar) -> str:
-        """See `Compiler`."""
+        """See `Compiler`. A process that somebody ends is started again, once."""
+        try:
+            return self._check(grammar)
+        except CompilerFailedError:
+            return self._check(grammar)
+
+    def _check(self, grammar: Grammar) -> str:
         assert self._process is not None, "it is not closed"
         if self._process.poll() is not None:  # the grammar before took too long, or somebody killed it
             self.close()
             self._start()
-        words = self._ask(grammar.body)
-        return TOO_LONG if words is None else words
+        try:
+            return self._ask(grammar.body)
+        except CompilerFailedError as error:
+            if error.code == -signal.SIGPROF:
+                return TOO_LONG
+            raise
 
-    def _ask(self, *frames: bytes) -> str | None:
-        """Send frames and return what is answered; None: the process has ended."""
+    def _ask(self, *frames: bytes) -> str:
+        """Send frames and return what is answered. Raises CompilerFailedError: the process has ended."""
         assert self._process is not None
         pipe_in, pipe_out = self._process.stdin, self._process.stdout
         assert pipe_in is not None
         assert pipe_out is not None
-        try:
+        answer = None
+        with suppress(BrokenPipeError):
             for frame in frames:
                 pipe_in.write(_LENGTH.pack(len(frame)) + frame)
             pipe_in.flush()
-        except BrokenPipeError:
-            return None
-        answer = _read(pipe_out)
+            answer = _read(pipe_out)
         if answer is None:
-            self._process.wait()
-            return None
+            raise CompilerFailedError(self._process.wait())
         return answer.decode()
 
     def close(self) -> None:

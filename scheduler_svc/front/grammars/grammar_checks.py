@@ -1,31 +1,32 @@
 """Compiles grammars before their requests are admitted, so that what cannot be followed ends one request.
 
-The text was bounded before (parts.py), the time is by compiler.py. A few requests may wait for it, and who waits too
-long is refused; a grammar that was checked is remembered.
+The text was bounded before (parts.py), the time is by compiler.py. A few requests may wait for it (compile_queue.py),
+and who waits too long is refused. What the compiler says of a grammar is remembered; that it ended is not.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TypeAlias
 
-from octavo_shared.errors import InvalidFieldError, QueueFullError, UnavailableError
+from octavo_shared.errors import InvalidFieldError, UnavailableError
 from octavo_shared.grammar.matcher import UnsupportedTokenizerError
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.histogram import Histogram
 from octavo_shared.process.metric import Family, Metric
 from octavo_shared.step_wire.executor_info import TokenizerFile
+from scheduler_svc.front.grammars.compile_queue import CompileQueue
 from scheduler_svc.front.grammars.compiler import TOO_LONG, Compiler, CompilerProcess
 from scheduler_svc.front.grammars.parts import AskedGrammar, Part, grammar_of
-from scheduler_svc.front.grammars.schema import alone, subschemas
+from scheduler_svc.front.grammars.schema import Place, alone, subschemas
 from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
 from scheduler_svc.front.text.text_threads import DaemonThreads
 from scheduler_svc.front.text.tokenizer import Tokenizer
 
-# Requests that may wait for it.
+# Different grammars that may wait for it, once it has started.
 MAX_WAITING = 64
-RETRY_AFTER_S = 1.0
 
 # How long one request waits, in seconds: for those before it, too.
 LIMIT_S = 10.0
@@ -47,6 +48,9 @@ REFUSED = Metric(
 METRICS = (COMPILE_TIME, REFUSED)
 _BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
+
+_Verdict: TypeAlias = InvalidFieldError | None
+_Key: TypeAlias = tuple[str, bytes, str]
 
 OpenCompiler: TypeAlias = Callable[[Sequence[TokenizerFile], Sequence[int], int], Compiler]
 
@@ -83,13 +87,17 @@ class GrammarChecks:
     def __init__(self, open_compiler: OpenCompiler | None = None, meter: "GrammarMeter | None" = None) -> None:
         self.meter = meter or GrammarMeter()
         self._open_compiler = open_compiler or CompilerProcess
-        self._threads = DaemonThreads(1)  # a compiler is for one
-        self._num_waiting = 0
+        self._queue: CompileQueue[_Verdict] = CompileQueue(DaemonThreads(1))  # a compiler is for one
         self._compiler: tuple[Tokenizer | None, Compiler | None] = None, None
-        self._remembered: OrderedDict[tuple[str, bytes, str], InvalidFieldError | None] = OrderedDict()
+        self._remembered: OrderedDict[_Key, _Verdict] = OrderedDict()
 
-    async def check(self, asked: AskedGrammar, model: TextModel) -> None:
+    async def check(self, asked: AskedGrammar, model: TextModel, tenant: str = "") -> None:
         """Return if outputs of the model can follow a grammar.
+
+        Args:
+            asked: The grammar.
+            model: Whose outputs.
+            tenant: Who asks.
 
         Raises:
             InvalidFieldError: they cannot, with the parser's words and the place.
@@ -104,39 +112,38 @@ class GrammarChecks:
         key = model.info.matcher_id, asked.grammar.digest, field
         if key in self._remembered:
             self._remembered.move_to_end(key)
-            if (known := self._remembered[key]) is not None:
-                raise known.with_traceback(None)
-            return
-        if self._num_waiting >= MAX_WAITING:
-            raise QueueFullError(self._num_waiting, RETRY_AFTER_S, queue="the queue of grammars to compile")
-        self._num_waiting += 1
-        try:
-            work = asyncio.get_running_loop().run_in_executor(self._threads, self._compile, asked, model)
-            async with asyncio.timeout(LIMIT_S):
-                await work
-        except TimeoutError:
-            raise UnavailableError(f"the grammar was not compiled within {LIMIT_S:g} s; send it again later") from None
-        except InvalidFieldError as error:
-            self.meter.num_refused += 1
-            self._remember(key, error)
-            raise
-        finally:
-            self._num_waiting -= 1
-        self._remember(key, None)
+            wrong = self._remembered[key]
+        else:
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    wrong = await self._queue.run(tenant, key, partial(self._verdict, key, asked, model))
+            except TimeoutError:
+                raise UnavailableError(
+                    f"the grammar was not compiled within {LIMIT_S:g} s; send it again later"
+                ) from None
+        if wrong is not None:
+            raise wrong.with_traceback(None)
 
-    def _remember(self, key: tuple[str, bytes, str], wrong: InvalidFieldError | None) -> None:
+    def _verdict(self, key: _Key, asked: AskedGrammar, model: TextModel) -> _Verdict:
+        """Return what is wrong with a grammar, in the thread; it is remembered, whoever still wants to know."""
+        if key in self._remembered:  # another tenant's turn came before
+            return self._remembered[key]
+        wrong: _Verdict = None
+        try:
+            compiler = self._compiler_of(model, asked.field)
+            self._queue.most = MAX_WAITING
+            begun_at_s = monotonic_s()
+            words = compiler.check(asked.grammar)
+            self.meter.times.observe(monotonic_s() - begun_at_s)
+            if words:
+                wrong = refusal(asked, words, compiler)
+        except InvalidFieldError as error:
+            wrong = error
+        self.meter.num_refused += wrong is not None
         self._remembered[key] = wrong
         if len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
-
-    def _compile(self, asked: AskedGrammar, model: TextModel) -> None:
-        """Compile a grammar, in a thread."""
-        compiler = self._compiler_of(model, asked.field)
-        begun_at_s = monotonic_s()
-        words = compiler.check(asked.grammar)
-        self.meter.times.observe(monotonic_s() - begun_at_s)
-        if words:
-            raise refusal(asked, words, compiler)
+        return wrong
 
     def _compiler_of(self, model: TextModel, field: str) -> Compiler:
         """Return what compiles grammars for the model's tokens; it is opened for the first grammar."""
@@ -166,7 +173,7 @@ def refusal(asked: AskedGrammar, words: str, compiler: Compiler) -> InvalidField
         part, words = next(alone_wrong, (part, words))
     shown = part.shown
     has_place = part.schema is not None and words != TOO_LONG
-    if has_place and (place := _place(part.schema or {}, words, part, compiler)) != "#":
+    if has_place and (place := _place(part.schema or {}, words, part, compiler)).above is not None:
         shown = f"a schema that cannot be held at {place}"
     return InvalidFieldError(part.field, shown, f"{part.noun} that outputs can follow: {' '.join(words.split())}")
 
@@ -175,13 +182,13 @@ def _words_of(part: Part, compiler: Compiler) -> str:
     return compiler.check(grammar_of([part.rules], part))
 
 
-def _place(schema: Mapping[str, object], words: str, part: Part, compiler: Compiler) -> str:
+def _place(schema: Mapping[str, object], words: str, part: Part, compiler: Compiler) -> Place:
     """Return the place of the innermost schema that alone is wrong in the same words, if that is found in time."""
-    found, end_s = "#", monotonic_s() + SEARCH_S
+    found, end_s = Place(), monotonic_s() + SEARCH_S
     for place, inner in islice(subschemas(schema), 1, None):
         if monotonic_s() > end_s:
             break
         tried = grammar_of([{"json_schema": alone(schema, inner)}], part)
-        if place.startswith(found) and compiler.check(tried) == words:
+        if place.is_in(found) and compiler.check(tried) == words:
             found = place
     return found

@@ -23,6 +23,12 @@ MAX_CHOICES = 1024
 # What a Lark grammar may not do: set the matcher's options, or hold schemas, whose keywords nobody would have checked.
 _DIRECTIVE = re.compile(r"%(?!ignore\b|regex\b)\w+|(?m:^|(?<=[\s:|(]))@\w+")
 
+# A text, a regular expression or a comment, whole; or a beginning of one, in one go: who looked for its end again
+# behind each quotation mark would take seconds.
+_TEXT = re.compile(
+    r'(?P<whole>"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/|//[^\n]*|#[^\n]*)|"(?:[^"\\\n]|\\.)*+|/(?:[^/\\\n]|\\.)*+'
+)
+
 ANY_OBJECT = {"type": "object"}
 
 
@@ -172,8 +178,11 @@ def lark_text(text: str) -> str:
 
 
 def _without_texts(grammar: str) -> str:
-    """Return a Lark grammar without its texts, regular expressions and comments, in which anything may stand."""
-    return re.sub(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*', '""', grammar)
+    """Return a Lark grammar without its texts, regular expressions and comments, in which anything may stand.
+
+    One without an end stays: the library refuses it.
+    """
+    return _TEXT.sub(lambda match: '""' if match["whole"] else match[0], grammar)
 
 
 def _check_size(num_bytes: int, path: str, noun: str) -> None:

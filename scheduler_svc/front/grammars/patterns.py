@@ -13,9 +13,9 @@ _ASCII = {r"\d": "0-9", r"\w": "A-Za-z0-9_", r"\s": r" \t\n\r\f\v"}
 _CONTROL = r"[\x00-\x07\x0b\x0e-\x1f\x7f]"
 _ESCAPED = r"\\(?:[av0]|c.|[xu]\{?0*(?:[01][0-9a-fA-F]|[0-9a-fA-F]|7[fF])(?![0-9a-fA-F])\}?)"
 _SHORT_ESCAPE = re.compile(r"\\[xu]\{?0*[89aAcCdD]\}?")
-_PIECE = re.compile(
-    rf"(?P<control>{_CONTROL}|{_ESCAPED}|\[(?:{_CONTROL}|{_ESCAPED})\])|\[\^?\]?(?:\\.|[^\\\]])*\]|\\.|.", re.DOTALL
-)
+# A class without an end goes to the end of the text, so that its end is not looked for again behind each bracket.
+_CLASS = r"\[\^?\]?(?:\\.|[^\\\]])*+(?:\]|\\?\Z)"
+_PIECE = re.compile(rf"(?P<control>{_CONTROL}|{_ESCAPED}|\[(?:{_CONTROL}|{_ESCAPED})\])|{_CLASS}|\\.|.", re.DOTALL)
 
 # A character behind a backslash, or one that begins or ends a class.
 _MARK = re.compile(r"\\.|[\[\]]", re.DOTALL)

@@ -1,11 +1,12 @@
 """A JSON schema, checked before it is compiled: every keyword is held or a note, and every `$ref` leads somewhere.
 
-Places are JSON pointers, such as `#/properties/city`.
+Places are JSON pointers, such as `#/properties/city`. The work grows with the text that was sent, whatever is in it.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from octavo_shared.errors import InvalidFieldError
@@ -22,6 +23,42 @@ OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "json
 # What stays with a part of a schema that is looked at alone, so that its references lead somewhere.
 _DEFINITIONS = ("$defs", "definitions")
 
+# Constants that a required property may have to tell its object from others by.
+_MAX_TAG_VALUES = 256
+
+# Keywords that a refusal shows with their values.
+_SHOWN = ("format", "multipleOf")
+
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
+_NOWHERE = object()
+
+
+class Place(NamedTuple):
+    """A place in a schema. Places share their beginnings: a long name above many schemas is there once.
+
+    Attributes:
+        above: The schema around it; None: it is the root.
+        path: From there.
+    """
+
+    above: "Place | None" = None
+    path: str = "#"
+
+    def __str__(self) -> str:
+        """Return the pointer."""
+        pieces, place = [self.path], self.above
+        while place is not None:
+            pieces.append(place.path)
+            place = place.above
+        return "/".join(reversed(pieces))
+
+    def is_in(self, other: "Place") -> bool:
+        """Return whether it is another place, or one below that."""
+        place: Place | None = self
+        while place is not None and place is not other:
+            place = place.above
+        return place is not None or other.above is None
+
 
 def checked_schema(schema: object, field: str) -> dict[str, Any]:
     """Return a schema as the matcher takes it, once it holds nothing that would be passed over.
@@ -34,26 +71,30 @@ def checked_schema(schema: object, field: str) -> dict[str, Any]:
     """
     if not isinstance(schema, dict):
         raise InvalidFieldError(field, shown_json(schema), "a JSON schema: an object")
-    places: dict[str, Any] = {}
-    for place, inner in subschemas(schema):
-        places[place] = inner
+    references = _References(schema)
+    places = list(subschemas(schema))
+    for place, inner in places:
         _check_keywords(inner, place, field)
-    for place, inner in places.items():
-        _check_reference(inner, place, places, field)
-    references = (inner["$ref"] for inner in places.values() if isinstance(inner, dict) and "$ref" in inner)
-    if not any("oneOf" in reference for reference in references):  # it would lead nowhere
-        schema = _with_any_of(schema, places)
+    sent = [(place, inner["$ref"]) for place, inner in places if isinstance(inner, dict) and "$ref" in inner]
+    for place, reference in sent:
+        if references.target(reference) is _NOWHERE:
+            shown = f'a schema with "$ref": {shown_json(reference)} at {place}'
+            raise InvalidFieldError(
+                field, shown, "one whose references lead to schemas inside it, such as #/$defs/Item"
+            )
+    if not any("oneOf" in reference for _, reference in sent):  # it would lead nowhere
+        schema = _with_any_of(schema, references)
     return {**_with_ascii_patterns(schema), "x-guidance": OPTIONS}
 
 
-def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
     """Yield all schemas inside one, itself first, with their places; true and false are schemas too."""
-    todo: list[tuple[str, Any]] = [("#", schema)]
+    todo: list[tuple[Place, Any]] = [(Place(), schema)]
     while todo:
         place, inner = todo.pop()
         yield place, inner
         if isinstance(inner, dict):
-            found = [(f"{place}/{path}", value) for path, value in _inside(inner)]
+            found = [(Place(place, path), value) for path, value in _inside(inner)]
             todo += reversed(found)
 
 
@@ -76,26 +117,16 @@ def _inside(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _check_keywords(schema: object, place: str, field: str) -> None:
+def _check_keywords(schema: object, place: Place, field: str) -> None:
     if not isinstance(schema, dict | bool):
         shown = f"a schema with {shown_json(schema)} at {place}"
         raise InvalidFieldError(field, shown, "made of objects, true and false")
     if isinstance(schema, bool):
         return
     for name, value in schema.items():
-        known, shown = keyword_of(name), f"a schema with {shown_json(name)} at {place}"
-        if known is None:
-            raise InvalidFieldError(field, shown, "one without keywords that nobody knows: they would not be held")
-        if known.verdict is Verdict.REFUSED:
-            raise InvalidFieldError(field, shown, f"one without it: {known.why}")
-        if name == "format" and value not in FORMATS:
-            shown = f'a schema with "format": {shown_json(value)} at {place}'
-            raise InvalidFieldError(field, shown, f"one without it: the formats are {', '.join(FORMATS)}")
-        if name == "multipleOf" and not (type(value) in (int, float) and value > 0):
-            shown = f'a schema with "multipleOf": {shown_json(value)} at {place}'
-            raise InvalidFieldError(field, shown, "one with a number above 0 there")
-        if (control := _control(name, value)) is not None:
-            raise InvalidFieldError(field, shown, f"one without the control character {control} there")
+        if (rule := _rule_against(name, value)) is not None:
+            shown = f"{shown_json(name)}: {shown_json(value)}" if name in _SHOWN else shown_json(name)
+            raise InvalidFieldError(field, f"a schema with {shown} at {place}", rule)
     required = schema.get("required")
     most = 1 + (len(set(map(str, required))) if isinstance(required, list) else 0)
     if isinstance(num := schema.get("minProperties"), int) and num > most:
@@ -104,8 +135,23 @@ def _check_keywords(schema: object, place: str, field: str) -> None:
             f"one with at most {most} there: as many as are required and one; any other may come twice, and counts once"
         )
         raise InvalidFieldError(field, shown, rule)
-    if "$id" in schema and place != "#":
+    if "$id" in schema and place.above is not None:
         raise InvalidFieldError(field, f'a schema with "$id" at {place}', "one with `$id` at the root only")
+
+
+def _rule_against(name: str, value: object) -> str | None:
+    """Return what a keyword would have to be; None: it is right."""
+    known = keyword_of(name)
+    if known is None:
+        return "one without keywords that nobody knows: they would not be held"
+    if known.verdict is Verdict.REFUSED:
+        return f"one without it: {known.why}"
+    if name == "format" and value not in FORMATS:
+        return f"one without it: the formats are {', '.join(FORMATS)}"
+    if name == "multipleOf" and not (type(value) in (int, float) and value > 0):  # type: ignore[operator]
+        return "one with a number above 0 there"
+    control = _control(name, value)
+    return None if control is None else f"one without the control character {control} there"
 
 
 def _control(name: str, value: object) -> str | None:
@@ -122,33 +168,73 @@ def _control(name: str, value: object) -> str | None:
     return control if control is None or len(control) > 1 else f"\\u{ord(control):04x}"
 
 
-def _check_reference(schema: object, place: str, places: Mapping[str, Any], field: str) -> None:
-    if isinstance(schema, dict) and "$ref" in schema and _target(schema["$ref"]) not in places:
-        shown = f'a schema with "$ref": {shown_json(schema["$ref"])} at {place}'
-        raise InvalidFieldError(field, shown, "one whose references lead to schemas inside it, such as #/$defs/Item")
+class _References:
+    """Where the references of a schema lead. A chain of them is followed once, however many lead into it.
 
+    Args:
+        schema: The whole.
+    """
 
-def _target(reference: object) -> str | None:
-    """Return the place that a reference leads to, spelled as `subschemas` does; None: it is no text."""
-    if not isinstance(reference, str):
-        return None
-    parts = unquote(reference).split("/")
-    return "/".join((parts[0], *(_escaped(part.replace("~1", "/").replace("~0", "~")) for part in parts[1:])))
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._ends: dict[str, Any] = {}  # by reference, behind all that it leads to
+        self._tags: dict[int, dict[str, tuple[str, ...]]] = {}  # by id of the schema
+
+    def target(self, reference: object) -> Any:
+        """Return the schema that a reference leads to; `_NOWHERE`: none, or it is no text."""
+        root, *names = unquote(reference).split("/") if isinstance(reference, str) else [""]
+        schema: Any = self._schema if root == "#" else _NOWHERE
+        pieces = iter([name.replace("~1", "/").replace("~0", "~") for name in names])
+        for name in pieces:
+            if not isinstance(schema, dict) or name not in schema:
+                return _NOWHERE
+            value, known = schema[name], keyword_of(name)
+            match known.inside if known is not None else Inside.NOTHING, value:
+                case (Inside.BY_NAME, dict()):
+                    schema = value.get(next(pieces, None), _NOWHERE)
+                case (Inside.LIST | Inside.ITEMS, list()):
+                    index = next(pieces, "")
+                    is_index = _INDEX.fullmatch(index) and int(index) < len(value)
+                    schema = value[int(index)] if is_index else _NOWHERE
+                case (Inside.ONE | Inside.ITEMS, _):
+                    schema = value
+                case _:
+                    return _NOWHERE
+        return schema
+
+    def tags(self, schema: Any) -> dict[str, tuple[str, ...]]:
+        """Return the texts that each required property of an object may be, where it is one of some texts."""
+        end = self._end(schema)
+        if (known := self._tags.get(id(end))) is None:
+            known = self._tags[id(end)] = _tags(end)
+        return known
+
+    def _end(self, schema: Any) -> Any:
+        followed: dict[str, None] = {}
+        while isinstance(schema, dict) and "$ref" in schema:
+            reference = schema["$ref"]
+            if reference in self._ends or reference in followed:  # the latter: it leads to itself
+                schema = self._ends.get(reference)
+                break
+            followed[reference] = None
+            schema = self.target(reference)
+        self._ends.update(dict.fromkeys(followed, schema))
+        return schema
 
 
 def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
-def _with_any_of(schema: Any, places: Mapping[str, Any]) -> Any:
+def _with_any_of(schema: Any, references: _References) -> Any:
     """Return a schema whose `oneOf`s are `anyOf`s where that is the same, as no value can fit two of their schemas.
 
     The library sees that only of types, not of the constants behind references that tell pydantic's unions apart.
     """
     if not isinstance(schema, dict):
         return schema
-    changed = _mapped(schema, partial(_with_any_of, places=places))
-    is_same = "oneOf" in schema and "anyOf" not in schema and _are_apart(schema["oneOf"], places)
+    changed = _mapped(schema, partial(_with_any_of, references=references))
+    is_same = "oneOf" in schema and "anyOf" not in schema and _are_apart(schema["oneOf"], references)
     return {"anyOf" if name == "oneOf" and is_same else name: value for name, value in changed.items()}
 
 
@@ -183,11 +269,13 @@ def _mapped(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str
     return result
 
 
-def _are_apart(options: object, places: Mapping[str, Any]) -> bool:
+def _are_apart(options: object, references: _References) -> bool:
     """Return whether a required property has other constants in each of these objects."""
     if not isinstance(options, list) or not options:
         return False
-    tags = [_tags(option, places) for option in options]
+    tags = [references.tags(option) for option in options]
+    if len(set(map(id, tags))) < len(tags):  # two are the same object
+        return False
     for name in tags[0]:
         if all(name in one for one in tags):
             values = [value for one in tags for value in one[name]]
@@ -196,20 +284,20 @@ def _are_apart(options: object, places: Mapping[str, Any]) -> bool:
     return False
 
 
-def _tags(schema: Any, places: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the texts that each required property of an object may be, where it is one of some texts."""
-    seen: set[str | None] = set()
-    while isinstance(schema, dict) and "$ref" in schema and (target := _target(schema["$ref"])) not in seen:
-        seen.add(target)
-        schema = places.get(target or "")
+def _tags(schema: Any) -> dict[str, tuple[str, ...]]:
+    """See `_References.tags`; of a schema that is no reference. What has too many texts is not among them."""
     if not isinstance(schema, dict) or schema.get("type") != "object":
         return {}
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict) or not isinstance(required, list):
         return {}
-    tags = {}
+    tags, num_values = {}, 0
+    names = {name for name in required if isinstance(name, str)}
     for name, inner in properties.items():
         values = ([inner["const"]] if "const" in inner else inner.get("enum")) if isinstance(inner, dict) else None
-        if name in required and isinstance(values, list) and all(isinstance(value, str) for value in values):
+        if not isinstance(values, list) or num_values + len(values) > _MAX_TAG_VALUES:
+            continue
+        if name in names and all(isinstance(value, str) for value in values):
             tags[name] = tuple(values)
+            num_values += max(1, len(values))
     return tags

@@ -1,6 +1,7 @@
 """What the text of an output means to a client: events, in the order of the text."""
 
 from dataclasses import dataclass
+from itertools import groupby
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,16 @@ OutputEvent = ContentDelta | ReasoningDelta | ToolCallBegin | ToolCallArguments 
 def merged(events: list[OutputEvent]) -> list[OutputEvent]:
     """Return the events with neighbouring deltas of one kind joined, so that a piece of text makes few messages."""
     joined: list[OutputEvent] = []
-    for event in events:
-        last = joined[-1] if joined else None
-        if isinstance(event, ContentDelta) and isinstance(last, ContentDelta):
-            joined[-1] = ContentDelta(last.text + event.text)
-        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            joined[-1] = ReasoningDelta(last.text + event.text)
-        elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments) and last.index == event.index:
-            joined[-1] = ToolCallArguments(last.index, last.delta + event.delta)
-        else:
-            joined.append(event)
+    for _, group in groupby(events, lambda event: (type(event), getattr(event, "index", None))):
+        alike = list(group)
+        match alike[0]:
+            case ContentDelta():
+                joined.append(ContentDelta("".join(each.text for each in alike if isinstance(each, ContentDelta))))
+            case ReasoningDelta():
+                joined.append(ReasoningDelta("".join(each.text for each in alike if isinstance(each, ReasoningDelta))))
+            case ToolCallArguments(index):
+                deltas = (each.delta for each in alike if isinstance(each, ToolCallArguments))
+                joined.append(ToolCallArguments(index, "".join(deltas)))
+            case _:
+                joined += alike
     return joined

@@ -24,6 +24,8 @@ from scheduler_svc.front.tool_calls.xml_call import XmlCall
 
 # More whitespace than a template writes between calls is content: a model that writes nothing else must be seen.
 MAX_GAP_CHARS = 32
+# What is decided at a time: each decision copies what is left of it, and an answer that comes whole has many.
+_PIECE_CHARS = 512
 _WHITESPACE = " \t\r\n"
 _BARE_STARTS = {JsonBody: ("{", "["), PythonicBody: ("[",)}
 
@@ -57,9 +59,10 @@ class ToolCallParser:
 
     def feed(self, text: str) -> list[OutputEvent]:
         """Add text; return what it makes certain."""
-        self._text += text
-        while self._text and self._advance():
-            pass
+        for start in range(0, len(text), _PIECE_CHARS):
+            self._text += text[start : start + _PIECE_CHARS]
+            self._decide()
+        self._decide()  # what `finish` has given up
         events, self._events = self._events, []
         return merged(events)
 
@@ -72,6 +75,10 @@ class ToolCallParser:
             self._add_content(self._text)
         self._text = ""
         return self.feed("")
+
+    def _decide(self) -> None:
+        while self._text and self._advance():
+            pass
 
     def _advance(self) -> bool:
         """Decide on more of the text; return whether anything was decided."""

@@ -3,6 +3,7 @@
 Reasoning comes first or not at all. Whitespace behind a marker belongs to it.
 """
 
+import re
 from enum import Enum
 
 from scheduler_svc.front.tool_calls.events import OutputEvent, ReasoningDelta
@@ -12,6 +13,7 @@ from scheduler_svc.front.tool_calls.marker_search import find_marker, match_mark
 # More whitespace in front of the first marker is content.
 MAX_LEADING_CHARS = 32
 _WHITESPACE = " \t\r\n"
+_SPACE = re.compile(f"[{_WHITESPACE}]*")
 
 
 class _Place(Enum):
@@ -68,18 +70,20 @@ class ReasoningParser:
 
     def _pass_beginning(self) -> None:
         """Pass over whitespace and the marker in front. Some models write it though the prompt has it already."""
-        rest = self._text.lstrip(_WHITESPACE)
-        is_far_in = len(self._text) - len(rest) > MAX_LEADING_CHARS
-        if self._is_inside:
-            self._text = rest
-        marker, may_come = match_marker(rest, 0, (self._format.begin,))
+        position, text = 0, self._text
+        while True:
+            space = _SPACE.match(text, position)
+            start = position if space is None else space.end()
+            is_far_in = start - position > MAX_LEADING_CHARS
+            marker, may_come = match_marker(text, start, (self._format.begin,))
+            if marker is None or (is_far_in and not self._is_inside):
+                break
+            self._is_inside, position = True, start + len(marker)
         if not self._is_inside and is_far_in:
             self._place = _Place.ANSWER
-        elif marker is not None:
-            self._is_inside, self._text = True, rest[len(marker) :]
-            self._pass_beginning()
         elif not may_come:
             self._place = _Place.REASONING if self._is_inside else _Place.ANSWER
+        self._text = text[start if self._is_inside else position :]
 
     def _take_answer(self) -> str:
         if self._place is not _Place.ANSWER:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -161,15 +162,76 @@ async def test_who_waits_for_a_compile_waits_neither_long_nor_in_a_long_queue(mo
     monkeypatch.setattr(grammar_checks, "MAX_WAITING", 2)
     checks, model = GrammarChecks(HangingCompiler), model_with()
     await checks.check(asked(regex="quick"), model)
-    waiting = [asyncio.create_task(checks.check(asked(regex=text), model)) for text in ("slow", "quick2")]
-    await asyncio.sleep(0.05)
-    with pytest.raises(QueueFullError, match="the queue of grammars to compile"):
+    waiting = [asyncio.create_task(checks.check(asked(regex=text), model)) for text in ("slow", "quick2", "quick4")]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFullError, match="the queue of grammars to compile is full"):
         await checks.check(asked(regex="quick3"), model)
     await checks.check(asked(regex="quick"), model)  # it is remembered
     for task in waiting:
         with pytest.raises(UnavailableError, match=r"was not compiled within 0\.3 s"):
             await task
     HangingCompiler.go_on.set()
+
+
+async def test_who_has_many_grammars_compiled_displaces_its_own_and_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar_checks, "MAX_WAITING", 4)
+    HangingCompiler.go_on.clear()
+    checks, model = GrammarChecks(HangingCompiler), model_with()
+    await checks.check(asked(regex="quick"), model, "red")
+    ended: list[str] = []
+
+    async def ask(text: str, tenant: str) -> None:
+        with suppress(InvalidFieldError):  # what has hung is refused
+            await checks.check(asked(regex=text), model, tenant)
+        ended.append(text)
+
+    texts = ["slow", *(f"quick{number}" for number in range(4))]
+    red = [asyncio.create_task(ask(text, "red")) for text in texts]
+    await asyncio.sleep(0)
+    equal = [asyncio.create_task(ask("quick of blue", "blue")) for _ in range(9)]  # one place for all
+    equal.append(asyncio.create_task(ask("slow", "blue")))  # it runs already
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFullError, match=r"of tenant 'red' is full, and the request was displaced"):
+        await red[-1]
+    with pytest.raises(QueueFullError, match="the queue of grammars to compile is full"):
+        await checks.check(asked(regex="quick9"), model, "red")
+    HangingCompiler.go_on.set()
+    await asyncio.gather(*red[:-1], *equal)
+    assert sorted(ended[:2]) == ["slow", "slow"]
+    assert ended.index("quick of blue") < ended.index("quick1"), "the turns of tenants come round"
+    assert checks.meter.times.num_observed == 6, "equal grammars are compiled once"
+
+
+async def test_a_burst_of_grammars_waits_until_the_compiler_has_started() -> None:
+    checks, model = GrammarChecks(CompilerProcess), model_with()
+    texts = [f"a{number % 80}" for number in range(160)]
+    await asyncio.gather(*(checks.check(asked(regex=text), model) for text in texts))
+    assert checks.meter.times.num_observed == 80
+
+
+class KilledCompiler(CompilerProcess):
+    """One that somebody kills in front of its next grammars."""
+
+    num_kills = 0
+
+    def _ask(self, *frames: bytes) -> str:
+        if len(frames) == 1 and self.num_kills:
+            KilledCompiler.num_kills -= 1
+            assert self._process is not None
+            self._process.kill()
+        return super()._ask(*frames)
+
+
+async def test_that_the_compiler_was_killed_says_nothing_of_a_grammar() -> None:
+    checks, model, good = GrammarChecks(KilledCompiler), model_with(), asked(regex="a+")
+    KilledCompiler.num_kills = 2
+    with pytest.raises(UnavailableError, match="the process that compiles grammars ended with code -9; send the"):
+        await checks.check(good, model)
+    KilledCompiler.num_kills = 1
+    await checks.check(good, model)
+    assert KilledCompiler.num_kills == 0, "nothing was remembered"
 
 
 async def test_a_grammar_that_takes_too_long_ends_its_process_and_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
