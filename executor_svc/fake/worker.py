@@ -146,6 +146,11 @@ class FakeWorker:
         """The batch table; replaced by `reset`."""
         return self._table
 
+    @property
+    def helper_cpu_time_us(self) -> int:
+        """Processor time of the threads that follow grammars, in microseconds."""
+        return self._grammar_masks.cpu_time_us
+
     def reset(self) -> None:
         """Empty the batch table: a scheduler has attached. The cache contents stay."""
         self._table = table_of(self._info)

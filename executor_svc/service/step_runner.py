@@ -117,8 +117,16 @@ class StepRunner:
 
     @property
     def step_cpu_time_us(self) -> int | None:
-        """Processor time that the thread which runs steps has used, in microseconds; None: it is not known."""
-        return self._thread.cpu_time_us
+        """Processor time of the thread that runs steps, and of those that it waits for, in microseconds.
+
+        None: it is not known.
+        """
+        cpu_time_us = self._thread.cpu_time_us
+        return (
+            cpu_time_us
+            if cpu_time_us is None or self._worker is None
+            else cpu_time_us + self._worker.helper_cpu_time_us
+        )
 
     def responses_since(self, step_id: int) -> list[Response]:
         """Return the stored responses after `step_id`, without waiting for the running step.

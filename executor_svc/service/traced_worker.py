@@ -67,6 +67,11 @@ class TracedWorker:
         """The batch table."""
         return self._worker.table
 
+    @property
+    def helper_cpu_time_us(self) -> int:
+        """Processor time of the threads that steps wait for, in microseconds."""
+        return self._worker.helper_cpu_time_us
+
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return the files of the model's tokenizer."""
         return self._worker.tokenizer_files()

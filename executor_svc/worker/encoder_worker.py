@@ -49,6 +49,11 @@ class EncoderWorker:
         """The batch table; replaced by `reset`."""
         return self._table
 
+    @property
+    def helper_cpu_time_us(self) -> int:
+        """0: it has no such threads."""
+        return 0
+
     def reset(self) -> None:
         """Empty the batch table: a scheduler has attached."""
         self._table = table_of(self._info)

@@ -1,23 +1,30 @@
 """The masks of rows whose outputs follow a grammar: made on rank 0, beside the forward pass. NumPy only.
 
-A slot's matcher is brought up to date with what the batch table has beyond it, before each of its masks, so admissions,
-appended tokens, preemptions and continuations need nothing else. Read next: `octavo_shared/grammar/matcher.py`.
+What follows an output is brought up to date with what the batch table has beyond it, before each of its masks, so
+admissions, appended tokens, preemptions and continuations need nothing else. An output has no matcher of its own while
+others with its grammar began alike. Read next: `kept_masks.py`, then `octavo_shared/grammar/matcher.py`.
 """
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from executor_svc.sampler.sample_rows import GrammarMask, SampleRows
+from executor_svc.worker.kept_masks import KeptMasks, KeptPosition
 from octavo.values.rust_panic import is_panic
 from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar
 from octavo_shared.grammar.matcher import (
     GrammarError,
     GrammarLimitError,
+    MaskRow,
     MatcherTokenizer,
     NoTokenAllowedError,
     OutputMatcher,
@@ -28,10 +35,13 @@ from octavo_shared.grammar.matcher import (
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.executor_info import TokenizerFile
-from octavo_shared.step_wire.step import Fork, RowFlag, RowFlags, TableDelta
+from octavo_shared.step_wire.step import Int32Array, RowFlag, RowFlags, TableDelta
 from octavo_shared.step_wire.token_rules import num_mask_bytes
 
 _logger = logging.getLogger(__name__)
+
+# What is done for one output in one step, and takes longer, is logged with its grammar, in seconds.
+SLOW_S = 0.5
 
 # Gives the rows of a step their masks; see `GrammarMasks.begin`.
 FinishMasks = Callable[[], RowFlags | None]
@@ -79,28 +89,132 @@ def grammar_support(
     return GrammarSupport(0, "", 0, load)
 
 
+class _Slot:
+    """A grammar slot: the matcher that was compiled when its grammar came into use, and what its outputs were allowed.
+
+    Args:
+        grammar_slot: Its number, for people.
+        grammar: What it holds.
+        compiled: Gives the matcher, which nothing else has.
+        compile_another: Compiles one more, on the calling thread.
+    """
+
+    def __init__(
+        self,
+        grammar_slot: int,
+        grammar: Grammar,
+        compiled: Callable[[], OutputMatcher],
+        compile_another: Callable[[], OutputMatcher],
+    ) -> None:
+        self.grammar_slot = grammar_slot
+        self.grammar = grammar
+        self.kept = KeptMasks()
+        self._compiled: Callable[[], OutputMatcher] | None = compiled
+        self._compile_another = compile_another
+        self._is_slow = False
+
+    def take_matcher(self) -> OutputMatcher:
+        """Return a matcher at the beginning that shares nothing with others. Raises GrammarError."""
+        compiled, self._compiled = self._compiled, None
+        return self._compile_another() if compiled is None else compiled()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Log the grammar, once, if what is done for it keeps a step waiting."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            took_s = time.monotonic() - began_s
+            if took_s > SLOW_S and not self._is_slow:
+                self._is_slow = True
+                event = Event(
+                    "slow_grammar",
+                    grammar_slot=self.grammar_slot,
+                    bytes=len(self.grammar.body),
+                    sha256=self.grammar.digest.hex()[:16],
+                    seconds=round(took_s, 2),
+                )
+                _logger.warning(event)
+
+
 @dataclass(slots=True, eq=False)
 class _Output:
-    """The matcher of a slot, or why it has none."""
+    """What follows an output: the positions that were kept, then a matcher; or why none can.
 
+    Attributes:
+        slot: Of its grammar.
+        position: Where it is among those that are kept; None: it has left them.
+        num_kept: Tokens up to there.
+        matcher: Its own; None: it needed none so far.
+        parent: That it is a copy of, which has not been made yet.
+        flag: Why it cannot go on.
+    """
+
+    slot: _Slot
+    position: KeptPosition | None
+    num_kept: int = 0
     matcher: OutputMatcher | None = None
-    compiled: Callable[[], OutputMatcher] | None = None
     parent: "_Output | None" = None
     flag: RowFlag | None = None
 
-    def resolve(self) -> OutputMatcher:
-        """Return the matcher; that of a fork is a copy of its parent's. Raises GrammarError."""
+    def fork(self) -> "_Output":
+        """Return a copy of it as it is now."""
+        self.resolve()
         if self.matcher is None:
-            if self.parent is not None:
-                self.matcher, self.parent = self.parent.resolve().fork(), None
-            else:
-                assert self.compiled is not None
-                self.matcher, self.compiled = self.compiled(), None
+            return _Output(self.slot, self.position, self.num_kept, flag=self.flag)
+        self.position = None  # what it may compute from now on depends on its copy
+        return _Output(self.slot, None, matcher=self.matcher.fork(), flag=self.flag)
+
+    def resolve(self) -> None:
+        """Become what its parent is, before that has another token."""
+        if self.parent is not None:
+            copy, self.parent = self.parent.fork(), None
+            self.position, self.num_kept, self.matcher, self.flag = (
+                copy.position,
+                copy.num_kept,
+                copy.matcher,
+                copy.flag,
+            )
+
+    def take_kept(self, token_ids: Int32Array) -> KeptPosition | None:
+        """Return what may follow all of its tokens, if another output has been there; None: it needs a matcher."""
+        if self.matcher is not None or self.position is None:
+            return None
+        found = self.slot.kept.find(self.position, token_ids[self.num_kept :].tolist())
+        if found is not None:
+            self.position, self.num_kept = found, len(token_ids)
+        return found
+
+    def follow(self, token_ids: Int32Array, words: MaskRow) -> OutputMatcher:
+        """Return its matcher, behind all of its tokens. Raises GrammarError.
+
+        One that was not needed before computes the masks that were kept as well, as if it had been there all the time.
+        """
+        if self.matcher is None:
+            self.matcher = self.slot.take_matcher()
+            for num_tokens in range(self.num_kept):
+                self.matcher.fill_mask(words)
+                self.matcher.follow(token_ids[: num_tokens + 1])
+            if self.position is not None and self.position.mask is not None and len(token_ids) == self.num_kept + 1:
+                self.matcher.fill_mask(words)
+        if self.position is not None:
+            self._keep_position(token_ids)
+        self.matcher.follow(token_ids)
         return self.matcher
+
+    def _keep_position(self, token_ids: Int32Array) -> None:
+        """Go on to the position behind its tokens, if it has had a mask at every one."""
+        assert self.position is not None
+        if len(token_ids) == self.num_kept + 1 and self.position.mask is not None:
+            self.position = self.slot.kept.behind(self.position, int(token_ids[-1]))
+        elif len(token_ids) > self.num_kept:
+            self.position = None
+        self.num_kept = len(token_ids)
 
 
 class GrammarMasks:
-    """The matchers of the live slots. Called on one thread; works on threads of its own unless it is told not to.
+    """What follows the outputs of the live slots. Called on one thread; works on threads of its own unless told not to.
 
     Args:
         load_tokenizer: See `GrammarSupport`.
@@ -113,26 +227,39 @@ class GrammarMasks:
         self._has_threads = has_threads
         self._compiling: ThreadPoolExecutor | None = None
         self._masking: ThreadPoolExecutor | None = None
+        self._cpu_clocks: tuple[int, ...] = ()
+        self._slots: dict[int, _Slot] = {}
         self._outputs: dict[int, _Output] = {}
+
+    @property
+    def cpu_time_us(self) -> int:
+        """Processor time that its threads have used, in microseconds; for any thread."""
+        return sum(map(time.clock_gettime_ns, self._cpu_clocks)) // 1000
 
     def reset(self) -> None:
         """Forget all slots: a scheduler has attached."""
         self._outputs.clear()
+        self._slots.clear()
 
     def follow(self, table: BatchTable, delta: TableDelta) -> None:
         """Take note of the slots that a delta, just applied to the table, has changed."""
         if self._outputs and len(delta.released_slots):
             for slot in delta.released_slots.tolist():
                 self._outputs.pop(slot, None)
+        for grammar_slot in delta.grammar_drops:
+            self._slots.pop(grammar_slot, None)
         for admission in delta.admissions:
             if admission.grammar_slot is not None:
-                self._outputs[admission.slot] = self._compile(table, admission.grammar_slot)
+                grammar = self._slot(table, admission.grammar_slot)
+                self._outputs[admission.slot] = _Output(grammar, grammar.kept.beginning)
         if self._outputs:
-            for fork in delta.beam_forks:
-                self._fork_now(table, fork)
+            for fork in delta.beam_forks:  # now: the beam may go on before its copy has a mask
+                if (parent := self._outputs.get(fork.parent_slot)) is not None:
+                    self._outputs[fork.slot] = parent.fork()
             for fork in delta.forks:
                 if (parent := self._outputs.get(fork.parent_slot)) is not None:
-                    self._outputs[fork.slot] = _Output(parent=parent)  # which has a row before it in this step
+                    # It has a row before this one in this step.
+                    self._outputs[fork.slot] = _Output(parent.slot, None, parent=parent)
 
     def begin(self, rows: SampleRows) -> FinishMasks:
         """Begin to make the masks of a step, all of whose tokens so far are known.
@@ -145,33 +272,35 @@ class GrammarMasks:
         if not self._has_threads:
             return lambda: self._fill(rows, guided)
         if self._masking is None:
-            self._masking = thread_of_large_stack("grammar-masks")
+            self._masking = self._start_thread("grammar-masks")
         made = self._masking.submit(self._fill, rows, guided)
         return made.result
 
-    def _compile(self, table: BatchTable, grammar_slot: int) -> _Output:
-        """Begin to compile a matcher. Each output has its own: copies would share what a mask may compute."""
-        grammar = table.grammars[grammar_slot]
-        assert grammar is not None, "the table has checked it"
-        if not self._has_threads:
-            return _Output(compiled=functools.partial(self._compiled, grammar))
-        if self._compiling is None:
-            self._compiling = thread_of_large_stack("grammar-compiler")
-        compiled: Future[OutputMatcher] = self._compiling.submit(self._compiled, grammar)
-        return _Output(compiled=compiled.result)
+    def _slot(self, table: BatchTable, grammar_slot: int) -> _Slot:
+        """Return a slot; if nobody has followed its grammar before, begin to compile it."""
+        slot = self._slots.get(grammar_slot)
+        if slot is None:
+            grammar = table.grammars[grammar_slot]
+            assert grammar is not None, "the table has checked it"
+            another = partial(self._compile, grammar)
+            slot = self._slots[grammar_slot] = _Slot(grammar_slot, grammar, self._begin(another), another)
+        return slot
 
-    def _compiled(self, grammar: Grammar) -> OutputMatcher:
+    def _begin(self, compile_matcher: Callable[[], OutputMatcher]) -> Callable[[], OutputMatcher]:
+        if not self._has_threads:
+            return compile_matcher
+        if self._compiling is None:
+            self._compiling = self._start_thread("grammar-compiler")
+        return self._compiling.submit(compile_matcher).result
+
+    def _compile(self, grammar: Grammar) -> OutputMatcher:
         return OutputMatcher(self._load_tokenizer(), grammar)
 
-    def _fork_now(self, table: BatchTable, fork: Fork) -> None:
-        """Copy a beam as it is now: it may go on before its copy has a mask."""
-        parent = self._outputs.get(fork.parent_slot)
-        if parent is None:
-            return
-        if parent.matcher is None:
-            self._outputs[fork.slot] = self._compile(table, int(table.grammar_slot[fork.slot]))
-        else:
-            self._outputs[fork.slot] = _Output(matcher=parent.matcher.fork(), flag=parent.flag)
+    def _start_thread(self, name: str) -> ThreadPoolExecutor:
+        pool = thread_of_large_stack(name)
+        clock = pool.submit(lambda: time.pthread_getcpuclockid(threading.get_ident())).result()
+        self._cpu_clocks = (*self._cpu_clocks, clock)
+        return pool
 
     def _fill(self, rows: SampleRows, guided: list[int]) -> RowFlags | None:
         masks: list[GrammarMask | None] = [None] * len(rows)
@@ -180,20 +309,32 @@ class GrammarMasks:
             slot, begin, end = int(rows.slots[row]), rows.num_prompt_tokens[row], rows.num_tokens[row]
             output = self._outputs[slot]
             if output.flag is None:
-                try:
-                    masks[row] = self._mask(output, rows, slot, int(begin), int(end))
-                except BaseException as error:
-                    output.flag = _flag_of(error)
+                with output.slot.watching():
+                    masks[row] = self._mask(output, rows.token_ids[slot, int(begin) : int(end)])
             flags[row] = output.flag or 0
         rows.grammar_masks = masks
         return flags if flags.any() else None
 
-    def _mask(self, output: _Output, rows: SampleRows, slot: int, begin: int, end: int) -> GrammarMask:
-        matcher, tokenizer = output.resolve(), self._load_tokenizer()
-        matcher.follow(rows.token_ids[slot, begin:end])
-        words = np.empty(tokenizer.num_mask_words, np.uint32)
-        matcher.fill_mask(words)
-        return words.view(np.uint8)[: num_mask_bytes(tokenizer.vocab_size)]
+    def _mask(self, output: _Output, token_ids: Int32Array) -> GrammarMask | None:
+        """Return which tokens may follow an output; None: it cannot go on, and has the flag that says why."""
+        try:
+            output.resolve()
+            if output.flag is not None:
+                return None
+            if (kept := output.take_kept(token_ids)) is not None:
+                output.flag = kept.flag
+                return kept.mask
+            tokenizer = self._load_tokenizer()
+            words = np.empty(tokenizer.num_mask_words, np.uint32)
+            output.follow(token_ids, words).fill_mask(words)
+        except BaseException as error:
+            output.flag = _flag_of(error)
+            mask = None
+        else:
+            mask = words.view(np.uint8)[: num_mask_bytes(tokenizer.vocab_size)]
+        if output.position is not None and output.position.mask is None and output.position.flag is None:
+            output.position.mask, output.position.flag = mask, output.flag
+        return mask
 
 
 def _flag_of(error: BaseException) -> RowFlag:

@@ -65,6 +65,13 @@ class Worker(Protocol):
     def table(self) -> BatchTable:
         """The batch table; replaced by `reset`."""
 
+    @property
+    def helper_cpu_time_us(self) -> int:
+        """Processor time of the threads that steps wait for, in microseconds: not the caller's, nor those of kernels.
+
+        Any thread may ask.
+        """
+
     def reset(self) -> None:
         """Empty the batch table: a scheduler has attached. The cache contents stay."""
 

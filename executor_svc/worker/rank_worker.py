@@ -53,6 +53,11 @@ class LeaderWorker:
         """The batch table of rank 0; the others have the same."""
         return self._worker.table
 
+    @property
+    def helper_cpu_time_us(self) -> int:
+        """Processor time of the threads that rank 0's steps wait for, in microseconds."""
+        return self._worker.helper_cpu_time_us
+
     def reset(self) -> None:
         """Empty the batch table of every rank."""
         self._channel.send(FrameKind.RESET)

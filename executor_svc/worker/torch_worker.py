@@ -77,6 +77,11 @@ class TorchWorker:
         """The batch table; replaced by `reset`."""
         return self._table
 
+    @property
+    def helper_cpu_time_us(self) -> int:
+        """Processor time of the threads that follow grammars, in microseconds."""
+        return 0 if self._grammar_masks is None else self._grammar_masks.cpu_time_us
+
     def reset(self) -> None:
         """Empty the batch table: a scheduler has attached. The cache contents stay."""
         info = self._info

@@ -30,7 +30,7 @@ from scheduler_svc.executors.in_flight_limit import InFlightLimit
 from scheduler_svc.executors.probe import probe
 from scheduler_svc.executors.retry_pace import RetryPace
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
-from scheduler_svc.executors.step_watch import StepWatch
+from scheduler_svc.executors.step_watch import StepWatch, largest_grammar
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.recent_steps import RecentStep, RecentSteps
@@ -401,12 +401,15 @@ class ExecutorDriver:
                 continue  # its result came meanwhile
             hangs = self._watch.look(step_id, cpu_time_us, longest_s + HANG_AFTER_S)
             took = f"it has been running for {running_s:.1f} s; similar steps take at most {longest_s:.3f} s"
+            guided = largest_grammar(planner.batch.running, planner.batch.grammar_slots)
             if hangs and planner.hangs(now_s, HANG_AFTER_S):
+                if guided:
+                    log.warning(Event("hung_step_has_grammars", executor=self.address, step_id=step_id, **guided))
                 self._owner.fleet.note_hang(planner)
                 raise ExecutorLostError(f"step {step_id} hangs: {took}")
             if self._watch.slow_step_id == step_id and now_s > self._told_slow_at_s + TELL_SLOW_EVERY_S:
                 self._told_slow_at_s = now_s
-                log.warning(Event(SLOW_STEP, executor=self.address, step_id=step_id, cause=took))
+                log.warning(Event(SLOW_STEP, executor=self.address, step_id=step_id, cause=took, **guided))
 
     def _report_trouble(self, error: OctavoServiceError) -> None:
         """Log why there is no executor, once for each new reason; numbers (a countdown) make no new one."""

@@ -1,13 +1,19 @@
-"""Tells a step that hangs from one that is only slow, by the processor time of the thread that runs steps there.
+"""Tells a step that hangs from one that is only slow, by the processor time of the threads that run steps there.
 
-A step that takes too long hangs if that thread stands still: it waits for something that never comes, or its process is
-stopped or gone. One that uses its processor is slow, as on a machine that is busy with other things, and is waited
-for; but not for ever, since it may be caught in a loop. An executor that does not tell gets no such grace.
+A step that takes too long hangs if those threads stand still, the one that runs it and those that it waits for (masks
+of grammars): they wait for something that never comes, or their process is stopped or gone. One that uses its processor
+is slow, as on a machine that is busy with other things, and is waited for; but not for ever, since it may be caught in
+a loop. An executor that does not tell gets no such grace.
 
 Pure. Used by `driver.py`.
 """
 
-# Of processor time between two looks, in microseconds: with less the thread stands still, though it may wake up.
+from collections.abc import Iterable
+
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.grammar_slots import GrammarSlots
+
+# Of processor time between two looks, in microseconds: with less the threads stand still, though they may wake up.
 LEAST_CPU_US = 2_000
 # A step that used so many times the processor time which steps like it take, beyond what it should, is in a loop.
 MOST_TIMES = 10.0
@@ -31,7 +37,7 @@ class StepWatch:
 
         Args:
             step_id: Of the step.
-            cpu_time_us: What its thread has used since the process started; None: the executor does not say.
+            cpu_time_us: What its threads have used since the process started; None: the executor does not say.
             allowed_s: What the step may take.
         """
         first_us, last_us, is_new = self._first_us, self._last_us, step_id != self._step_id
@@ -43,3 +49,22 @@ class StepWatch:
             return True
         self.slow_step_id = step_id
         return cpu_time_us - first_us > MOST_TIMES * allowed_s * 1e6
+
+
+def largest_grammar(running: Iterable[SequenceGroup], slots: GrammarSlots) -> dict[str, str | int | None]:
+    """Return, for the log, who follows the largest grammar of those that run, and how many follow one; empty: nobody.
+
+    It is the likeliest one to keep a step waiting; only the executor knows which one does (`event=slow_grammar`).
+    """
+    guided = [(group, group.grammar) for group in running if group.grammar is not None]
+    if not guided:
+        return {}
+    group, grammar = max(guided, key=lambda one: len(one[1].body))
+    return {
+        "num_guided": len(guided),
+        "largest_grammar_bytes": len(grammar.body),
+        "sha256": grammar.digest.hex()[:16],
+        "grammar_slot": slots.slot_of(grammar),
+        "request_id": group.request_id,
+        "tenant": group.tenant,
+    }

@@ -4,15 +4,19 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from executor_svc.fake.faults import FakeFaults, FaultPlan
 from executor_svc.fake.worker import FakeWorker
+from executor_svc.worker.grammar_masks import GrammarMasks
 from octavo import Client, SamplingParams
-from octavo.errors import LostTooOftenError
+from octavo.errors import InvalidRequestError, LostTooOftenError
 from octavo_shared.errors import StepFailedError
+from octavo_shared.grammar.grammar import Grammar
+from octavo_shared.grammar.matcher import OutputMatcher
 from octavo_shared.step_wire.step import Step, StepResult
 from scheduler_svc.executors import circuit_breaker
 from scheduler_svc.executors import driver as executor_driver
@@ -100,6 +104,62 @@ async def test_a_step_that_takes_too_long_hangs_only_if_it_stands_still(
     async with running_stack(FakeWorker(step_ms=2, faults=faults)) as stack:
         assert await answer_lengths(stack, 1, max_tokens=25) == [25]
         assert stack.driver.num_losses == num_losses
+
+
+@pytest.mark.parametrize(("pass_time", "num_losses"), [(compute_for, 0), (time.sleep, 1)])
+async def test_a_step_that_waits_for_a_grammar_hangs_only_if_nothing_computes_and_the_log_says_whose_it_is(
+    pass_time: Callable[[float], None],
+    num_losses: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(executor_driver, "WATCH_INTERVAL_S", 0.2)
+    monkeypatch.setattr(executor_driver, "HANG_AFTER_S", 0.5)
+    compile_grammar, pauses_s = GrammarMasks._compile, iter([1.5])
+
+    def compile_slowly(masks: GrammarMasks, grammar: Grammar) -> OutputMatcher:
+        pass_time(next(pauses_s, 0.0))
+        return compile_grammar(masks, grammar)
+
+    monkeypatch.setattr(GrammarMasks, "_compile", compile_slowly)
+    request = token_request(5, 4)
+    request.request_id = "the-guilty"
+    request.sampling_params.grammar.regex = "[a-z]{4}"
+    async with running_stack(FakeWorker(step_ms=2, has_grammar_threads=True)) as stack:
+        assert await answer_lengths(stack, 1, max_tokens=25) == [25]
+        assert len((await collect(stack, request)).token_ids) == 4
+        assert stack.driver.num_losses == num_losses
+    name = "hung_step_has_grammars" if num_losses else "slow_step"
+    [line] = [text for text in caplog.messages if text.startswith(f"event={name} ")]
+    assert "num_guided=1" in line
+    assert "request_id=the-guilty" in line
+    assert "event=slow_grammar grammar_slot=0 bytes=" in caplog.text
+
+
+@pytest.mark.parametrize(("temperature", "most"), [(0.0, 1), (1.0, 16)])  # hot outputs choose their white space
+async def test_a_schema_that_no_output_can_follow_is_compiled_once_for_a_beginning_and_costs_no_executor(
+    temperature: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_grammar, compiled = GrammarMasks._compile, list[int]()
+
+    def count(masks: GrammarMasks, grammar: Grammar) -> OutputMatcher:
+        compiled.append(len(grammar.body))
+        return compile_grammar(masks, grammar)
+
+    monkeypatch.setattr(GrammarMasks, "_compile", count)
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "a?" * 10_000}}, "required": ["a"]}
+    params = SamplingParams(
+        json_schema={**schema, "additionalProperties": False}, temperature=temperature, max_tokens=20
+    )
+    worker = FakeWorker(step_ms=2, max_num_seqs=80, has_grammar_threads=True)
+    async with running_stack(worker) as stack, Client(stack.address) as client:
+        plain = asyncio.create_task(answer_lengths(stack, 1, max_tokens=200))
+        hostile = (client.generate("x", replace(params, seed=seed)) for seed in range(64))
+        answers = await asyncio.gather(*hostile, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [InvalidRequestError] * 64
+        assert await plain == [200]
+        assert stack.driver.num_losses == 0
+    assert 1 <= len(compiled) <= most
 
 
 async def test_the_requests_of_an_executor_that_hangs_go_on_elsewhere() -> None:

@@ -87,6 +87,10 @@ class ThreadedRanks:
     def table(self) -> BatchTable:
         return self.workers[0].table
 
+    @property
+    def helper_cpu_time_us(self) -> int:
+        return self.workers[0].helper_cpu_time_us
+
     def reset(self) -> None:
         for worker in self.workers:
             worker.reset()

@@ -457,8 +457,9 @@ class HeartbeatResponse(_message.Message):
     last_executed_step_id: _builtins.int
     """The last step whose response was made; 0: none yet in this epoch."""
     step_cpu_time_us: _builtins.int
-    """Processor time in microseconds that the thread which runs steps has used since the process started. A step that
-    takes too long while this grows is slow; while it does not, the step hangs. Absent: the executor does not tell.
+    """Processor time in microseconds that the thread which runs steps, and those that it waits for, have used since the
+    process started. A step that takes too long while this grows is slow; while it does not, the step hangs. Absent:
+    the executor does not tell.
     """
     def __init__(
         self,
