@@ -28,7 +28,7 @@ install_by_name() { # OPTIONS of pip
 	stranger python3 -m venv build && stranger build/bin/pip install -q build &&
 		stranger build/bin/python -m build -q --wheel --outdir dist octavo &&
 		stranger python3 -m venv venv &&
-		stranger venv/bin/pip install -q --pre --find-links dist "$@" 'octavo[scheduler,executor]' &&
+		stranger venv/bin/pip install -q "$@" "$(echo dist/*.whl)[scheduler,executor]" &&
 		stranger venv/bin/pip check && stranger venv/bin/octavo demo
 }
 
