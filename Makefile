@@ -24,6 +24,7 @@ help:
 	@echo "make check     format, lint, types, import contracts, protos, packages (a minute)"
 	@echo "make resolve-check the packages that others get fit each other: pins and ranges, every Python and platform"
 	@echo "make pythons   the quick part of the suite on every Python that pyproject.toml names"
+	@echo "make strangers what strangers type, in new clones, with the packages that the index has for everybody"
 	@echo "make models    the architectures that run, each compared with transformers"
 	@echo "make bench     tokens a second beside every engine that is installed, in one run; ARGS=--quick is shorter"
 	@echo "make bench-peers install llama.cpp, OpenVINO GenAI and vLLM for it, each into .venv-bench (half an hour)"
@@ -83,6 +84,11 @@ check: $(INSTALLED)
 pythons: $(INSTALLED)
 	$(BIN)/octavo model prepare smollm2
 	$(BIN)/python -m tests.packaging.pythons $(VERSIONS)
+
+# What strangers type, with the packages that the index has for everybody: each step takes up to 8 GB and a quarter of an hour.
+# Before releases; STEPS="demo test" tries some.
+strangers: $(INSTALLED)
+	tests/packaging/strangers.sh $(or $(STEPS),demo scheduler executor newest oldest images test)
 
 # What the package index gives others: every extra, on every Python and platform that README.md names. Needs the network.
 resolve-check: $(INSTALLED)

@@ -1,7 +1,7 @@
 """`python -m tests.packaging.resolve_check`: the package index alone gives everybody what Octavo names.
 
 A build of torch that lies on a machine, or a package that is installed there, hides pins that contradict each other.
-So uv resolves every extra from the metadata of the index, for each Python of the classifiers (and the next one) and each
+So uv resolves every extra from the metadata of the index, for each Python of the classifiers and the next one, and each
 platform of README.md, from wheels alone: with the pins of constraints.txt; and, as `pip install octavo[...]` does it,
 without them: the newest versions, and the oldest that pyproject.toml allows. It downloads nothing but metadata.
 

@@ -39,6 +39,19 @@ class PairFiles:
     key: Path
 
 
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    key_cert_sign=True,
+    crl_sign=True,
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
 class Authority:
     """A certificate authority with a certificate of its own."""
 
@@ -48,6 +61,8 @@ class Authority:
         self._cert = (
             _builder(self._name, self._name, self._key.public_key(), (-DAY, DAY))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_SIGNS_CERTIFICATES, critical=True)  # this and the next two: Python 3.13 insists (RFC 5280)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
 
@@ -78,7 +93,9 @@ class Authority:
             uris: More names of the subject, such as SPIFFE ids.
         """
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(_common_name(common_name), self._name, key.public_key(), validity)
+        builder = _builder(_common_name(common_name), self._name, key.public_key(), validity).add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+        )
         alternatives = [*map(_general_name, names), *map(x509.UniformResourceIdentifier, uris)]
         if alternatives:
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
