@@ -23,6 +23,7 @@ from octavo_shared.errors import (
     CallerError,
     DrainingError,
     NoExecutorError,
+    OctavoServiceError,
     RequestAbortedError,
     RequestExistsError,
     UnavailableError,
@@ -248,7 +249,7 @@ class Engine:
         """Return the requests that no executor has: those in the queue, and those that are parked."""
         return [*(self.requests.of(group) for group in self.queue), *self.requests.suspects.parked]
 
-    def _end_orphan(self, request: LiveRequest, error: UnavailableError) -> None:
+    def _end_orphan(self, request: LiveRequest, error: OctavoServiceError) -> None:
         self.requests.abort(request, error)
 
     def _abort_all(self, message: str) -> None:
