@@ -25,6 +25,7 @@ from octavo_shared.errors import (
     CallerError,
     DrainingError,
     NoExecutorError,
+    OctavoServiceError,
     RequestAbortedError,
     RequestExistsError,
     UnavailableError,
@@ -55,6 +56,7 @@ from scheduler_svc.executors.fleet_model import FleetModel, LoadTokenizer
 from scheduler_svc.executors.session import ExecutorSession
 from scheduler_svc.request.engine_client import EngineLoad, TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.losses import Losses
 from scheduler_svc.request.served_model import ServedModel
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.writer import StepLogWriter
@@ -190,11 +192,12 @@ class Engine:
         max_model_len: int,
         *,
         was_queued: bool = False,
+        on_losses: Callable[[Losses], object] = lambda _: None,
     ) -> None:
         """Queue a request that was checked for the model of a hash and for its longest sequence; see `submit`.
 
         `was_queued`: by a planner before this one, so it is not new; like any other that is live it waits for an
-        executor. So does one whose client says what it was accepted for elsewhere.
+        executor. So does one whose client says what it was accepted for elsewhere. `on_losses`: see `LiveRequest`.
         """
         self._supersede(request)
         model = self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
@@ -208,7 +211,15 @@ class Engine:
             raise UnavailableError("the executor came back with a different model, dtype or quantization; retry")
         group = group_of(request, self._num_arrivals + 1, max_model_len)
         group.expected_len = self.estimate.expected_len(request, group)
-        live = LiveRequest(group, sink, monotonic_s(), request.trace_id, has_stop_strings=request.has_stop_strings)
+        live = LiveRequest(
+            group,
+            sink,
+            monotonic_s(),
+            request.trace_id,
+            has_stop_strings=request.has_stop_strings,
+            losses=request.losses,
+            on_losses=on_losses,
+        )
         is_taken = live.has_ended or self.fleet.can_ever_take(group)
         is_promised = request.continuation is not None and request.continuation.max_model_len is not None
         if self.fleet.planners and self.drivers.is_complete and not (is_taken or was_queued):
@@ -278,7 +289,7 @@ class Engine:
         """Return the requests that no executor has: those in the queue, and those that are parked."""
         return [*(self.requests.of(group) for group in self.queue), *self.requests.suspects.parked]
 
-    def _end_orphan(self, request: LiveRequest, error: UnavailableError) -> None:
+    def _end_orphan(self, request: LiveRequest, error: OctavoServiceError) -> None:
         self.requests.abort(request, error)
 
     def _abort_all(self, message: str) -> None:
@@ -419,10 +430,10 @@ class Engine:
         self.orphans.note_change()
         await self.readiness.tell()
 
-    def take_back(self, planner: ExecutorPlanner, address: str, cause: str) -> None:
-        """The executor at an address is gone, and why: its requests wait again."""
+    def take_back(self, planner: ExecutorPlanner, address: str, cause: str, *, was_probed: bool = False) -> bool:
+        """The executor at an address is gone, and why: its requests wait again. See `Recovery`."""
         self.orphans.note_change()
-        self.recovery.take_back(planner, address, cause)
+        return self.recovery.take_back(planner, address, cause, was_probed=was_probed)
 
     def on_probed(self, address: str, *, works: bool) -> None:
         """The executor at an address, lost without a result, was tried."""

@@ -3,6 +3,7 @@
 What its client gets is made elsewhere, by the `TokenSink` that came with it (`request/engine_client.py`).
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from octavo_shared.errors import OctavoServiceError
@@ -13,6 +14,7 @@ from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_client import TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest, RequestTimes
+from scheduler_svc.request.losses import NO_LOSSES, Losses
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import StopConditions
 
@@ -25,6 +27,8 @@ class LiveRequest:
         sink: Takes its tokens.
         arrived_at_s: Monotonic time of arrival, in seconds.
         trace_id: The trace that its span belongs to; None: this process does not trace.
+        losses: What spoke against it where it was before.
+        on_losses: Called with what speaks against it whenever that changes.
 
     Attributes:
         times: When what happened to it; kept by `LiveRequests`.
@@ -38,6 +42,7 @@ class LiveRequest:
         num_lone_losses: Those of them in which the executor computed nothing else.
         unclear_losses: Addresses of executors that were lost so, since its last token, and that still have to show
             whether they work without it; and whether they computed nothing else.
+        told_losses: What was told last of the losses that count against it.
         num_lost_executors: How often one was lost that ran it, over its whole life.
     """
 
@@ -49,6 +54,8 @@ class LiveRequest:
         trace_id: str | None = None,
         *,
         has_stop_strings: bool = False,
+        losses: Losses = NO_LOSSES,
+        on_losses: Callable[[Losses], object] = lambda _: None,
     ) -> None:
         self.group = group
         self.sink = sink
@@ -61,10 +68,10 @@ class LiveRequest:
         self.ends: dict[int, FinishReason] = {}
         self.finish_reason: FinishReason | None = None
         self.error: OctavoServiceError | None = None
-        self.num_losses = 0
-        self.num_lone_losses = 0
+        self.num_losses, self.num_lone_losses = losses.num_losses, losses.num_lone_losses
         self.unclear_losses: dict[str, bool] = {}
         self.num_lost_executors = 0
+        self.told_losses, self._on_losses = losses, on_losses
         self._finished: set[int] = set()
         self._has_found = False
         self._told_span = group.provenance.spans[-1] if group.provenance.spans else None
@@ -159,6 +166,15 @@ class LiveRequest:
         """It got a token."""
         self.num_losses = self.num_lone_losses = 0
         self.unclear_losses.clear()
+
+    def tell_losses(self) -> None:
+        """Tell what counts against it, if that is new: whoever goes on with it has to know."""
+        losses = NO_LOSSES
+        if self.num_losses:
+            losses = Losses(self.num_losses, self.num_lone_losses, self.group.lost_on)
+        if losses != self.told_losses:
+            self.told_losses = losses
+            self._on_losses(losses)
 
     def summary(self, ended_at_unix_s: float) -> EndedRequest:
         """Return what is kept of it; it has ended, at so many seconds since 1970."""

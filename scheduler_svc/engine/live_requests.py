@@ -133,11 +133,18 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         if request.has_ended:  # all its outputs had, before its call was cut
             request.group.end()
             self._forget(request, self._clock())
+        elif request.num_losses:
+            self._fleet.add(request.group)  # first: what is said of it goes behind that in a step log
+            self._fleet.note_loss(request.group, request.told_losses.executor)
+            self._set_runs_alone(request)
+            self._park_suspect(request)
+            self._wake()
         else:
             self.enqueue(request)
 
     def enqueue(self, request: LiveRequest) -> None:
         """Queue a live request, or park it: a suspect behind other suspects."""
+        request.tell_losses()
         self._set_runs_alone(request)
         if self.suspects.may_run(request):
             self._fleet.add(request.group)
@@ -152,11 +159,16 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         """
         counted = [request for request in self.values() if request.count_loss(executor)]
         for request in counted:
+            request.tell_losses()
             self._set_runs_alone(request)
-            if request.group in self._fleet.queue and not self.suspects.may_run(request):
-                self._fleet.withdraw(request.group)
-                request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
+            self._park_suspect(request)
         return counted
+
+    def _park_suspect(self, request: LiveRequest) -> None:
+        """Park a request that waits if it is a suspect now, behind other suspects."""
+        if request.group in self._fleet.queue and not self.suspects.may_run(request):
+            self._fleet.withdraw(request.group)
+            request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
 
     def forget_losses(self, executor: str) -> None:
         """The executor at an address does not work, whatever runs there: its loss is no request's fault."""
@@ -212,6 +224,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             if request.group.runs_alone:
                 self._on_room()
             self._fleet.forgive_loss(request.group)
+            request.tell_losses()
 
     def _clear_suspect(self, request: LiveRequest) -> None:
         """A request got a token, or ended: if others are parked because of it, the next one may run."""

@@ -3,7 +3,8 @@
 None can while none is attached, or while those that are hold shorter sequences, fewer outputs or a smaller cache
 than the request was accepted for: nothing that was accepted is cut short; or while all are of another kind than the
 one that the request requires; or while those that could hold it are draining or leaving. What waits so for longer than
-`timeout_s` ends with UNAVAILABLE. The clock begins when nobody can take the request and is set back when somebody
+`timeout_s` ends with UNAVAILABLE, or with RESOURCE_EXHAUSTED if its outputs together have outgrown every cache: no
+repetition helps those. The clock begins when nobody can take the request and is set back when somebody
 can. So what a healthy executor only has to get to waits as long as it takes.
 """
 
@@ -11,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from octavo_shared.errors import UnavailableError
+from octavo_shared.errors import CacheTooSmallError, OctavoServiceError, UnavailableError
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from scheduler_svc.core.fleet.fleet import Fleet
@@ -37,7 +38,7 @@ class Orphans:
         self,
         fleet: Fleet,
         waiting: Callable[[], Iterable[LiveRequest]],
-        end: Callable[[LiveRequest, UnavailableError], object],
+        end: Callable[[LiveRequest, OctavoServiceError], object],
         timeout_s: float,
     ) -> None:
         self.timeout_s = timeout_s
@@ -106,7 +107,7 @@ class Orphans:
             )
         )
 
-    def _error(self, request: LiveRequest) -> UnavailableError:
+    def _error(self, request: LiveRequest) -> OctavoServiceError:
         waited = f"within {self.timeout_s:g} s (--orphan-timeout-s)"
         if not self._fleet.planners:
             return UnavailableError(f"no executor was attached {waited}; retry later")
@@ -116,4 +117,7 @@ class Orphans:
         reason = self._fleet.why_never(request.group)
         if self._fleet.lacks_its_kind(request.group):
             return UnavailableError(f"{reason}; none of that kind was attached {waited}; retry later")
-        return UnavailableError(f"{reason}; no larger one was attached {waited}; retry later, or request less")
+        reason = f"{reason}; no larger one was attached {waited}"
+        if self._fleet.lacks_blocks_only(request.group):  # it ends as it would if it had grown here
+            return CacheTooSmallError(reason)
+        return UnavailableError(f"{reason}; retry later, or request less")

@@ -32,9 +32,12 @@ class Recovery:
         self._requests = requests
         self._max_losses = max_losses
 
-    def take_back(self, planner: ExecutorPlanner, address: str, cause: str) -> None:
-        """The executor at an address is gone, and why: queue its groups again, except those that lost too many."""
-        now_s = monotonic_s()
+    def take_back(self, planner: ExecutorPlanner, address: str, cause: str, *, was_probed: bool = False) -> bool:
+        """The executor at an address is gone, and why: queue its groups again, except those that lost too many.
+
+        Returns whether it is open if a request is to blame that has got nothing there; see `DriverOwner`.
+        """
+        now_s, is_open = monotonic_s(), False
         running, computed = {*planner.batch.running, *planner.pooled.groups}, planner.groups_in_flight
         for group in self._fleet.leave(planner):
             request = self._requests.of(group)
@@ -43,9 +46,12 @@ class Recovery:
                 self._fleet.note_loss(group, address)
                 request.num_lost_executors += 1
             if group in computed:
-                request.note_loss(address, counts=_ran_without(planner, request), was_alone=len(computed) == 1)
+                counts = was_probed or _ran_without(planner, request)
+                is_open |= not (counts or _got_token(request))
+                request.note_loss(address, counts=counts, was_alone=len(computed) == 1)
             if not self._end_if_lost_too_often(request):
                 self._requests.enqueue(request)
+        return is_open
 
     def on_probed(self, address: str, *, works: bool) -> None:
         """The executor at an address, lost without a result, was tried: the loss is its own or its requests' fault."""
@@ -76,9 +82,19 @@ class Recovery:
 
 
 def _ran_without(planner: ExecutorPlanner, request: LiveRequest) -> bool:
-    """Return whether the executor of a planner, now lost, had finished a step before the request came to it."""
+    """Return whether the executor of a planner, now lost, had finished a step before the request came."""
     if not planner.last_processed_step_id:
         return False
-    came = (EventKind.ADMITTED, EventKind.SWAPPED_IN)
-    steps = (event.step_id for event in reversed(request.life.events) if event.kind in came)
-    return (next(steps, None) or 0) > 1
+    came = _last_came(request)
+    return came is not None and (came.step_id or 0) > 1
+
+
+def _got_token(request: LiveRequest) -> bool:
+    """Return whether a request has had a token since it came to the executor that it lost."""
+    came, last_token_at_s = _last_came(request), request.times.last_token_at_s
+    return came is not None and last_token_at_s is not None and last_token_at_s >= came.at_s
+
+
+def _last_came(request: LiveRequest) -> LifeEvent | None:
+    kinds = (EventKind.ADMITTED, EventKind.SWAPPED_IN)
+    return next((event for event in reversed(request.life.events) if event.kind in kinds), None)

@@ -7,20 +7,23 @@ say which. The rules:
  1. An attachment that brought a result had a working executor. When it is lost, the scheduler attaches again after
     the usual pause. The loss counts against each request in the steps in flight, if a step had finished before the
     request came.
- 2. An attachment that is lost without a result opens the breaker: nobody attaches for a while. The pause is
+ 2. An attachment that is lost without a result, or whose loss rule 1 does not count against a request that got
+    nothing there, opens the breaker: nobody attaches for a while. The pause is
     BACKOFF.initial_s at first and doubles each time, up to BACKOFF.longest_s; a random part of it, up to half, is
     left out, so that several schedulers do not come at the same moment. A new process at the address need not wait.
  3. After the pause the breaker is half-open. First a request of the scheduler's own runs there, the probe
     (`probe.py`): no request of a client is at risk. If the probe is lost, the loss of rule 2 is the
     executor's fault, and rule 2 applies again. If it succeeds, the loss counts against the requests of the steps in
     flight that have had no token since. Then the executor takes one request; when a step has finished, the breaker is
-    closed.
+    closed. A loss of this attachment counts at once: the probe has run there before.
  4. A request that lost its executor goes to another one, and to none that is half-open, as long as some other
     executor that is attached could hold it (`Fleet`). A token makes that good.
  5. Losses are counted from token to token. With LOSSES_OF_A_SUSPECT a request is a suspect, also if it is not known
     yet whether they count, and is computed alone (`suspects.py`); with more than `max_losses` that it suffered alone it
     ends.
- 6. A request that no attached executor can hold, or that finds none, waits; not for ever (`orphans.py`).
+ 6. The front of a request keeps what counts against it, and tells it to the scheduler that goes on with the request
+    when this one has no executor left. What is not known by then is not counted.
+ 7. A request that no attached executor can hold, or that finds none, waits; not for ever (`orphans.py`).
 
 So a broken executor costs no request more than time: what ran there at its first failure goes elsewhere, nothing
 is counted, and the next failures hit probes. A request that breaks executors has each loss counted, also when it is

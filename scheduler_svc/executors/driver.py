@@ -188,9 +188,11 @@ class ExecutorDriver:
 
     async def _run_attachment(self) -> None:
         """Attach and drive the executor until it is lost, or retired and out of work; its requests are kept."""
+        was_probed = False
         try:
             self._check_room()
-            if not self._breaker.is_closed:
+            was_probed = not self._breaker.is_closed
+            if was_probed:
                 await self._probe()
             async with self.client.attach(self._claim, keeps_blocks=not self._answered_nonsense) as session:
                 self.planner, self.session = await self._owner.admit(session, self.address), session
@@ -217,10 +219,11 @@ class ExecutorDriver:
         except (ExecutorLostError, ExecutorRefusedError, ExecutorFaultError, TokenizerFileError) as error:
             self._answered_nonsense |= isinstance(error, ExecutorFaultError)
             if self.planner is not None:
-                if self.planner.last_scheduled_step_id and not self.planner.last_processed_step_id:
-                    self._breaker.fail(self.instance_id, str(error), monotonic_s())
+                fails = bool(self.planner.last_scheduled_step_id and not self.planner.last_processed_step_id)
                 self._count_loss()
-                self._give_back_core("retired" if self.is_retired else "executor_lost", str(error))
+                event = "retired" if self.is_retired else "executor_lost"
+                if self._give_back_core(event, str(error), was_probed=was_probed) or fails:
+                    self._breaker.fail(self.instance_id, str(error), monotonic_s())
             elif isinstance(error, ExecutorLostError):
                 self.instance_id = ""
             self._report_trouble(error)
@@ -273,15 +276,16 @@ class ExecutorDriver:
                 f"this scheduler already has the maximum of --max-executors, {self._settings.max_executors}"
             )
 
-    def _give_back_core(self, event: str, cause: str) -> None:
-        """Part with the planner; its requests, which the log counts, are computed elsewhere."""
+    def _give_back_core(self, event: str, cause: str, *, was_probed: bool = False) -> bool:
+        """Part with the planner; its requests, which the log counts, are computed elsewhere. See `take_back`."""
         assert self.planner is not None
         log.info(Event(event, executor=self.address, requests=len(self.planner.groups)))
-        self._owner.take_back(self.planner, self.address, cause)
+        is_open = self._owner.take_back(self.planner, self.address, cause, was_probed=was_probed)
         self.planner, self.session = (
             None,
             None,
         )  # not before: should that raise, `run` has to know whose requests to end
+        return is_open
 
     async def _drive(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
         """Send and receive steps until one direction fails, or the retired executor has nothing left to do."""

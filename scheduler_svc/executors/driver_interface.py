@@ -56,11 +56,14 @@ class DriverOwner(Protocol):
     def schedule(self, planner: ExecutorPlanner, address: str, now_s: float) -> StepInFlight | None:
         """Return the next step of the planner of an address, None: nothing to do. The requests that it gave up end."""
 
-    def take_back(self, planner: ExecutorPlanner, address: str, cause: str) -> None:
-        """The executor is lost or retired, and why: keep the requests of its planner for another one."""
+    def take_back(self, planner: ExecutorPlanner, address: str, cause: str, *, was_probed: bool) -> bool:
+        """The executor is lost or retired, and why: keep the requests of its planner for another one.
+
+        `was_probed`: right before it was attached. Returns whether only a probe can say if a request is to blame.
+        """
 
     def on_probed(self, address: str, *, works: bool) -> None:
-        """The executor at an address, which was lost without a result, has run a probe, or was lost with it."""
+        """The executor at an address, which has to prove itself, has run a probe, or was lost with it."""
 
     def fail_all(self, planner: ExecutorPlanner | None) -> None:
         """A bug of ours: end the requests of the planner, if there was one, without asking it any more."""

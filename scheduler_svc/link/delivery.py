@@ -6,6 +6,7 @@ from itertools import repeat
 from octavo.core.v1 import core_service_pb2 as pb
 from scheduler_svc.link.ends import decode_pooled, decode_reason, decode_search_end, decode_span
 from scheduler_svc.link.remote_request import RemoteRequest
+from scheduler_svc.link.submissions import decode_losses
 from scheduler_svc.request.outputs import Alternatives
 
 
@@ -24,6 +25,9 @@ def deliver(message: pb.JoinResponse, requests: Mapping[int, RemoteRequest]) -> 
     for begin in message.span_begins:
         if (request := requests.get(begin.number)) is not None:
             request.sink.begin_span(decode_span(begin.span))
+    for told in message.losses:
+        if (request := requests.get(told.number)) is not None:
+            request.losses = decode_losses(told.losses)
     if message.HasField("tokens"):
         _deliver_tokens(message.tokens, requests)
     for end in message.output_ends:

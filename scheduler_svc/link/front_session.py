@@ -14,10 +14,11 @@ from scheduler_svc.link.ends import REASONS, decode_reason, encode_ended, encode
 from scheduler_svc.link.failures import decode_failure, encode_failure
 from scheduler_svc.link.state import CoreState, encode_state
 from scheduler_svc.link.submission_check import check_size, check_submission
-from scheduler_svc.link.submissions import decode_submission
+from scheduler_svc.link.submissions import decode_submission, encode_losses
 from scheduler_svc.request.engine_client import RequestHandle
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
+from scheduler_svc.request.losses import Losses
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array, Hypothesis
 from scheduler_svc.request.provenance import Span
 
@@ -202,6 +203,7 @@ class FrontSession:
                 submission.model_hash,
                 submission.max_model_len,
                 was_queued=submission.was_queued,
+                on_losses=sink.tell_losses,
             )
         except OctavoServiceError as error:
             self.refuse(number, error)
@@ -280,6 +282,9 @@ class _RemoteSink:
 
     def begin_span(self, span: Span) -> None:
         self._session.batch().response.span_begins.add(number=self.number, span=encode_span(span))
+
+    def tell_losses(self, losses: Losses) -> None:
+        self._session.batch().response.losses.add(number=self.number, losses=encode_losses(losses))
 
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None

@@ -42,9 +42,20 @@ class RemoteRequest:
     Attributes:
         queued: Done once the engine has queued it, or refused it.
         aborted_with: Why it was aborted; None: it was not.
+        losses: What speaks against it, as its engine said last.
     """
 
-    __slots__ = ("_checked_for", "_core", "_num_tokens_of", "_number", "aborted_with", "queued", "request", "sink")
+    __slots__ = (
+        "_checked_for",
+        "_core",
+        "_num_tokens_of",
+        "_number",
+        "aborted_with",
+        "losses",
+        "queued",
+        "request",
+        "sink",
+    )
 
     def __init__(
         self, core: RequestsOfCore, number: int, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel
@@ -54,6 +65,7 @@ class RemoteRequest:
         self._checked_for = checked_for
         self.queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.aborted_with: OctavoServiceError | None = None
+        self.losses = request.losses
         self._core = core
         self._number = number
         self._num_tokens_of = request.num_known_tokens
@@ -72,7 +84,7 @@ class RemoteRequest:
         digests = {model.reproducibility.weights_digest, served.reproducibility.weights_digest} - {""}
         if served.info.model_hash != model.info.model_hash or len(digests) > 1:
             raise UnavailableError("the scheduler came back with a different model; retry")
-        request = self.request
+        request = replace(self.request, losses=self.losses)
         if request.pooling is None:  # else it begins anew
             self._end_by_tokens()
             request = replace(request, continuation=self.sink.so_far())

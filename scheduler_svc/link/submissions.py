@@ -11,6 +11,7 @@ from octavo_shared.step_wire.wire import INT32, decode_sampling, encode_sampling
 from octavo_shared.step_wire.wire_rules import decode_rules, encode_rules
 from scheduler_svc.request.continuation_message import decode_continuation, encode_continuation
 from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.losses import NO_LOSSES, Losses
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 
 
@@ -48,6 +49,7 @@ def encode_submission(
         matcher_id=request.matcher_id,
         pooling_task=None if request.pooling is None else step_pb2.PoolingTask.ValueType(request.pooling),
         token_type_ids=request.token_type_ids,
+        losses=None if request.losses == NO_LOSSES else encode_losses(request.losses),
     )
 
 
@@ -71,6 +73,7 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
         has_stop_strings=message.has_stop_strings,
         continuation=decode_continuation(message.continuation) if message.HasField("continuation") else None,
+        losses=decode_losses(message.losses),
         requires_same_numerics=message.requires_same_numerics,
         grammar=Grammar(message.grammar) if message.grammar else None,
         matcher_id=message.matcher_id,
@@ -80,6 +83,16 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         traceparent=message.traceparent or None,
         deadline_s=monotonic_s() + message.time_left_us / 1e6 if message.HasField("time_left_us") else None,
     )
+
+
+def encode_losses(losses: Losses) -> pb.Losses:
+    """Return the message of what speaks against a request."""
+    return pb.Losses(num_losses=losses.num_losses, num_lone_losses=losses.num_lone_losses, executor=losses.executor)
+
+
+def decode_losses(message: pb.Losses) -> Losses:
+    """Return what speaks against a request."""
+    return Losses(message.num_losses, message.num_lone_losses, message.executor)
 
 
 def _encode_search(search: BeamSearchParams) -> pb.BeamSearch:

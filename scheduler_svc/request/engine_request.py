@@ -6,6 +6,7 @@ from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, PoolingTask, SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.request.continuation import Continuation
+from scheduler_svc.request.losses import NO_LOSSES, Losses
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 
 # In characters.
@@ -19,6 +20,7 @@ class EngineRequest:
 
     `has_stop_strings`: whether the front looks for some; it then says of each sampled output how many tokens count.
     `continuation`: what is known of its answer, which was cut; None: it begins.
+    `losses`: what speaks against it at the engines that had it before.
     `requires_same_numerics`: whether only executors of the kind that made its first token may go on with it.
     `grammar`: what its outputs follow; None: nothing. `matcher_id`: of the matcher that the front checked it with.
     `pooling`: what the model makes of the whole prompt in place of tokens; then nothing is sampled. None: it generates.
@@ -41,6 +43,7 @@ class EngineRequest:
     num_prompt_logprobs: int = NO_LOGPROBS
     has_stop_strings: bool = False
     continuation: Continuation | None = None
+    losses: Losses = NO_LOSSES
     requires_same_numerics: bool = False
     grammar: Grammar | None = None
     matcher_id: str = ""

@@ -10,11 +10,15 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.client import Client
+from octavo.errors import LostTooOftenError
 from octavo.values.outputs import Output
 from octavo.values.sampling_params import SamplingParams
 from scheduler_svc.config.client_side_config import FrontConfig
+from scheduler_svc.executors import circuit_breaker
+from scheduler_svc.executors.circuit_breaker import Backoff
 from scheduler_svc.link.cell import Cell, cell_families
 from scheduler_svc.processes.front_process import FrontService
+from tests.contract.test_loss_policy import POISON_LENGTH, Mortal
 from tests.support.stack import Stack, running_stack, until
 
 SHORT = SamplingParams(max_tokens=10, ignore_eos=True)
@@ -138,6 +142,20 @@ async def test_requests_of_a_scheduler_without_executors_go_on_at_another_one() 
         await running.stacks[0].executor.kill()
         await until(lambda: running.running == [0, 12])
         assert await answers == expected
+
+
+async def test_a_request_that_breaks_executors_ends_although_it_leaves_a_scheduler_after_each_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(circuit_breaker, "BACKOFF", Backoff(0.02, 0.2))
+    async with cell_of(Mortal(), Mortal()) as running, asyncio.timeout(20.0):
+        with pytest.raises(LostTooOftenError, match="4 times in a row"):
+            await running.client.generate([5] * POISON_LENGTH, SHORT)
+        losses = [stack.driver_of(stack.executor).num_losses for stack in running.stacks]
+        assert min(losses) >= 1
+        assert sum(losses) <= 4 + len(losses)  # it is not known whether the first of each executor counts
+        await until(lambda: all(stack.engine.fleet.planners for stack in running.stacks))
+        assert len((await running.ask(1, params=SHORT))[0].token_ids) == 10
 
 
 async def test_requests_of_a_scheduler_whose_grace_ends_go_on_at_another_one() -> None:

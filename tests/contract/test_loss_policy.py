@@ -80,6 +80,29 @@ async def test_a_request_that_breaks_executors_ends_and_it_alone(num_executors: 
         assert not stack.engine.requests
 
 
+class MortalLater(FakeWorker):
+    """A fake executor of which the step fails that computes the rest of a prompt of two chunks."""
+
+    _has_begun = False
+
+    def execute(self, step: Step) -> StepResult:
+        had_begun = self._has_begun
+        self._has_begun = any(len(admission.token_ids) == POISON_LENGTH for admission in step.delta.admissions)
+        if had_begun:
+            raise StepFailedError("the end of this prompt kills")
+        return super().execute(step)
+
+
+async def test_a_request_that_breaks_executors_late_ends_though_each_had_run_nothing_else() -> None:
+    mortal = MortalLater(max_num_seqs=NUM_SLOTS, max_num_batched_tokens=POISON_LENGTH // 2, step_ms=2)
+    async with running_stack(mortal) as stack, asyncio.timeout(20.0):
+        with pytest.raises(grpc.aio.AioRpcError, match="4 times in a row"):
+            await collect(stack, token_request(POISON_LENGTH, 5))
+        assert stack.driver.num_losses == 4
+        await until(lambda: bool(stack.engine.fleet.planners))
+        assert await answer_lengths(stack, 2) == [12, 12]
+
+
 async def test_our_client_does_not_send_a_request_again_that_breaks_executors() -> None:
     async with running_stack(Mortal(step_ms=2)) as stack, Client(stack.address) as client:
         with pytest.raises(LostTooOftenError, match="4 times in a row"):

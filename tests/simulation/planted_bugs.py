@@ -242,8 +242,8 @@ BUGS = (
         "broken executor: each of its losses counts against what ran there, and it is tried again at once",
         f"{EXECUTORS}/driver.py",
         "                    self._breaker.fail(self.instance_id, str(error), monotonic_s())\n"
-        "                self._count_loss()\n",
-        "                    self._owner.on_probed(self.address, works=True)\n                self._count_loss()\n",
+        "            elif isinstance",
+        "                    self._owner.on_probed(self.address, works=True)\n            elif isinstance",
     ),
     Bug(
         "smaller executor: what was accepted elsewhere is cut short there",

@@ -197,6 +197,7 @@ class Submission(_message.Message):
     MATCHER_ID_FIELD_NUMBER: _builtins.int
     POOLING_TASK_FIELD_NUMBER: _builtins.int
     TOKEN_TYPE_IDS_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Its number: larger than all before it in this session."""
     request_id: _builtins.str
@@ -263,6 +264,10 @@ class Submission(_message.Message):
     def continuation(self) -> _continuation_pb2.Continuation:
         """What is known of its answer, which was cut. Absent: it begins."""
 
+    @_builtins.property
+    def losses(self) -> Global___Losses:
+        """What speaks against it at the cores that had it before. Absent: nothing."""
+
     def __init__(
         self,
         *,
@@ -294,15 +299,18 @@ class Submission(_message.Message):
         matcher_id: _builtins.str = ...,
         pooling_task: _step_pb2.PoolingTask.ValueType | None = ...,
         token_type_ids: _builtins.bytes = ...,
+        losses: Global___Losses | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "pooling_task", b"pooling_task", "sampling", b"sampling", "time_left_us", b"time_left_us", "token_rules", b"token_rules"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_losses", b"_losses", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "continuation", b"continuation", "losses", b"losses", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "pooling_task", b"pooling_task", "sampling", b"sampling", "time_left_us", b"time_left_us", "token_rules", b"token_rules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "matcher_id", b"matcher_id", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "received_before_us", b"received_before_us", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "time_left_us", b"time_left_us", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "trace_id", b"trace_id", "traceparent", b"traceparent", "was_queued", b"was_queued"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_losses", b"_losses", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "losses", b"losses", "matcher_id", b"matcher_id", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "received_before_us", b"received_before_us", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "time_left_us", b"time_left_us", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "trace_id", b"trace_id", "traceparent", b"traceparent", "was_queued", b"was_queued"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_search: _TypeAlias = _typing.Literal["beam_search"]  # noqa: Y015
     _WhichOneofArgType__beam_search: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search"]  # noqa: Y015
     _WhichOneofReturnType__continuation: _TypeAlias = _typing.Literal["continuation"]  # noqa: Y015
     _WhichOneofArgType__continuation: _TypeAlias = _typing.Literal["_continuation", b"_continuation"]  # noqa: Y015
+    _WhichOneofReturnType__losses: _TypeAlias = _typing.Literal["losses"]  # noqa: Y015
+    _WhichOneofArgType__losses: _TypeAlias = _typing.Literal["_losses", b"_losses"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
@@ -318,6 +326,8 @@ class Submission(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__continuation) -> _WhichOneofReturnType__continuation | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__losses) -> _WhichOneofReturnType__losses | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
@@ -329,6 +339,36 @@ class Submission(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__token_rules) -> _WhichOneofReturnType__token_rules | None: ...
 
 Global___Submission: _TypeAlias = Submission  # noqa: Y015
+
+@_typing.final
+class Losses(_message.Message):
+    """Losses are how often executors were lost that computed a request, since its last token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_LOSSES_FIELD_NUMBER: _builtins.int
+    NUM_LONE_LOSSES_FIELD_NUMBER: _builtins.int
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    num_losses: _builtins.int
+    """Losses that count against it."""
+    num_lone_losses: _builtins.int
+    """Those of them in which the executor computed nothing else."""
+    executor: _builtins.str
+    """Address of the executor that was lost last: it goes to another one, if there is one."""
+    def __init__(
+        self,
+        *,
+        num_losses: _builtins.int = ...,
+        num_lone_losses: _builtins.int = ...,
+        executor: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor", b"executor", "num_lone_losses", b"num_lone_losses", "num_losses", b"num_losses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Losses: _TypeAlias = Losses  # noqa: Y015
 
 @_typing.final
 class BeamSearch(_message.Message):
@@ -475,6 +515,7 @@ class JoinResponse(_message.Message):
     ABORT_ANSWERS_FIELD_NUMBER: _builtins.int
     SPAN_BEGINS_FIELD_NUMBER: _builtins.int
     POOLED_ANSWERS_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___CoreWelcome:
         """The answer to `hello`."""
@@ -519,6 +560,10 @@ class JoinResponse(_message.Message):
     def pooled_answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PooledAnswer]:
         """Answers to pooling requests; read before `ended`."""
 
+    @_builtins.property
+    def losses(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestLosses]:
+        """What speaks against requests, where that has changed: the front tells the next core of it."""
+
     def __init__(
         self,
         *,
@@ -533,10 +578,11 @@ class JoinResponse(_message.Message):
         abort_answers: _abc.Iterable[Global___AbortAnswer] | None = ...,
         span_begins: _abc.Iterable[Global___SpanBegin] | None = ...,
         pooled_answers: _abc.Iterable[Global___PooledAnswer] | None = ...,
+        losses: _abc.Iterable[Global___RequestLosses] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_answers", b"abort_answers", "accepted", b"accepted", "ended", b"ended", "output_ends", b"output_ends", "pooled_answers", b"pooled_answers", "prompt_logprobs", b"prompt_logprobs", "search_ends", b"search_ends", "span_begins", b"span_begins", "state", b"state", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_answers", b"abort_answers", "accepted", b"accepted", "ended", b"ended", "losses", b"losses", "output_ends", b"output_ends", "pooled_answers", b"pooled_answers", "prompt_logprobs", b"prompt_logprobs", "search_ends", b"search_ends", "span_begins", b"span_begins", "state", b"state", "tokens", b"tokens", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1222,6 +1268,34 @@ class SpanBegin(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SpanBegin: _TypeAlias = SpanBegin  # noqa: Y015
+
+@_typing.final
+class RequestLosses(_message.Message):
+    """RequestLosses says what speaks against a request now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Number of the request."""
+    @_builtins.property
+    def losses(self) -> Global___Losses:
+        """All of it: no losses, once it has got a token."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        losses: Global___Losses | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["losses", b"losses"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["losses", b"losses", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestLosses: _TypeAlias = RequestLosses  # noqa: Y015
 
 @_typing.final
 class AbortAnswer(_message.Message):

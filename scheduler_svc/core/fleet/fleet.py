@@ -224,6 +224,10 @@ class Fleet:
         """Return whether a waiting group that requires one kind of executor finds none of it."""
         return bool(self._takers) and all(planner.admissions.must_not_go_on(group) for planner in self._takers)
 
+    def lacks_blocks_only(self, group: SequenceGroup) -> bool:
+        """Return whether some planner could take the group if its cache were larger."""
+        return any(planner.admissions.lacks_blocks_only(group) for planner in self._takers)
+
     def why_never(self, group: SequenceGroup) -> str:
         """Say why no planner can ever take the group: the reason of the first one, if possible of its kind."""
         takers = self._takers

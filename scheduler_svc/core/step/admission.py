@@ -240,16 +240,26 @@ class Admissions:
         """Return whether the group may run here, and fits into an empty batch with one token more for each sequence."""
         if group.pooling is not None:
             return self._pooled.can_ever_admit(group)
+        if not self._fits_but_for_blocks(group):
+            return False
+        # `CoreLimits`: whoever has the pool for itself can grow to its end
+        return group.is_lone or self._blocks.can_ever_allocate(group)
+
+    def lacks_blocks_only(self, group: SequenceGroup) -> bool:
+        """Return whether the sequences of a group need more than the whole cache, and nothing else keeps it out."""
+        if group.pooling is not None or group.is_lone:
+            return False
+        return self._fits_but_for_blocks(group) and not self._blocks.can_ever_allocate(group)
+
+    def _fits_but_for_blocks(self, group: SequenceGroup) -> bool:
         if not self._limits.is_generative or self.must_not_go_on(group):
             return False
         if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:
             return False
-        if group.is_lone:  # `CoreLimits`: whoever has the pool for itself can grow to its end
-            return len(group.sequences[0].token_ids) < self._limits.max_model_len
         longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
-        if longest >= self._limits.max_model_len or group.num_slots > self._limits.max_num_seqs:
+        if longest >= self._limits.max_model_len:
             return False
-        return self._can_ever_be_sent(group) and self._blocks.can_ever_allocate(group)
+        return group.is_lone or (group.num_slots <= self._limits.max_num_seqs and self._can_ever_be_sent(group))
 
     def must_not_go_on(self, group: SequenceGroup) -> bool:
         """Return whether a group that waits needs another kind of executor.

@@ -10,10 +10,11 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.request.life import EndedRequest, RequestTimes
+from scheduler_svc.request.losses import NO_LOSSES, Losses
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 from tests.support.driving import Bench, group, max_tokens, small_limits
-from tests.support.live_requests import live_request, sink_of
+from tests.support.live_requests import RecordingSink, live_request, sink_of
 
 
 class Stage:
@@ -215,3 +216,23 @@ def test_suspects_are_queued_again_when_their_executor_is_found_to_be_broken(sta
 
     assert list(queue) == [request.group for request in requests]
     assert stage.live.suspects.current is None
+
+
+def test_a_suspect_of_another_engine_runs_alone_until_its_token_and_its_front_hears_of_each_change() -> None:
+    stage, told = Stage(), list[Losses]()
+    losses = [Losses(2, 1, "a"), Losses(3, 0, "b")]
+    requests = [
+        LiveRequest(group(i, 4), RecordingSink(), 0.0, losses=before, on_losses=told.append)
+        for i, before in enumerate(losses)
+    ]
+    for request in requests:
+        stage.live.add(request)
+    assert [request.group.lost_on for request in requests] == ["a", "b"]
+    assert stage.live.suspects.parked == requests[1:]
+    assert list(stage.live._fleet.queue) == [requests[0].group]
+    requests[0].note_loss("c", counts=True, was_alone=True)
+    requests[0].tell_losses()
+    stage.step(0.0, 1.0)
+    assert told == [Losses(3, 2, "a"), NO_LOSSES]
+    assert not requests[0].group.runs_alone
+    assert list(stage.live._fleet.queue) == [requests[1].group], "the next suspect may run"

@@ -1,9 +1,13 @@
 """How long a request waits that no attached executor can take."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from octavo_shared.errors import RequestAbortedError, UnavailableError
+from octavo_shared.errors import CacheTooSmallError, RequestAbortedError, UnavailableError
 from scheduler_svc.engine.live_request import LiveRequest
+from scheduler_svc.request.continuation import Continuation, ContinuedOutput
 from scheduler_svc.request.parameters import StopConditions
 from tests.support.driving import group, small_limits
 from tests.support.idle_engine import IdleEngine
@@ -70,6 +74,16 @@ def test_what_outgrows_those_that_are_there_waits_no_longer_for_one_that_is_expe
     assert str(grown.error).startswith(
         "the request needs 3 slots of the batch, which has 2; no larger one was attached within"
     )
+
+
+def test_what_has_outgrown_every_cache_elsewhere_is_not_told_to_retry() -> None:
+    idle = IdleEngine(["a"], small_limits(blocks=8))
+    outputs = tuple(ContinuedOutput(np.full(15, token_id, np.int32)) for token_id in range(3))
+    grown = idle.add(replace(group(0, 4, num_sequences=3), continuation=Continuation(outputs)))
+    look(idle, 0.0, has_changed=True)
+    look(idle, TIMEOUT_S)
+    assert isinstance(grown.error, CacheTooSmallError)
+    assert str(grown.error).endswith("no larger one was attached within 300 s (--orphan-timeout-s)")
 
 
 def test_a_parked_request_is_an_orphan_too_and_one_that_ended_is_none() -> None:

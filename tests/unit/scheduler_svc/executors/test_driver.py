@@ -138,11 +138,12 @@ class Owner:
         self.events += [failure.message for failure in decision.failures]
         return decision.in_flight
 
-    def take_back(self, planner: ExecutorPlanner, address: str, cause: str) -> None:
+    def take_back(self, planner: ExecutorPlanner, address: str, cause: str, *, was_probed: bool) -> bool:
         groups = self.fleet.leave(planner)
         self.events.append(f"took {len(groups)} back")
         for group in groups:
             self.fleet.queue.add(group)
+        return False
 
     def on_probed(self, address: str, *, works: bool) -> None:
         self.events.append("probe succeeded" if works else "probe failed")

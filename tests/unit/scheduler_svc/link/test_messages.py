@@ -40,6 +40,7 @@ from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_client import EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
+from scheduler_svc.request.losses import Losses
 from scheduler_svc.request.outputs import FinishReason, Hypothesis
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from scheduler_svc.request.provenance import ENDED, Numerics, Progress, Span
@@ -65,6 +66,7 @@ REQUESTS = {
     ),
     "no limit of tokens": replace(PLAIN, stop_conditions=StopConditions(max_tokens=None)),
     "continued": replace(PLAIN, continuation=Continuation(num_prompt_logprobs=2, attempt=3)),
+    "continued after losses": replace(PLAIN, losses=Losses(3, 2, "a:1")),
     "guided": replace(PLAIN, grammar=Grammar(b"g"), matcher_id="of a release"),
     "a vector": replace(PLAIN, pooling=PoolingTask.EMBED),
     "scores of a pair": replace(PLAIN, pooling=PoolingTask.SCORE, token_type_ids=b"\0\0\0\1\1"),

@@ -35,6 +35,7 @@ LOOKS: dict[str, Callable[[Fleet, SequenceGroup], object]] = {
     "lacks_its_kind": lambda fleet, waiting: fleet.lacks_its_kind(waiting),
     "offers": lambda fleet, waiting: fleet.offers(waiting),
     "num_cached_tokens": lambda fleet, waiting: fleet.num_cached_tokens(waiting),
+    "lacks_blocks_only": lambda fleet, waiting: fleet.lacks_blocks_only(waiting),
     "num_preemptions": lambda fleet, waiting: fleet.num_preemptions,
     "obstacles": lambda fleet, waiting: fleet.obstacles(waiting, 1.0),
     "place": lambda fleet, waiting: fleet.place(waiting, 1.0),
