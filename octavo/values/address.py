@@ -43,7 +43,9 @@ def is_loopback(address: str) -> bool:
     if host.lower() == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        parsed = ipaddress.ip_address(host)
+        mapped = getattr(parsed, "ipv4_mapped", None)  # which Python looks at from 3.13 on
+        return (mapped or parsed).is_loopback
     except ValueError:
         return False
 

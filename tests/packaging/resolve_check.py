@@ -65,10 +65,10 @@ def pythons() -> list[str]:
 
 
 def cases() -> list[Case]:
-    """Return all cases. What ranges allow is tried on one platform: they say the same on each."""
+    """Return all cases. What ranges allow is tried where it may differ: on the first and the last Python."""
     tried = [*pythons(), NEXT_PYTHON]
     pinned = [Case(PINNED, python, platform) for python in tried for platform in PLATFORMS]
-    newest = [Case(NEWEST, python, "Linux x86-64") for python in tried]
+    newest = [Case(NEWEST, python, "Linux x86-64") for python in (tried[0], tried[-1])]
     return [*pinned, *newest, Case(OLDEST, tried[0], "Linux x86-64")]
 
 

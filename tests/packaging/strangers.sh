@@ -37,9 +37,9 @@ install_clone() { # EXTRA COMMAND
 		stranger "venv/bin/$2" --help >/dev/null && echo "$2 --help prints its flags"
 }
 
-do_demo() { stranger make -C octavo demo; }
-do_test() { stranger make -C octavo test; }
-do_images() { stranger make -C octavo images; }
+do_demo() { stranger make --no-print-directory -C octavo demo; }
+do_test() { stranger make --no-print-directory -C octavo test; }
+do_images() { stranger make --no-print-directory -C octavo images; }
 do_scheduler() { install_clone scheduler octavo-scheduler; }
 do_executor() { install_clone executor octavo-executor; }
 do_newest() { install_by_name; }

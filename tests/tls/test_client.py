@@ -130,11 +130,11 @@ def test_a_token_file_holds_one_token(tmp_path: Path) -> None:
 
 LOOPBACK = [
     *("127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "localhost:1", "LOCALHOST:1", "unix:/run/octavo", "dns:///localhost:1"),
-    "ipv4:127.0.0.1:1",
+    *("ipv4:127.0.0.1:1", "[::ffff:127.0.0.1]:1"),
 ]
 ELSEWHERE = [
     *("0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1", "localhost.example.org:1", "127.0.0.1.example.org:1"),
-    *("dns:///example.org:1", "dns://10.0.0.1/localhost:1", "[::ffff:127.0.0.1]:1", "nothing", ":1"),
+    *("dns:///example.org:1", "dns://10.0.0.1/localhost:1", "[::ffff:10.0.0.1]:1", "nothing", ":1"),
 ]
 
 

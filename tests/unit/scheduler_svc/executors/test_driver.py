@@ -33,6 +33,7 @@ from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.telemetry.meter import Meter
 from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
+from tests.support.stack import until
 
 ADDRESS = "virtual:1"
 
@@ -705,6 +706,7 @@ async def test_a_step_that_takes_much_longer_than_it_should_is_given_up_and_the_
         cost = stage.driver.planner.step_cost
         await stage.answer(3)
         await until_lost(stage, 1)
+        await until(lambda: stage.driver.planner is not None)
         assert stage.owner.events == ["attached", "took 1 back", "detached", "attached"]
         assert stage.driver.planner.step_cost is cost
         assert cost.slack > 2.0
