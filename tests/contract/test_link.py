@@ -611,7 +611,7 @@ async def test_operators_see_each_front_and_how_many_requests_it_has() -> None:
 
 async def test_a_front_of_its_own_is_none_of_ours_whatever_its_name() -> None:
     async with (
-        running_stack(fronts=1, engine_listen="127.0.0.1:0") as stack,
+        running_stack(fronts=1, engine_listen="127.0.0.1:0", engine_insecure=True) as stack,
         welcomed(stack, front_id="0", session=2**63, over_tcp=True) as front,
     ):
         await front.say(is_ready=False)
@@ -662,7 +662,7 @@ async def test_the_metrics_of_the_scheduler_have_the_calls_of_its_own_fronts_onl
 ) -> None:
     monkeypatch.setattr(remote_engine, "METRICS_INTERVAL_S", 0.01)
     async with (
-        running_stack(fronts=1, engine_listen="127.0.0.1:0") as stack,
+        running_stack(fronts=1, engine_listen="127.0.0.1:0", engine_insecure=True) as stack,
         welcomed(stack, front_id="0", session=2**63, over_tcp=True) as front,
     ):
         counted = b'# TYPE grpc_server_handled counter\ngrpc_server_handled_total{grpc_method="Generate"} 7.0\n'
