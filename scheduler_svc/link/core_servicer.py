@@ -30,6 +30,10 @@ MIN_VERSION = MAX_VERSION = 1
 
 CHUNK_BYTES = 2**20
 
+# Of how many fronts it is kept what they did before, and how long their names may be: they choose these themselves.
+MAX_FRONTS_KEPT = 1000
+MAX_FRONT_ID_CHARS = 256
+
 # How often the state of the engine is looked at, and told if it has changed.
 STATE_INTERVAL_S = 0.05
 
@@ -150,6 +154,8 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             raise CallerError("the first message of a front must be its hello")
         hello = first.hello
         version = agreed_version(hello)
+        if (num_chars := len(hello.front_id)) > MAX_FRONT_ID_CHARS:
+            raise CallerError(f"a front's id has {num_chars:,} characters; it must have at most {MAX_FRONT_ID_CHARS}")
         await self._keep_order(hello)
         key = bool(peer_address(context)), hello.front_id
         await self._end_older(key, hello)
@@ -246,6 +252,9 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     def _begin(self, key: tuple[bool, str], hello: pb.FrontHello, session: FrontSession) -> None:
         self._sessions[key] = hello.session, session
         self._past[key].begin(hello.pid)
+        if len(self._past) > MAX_FRONTS_KEPT:
+            gone = (each for each in self._past if each[0] and each not in self._sessions)
+            self._past.pop(next(gone, key), None)
 
 
 def agreed_version(hello: pb.FrontHello) -> int:
