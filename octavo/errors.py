@@ -19,7 +19,7 @@
     │   └── SettingsError          a setting is wrong, so nothing was started; has mistakes
     └── ClosedError                the client or the LLM was closed before
 
-Each message is one sentence that may be shown to a person as it is.
+Each message is one sentence that may be shown to a person as it is: it is cut, and cannot steer a terminal, whoever wrote it.
 """
 
 from collections.abc import Sequence
@@ -30,6 +30,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2
 
 from octavo.values.status_details import LOST_TOO_OFTEN, names_us, packed_details, reason_of, unpack_detail
+from octavo.values.wording import sentence
 
 if TYPE_CHECKING:
     from octavo.values.outputs import Output
@@ -45,6 +46,9 @@ class OctavoError(Exception):
     """
 
     outputs: "tuple[Output, ...]" = ()
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(sentence(message))  # a peer may have written it
 
     def keep(self, outputs: "tuple[Output, ...]") -> None:
         """Note what had come."""

@@ -150,7 +150,7 @@ class Checkpoint:
     def _check_names(self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool]) -> None:
         for name in targets:
             if name not in self._file_of:
-                raise ModelLoadError(f"the tensor {name} is missing from {self._table_of_contents}")
+                raise ModelLoadError(f"the tensor {shown(name)} is missing from {self._table_of_contents}")
         for name, path in self._file_of.items():
             if name not in targets and not is_redundant(name):
                 raise ModelLoadError(f"{path} contains the tensor {shown(name)}, which the model does not have")

@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 def did_you_mean(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
@@ -57,7 +57,9 @@ def _escaped(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
-def json_line(value: object) -> str:
-    """Return a value as one line of JSON that a person can read and that cannot steer a terminal."""
-    text = json.dumps(value, ensure_ascii=False)
+def json_line(value: object, default: Callable[[object], object] | None = None) -> str:
+    """Return a value as one line of JSON that a person can read and that cannot steer a terminal; `default`: json's."""
+    text = json.dumps(value, ensure_ascii=False, default=default)
+    if text.isprintable():
+        return text
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from octavo.values.address import is_loopback
 from octavo_shared.process.service_config import ADDRESS_PATTERN
 from scheduler_svc.config.client_side_config import CertificateName, ClientSideConfig, none_if_off
 
@@ -73,8 +72,8 @@ class SchedulerConfig(ClientSideConfig):
     engine_insecure: bool = Field(
         False,
         description=(
-            "Allow fronts to join at --engine-listen without a certificate even if other machines can reach it. Only "
-            "for isolated networks."
+            "Allow whoever connects to --engine-listen to join as a front, without a certificate. Only where every "
+            "process that can connect is trusted: on an isolated network, or on a machine of one user."
         ),
     )
     resolve_interval_s: float = Field(
@@ -344,11 +343,11 @@ class SchedulerConfig(ClientSideConfig):
             )
         if self.front_tls_ca is not None and self.engine_insecure:
             raise ValueError("--engine-insecure and --front-tls-ca are mutually exclusive: remove one")
-        if self.front_tls_ca is None and not self.engine_insecure and not is_loopback(self.engine_listen):
+        if self.front_tls_ca is None and not self.engine_insecure:
             raise ValueError(
-                f"--engine-listen {self.engine_listen} can be reached from other machines, and a front that joins "
-                "there may run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and "
-                "--trusted-fronts, or --engine-insecure on an isolated network"
+                f"--engine-listen {self.engine_listen} has no --front-tls-ca, and whoever joins there as a front may "
+                "run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, or "
+                "--engine-insecure where every process that can connect is trusted"
             )
         return self
 

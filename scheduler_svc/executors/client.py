@@ -208,7 +208,7 @@ class ExecutorClient:
                 raise ExecutorRefusedError(
                     f"it was attached by incarnation {incarnation} but reports {attached.incarnation}"
                 )
-            self._incarnation.grant(is_known=attached.incarnation > 0)
+            self._incarnation.grant()
         return attached
 
     def _number_for(self, info: pb.GetExecutorInfoResponse) -> int:
@@ -219,12 +219,8 @@ class ExecutorClient:
         own = self._incarnation
         if own is None:
             return 0
-        is_other = False
         try:
-            for known in info.incarnations:
-                if known.scheduler_id == self._scheduler_id:
-                    is_other = known.is_attached and known.incarnation != own.number
-                    own.follow(known.incarnation, f"executor {self.address}")
+            is_other = self._follow(own, info)
             own.require_current()
             own.note_holder(self.address, is_other=is_other)
         except InvalidFieldError as error:
@@ -232,6 +228,29 @@ class ExecutorClient:
         except FencedError as error:
             raise ExecutorRefusedError(str(error)) from error
         return own.number
+
+    def _follow(self, own: Incarnation, info: pb.GetExecutorInfoResponse) -> bool:
+        """Follow what an executor knows of our id; return whether another one of that is attached. Raises: as there."""
+        is_other = False
+        for known in info.incarnations:
+            if known.scheduler_id == self._scheduler_id:
+                is_other = known.is_attached and known.incarnation != own.number
+                own.follow(known.incarnation, f"executor {self.address}")
+        return is_other
+
+    async def ask_incarnation(self, own: Incarnation) -> bool:
+        """Follow what the executor knows now; return whether it answers. Raises SupersededError: we have ended."""
+        try:
+            async with self._dial(self.address) as channel:
+                checked: Any = CheckedAnswers(channel, "it", ExecutorFaultError)
+                stub = pb_grpc.ExecutionServiceStub(checked)
+                self._follow(
+                    own,
+                    await stub.GetExecutorInfo(pb.GetExecutorInfoRequest(), timeout=self._timings.connect_timeout_s),
+                )
+        except (grpc.aio.AioRpcError, ExecutorLostError, ExecutorFaultError, InvalidFieldError):
+            return False
+        return True
 
 
 def check_capabilities(attached: pb.AttachResponse, wanted: Collection[int]) -> None:

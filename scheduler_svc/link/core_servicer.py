@@ -30,6 +30,10 @@ MIN_VERSION = MAX_VERSION = 1
 
 CHUNK_BYTES = 2**20
 
+# Of how many fronts it is kept what they did before, and how long their names may be: they choose these themselves.
+MAX_FRONTS_KEPT = 1000
+MAX_FRONT_ID_CHARS = 256
+
 # How often the state of the engine is looked at, and told if it has changed.
 STATE_INTERVAL_S = 0.05
 
@@ -150,7 +154,9 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             raise CallerError("the first message of a front must be its hello")
         hello = first.hello
         version = agreed_version(hello)
-        self._keep_order(hello)
+        if (num_chars := len(hello.front_id)) > MAX_FRONT_ID_CHARS:
+            raise CallerError(f"a front's id has {num_chars:,} characters; it must have at most {MAX_FRONT_ID_CHARS}")
+        await self._keep_order(hello)
         key = bool(peer_address(context)), hello.front_id
         await self._end_older(key, hello)
         if self._is_closed:
@@ -188,18 +194,16 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
             for begin in range(0, max(1, len(file.content)), CHUNK_BYTES):
                 yield pb.GetTokenizerResponse(name=file.name, content=file.content[begin : begin + CHUNK_BYTES])
 
-    def _keep_order(self, hello: pb.FrontHello) -> None:
-        """Be later than every engine that the front has joined.
+    async def _keep_order(self, hello: pb.FrontHello) -> None:
+        """Be later than every engine that the front has joined. Raises: see `Incarnation.follow_front`."""
+        if hello.scheduler_id in ("", self.incarnation.scheduler_id):
+            who = f"front {hello.front_id!r}"
+            await self.incarnation.follow_front(hello.incarnation, who, self._ask_executors)
 
-        Raises:
-            InvalidFieldError: no engine can have the number that it tells.
-            SupersededError: executors have granted us a smaller one: another engine has taken our place.
-        """
-        own = self.incarnation
-        if hello.scheduler_id not in ("", own.scheduler_id):
-            return
-        # The next engine of ours is later only if an executor can tell it so, else it would end like this one.
-        own.follow(hello.incarnation, f"front {hello.front_id!r}", may_end=bool(hello.scheduler_id) and own.is_known)
+    async def _ask_executors(self) -> bool:
+        """Follow the engines that the executors know; return whether one answers. Raises SupersededError."""
+        clients = [driver.client for driver in self._engine.drivers.values()]
+        return any(await asyncio.gather(*(client.ask_incarnation(self.incarnation) for client in clients)))
 
     def tell_welcome(self) -> None:
         """Our number counts from now on, or other tenants are served: tell the fronts that have joined before."""
@@ -248,6 +252,9 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
     def _begin(self, key: tuple[bool, str], hello: pb.FrontHello, session: FrontSession) -> None:
         self._sessions[key] = hello.session, session
         self._past[key].begin(hello.pid)
+        if len(self._past) > MAX_FRONTS_KEPT:
+            gone = (each for each in self._past if each[0] and each not in self._sessions)
+            self._past.pop(next(gone, key), None)
 
 
 def agreed_version(hello: pb.FrontHello) -> int:

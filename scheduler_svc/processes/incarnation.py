@@ -1,13 +1,14 @@
 """The incarnation of this engine: which place it has among the engines of one scheduler id.
 
 Incarnations order engines, leases elect them: a number counts once an executor has granted it. Until then the engine
-raises it above every number that it is told of, and afterwards a larger one means that another engine has taken its
-place.
+raises it above every number that it is told of. Afterwards a larger one that an executor knows means that another
+engine has taken its place. A front proves nothing: what it tells is later only if no executor contradicts, and then
+changes what fronts see, never what executors do.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from octavo_shared.errors import FencedError
 from octavo_shared.process.clock import monotonic_s
@@ -15,6 +16,12 @@ from octavo_shared.step_wire.incarnation import require_believable
 
 # How long it counts what an executor said of its holder, since its address may leave the fleet, in seconds.
 SAID_S = 5.0
+
+# How far ahead of our clock a number of a front may be: all that it outbids later has to be believed by it.
+MAX_DAYS_AHEAD_OF_FRONT = 1
+# How often a front raises our number, and how long after a question that no executor answered they are asked again.
+RAISE_INTERVAL_S = 60.0
+ASK_INTERVAL_S = 5.0
 
 
 class SupersededError(FencedError):
@@ -30,10 +37,9 @@ class Incarnation:
 
     Attributes:
         scheduler_id: As above.
-        number: Wall clock in milliseconds, or larger; it rises until an executor has granted it.
+        number: Wall clock in milliseconds, or larger; it rises until an executor has granted it. Executors know it.
         largest_told: The largest number of another engine that we were told of.
-        on_granted: Called once the first executor has granted the number.
-        is_known: Whether an executor keeps it, for the engines that come.
+        on_granted: Called once the first executor has granted the number, and when fronts see a larger one.
     """
 
     def __init__(self, scheduler_id: str, unix_s: Callable[[], float] = time.time) -> None:
@@ -43,23 +49,23 @@ class Incarnation:
         self.on_granted: Callable[[], None] = lambda: None
         self._unix_s = unix_s
         self._is_granted = False
-        self.is_known = False
+        self._raised = 0  # above what a front has told; fronts alone see it
+        self._may_raise_at_s = 0.0
         self._superseded: SupersededError | None = None
         self._is_superseded = asyncio.Event()
         self._said: dict[str, tuple[float, bool]] = {}  # by address: when, and whether another engine holds it
 
     @property
     def granted(self) -> int:
-        """The number, once it counts; 0: no executor has granted it yet."""
-        return self.number if self._is_granted else 0
+        """The number that fronts see, once it counts; 0: no executor has granted ours yet."""
+        return max(self.number, self._raised) if self._is_granted else 0
 
-    def follow(self, told: int, who: str, *, may_end: bool = True) -> None:
-        """Be later than an engine that somebody knows: a larger number raises ours, or ends us.
+    def follow(self, told: int, who: str) -> None:
+        """Be later than an engine that an executor knows: a larger number raises ours, or ends us.
 
         Args:
             told: Its number.
             who: Tells it, as the beginning of a sentence.
-            may_end: Whether it ends us, where it cannot raise ours.
 
         Raises:
             InvalidFieldError: no engine can have this number.
@@ -72,18 +78,44 @@ class Incarnation:
         if not self._is_granted:
             self.number = told + 1
             return
-        error = SupersededError(
+        self._superseded = self._superseded or SupersededError(
             f"{who} knows an engine of scheduler {self.scheduler_id!r} with the incarnation {told}; this one has "
             f"{self.number}"
         )
-        if may_end:
-            self._superseded = self._superseded or error
-            self._is_superseded.set()
-        raise error
+        self._is_superseded.set()
+        raise self._superseded
 
-    def grant(self, *, is_known: bool) -> None:
-        """An executor has attached us; `is_known`: and keeps our number."""
-        self.is_known |= is_known
+    async def follow_front(self, told: int, who: str, ask_executors: Callable[[], Awaitable[bool]]) -> None:
+        """Be later than an engine that a front has joined, unless that one is in our place.
+
+        Args:
+            told: Its number.
+            who: The front, as the beginning of a sentence.
+            ask_executors: Has us `follow` what each executor knows; returns whether any has answered.
+
+        Raises:
+            InvalidFieldError: the number is too far ahead of the clock.
+            SupersededError: an executor knows a later engine.
+            FencedError: no executor says that there is none, or our number has been raised a moment ago.
+        """
+        if told < self.number or told <= self.granted:
+            return
+        require_believable(told, self._unix_s(), max_ahead_days=MAX_DAYS_AHEAD_OF_FRONT)
+        if not self._is_granted:
+            self.follow(told, who)
+            return
+        later = f"{who} has joined an engine of scheduler {self.scheduler_id!r} with the incarnation {told}"
+        if (wait_s := self._may_raise_at_s - monotonic_s()) > 0:
+            raise FencedError(f"{later}; this one has {self.granted}, and follows it in {wait_s:.0f} s at the earliest")
+        self._may_raise_at_s = monotonic_s() + ASK_INTERVAL_S
+        if not await ask_executors():
+            raise FencedError(f"{later}; no executor answers whether it is in the place of this one, {self.granted}")
+        self._may_raise_at_s = monotonic_s() + RAISE_INTERVAL_S
+        self._raised = max(self._raised, told + 1)
+        self.on_granted()
+
+    def grant(self) -> None:
+        """An executor has attached us."""
         if not self._is_granted:
             self._is_granted = True
             self.on_granted()

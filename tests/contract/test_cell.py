@@ -90,7 +90,7 @@ async def cell_of(*workers: FakeWorker, **settings: object) -> AsyncIterator[Run
 
 def scheduler_with(worker: FakeWorker, scheduler_id: str) -> AbstractAsyncContextManager[Stack]:
     """Return what runs a scheduler that fronts can join."""
-    return running_stack(worker, fronts=0, engine_listen="127.0.0.1:0", scheduler_id=scheduler_id)
+    return running_stack(worker, fronts=0, engine_listen="127.0.0.1:0", engine_insecure=True, scheduler_id=scheduler_id)
 
 
 async def alone(*numbers: int) -> list[Output]:

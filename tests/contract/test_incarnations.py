@@ -11,16 +11,19 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
+from octavo.client import Client
 from octavo.core.v1 import core_service_pb2 as core
 from octavo.core.v1 import core_service_pb2_grpc as core_grpc
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
+from octavo.values.outputs import Delta
 from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.processes.incarnation import SupersededError
 from tests.contract.test_several_schedulers import Running, attached, fake_executors, scheduler_of
 from tests.support.stack import ExecutorProcess, until
 
 LARGEST = 2**64 - 1
+FRONTS = {"engine_listen": "127.0.0.1:0", "engine_insecure": True}
 
 
 def ahead_ms(hours: float = 0.0) -> int:
@@ -85,7 +88,7 @@ async def joined(scheduler: Running, **fields: Any) -> AsyncIterator[Any]:
     """Join a core as a front that knows so much."""
     async with grpc.aio.insecure_channel(scheduler.service.other_addresses["fronts"]) as channel:
         call: Any = core_grpc.CoreServiceStub(channel).Join()
-        hello = core.FrontHello(min_version=1, max_version=1, front_id="raw", session=time.time_ns(), **fields)
+        hello = core.FrontHello(min_version=1, max_version=1, session=time.time_ns(), **{"front_id": "raw", **fields})
         await call.write(core.JoinRequest(hello=hello, credits=100))
         yield call
         call.cancel()
@@ -194,7 +197,7 @@ async def test_a_core_that_was_granted_nothing_is_later_than_what_fronts_tell_an
     async with (
         fake_executors(1) as executors,
         holding(executors[0], ahead_ms(hours=-1)) as holder,
-        scheduler_of(executors, "one", engine_listen="127.0.0.1:0") as slow,
+        scheduler_of(executors, "one", **FRONTS) as slow,
         joined(slow, scheduler_id="one", incarnation=former) as front,
     ):
         welcome = await welcome_of(front)
@@ -203,53 +206,79 @@ async def test_a_core_that_was_granted_nothing_is_later_than_what_fronts_tell_an
         assert (await welcome_of(front)).incarnation == number_of(slow) == former + 1
 
 
-async def test_a_front_that_joined_a_later_core_ends_the_one_in_its_place_and_joins_the_next() -> None:
-    """The executors were started again meanwhile, and the clock is slow: only the front remembers."""
-    former = ahead_ms(hours=5)
-    settings = {"engine_listen": "127.0.0.1:0"}
-    async with fake_executors(1) as executors:
-        async with scheduler_of(executors, "one", **settings) as slow:
-            await until(lambda: attached(slow))
-            async with joined(slow, scheduler_id="one", incarnation=former) as front:
-                assert await front.code() is grpc.StatusCode.FAILED_PRECONDITION
-            failing = asyncio.create_task(slow.service.wait_for_failure())
-            await until(failing.done)
-            with pytest.raises(SupersededError, match=f"front 'raw' knows .* {former}"):
-                failing.result()
-        async with scheduler_of(executors, "one", **settings) as following:
-            await until(lambda: attached(following))
-            async with joined(following, scheduler_id="one", incarnation=former) as front:
-                assert (await welcome_of(front)).incarnation == former + 1
+async def test_one_hello_of_a_front_ends_neither_the_core_nor_a_stream_and_executors_notice_nothing() -> None:
+    """As after a restart of all executors, with a slow clock: only the front remembers. Or the front invents it."""
+    told = ahead_ms(hours=23)
+    async with fake_executors(2) as executors, scheduler_of(executors, "one", **FRONTS) as scheduler:
+        await until(lambda: len(attached(scheduler)) == 2)
+        former = number_of(scheduler)
+        attachments = [executor.servicer._attachment for executor in executors]
+        async with Client(scheduler.address) as client, joined(scheduler, front_id="other") as other:
+            await welcome_of(other)
+            num_tokens = 0
+            async for event in client.stream([40, 41], max_tokens=200, temperature=0.0, ignore_eos=True):
+                if isinstance(event, Delta):
+                    if not num_tokens:
+                        async with joined(scheduler, scheduler_id="one", incarnation=told) as front:
+                            assert (await welcome_of(front)).incarnation == told + 1
+                        assert (await welcome_of(other)).incarnation == told + 1  # who has joined before hears of it
+                    num_tokens += len(event.token_ids)
+        assert num_tokens == 200
+        async with joined(scheduler, scheduler_id="one", incarnation=told + 2) as front:
+            assert await front.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert f"this one has {told + 1}, and follows it in " in await front.details()
+        scheduler.service._incarnation.require_current()
+        assert not sum(driver.num_losses for driver in scheduler.engine.drivers.values())
+        assert [(one.epoch, one.incarnations["one"]) for one in attachments] == [(1, former)] * 2
+
+
+async def test_a_core_whose_place_another_one_has_ends_when_a_front_that_joined_that_one_makes_it_ask() -> None:
+    later = ahead_ms(hours=1)
+    async with fake_executors(2) as executors, scheduler_of(executors, "one", **FRONTS) as former:
+        await until(lambda: len(attached(former)) == 2)
+        executors[1].servicer._attachment.note_incarnation("one", later)
+        failing = asyncio.create_task(former.service.wait_for_failure())
+        async with joined(former, scheduler_id="one", incarnation=later) as front:
+            assert await front.code() is grpc.StatusCode.FAILED_PRECONDITION
+        await until(failing.done)
+        with pytest.raises(SupersededError, match=f"executor {executors[1].address} knows .* {later}"):
+            failing.result()
+
+
+async def test_a_core_that_no_executor_answers_follows_no_front_and_stays() -> None:
+    async with fake_executors(1) as executors, scheduler_of(executors, "one", **FRONTS) as scheduler:
+        await until(lambda: attached(scheduler))
+        number = number_of(scheduler)
+        await executors[0].kill()
+        async with joined(scheduler, scheduler_id="one", incarnation=ahead_ms(hours=1)) as front:
+            assert await front.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert "no executor answers whether it is in the place of this one" in await front.details()
+        scheduler.service._incarnation.require_current()
+        assert number_of(scheduler) == number
 
 
 @pytest.mark.parametrize(
-    ("fields", "code"),
+    ("scheduler_id", "hours", "code"),
     [
-        ({"scheduler_id": "another", "incarnation": 1_000_000}, None),  # it counts for the other one only
-        ({"scheduler_id": "one", "incarnation": LARGEST}, grpc.StatusCode.INVALID_ARGUMENT),
-        ({"incarnation": 1_000_000}, grpc.StatusCode.FAILED_PRECONDITION),  # it does not say for which scheduler
+        ("another", 1, None),  # it counts for the other one only
+        ("one", 24 * 365, grpc.StatusCode.INVALID_ARGUMENT),
+        ("one", 25, grpc.StatusCode.INVALID_ARGUMENT),
     ],
-    ids=["of another scheduler", "absurd", "of the release before"],
+    ids=["of another scheduler", "a year ahead", "more than a day ahead"],
 )
-async def test_what_a_front_tells_does_not_end_a_core_that_it_is_not_about(
-    fields: dict[str, Any], code: grpc.StatusCode | None
+async def test_what_a_front_tells_does_not_raise_a_core_that_it_is_not_about_or_beyond_a_day(
+    scheduler_id: str, hours: int, code: grpc.StatusCode | None
 ) -> None:
-    if fields["incarnation"] != LARGEST:
-        fields = {**fields, "incarnation": ahead_ms() + fields["incarnation"]}
-    async with (
-        fake_executors(1) as executors,
-        scheduler_of(executors, "one", engine_listen="127.0.0.1:0") as scheduler,
-    ):
+    async with fake_executors(1) as executors, scheduler_of(executors, "one", **FRONTS) as scheduler:
         await until(lambda: attached(scheduler))
         number = number_of(scheduler)
-        async with joined(scheduler, **fields) as front:
+        async with joined(scheduler, scheduler_id=scheduler_id, incarnation=ahead_ms(hours)) as front:
             if code is None:
                 assert (await welcome_of(front)).incarnation == number
             else:
                 assert await front.code() is code
         scheduler.service._incarnation.require_current()
-        async with joined(scheduler, scheduler_id="one", incarnation=number) as front:
-            assert (await welcome_of(front)).incarnation == number
+        assert number_of(scheduler) == number
 
 
 async def test_a_front_keeps_a_number_for_each_scheduler_and_believes_no_older_core_and_nothing_absurd() -> None:

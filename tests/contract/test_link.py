@@ -37,7 +37,7 @@ from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.link import absence, front_session, remote_engine
+from scheduler_svc.link import absence, core_servicer, front_session, remote_engine
 from scheduler_svc.link.core_batch import CoreBatch
 from scheduler_svc.link.core_servicer import STATE_INTERVAL_S, CoreServicer, core_state
 from scheduler_svc.link.early_aborts import EarlyAborts
@@ -611,7 +611,7 @@ async def test_operators_see_each_front_and_how_many_requests_it_has() -> None:
 
 async def test_a_front_of_its_own_is_none_of_ours_whatever_its_name() -> None:
     async with (
-        running_stack(fronts=1, engine_listen="127.0.0.1:0") as stack,
+        running_stack(fronts=1, engine_listen="127.0.0.1:0", engine_insecure=True) as stack,
         welcomed(stack, front_id="0", session=2**63, over_tcp=True) as front,
     ):
         await front.say(is_ready=False)
@@ -626,6 +626,23 @@ async def test_a_front_of_its_own_is_none_of_ours_whatever_its_name() -> None:
             ("0", True, False, 1),
         ]
         assert (await collect(stack, token_request(4, 3))).finished is not None
+
+
+async def test_what_is_kept_of_fronts_that_were_there_has_a_bound_and_so_have_their_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core_servicer, "MAX_FRONTS_KEPT", 3)
+    async with running_stack(fronts=1, engine_listen="127.0.0.1:0", engine_insecure=True) as stack:
+        for name in ("a", "b", "c", "d"):
+            async with welcomed(stack, front_id=name, over_tcp=True):
+                pass
+            await until(lambda: len(stack.link.sessions) == 1)
+        assert [*stack.link._past] == [(False, "0"), (True, "c"), (True, "d")]
+        async with joined(stack, front_id="x" * 257, over_tcp=True) as front:
+            assert await status(front) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "a front's id has 257 characters; it must have at most 256",
+            )
 
 
 async def test_operators_see_what_went_to_a_front_and_whether_it_keeps_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -662,7 +679,7 @@ async def test_the_metrics_of_the_scheduler_have_the_calls_of_its_own_fronts_onl
 ) -> None:
     monkeypatch.setattr(remote_engine, "METRICS_INTERVAL_S", 0.01)
     async with (
-        running_stack(fronts=1, engine_listen="127.0.0.1:0") as stack,
+        running_stack(fronts=1, engine_listen="127.0.0.1:0", engine_insecure=True) as stack,
         welcomed(stack, front_id="0", session=2**63, over_tcp=True) as front,
     ):
         counted = b'# TYPE grpc_server_handled counter\ngrpc_server_handled_total{grpc_method="Generate"} 7.0\n'

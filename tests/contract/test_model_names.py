@@ -54,7 +54,13 @@ class Shouter(FakeWorker):
 async def engine_of(*workers: FakeWorker, name: str, **settings: Any) -> AsyncIterator[Stack]:
     """Run a scheduler that fronts may join, and an executor for each worker."""
     async with running_stack(
-        *workers, fronts=0, engine_listen="127.0.0.1:0", scheduler_id=name, lease_s=60.0, **settings
+        *workers,
+        fronts=0,
+        engine_listen="127.0.0.1:0",
+        engine_insecure=True,
+        scheduler_id=name,
+        lease_s=60.0,
+        **settings,
     ) as stack:
         yield stack
 

@@ -18,7 +18,7 @@ from tests.support.stack import token_request
 
 NUM_REQUESTS = 8
 _METRICS = ("--metrics-listen", "127.0.0.1:0")
-_FRONTS = ("--engine-listen", "127.0.0.1:0")
+_FRONTS = ("--engine-listen", "127.0.0.1:0", "--engine-insecure")
 
 
 @dataclass(frozen=True, slots=True)

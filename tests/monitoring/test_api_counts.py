@@ -101,7 +101,7 @@ async def doors(place: str, folder: Path, worker: FakeWorker | None = None, **se
     tokens.write_text("".join(f"{tenant} {secret}\n" for tenant, secret in SECRETS.items()))
     tokens.chmod(0o600)
     ports = dict.fromkeys(("metrics_listen", "engine_listen", "openai_listen"), "127.0.0.1:0")
-    settings |= ports | {"tokens_file": tokens, "fronts": int(place == "its fronts")}
+    settings |= ports | {"engine_insecure": True, "tokens_file": tokens, "fronts": int(place == "its fronts")}
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(running_stack(worker, **settings))
         others, address = running.service.other_addresses, running.address
@@ -236,7 +236,7 @@ async def test_what_a_front_counts_is_served_once(tmp_path: Path) -> None:
 
 
 async def test_a_front_of_several_schedulers_serves_the_sums_under_vllms_names() -> None:
-    settings: dict[str, Any] = {"engine_listen": "127.0.0.1:0", "fronts": 0}
+    settings: dict[str, Any] = {"engine_listen": "127.0.0.1:0", "engine_insecure": True, "fronts": 0}
     async with (
         running_stack(FakeWorker(num_device_blocks=100, max_model_len=1024), scheduler_id="one", **settings) as one,
         running_stack(FakeWorker(num_device_blocks=160, max_model_len=1024), scheduler_id="two", **settings) as two,

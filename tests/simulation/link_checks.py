@@ -62,7 +62,7 @@ def left_on_the_link(link: CoreServicer, cells: Sequence[Cell], num_engines: int
 def _left_at_the_engine(link: CoreServicer, num_fronts: int) -> Iterator[str]:
     if len(link.sessions) != num_fronts:
         yield f"{len(link.sessions)} sessions of {num_fronts} fronts"
-    if len(link.metrics._current) != num_fronts:
+    if len(link.metrics._current) != len(link.own_sessions):  # standalone fronts serve theirs
         yield f"metrics of {len(link.metrics._current)} sessions"
     for session in link.sessions:
         if session.num_requests:

@@ -1,6 +1,6 @@
 """Rare things on the link between a core and its fronts, for watchers; as `watching.py` does it for the engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -156,10 +156,12 @@ def _finish(
     finish(request, output_index, num_tokens, reason)
 
 
-def _keep_order(keep: Callable[[pb.FrontHello], None], link: CoreServicer, note: Note, hello: pb.FrontHello) -> None:
-    former = link.incarnation.number
-    keep(hello)
-    if link.incarnation.number != former:
+async def _keep_order(
+    keep: Callable[[pb.FrontHello], Awaitable[None]], link: CoreServicer, note: Note, hello: pb.FrontHello
+) -> None:
+    former = link.incarnation.number, link.incarnation.granted
+    await keep(hello)
+    if (link.incarnation.number, link.incarnation.granted) != former:
         note("core raised its number")
 
 

@@ -25,7 +25,7 @@ FRONT = "scheduler_svc.processes.front_process"
 # Where releases up to 0.1.0 had it.
 FORMER_MODULES = {FRONT: "scheduler_svc.own_front"}
 # Their names in releases up to 0.2.0.dev0.
-FORMER_FLAGS = {"--engine": "--core", "--engine-listen": "--core-listen"}
+FORMER_FLAGS = {"--engine": "--core", "--engine-listen": "--core-listen", "--engine-insecure": "--core-insecure"}
 CONFIG = ("scheduler_svc/config/scheduler_config.py", "scheduler_svc/config.py")
 
 WORKING_TREE = Path(__file__).parents[2]

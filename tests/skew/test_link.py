@@ -25,7 +25,8 @@ def core_flags(executor: ExecutorProcess, join: str = "127.0.0.1:0") -> tuple[st
 
     Its lease outlasts the test: the next core has to take the executor over.
     """
-    return ("--executor", executor.address, "--scheduler-id", "one", "--lease-s", "600", "--engine-listen", join)
+    joined = ("--engine-listen", join, "--engine-insecure")
+    return ("--executor", executor.address, "--scheduler-id", "one", "--lease-s", "600", *joined)
 
 
 def front_flags(core: Service) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ async def test_executors_core_and_fronts_are_replaced_under_load_and_every_answe
         executor_flags = ("--step-ms", str(STEP_MS))
         executors = [await start(old, FAKE, *executor_flags) for _ in range(2)]
         core_flags = ("--executor", ",".join(executor.address for executor in executors), "--scheduler-id", "one")
-        cores = [await start(old, SCHEDULER, *core_flags, "--engine-listen", "127.0.0.1:0")]
+        cores = [await start(old, SCHEDULER, *core_flags, "--engine-listen", "127.0.0.1:0", "--engine-insecure")]
         join = cores[0].other_addresses["fronts"]
         fronts = [await start(old, FRONT, "--engine", join) for _ in range(2)]
 
@@ -105,7 +105,7 @@ async def test_executors_core_and_fronts_are_replaced_under_load_and_every_answe
                 assert await cores[-1].terminate() == 0
             else:
                 await cores[-1].kill()
-            cores.append(await start(new, SCHEDULER, *core_flags, "--engine-listen", join))
+            cores.append(await start(new, SCHEDULER, *core_flags, "--engine-listen", join, "--engine-insecure"))
             await load.go_on()
             assert is_upgrade or load.num_refused == num_refused, "a front waits for the next core"
 

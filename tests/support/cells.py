@@ -173,7 +173,8 @@ class Cell:
         if member.tier == FRONT:
             return ("--listen", listen, "--engine", self._target(SCHEDULER), *interval)
         return (
-            *("--engine-listen", listen, "--admin-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"),
+            *("--engine-listen", listen, "--engine-insecure"),
+            *("--admin-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"),
             *("--executor", self._target(EXECUTOR, member.fleet), "--max-executors", str(self.max_executors)),
             *("--scheduler-id", member.scheduler_id, "--lease-s", str(LEASE_S), *interval),
         )

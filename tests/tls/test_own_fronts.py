@@ -67,10 +67,11 @@ def files(authority: Authority, ca: Path, server_files: PairFiles, tmp_path: Pat
 @asynccontextmanager
 async def running_core(*flags: str) -> AsyncIterator[Service]:
     """Run an executor and a core; fronts join at `other_addresses["fronts"]`."""
+    access = () if "--front-tls-ca" in flags else ("--engine-insecure",)
     async with (
         running_service("executor_svc.fake", "--step-ms", "5", "--log-level", "warning") as executor,
         running_service(
-            "scheduler_svc", "--executor", executor.address, "--engine-listen", "127.0.0.1:0", *flags
+            "scheduler_svc", "--executor", executor.address, "--engine-listen", "127.0.0.1:0", *access, *flags
         ) as core,
     ):
         yield core
@@ -243,7 +244,7 @@ async def test_a_front_waits_for_its_core_outlives_it_and_finds_the_next_one() -
     async with AsyncExitStack() as stack:
         executor = await stack.enter_async_context(running_service("executor_svc.fake", "--step-ms", "5"))
         flags = ["--executor", executor.address, "--scheduler-id", "one"]
-        first = await start_service("scheduler_svc", *flags, "--engine-listen", "127.0.0.1:0")
+        first = await start_service("scheduler_svc", *flags, "--engine-listen", "127.0.0.1:0", "--engine-insecure")
         joined = first.other_addresses["fronts"]
         await first.kill()  # the address is free, and nobody is there
 
@@ -258,7 +259,7 @@ async def test_a_front_waits_for_its_core_outlives_it_and_finds_the_next_one() -
             with pytest.raises(UnavailableError, match="the engine does not answer"):
                 await client.generate([40], max_tokens=3)
 
-            second = await start_service("scheduler_svc", *flags, "--engine-listen", joined)
+            second = await start_service("scheduler_svc", *flags, "--engine-listen", joined, "--engine-insecure")
             await client.wait_until_ready(timeout_s=PATIENCE_S)
             assert await is_ready(front.other_addresses["health"])
             assert await openai_health(front) == 200
@@ -266,7 +267,7 @@ async def test_a_front_waits_for_its_core_outlives_it_and_finds_the_next_one() -
             while not isinstance(await anext(events), Delta):
                 pass
             await second.kill()
-            third = await start_service("scheduler_svc", *flags, "--engine-listen", joined)
+            third = await start_service("scheduler_svc", *flags, "--engine-listen", joined, "--engine-insecure")
             *_, last = [event async for event in events]
             assert isinstance(last, Finished)
             assert len(last.outputs[0].token_ids) == 400
@@ -311,10 +312,10 @@ async def test_a_core_that_is_told_to_end_lets_streams_of_fronts_of_their_own_fi
 
 
 WRONG_FLAGS = {
-    "scheduler_svc --engine-listen 0.0.0.0:0": (
-        "octavo scheduler: --engine-listen 0.0.0.0:0 can be reached from other machines, and a front that joins "
-        "there may run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, or "
-        "--engine-insecure on an isolated network"
+    "scheduler_svc --engine-listen 127.0.0.1:0": (
+        "octavo scheduler: --engine-listen 127.0.0.1:0 has no --front-tls-ca, and whoever joins there as a front may "
+        "run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, or "
+        "--engine-insecure where every process that can connect is trusted"
     ),
     "scheduler_svc --trusted-fronts a": (
         "octavo scheduler: --front-tls-ca, --trusted-fronts and --engine-insecure require --engine-listen: without it "

@@ -142,7 +142,16 @@ async def test_fronts_send_their_traces_before_they_end(monkeypatch: pytest.Monk
         async with (
             running_service("executor_svc.fake") as executor,
             running_service(
-                *("scheduler_svc", "--executor", executor.address, "--fronts", "1", "--engine-listen", "127.0.0.1:0"),
+                *(
+                    "scheduler_svc",
+                    "--executor",
+                    executor.address,
+                    "--fronts",
+                    "1",
+                    "--engine-listen",
+                    "127.0.0.1:0",
+                    "--engine-insecure",
+                ),
                 *traced,
             ) as scheduler,
             running_service(

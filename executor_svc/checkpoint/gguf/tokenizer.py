@@ -14,6 +14,7 @@ from typing import Final
 from executor_svc.checkpoint.gguf.metadata import Metadata
 from executor_svc.checkpoint.gguf.tokenizer_cache import cached_conversion
 from octavo.values.rust_panic import words_of
+from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.executor_info import TokenizerFile
 
@@ -76,13 +77,13 @@ def _tokenizer(metadata: Metadata) -> dict[str, object]:
         if cut not in _OWN_CUTS and cut not in GGUF_PRE_TOKENIZER_SPLITS:
             supported = ", ".join(sorted({*_OWN_CUTS, *GGUF_PRE_TOKENIZER_SPLITS}))
             raise ModelLoadError(
-                f"{metadata.path} has {_TOKENIZER}pre {cut}, which is not supported; supported are {supported}"
+                f"{metadata.path} has {_TOKENIZER}pre {shown(cut)}, which is not supported; supported are {supported}"
             )
         given |= {"pre_tokenizer_type": cut, "merges": metadata.texts(f"{_TOKENIZER}merges")}
     elif kind == "llama":
         given["scores"] = metadata.numbers(f"{_TOKENIZER}scores")
     else:
-        raise ModelLoadError(f"{metadata.path} has {_TOKENIZER}model {kind}; supported are gpt2 and llama")
+        raise ModelLoadError(f"{metadata.path} has {_TOKENIZER}model {shown(kind)}; supported are gpt2 and llama")
     if f"{_TOKENIZER}token_type" in metadata.values:
         given["token_type"] = metadata.numbers(f"{_TOKENIZER}token_type")
     for name in ("scores", "token_type"):

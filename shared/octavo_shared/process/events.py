@@ -9,11 +9,12 @@ installed can log, and every handler can read its text:
 is for a change of state, of the service or of one request; never for a token, and never with a prompt.
 """
 
-import json
 import logging
 import sys
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
+
+from octavo.values.wording import json_line
 
 LogFormat: TypeAlias = Literal["text", "json"]
 FieldValue: TypeAlias = str | int | float | bool | None
@@ -65,7 +66,7 @@ class JsonFormatter(logging.Formatter):
             line["message"] = record.getMessage()
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json_line(line, default=str)
 
 
 def configure_logging(level: str, log_format: LogFormat = "text") -> None:

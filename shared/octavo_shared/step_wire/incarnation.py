@@ -4,15 +4,20 @@ A core takes the wall clock in milliseconds, or one more than the largest number
 far beyond the clock, and one that is was not given by a core: whoever believed it could never be followed.
 """
 
+from octavo.values.wording import counted
 from octavo_shared.errors import InvalidFieldError
 
 # A clock that was never set begins in 1970: that is no reason to call the numbers of others absurd.
 _CLOCKS_BEGIN_MS = 1_767_225_600_000  # 2026-01-01
-_MAX_AHEAD_MS = 10 * 365 * 86_400_000
+_DAY_MS = 86_400_000
+_MAX_AHEAD_DAYS = 3650
 
 
-def require_believable(incarnation: int, unix_s: float, field: str = "incarnation") -> None:
-    """Raise InvalidFieldError if a number is more than ten years ahead of our clock."""
-    most = max(int(unix_s * 1000), _CLOCKS_BEGIN_MS) + _MAX_AHEAD_MS
+def require_believable(
+    incarnation: int, unix_s: float, field: str = "incarnation", max_ahead_days: int = _MAX_AHEAD_DAYS
+) -> None:
+    """Raise InvalidFieldError if a number is too far ahead of our clock: by default ten years."""
+    most = max(int(unix_s * 1000), _CLOCKS_BEGIN_MS) + max_ahead_days * _DAY_MS
     if incarnation > most:
-        raise InvalidFieldError(field, incarnation, f"at most {most}, ten years ahead of the clock here")
+        ahead = "ten years" if max_ahead_days == _MAX_AHEAD_DAYS else counted(max_ahead_days, "day")
+        raise InvalidFieldError(field, incarnation, f"at most {most}, {ahead} ahead of the clock here")

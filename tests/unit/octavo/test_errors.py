@@ -45,6 +45,12 @@ def test_each_code_has_its_error(code: grpc.StatusCode, expected: type[OctavoErr
     assert type(from_rpc_error(rpc_error(code))) is expected
 
 
+def test_what_a_peer_says_has_a_bounded_length_and_cannot_steer_a_terminal() -> None:
+    said = str(from_rpc_error(rpc_error(grpc.StatusCode.UNAVAILABLE, "\x1b[2J\x7f\x9b" + "x" * 1_000_000)))
+    assert said.startswith(r"\x1b[2J\x7f\x9bxxx")
+    assert len(said) < 3_000
+
+
 def test_bad_request_names_the_field() -> None:
     status = status_pb2.Status()
     violation = error_details_pb2.BadRequest.FieldViolation(field="prompt")

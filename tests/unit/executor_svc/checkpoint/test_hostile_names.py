@@ -8,11 +8,17 @@ import pytest
 
 from executor_svc.checkpoint.gguf.header import read_header
 from executor_svc.checkpoint.gguf.metadata import Metadata
+from executor_svc.checkpoint.gguf.tokenizer import _tokenizer
 from executor_svc.models.fields import ConfigFields
 from octavo_shared.errors import ModelLoadError
 from tests.support.each_row import each_row
 
 HOSTILE = "\x1b[2J" + "x" * 1_000_000
+TOKENS: dict[str, object] = {
+    "general.architecture": "llama",
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": ["a"],
+}
 
 
 def text(value: str) -> bytes:
@@ -40,6 +46,11 @@ def test_of_a_gguf_file(content: bytes, sentence: str, *, tmp_path: Path) -> Non
     (lambda: Metadata(Path("a"), {"general.architecture": HOSTILE}).integer("size"), "has no"),
     (lambda: Metadata(Path("a"), {"general.architecture": [HOSTILE]}), "; it must be a text"),
     (lambda: ConfigFields({"size": HOSTILE}, Path("a")).integer("size"), "; it must be a whole number"),
+    (lambda: _tokenizer(Metadata(Path("a"), {**TOKENS, "tokenizer.ggml.model": HOSTILE})), "; supported are gpt2 and"),
+    (
+        lambda: _tokenizer(Metadata(Path("a"), {**TOKENS, "tokenizer.ggml.pre": HOSTILE})),
+        ", which is not supported; supported are ",
+    ),
 )
 def test_of_values(read: Callable[[], object], sentence: str) -> None:
     with pytest.raises(ModelLoadError) as caught:

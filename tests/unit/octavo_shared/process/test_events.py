@@ -55,14 +55,15 @@ def test_a_json_line_has_the_fields_with_their_types(
 ) -> None:
     logger, stream, handler = written
     handler.setFormatter(JsonFormatter())
-    logger.info(Event("attached", executor="é", epoch=3, share=0.5))
+    logger.info(Event("attached", executor="é\x7f\x9b\u2028", epoch=3, share=0.5))
+    assert stream.getvalue().rstrip("\n").isprintable()
     line = json.loads(stream.getvalue())
     assert line.pop("time").endswith("+00:00")
     assert line == {
         "level": "info",
         "logger": "a.logger",
         "event": "attached",
-        "executor": "é",
+        "executor": "é\x7f\x9b\u2028",
         "epoch": 3,
         "share": 0.5,
     }

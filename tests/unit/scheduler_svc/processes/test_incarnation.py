@@ -1,12 +1,12 @@
 """The number of a core: it rises until an executor has granted it, and nothing absurd is believed."""
 
-import asyncio
 from itertools import product
 
 import pytest
 
 from octavo_shared.errors import FencedError, InvalidFieldError
-from scheduler_svc.processes.incarnation import Incarnation, SupersededError
+from scheduler_svc.processes import incarnation as processes_incarnation
+from scheduler_svc.processes.incarnation import ASK_INTERVAL_S, RAISE_INTERVAL_S, Incarnation, SupersededError
 from tests.support.each_row import each_row
 
 NOW_MS = 1_800_000_000_000
@@ -16,6 +16,10 @@ YEAR_MS = 365 * 86_400_000
 
 def incarnation(clock_ms: int = NOW_MS) -> Incarnation:
     return Incarnation("one", lambda: clock_ms / 1000)
+
+
+async def nobody_answers() -> bool:
+    return False
 
 
 @each_row(
@@ -32,7 +36,7 @@ def test_a_core_that_was_granted_nothing_is_later_than_every_core_that_it_is_tol
 
 def test_a_core_that_was_granted_its_number_ends_when_it_is_told_of_a_larger_one() -> None:
     own = incarnation()
-    own.grant(is_known=True)
+    own.grant()
     own.follow(NOW_MS, "executor a:1")  # its own
     own.require_current()
     with pytest.raises(SupersededError, match="executor a:1 knows an engine of scheduler 'one' with the incarnation"):
@@ -42,25 +46,53 @@ def test_a_core_that_was_granted_its_number_ends_when_it_is_told_of_a_larger_one
         own.require_current()
 
 
-async def test_what_may_not_end_a_core_is_refused_and_no_more() -> None:
-    own = incarnation()
-    own.grant(is_known=True)
-    with pytest.raises(SupersededError):
-        own.follow(NOW_MS + 1, "front '0'", may_end=False)
+async def test_fronts_raise_what_fronts_see_once_a_minute_and_the_executors_are_asked_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, num_asked, does_answer, own = 100.0, 0, False, incarnation()
+    monkeypatch.setattr(processes_incarnation, "monotonic_s", lambda: now_s)
+
+    async def ask() -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        return does_answer
+
+    async def is_followed(told: int) -> bool:
+        try:
+            await own.follow_front(told, "front '0'", ask)
+        except FencedError:
+            return False
+        return True
+
+    assert await is_followed(NOW_MS + 5)
+    assert (own.number, num_asked) == (NOW_MS + 6, 0)  # nothing was granted yet: it rises, for executors too
+    own.grant()
+    assert await is_followed(NOW_MS + 6)  # its own
+    assert not await is_followed(NOW_MS + 7)  # nobody answers
+    assert not await is_followed(NOW_MS + 7)  # nor is anybody asked anew
+    assert num_asked == 1
+    now_s, does_answer = now_s + ASK_INTERVAL_S, True
+    assert await is_followed(NOW_MS + 7)
+    assert (own.number, own.granted, own.largest_told, num_asked) == (NOW_MS + 6, NOW_MS + 8, NOW_MS + 5, 2)
+    now_s += RAISE_INTERVAL_S - 1
+    assert await is_followed(NOW_MS + 8)  # no larger one
+    assert not await is_followed(NOW_MS + 9)
+    now_s += 1
+    assert await is_followed(NOW_MS + 9)
+    assert (own.granted, num_asked) == (NOW_MS + 10, 3)
     own.require_current()
-    waiting = asyncio.create_task(own.wait_until_superseded())
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    waiting.cancel()
 
 
 @each_row(*product([2**64 - 1, NOW_MS + 11 * YEAR_MS], [False, True]))
-def test_an_absurd_number_is_refused_and_changes_nothing(told: int, is_granted: bool) -> None:
+async def test_an_absurd_number_is_refused_and_changes_nothing(told: int, is_granted: bool) -> None:
     own = incarnation()
     if is_granted:
-        own.grant(is_known=True)
+        own.grant()
     with pytest.raises(InvalidFieldError, match=f"incarnation is {told}; it must be at most .* ten years ahead"):
         own.follow(told, "executor a:1")
+    for of_front in (told, NOW_MS + 25 * HOUR_MS):
+        with pytest.raises(InvalidFieldError, match=f"incarnation is {of_front}; it must be at most .* 1 day ahead"):
+            await own.follow_front(of_front, "front '0'", nobody_answers)
     assert (own.number, own.largest_told) == (NOW_MS, 0)
     own.require_current()
 
