@@ -16,6 +16,7 @@ from octavo_shared.errors import InvalidFieldError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.grammar.matcher import MatcherTokenizer, reason_against
 from octavo_shared.process.clock import monotonic_s
+from scheduler_svc.front.grammars.mask_cost import too_dear
 from scheduler_svc.front.grammars.parts import MAX_CHOICES, AskedGrammar, Part, check_size, lark_text
 from scheduler_svc.front.grammars.patterns import with_ascii_classes
 from scheduler_svc.front.grammars.schema import Place, alone, checked_schema, subschemas
@@ -66,7 +67,8 @@ def verdicts(tokenizer: MatcherTokenizer, asked: AskedGrammar) -> Iterator[Verdi
         yield error
         return
     if not (words := reason_against(tokenizer, grammar)):
-        yield grammar
+        dear = next(((one, found) for one in read if (found := too_dear(one.rules))), None)
+        yield grammar if dear is None else refusal(dear[0].part, dear[0].shown, dear[1])
         return
     yield refusal(read[0].part, read[0].shown, words)
     found_in = (
