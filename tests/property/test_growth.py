@@ -13,7 +13,8 @@ from executor_svc.fake.tokenizer import fake_tokenizer_files
 from octavo.batch.batch_file import json_object
 from octavo.generation.v1 import generation_pb2
 from octavo_shared.errors import InvalidFieldError
-from scheduler_svc.front.grammars.parts import message_part
+from scheduler_svc.front.grammars.parts import message_part, whole
+from scheduler_svc.front.grammars.reading import read_grammar
 from scheduler_svc.front.text.chat_template import ChatTemplate
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.stop_strings import StopStringMatcher
@@ -34,15 +35,15 @@ def grammar(kind: str, make: Callable[[int], Any]) -> Callable[[int], Callable[[
         made = make(size)
         message = generation_pb2.Grammar()
         setattr(message, kind, made if isinstance(made, str) else json.dumps(made))
-        return partial(read_grammar, message)
+        return partial(read, message)
 
     return reading
 
 
-def read_grammar(message: generation_pb2.Grammar) -> None:
+def read(message: generation_pb2.Grammar) -> None:
     """Read a grammar, which may be wrong, but not too large to be read."""
     try:
-        message_part(message, "grammar")
+        read_grammar(whole(message_part(message, "grammar")))
     except InvalidFieldError as error:
         if "bytes long" in str(error):
             raise

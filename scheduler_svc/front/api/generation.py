@@ -179,8 +179,9 @@ class Generation:
                 valid = await run(check_request, request, model, self.settings, make_grammar)
                 check_weights(request.continuation, served)
                 if valid.grammar is not None:
-                    await self.grammars.check(valid.grammar, model, request.tenant)
-                    valid = replace(valid, engine=replace(valid.engine, matcher_id=model.info.matcher_id))
+                    grammar = await self.grammars.check(valid.grammar, model, request.tenant)
+                    guided = replace(valid.engine, grammar=grammar, matcher_id=model.info.matcher_id)
+                    valid = replace(valid, engine=guided)
             deadline_s = None if time_left_s is None else received_at_s + time_left_s
             asked = replace(valid.engine, received_at_s=received_at_s, deadline_s=deadline_s)
             if trace is not None:
@@ -251,7 +252,7 @@ def check_request(
     valid = validate_request(request, prompt_token_ids, limits, model.tokenizer, banned_words)
     if is_guided:
         asked = (make_grammar or partial(own_grammar, request))(prompt_token_ids)
-        valid = replace(valid, engine=replace(valid.engine, grammar=asked.grammar), grammar=asked)
+        valid = replace(valid, grammar=asked)
         if valid.engine.beam_search is not None:
             raise InvalidFieldError(asked.field, "set", "unset with beam_width: beams follow no grammar")
     num_tokens = len(prompt_token_ids) + valid.answer_options.max_output_tokens
@@ -261,7 +262,7 @@ def check_request(
 
 
 def own_grammar(request: pb.GenerateRequest, prompt_token_ids: Sequence[int] | Int32Array) -> AskedGrammar:
-    """Return the grammar that is in a request. Raises InvalidFieldError: it is refused."""
+    """Return the grammar that is in a request. Raises InvalidFieldError: there is none, or it is too large."""
     del prompt_token_ids  # whatever the prompt is
     return whole(message_part(request.sampling_params.grammar, "sampling_params.grammar"))
 

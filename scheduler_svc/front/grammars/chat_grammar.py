@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from octavo_shared.step_wire.step import Int32Array
-from scheduler_svc.front.grammars.parts import AskedGrammar, Part, joined, object_part, schema_part, whole
+from scheduler_svc.front.grammars.parts import AskedGrammar, Part, object_part, schema_part, whole
 from scheduler_svc.front.grammars.tool_rules import COMMON, Markers, call_rules, check_format
 from scheduler_svc.front.tool_calls.chat_format import ChatFormat
 from scheduler_svc.front.tool_calls.tool_choice import RequestedTools
@@ -29,7 +29,7 @@ def chat_grammar(
         response: What its answer follows if it calls no tool; None: any text.
         prompt_token_ids: Its prompt, which may open the reasoning.
 
-    Raises: InvalidFieldError: a schema is refused.
+    Raises: InvalidFieldError: a schema is too large.
     """
     markers = Markers(chat_format.tokenizer)
     thinking, rules = _thinking(chat_format, markers, prompt_token_ids)
@@ -47,7 +47,7 @@ def chat_grammar(
         rules += more
         if response is not None and not tools.forced:
             named["response"] = response
-    return joined(f"start: {thinking} {answer}\n{rules}{COMMON}", named, field)
+    return AskedGrammar(named, field, f"start: {thinking} {answer}\n{rules}{COMMON}")
 
 
 def _thinking(

@@ -1,35 +1,50 @@
-"""Compiles grammars in a process of its own: a compile cannot be stopped, but a process that computes too long ends.
+"""Reads and compiles grammars in a process of its own: a compile cannot be stopped, but a process can be ended.
 
-front ── files of the tokenizer, then grammars, a frame each ──> this module as a program
-<── one frame each: why it cannot be used, "": it can ────
+front ── files of the tokenizer, then what clients ask for, a frame each ──> this module as a program
+<── what is known of it, a frame each, ever better; an empty one is the end ──
 """
 
 import json
+import os
+import resource
 import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import IO, Protocol
 
-from octavo_shared.errors import UnavailableError
+from octavo_shared.errors import InvalidFieldError, UnavailableError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.grammar.matcher import (
     MatcherTokenizer,
     UnsupportedTokenizerError,
-    check_grammar,
     matcher_id_of,
-    reason_against,
+    thread_of_large_stack,
 )
 from octavo_shared.step_wire.executor_info import TokenizerFile
+from scheduler_svc.front.grammars.parts import AskedGrammar
+from scheduler_svc.front.grammars.reading import Verdict, refusal, verdicts
 
-# CPU time that one grammar may take, in seconds; one of the largest size takes some tenths of one.
+# CPU time that one grammar may take, in seconds, and the search for the place of what is wrong in it once more; one of
+# the largest size takes some tenths of one.
 LIMIT_S = 0.7
 
-TOO_LONG = f"it takes more than {LIMIT_S:g} s to compile; make it smaller, or its repetitions shorter"
+# Address space that the process may have beside what it has once its tokenizer is loaded.
+LIMIT_BYTES = 2**30
+
+# What the end of the process says of a grammar, by the signal.
+_SMALLER = "make it smaller, or its repetitions shorter"
+_ENDS: dict[int, str] = {
+    signal.SIGPROF: f"it takes more than {LIMIT_S:g} s to compile; {_SMALLER}",
+    signal.SIGABRT: f"it needs more than {LIMIT_BYTES // 2**20} MiB of memory to compile; {_SMALLER}",
+}
 
 _LENGTH = struct.Struct("<I")
+
+# Of a refused value; an error shows fewer.
+_MAX_SHOWN_CHARS = 1000
 
 
 class CompilerFailedError(UnavailableError):
@@ -49,8 +64,8 @@ class Compiler(Protocol):
 
     matcher_id: str
 
-    def check(self, grammar: Grammar) -> str:
-        """Return why outputs cannot follow a grammar, in the words of its parser; "": they can. It takes a while."""
+    def verdict(self, asked: AskedGrammar) -> Verdict:
+        """Return the grammar as it travels, or why outputs cannot follow it. It takes a while."""
 
     def close(self) -> None:
         """Be used no more."""
@@ -70,52 +85,57 @@ class CompilerProcess:
     def __init__(self, files: Sequence[TokenizerFile], eos_token_ids: Sequence[int], vocab_size: int) -> None:
         self.matcher_id = matcher_id_of(files, eos_token_ids, vocab_size)
         names = [file.name for file in files]
-        first = json.dumps({"names": names, "eos_token_ids": list(eos_token_ids), "vocab_size": vocab_size}).encode()
-        self._frames = [first, *(file.content for file in files)]
+        first = {"names": names, "eos_token_ids": list(eos_token_ids), "vocab_size": vocab_size, "limit": LIMIT_BYTES}
+        self._frames = [json.dumps(first).encode(), *(file.content for file in files)]
         self._process: subprocess.Popen[bytes] | None = None
         self._start()
 
     def _start(self) -> None:
         command = [sys.executable, "-P", "-m", "scheduler_svc.front.grammars.compiler"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        words = self._ask(*self._frames)
-        if words:
-            raise UnsupportedTokenizerError(words)
+        for words in self._ask(*self._frames):
+            raise UnsupportedTokenizerError(words.decode())
 
-    def check(self, grammar: Grammar) -> str:
+    def verdict(self, asked: AskedGrammar) -> Verdict:
         """See `Compiler`. A process that somebody ends is started again, once."""
         try:
-            return self._check(grammar)
+            return self._verdict(asked)
         except CompilerFailedError:
-            return self._check(grammar)
+            return self._verdict(asked)
 
-    def _check(self, grammar: Grammar) -> str:
+    def _verdict(self, asked: AskedGrammar) -> Verdict:
         assert self._process is not None, "it is not closed"
-        if self._process.poll() is not None:  # the grammar before took too long, or somebody killed it
+        if self._process.poll() is not None:  # the grammar before took too much, or somebody killed it
             self.close()
             self._start()
+        best = None
         try:
-            return self._ask(grammar.body)
+            for answer in self._ask(asked.frame):
+                best = answer
         except CompilerFailedError as error:
-            if error.code == -signal.SIGPROF:
-                return TOO_LONG
-            raise
+            if best is None:
+                if (words := _ENDS.get(-error.code)) is None:
+                    raise
+                part = next(iter(asked.parts.values()))
+                return refusal(part, part.text, words)
+        assert best is not None, "it answers before the end"
+        return _verdict_of(best)
 
-    def _ask(self, *frames: bytes) -> str:
-        """Send frames and return what is answered. Raises CompilerFailedError: the process has ended."""
+    def _ask(self, *frames: bytes) -> Iterator[bytes]:
+        """Send frames and yield what is answered. Raises CompilerFailedError: the process has ended."""
         assert self._process is not None
         pipe_in, pipe_out = self._process.stdin, self._process.stdout
         assert pipe_in is not None
         assert pipe_out is not None
-        answer = None
+        answer: bytes | None = None
         with suppress(BrokenPipeError):
             for frame in frames:
                 pipe_in.write(_LENGTH.pack(len(frame)) + frame)
             pipe_in.flush()
-            answer = _read(pipe_out)
+            while answer := _read(pipe_out):
+                yield answer
         if answer is None:
             raise CompilerFailedError(self._process.wait())
-        return answer.decode()
 
     def close(self) -> None:
         """See `Compiler`."""
@@ -136,9 +156,10 @@ class CompilerHere:
         self._tokenizer = MatcherTokenizer.load(files, eos_token_ids, vocab_size)
         self.matcher_id = self._tokenizer.matcher_id
 
-    def check(self, grammar: Grammar) -> str:
+    def verdict(self, asked: AskedGrammar) -> Verdict:
         """See `Compiler`."""
-        return reason_against(self._tokenizer, grammar)
+        *_, best = verdicts(self._tokenizer, asked)
+        return best
 
     def close(self) -> None:
         """See `Compiler`."""
@@ -153,13 +174,31 @@ def _read(pipe: IO[bytes]) -> bytes | None:
     return frame if len(frame) == _LENGTH.unpack(length)[0] else None
 
 
-def main() -> None:
-    """Answer until stdin ends. SIGPROF ends the process when a grammar has used up its CPU time."""
-    pipe_in, pipe_out = sys.stdin.buffer, sys.stdout.buffer
+def _frame_of(verdict: Verdict) -> bytes:
+    if isinstance(verdict, Grammar):
+        return b"+" + verdict.body
+    return b"-" + json.dumps([verdict.field, str(verdict.value)[:_MAX_SHOWN_CHARS], verdict.limit]).encode()
 
-    def answer(words: str) -> None:
-        content = words.encode()
-        pipe_out.write(_LENGTH.pack(len(content)) + content)
+
+def _verdict_of(frame: bytes) -> Verdict:
+    return Grammar(frame[1:]) if frame[:1] == b"+" else InvalidFieldError(*json.loads(frame[1:]))
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Let the process grow by so much; what asks for more ends it with SIGABRT."""
+    with open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    most = size + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _answer_all(pipe_in: IO[bytes], pipe_out: IO[bytes]) -> None:
+    """Answer until the pipe ends. SIGPROF ends the process when a grammar has used up its CPU time."""
+
+    def write(*frames: bytes) -> None:
+        for frame in frames:
+            pipe_out.write(_LENGTH.pack(len(frame)) + frame)
         pipe_out.flush()
 
     first = _read(pipe_in)
@@ -170,14 +209,26 @@ def main() -> None:
     try:
         tokenizer = MatcherTokenizer.load(files, given["eos_token_ids"], given["vocab_size"])
     except UnsupportedTokenizerError as error:
-        answer(str(error))
+        write(str(error).encode(), b"")
         return
-    answer("")
-    while (body := _read(pipe_in)) is not None:
+    write(b"")
+    _limit_memory(given["limit"])
+    while (frame := _read(pipe_in)) is not None:
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
-        words = check_grammar(tokenizer, Grammar(body))
+        for verdict in verdicts(tokenizer, AskedGrammar.of_frame(frame)):
+            write(_frame_of(verdict))
+            signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answer(words)
+        write(b"")
+
+
+def main() -> None:
+    """Be the process."""
+    with thread_of_large_stack("grammars") as thread:
+        try:
+            thread.submit(_answer_all, sys.stdin.buffer, sys.stdout.buffer).result()
+        except MemoryError:  # as where the library has none left
+            os.abort()
 
 
 if __name__ == "__main__":

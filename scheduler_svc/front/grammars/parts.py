@@ -1,99 +1,95 @@
 """The grammars that a client may ask for, as the parts that a grammar of the matcher is made of.
 
 A part follows one thing: a schema, a regular expression, some texts, a grammar in Lark's notation. The whole is one
-part, or a Lark grammar that names others. llguidance reads it as JSON; nothing here needs the library.
+part, or a Lark grammar that names others. Here nothing of them is read, only measured: `reading.py` does that, in the
+process of the compiler.
 """
 
+import hashlib
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
 
 from pydantic_core import to_json
 
-from octavo.generation.v1 import generation_pb2
 from octavo_shared.errors import InvalidFieldError
-from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar
-from scheduler_svc.front.grammars.patterns import with_ascii_classes
-from scheduler_svc.front.grammars.schema import checked_schema
-from scheduler_svc.front.text.json_text import MalformedJsonError, load_json, shown_json
+from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES
+
+if TYPE_CHECKING:  # the process of the compiler does without it
+    from octavo.generation.v1 import generation_pb2
 
 MAX_CHOICES = 1024
 
-# What a Lark grammar may not do: set the matcher's options, or hold schemas, whose keywords nobody would have checked.
-_DIRECTIVE = re.compile(r"%(?!ignore\b|regex\b)\w+|(?m:^|(?<=[\s:|(]))@\w+")
-
-# A text, a regular expression or a comment, whole; or a beginning of one, in one go: who looked for its end again
-# behind each quotation mark would take seconds.
-_TEXT = re.compile(
-    r'(?P<whole>"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/|//[^\n]*|#[^\n]*)|"(?:[^"\\\n]|\\.)*+|/(?:[^/\\\n]|\\.)*+'
-)
-
-ANY_OBJECT = {"type": "object"}
+# What a part is, by its kind, for errors.
+_NOUNS = {
+    "json_schema": "a JSON schema",
+    "json_object": "true",
+    "regex": "a regular expression",
+    "choice": "a list of texts",
+    "lark": "a grammar in Lark's notation",
+}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Part:
-    """What an output follows, or a stretch of it.
+    """What an output follows, or a stretch of it, as a client sent it.
 
     Attributes:
-        rules: As llguidance reads them: `json_schema` or `lark_grammar`.
+        kind: The field of the native API for it.
+        text: As it was sent; of choices their JSON.
         field: What errors call it.
-        shown: Its beginning, for errors.
-        noun: What it is, for errors.
-        schema: The schema that was sent; None: it is none.
     """
 
-    rules: Mapping[str, object]
+    kind: str
+    text: str
     field: str
-    shown: str
-    noun: str
-    schema: Mapping[str, object] | None = None
+
+    @property
+    def noun(self) -> str:
+        """What it is, for errors."""
+        return _NOUNS[self.kind]
 
 
 @dataclass(frozen=True)
 class AskedGrammar:
-    """A grammar with what errors need to name what is wrong in it.
+    """A grammar as clients asked for it.
 
     Attributes:
-        grammar: What travels.
+        parts: What it is made of, by name.
         field: The field that asks for it.
-        parts: What it is made of, as clients sent it.
+        main: Rules in Lark's notation, in which `@name` is a part; empty: the only part is the whole.
     """
 
-    grammar: Grammar
+    parts: Mapping[str, Part]
     field: str
-    parts: Sequence[Part]
+    main: str = ""
+
+    @cached_property
+    def frame(self) -> bytes:
+        """All of it, as JSON."""
+        parts = {name: (part.kind, part.text, part.field) for name, part in self.parts.items()}
+        return json.dumps([parts, self.field, self.main]).encode()
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of the frame, 32 bytes."""
+        return hashlib.sha256(self.frame).digest()
+
+    @classmethod
+    def of_frame(cls, frame: bytes) -> Self:
+        """Return the grammar of a frame."""
+        parts, field, main = json.loads(frame)
+        return cls({name: Part(*part) for name, part in parts.items()}, field, main)
 
 
 def whole(part: Part) -> AskedGrammar:
-    """Return the grammar of outputs that follow one part. Raises InvalidFieldError: it is too large."""
-    return AskedGrammar(grammar_of([part.rules], part), part.field, [part])
+    """Return the grammar of outputs that follow one part."""
+    return AskedGrammar({"whole": part}, part.field)
 
 
-def joined(main: str, named: Mapping[str, Part], field: str) -> AskedGrammar:
-    """Return the grammar of outputs that follow rules in Lark's notation, in which `@name` is a part.
-
-    Args:
-        main: The rules.
-        named: The parts.
-        field: What asks for it.
-
-    Raises: InvalidFieldError: it is too large.
-    """
-    parts = list(named.values())
-    rules = [{"name": name, **part.rules} for name, part in named.items()]
-    return AskedGrammar(grammar_of([{"name": "main", "lark_grammar": main}, *rules], parts[0]), field, parts)
-
-
-def grammar_of(rules: Sequence[Mapping[str, object]], part: Part) -> Grammar:
-    """Return a grammar of the matcher's; the first rules are those of the output."""
-    body = to_json({"grammars": list(rules)})
-    _check_size(len(body), part.field, part.noun)
-    return Grammar(body)
-
-
-def message_part(message: generation_pb2.Grammar, name: str, *, is_whole_path: bool = False) -> Part:
+def message_part(message: "generation_pb2.Grammar", name: str, *, is_whole_path: bool = False) -> Part:
     """Return what a request asks for.
 
     Args:
@@ -101,75 +97,34 @@ def message_part(message: generation_pb2.Grammar, name: str, *, is_whole_path: b
         name: What errors call it.
         is_whole_path: Whether that names the field in it, too.
 
-    Raises: InvalidFieldError: it is refused; what only compiling it shows is found later.
+    Raises: InvalidFieldError: there is none, or it is too large; what else is wrong is found later.
     """
     kind = message.WhichOneof("grammar")
     path = name if is_whole_path else f"{name}.{kind}"
     match kind:
-        case "json_schema":
-            return schema_part(message.json_schema, path)
-        case "regex":
-            return _regex_part(message.regex, path)
-        case "choice":
-            return _choice_part(message.choice.choices, path)
-        case "lark":
-            return _lark_part(message.lark, path)
+        case None:
+            raise InvalidFieldError(name, "empty", "one of json_schema, regex, choice, json_object and lark")
         case "json_object":
             if not message.json_object:
                 raise InvalidFieldError(path, "false", "true, or absent")
             return object_part(path)
-    raise InvalidFieldError(name, "empty", "one of json_schema, regex, choice, json_object and lark")
+        case "choice":
+            choices = list(message.choice.choices)
+            return _measured(Part(kind, json.dumps(choices), path), sum(len(choice.encode()) for choice in choices))
+        case _:
+            text = str(getattr(message, kind))
+            return _measured(Part(kind, text, path), len(text.encode()))
 
 
 def schema_part(schema: str | Mapping[str, object], path: str) -> Part:
-    """Return JSON by a schema, which is a JSON text or the object itself. Raises InvalidFieldError: it is refused."""
-    noun = "a JSON schema"
-    if not isinstance(schema, str):
-        schema = to_json(schema).decode()
-    _check_size(len(schema.encode()), path, noun)
-    try:
-        parsed = load_json(schema.encode())
-    except MalformedJsonError as error:
-        raise InvalidFieldError(path, schema or "empty", f"a JSON schema ({error})") from error
-    return Part({"json_schema": checked_schema(parsed, path)}, path, shown_json(parsed), noun, parsed)
+    """Return JSON by a schema, which is a JSON text or the object itself. Raises InvalidFieldError: it is too large."""
+    text = schema if isinstance(schema, str) else to_json(schema).decode()
+    return _measured(Part("json_schema", text, path), len(text.encode()))
 
 
 def object_part(path: str) -> Part:
     """Return any JSON object."""
-    return Part({"json_schema": checked_schema(ANY_OBJECT, path)}, path, "true", "true")
-
-
-def _regex_part(regex: str, path: str) -> Part:
-    noun = "a regular expression"
-    _check_size(len(regex.encode()), path, noun)
-    if not regex:
-        raise InvalidFieldError(path, "empty", "at least 1 character long")
-    # A `/` would end it, and so would the end of a line.
-    escapes = {"/": r"\/", "\n": r"\n"}
-    escaped = re.sub(
-        r"(\\.)|[/\n]", lambda match: match[1] or escapes[match[0]], with_ascii_classes(regex), flags=re.DOTALL
-    )
-    return Part({"lark_grammar": f"start: /{escaped}/"}, path, regex, noun)
-
-
-def _choice_part(choices: Sequence[str], path: str) -> Part:
-    shown = shown_json(list(choices))
-    _check_size(sum(len(choice.encode()) for choice in choices), path, "a list of texts")
-    if not 1 <= len(choices) <= MAX_CHOICES:
-        raise InvalidFieldError(path, f"{len(choices)} texts long", f"1 to {MAX_CHOICES} texts long")
-    if len(set(choices)) < len(choices) or "" in choices:
-        raise InvalidFieldError(path, shown, "texts of at least 1 character, none of them twice")
-    return Part({"lark_grammar": f"start: {' | '.join(map(lark_text, choices))}"}, path, shown, "a list of texts")
-
-
-def _lark_part(text: str, path: str) -> Part:
-    noun = "a grammar in Lark's notation"
-    _check_size(len(text.encode()), path, noun)
-    if directive := _DIRECTIVE.search(_without_texts(text)):
-        raise InvalidFieldError(
-            path, f"one with {directive[0]}", f"{noun} whose only directives are %ignore and %regex"
-        )
-    return Part({"lark_grammar": text}, path, text or "empty", noun)
+    return Part("json_object", "true", path)
 
 
 def lark_text(text: str) -> str:
@@ -177,14 +132,13 @@ def lark_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _without_texts(grammar: str) -> str:
-    """Return a Lark grammar without its texts, regular expressions and comments, in which anything may stand.
-
-    One without an end stays: the library refuses it.
-    """
-    return _TEXT.sub(lambda match: '""' if match["whole"] else match[0], grammar)
-
-
-def _check_size(num_bytes: int, path: str, noun: str) -> None:
+def check_size(num_bytes: int, part: Part) -> None:
+    """Refuse a part, or what it was made into, by its bytes. Raises InvalidFieldError: it is too large."""
     if num_bytes > MAX_GRAMMAR_BYTES:
-        raise InvalidFieldError(path, f"{num_bytes} bytes long", f"{noun} of at most {MAX_GRAMMAR_BYTES} bytes")
+        rule = f"{part.noun} of at most {MAX_GRAMMAR_BYTES} bytes"
+        raise InvalidFieldError(part.field, f"{num_bytes} bytes long", rule)
+
+
+def _measured(part: Part, num_bytes: int) -> Part:
+    check_size(num_bytes, part)
+    return part

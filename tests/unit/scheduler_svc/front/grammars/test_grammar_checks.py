@@ -4,7 +4,7 @@ import asyncio
 import json
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,11 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_pb2
 from octavo_shared.errors import InvalidFieldError, QueueFullError, UnavailableError
 from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar
-from scheduler_svc.front.grammars import grammar_checks
+from scheduler_svc.front.grammars import compiler, grammar_checks
 from scheduler_svc.front.grammars.compiler import CompilerHere, CompilerProcess
 from scheduler_svc.front.grammars.grammar_checks import GrammarChecks
 from scheduler_svc.front.grammars.parts import AskedGrammar, message_part, whole
+from scheduler_svc.front.grammars.reading import Verdict, read_grammar
 from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.request.served_model import ServedModel
@@ -46,7 +47,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
     ({"lark": 'start: "%json" a+\na: /@x/'}, ["%json@x@x"], ["%json"]),
 )
 def test_each_kind_lets_through_what_it_describes(kind: dict[str, Any], fitting: list[str], others: list[str]) -> None:
-    grammar = asked(**kind).grammar
+    _, grammar = read_grammar(asked(**kind))
     for text in fitting:
         assert is_followed(grammar, text), text
     for text in others:
@@ -82,7 +83,7 @@ def test_each_kind_lets_through_what_it_describes(kind: dict[str, Any], fitting:
 )
 def test_what_is_wrong_is_refused_before_it_is_compiled(kind: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidFieldError) as caught:
-        asked(**kind)
+        read_grammar(asked(**kind))
     assert str(caught.value).startswith(sentence)
 
 
@@ -152,9 +153,11 @@ class HangingCompiler(CompilerHere):
 
     go_on = threading.Event()
 
-    def check(self, grammar: Grammar) -> str:
+    def verdict(self, asked: AskedGrammar) -> Verdict:
         """See `Compiler`."""
-        return "" if b"quick" in grammar.body else str(self.go_on.wait(10))
+        if b"quick" not in asked.frame:
+            self.go_on.wait(10)
+        return Grammar(asked.frame)
 
 
 async def test_who_waits_for_a_compile_waits_neither_long_nor_in_a_long_queue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,8 +186,7 @@ async def test_who_has_many_grammars_compiled_displaces_its_own_and_others_have_
     ended: list[str] = []
 
     async def ask(text: str, tenant: str) -> None:
-        with suppress(InvalidFieldError):  # what has hung is refused
-            await checks.check(asked(regex=text), model, tenant)
+        await checks.check(asked(regex=text), model, tenant)
         ended.append(text)
 
     texts = ["slow", *(f"quick{number}" for number in range(4))]
@@ -216,7 +218,7 @@ class KilledCompiler(CompilerProcess):
 
     num_kills = 0
 
-    def _ask(self, *frames: bytes) -> str:
+    def _ask(self, *frames: bytes) -> Iterator[bytes]:
         if len(frames) == 1 and self.num_kills:
             KilledCompiler.num_kills -= 1
             assert self._process is not None
@@ -249,6 +251,44 @@ async def test_a_grammar_that_takes_too_long_ends_its_process_and_one_request(mo
         await checks.check(asked(regex="["), model)
     with pytest.raises(InvalidFieldError, match="grammars need an end-of-sequence token"):
         await checks.check(asked(regex="a"), model_with(eos_token_ids=()))
+
+
+async def test_a_grammar_that_needs_too_much_memory_ends_its_process_and_one_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiler, "LIMIT_BYTES", 0)  # what the tokenizer has left free serves a small one
+    checks, model = GrammarChecks(CompilerProcess), model_with()
+    for _ in range(2):  # the second time it is remembered
+        with pytest.raises(InvalidFieldError, match=r"that outputs can follow: it needs more than 1024 MiB of memory"):
+            await checks.check(asked(regex="a?" * 6000), model)
+    assert checks.meter.times.num_observed == 1
+    await checks.check(asked(regex="a+"), model)
+
+
+async def test_what_clients_send_is_read_in_the_process_of_the_compiler() -> None:
+    checks, model = GrammarChecks(CompilerProcess), model_with()
+    await checks.check(asked(regex="a+"), model)
+    properties = {f"p{number}": {"pattern": "[a]{3}"} for number in range(8000)}
+    begun_at_s = time.process_time()
+    with pytest.raises(InvalidFieldError, match='"not" at #/properties/last; it must be one without it'):
+        await checks.check(asked(json_schema=json.dumps({"properties": {**properties, "last": {"not": {}}}})), model)
+    own_s = time.process_time() - begun_at_s
+    begun_at_s = time.process_time()
+    await checks.check(asked(regex="b+"), model)
+    assert own_s < 0.02 + time.process_time() - begun_at_s, "to send 256 KiB takes few milliseconds"
+
+
+async def test_what_is_remembered_has_a_limit_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks, model = GrammarChecks(CompilerHere), model_with()
+    grammars = [await checks.check(asked(regex=text * 100), model) for text in "ab"]
+    assert [await checks.check(asked(regex=text * 100), model) for text in "ab"] == grammars
+    assert checks.meter.times.num_observed == 2
+    monkeypatch.setattr(grammar_checks, "MAX_REMEMBERED_BYTES", 2 * len(grammars[0].body))
+    await checks.check(asked(regex="c" * 100), model)
+    await checks.check(asked(regex="b" * 100), model)
+    assert checks.meter.times.num_observed == 3, "the newest stay"
+    await checks.check(asked(regex="a" * 100), model)
+    assert checks.meter.times.num_observed == 4
 
 
 async def test_a_large_schema_that_is_wrong_is_refused_in_time() -> None:

@@ -10,6 +10,7 @@ from octavo_shared.errors import InvalidFieldError
 from octavo_shared.grammar.matcher import check_grammar
 from scheduler_svc.front.grammars.keywords import FORMATS, KEYWORDS, Verdict
 from scheduler_svc.front.grammars.parts import schema_part, whole
+from scheduler_svc.front.grammars.reading import read_grammar
 from scheduler_svc.front.grammars.schema import checked_schema
 from tests.support.each_row import each_row
 from tests.support.grammars import byte_matcher, is_followed
@@ -111,14 +112,14 @@ def test_the_rows_are_those_of_the_table() -> None:
 @each_row(*HELD)
 def test_a_keyword_that_is_held_lets_through_what_fits_and_nothing_else(name: str) -> None:
     schema, fitting, other = HELD[name]
-    grammar = whole(schema_part(schema, "schema")).grammar
+    grammar = read_grammar(whole(schema_part(schema, "schema")))[1]
     assert is_followed(grammar, fitting)
     assert not is_followed(grammar, other)
 
 
 @each_row(*NOTES)
 def test_a_note_changes_nothing(name: str) -> None:
-    grammar = whole(schema_part({**STRING, name: NOTES[name]}, "schema")).grammar
+    grammar = read_grammar(whole(schema_part({**STRING, name: NOTES[name]}, "schema")))[1]
     assert is_followed(grammar, '"any text"')
     assert not is_followed(grammar, "5")
 
@@ -182,7 +183,7 @@ def test_what_the_library_would_pass_over_or_tell_without_a_place_is_refused(sch
     {"oneOf": [{"$ref": "#/oneOf/1"}, tagged("y")]},
 )
 def test_alternatives_that_a_value_may_fit_two_of_stay_refused(schema: dict[str, Any]) -> None:
-    assert check_grammar(byte_matcher(), whole(schema_part(schema, "schema")).grammar)
+    assert check_grammar(byte_matcher(), read_grammar(whole(schema_part(schema, "schema")))[1])
 
 
 @each_row(
@@ -194,13 +195,13 @@ def test_alternatives_that_a_value_may_fit_two_of_stay_refused(schema: dict[str,
 def test_a_character_has_one_spelling_so_no_name_or_text_comes_in_disguise(
     schema: dict[str, Any], disguised: str, plain: str
 ) -> None:
-    grammar = whole(schema_part(schema, "schema")).grammar
+    grammar = read_grammar(whole(schema_part(schema, "schema")))[1]
     assert is_followed(grammar, plain)
     assert not is_followed(grammar, disguised)
 
 
 def test_white_space_is_bounded() -> None:
-    grammar = whole(schema_part({**A, "required": ["a"], "additionalProperties": False}, "schema")).grammar
+    grammar = read_grammar(whole(schema_part({**A, "required": ["a"], "additionalProperties": False}, "schema")))[1]
     for text in ('{"a":1}', '{"a": 1}', '{\n  "a": 1\n}', '{ "a" : 1 }'):
         assert is_followed(grammar, text), text
     for text in ('{  "a":1}', '{\n\n"a":1}', "{\n" + " " * 21 + '"a":1}', ' {"a":1}', '{"a":1} '):
@@ -214,7 +215,7 @@ def test_white_space_is_bounded() -> None:
     (r"^a\sb\\d$", [r"a b\\d"], ["a\N{NO-BREAK SPACE}b\\\\d", r"a b\\1"]),
 )
 def test_classes_of_characters_are_those_of_ascii(pattern: str, fitting: list[str], others: list[str]) -> None:
-    grammar = whole(schema_part({**STRING, "pattern": pattern}, "schema")).grammar
+    grammar = read_grammar(whole(schema_part({**STRING, "pattern": pattern}, "schema")))[1]
     for text in fitting:
         assert is_followed(grammar, f'"{text}"'), text
     for text in others:

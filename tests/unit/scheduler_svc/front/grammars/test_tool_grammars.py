@@ -12,6 +12,7 @@ from octavo_shared.grammar.matcher import MatcherTokenizer, check_grammar
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from scheduler_svc.front.grammars.chat_grammar import chat_grammar, check_chat_grammar
 from scheduler_svc.front.grammars.parts import object_part
+from scheduler_svc.front.grammars.reading import read_grammar
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.front.tool_calls.bodies import JsonBody, NamedBody
 from scheduler_svc.front.tool_calls.chat_format import ChatFormat
@@ -50,7 +51,7 @@ def grammar_of(
     asked = check_tools(tools, **fields)
     check_chat_grammar(chat_format, asked)
     part = object_part("response_format") if response else None
-    return chat_grammar(chat_format, asked, part, tokenizer.encode(text or "x")).grammar
+    return read_grammar(chat_grammar(chat_format, asked, part, tokenizer.encode(text or "x")))[1]
 
 
 def allows(grammar: Grammar, text: str) -> bool:
@@ -190,7 +191,7 @@ def test_markers_that_are_special_tokens_are_named_by_their_ids() -> None:
     files = special_files("<tool_call>", "</tool_call>", "<think>", "</think>")
     tokenizer, matcher = Tokenizer(files), MatcherTokenizer.load(files, (257,), 263)
     chat_format, tools = ChatFormat.of(tokenizer, "hermes", "qwen3"), check_tools(STRICT)
-    grammar = chat_grammar(chat_format, tools, None, tokenizer.encode("x")).grammar
+    _, grammar = read_grammar(chat_grammar(chat_format, tools, None, tokenizer.encode("x")))
     for text, fits in (
         ("Hello", True),
         (f"<think>hm</think>\nWell. {hermes(call(), call('note', '{}'))}", True),
