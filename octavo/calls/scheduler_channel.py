@@ -3,6 +3,7 @@
 Several addresses are several ways to the same answers: calls go to one of them until nobody serves there.
 """
 
+import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ class SchedulerChannel:
         self._endpoints: list[Endpoint] = []  # empty: it is not open
         self._current = 0  # the index of the one that calls go to
         self._answering: set[Endpoint] = set()  # those that have answered a call
+        self._pid = os.getpid()  # of who opened it
 
     @property
     def address(self) -> str:
@@ -97,6 +99,7 @@ class SchedulerChannel:
 
     async def __aenter__(self) -> Self:
         self._endpoints = [Endpoint(address, self._dial(address)) for address in self.addresses]
+        self._pid = os.getpid()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -118,8 +121,10 @@ class SchedulerChannel:
 
     def _endpoint(self) -> Endpoint:
         """Return the one that calls go to."""
+        name = type(self).__name__
+        if os.getpid() != self._pid:  # gRPC's threads stayed behind, and a call would wait for ever
+            raise ClosedError(f"this {name} belongs to the process that made it; make one after the fork")
         if not self._endpoints:
-            name = type(self).__name__
             raise ClosedError(f"the client is not open; use it as `async with {name}(address) as client`")
         return self._endpoints[self._current]
 

@@ -85,12 +85,13 @@ class LLM:
         # More than a batch holds, so that it never runs dry; what a short queue refuses then waits here.
         self._max_in_flight = 2 * options.executor.config.max_num_seqs
         loop_thread = EventLoopThread()
+        self._owner_pid = os.getpid()
         with self._console.status("starting") as status:
             say = partial(self._console.print, markup=False, highlight=False)  # of ours it must not hold more
             services = LocalServices.from_options(options, on_status=status.update, on_restart=say, is_verbose=verbose)
             # From here on, whatever happens, the services are stopped and the thread ends.
             self._clients: list[Client] = []  # of short calls; one, once there was a call
-            self._finalizer = weakref.finalize(self, _close, loop_thread, services, self._clients, os.getpid())
+            self._finalizer = weakref.finalize(self, _close, loop_thread, services, self._clients, self._owner_pid)
             self._loop_thread = loop_thread
             self._services = services
             try:
@@ -290,6 +291,10 @@ class LLM:
         return self._run(run)
 
     def _run(self, work: Callable[[], Coroutine[None, None, _Result]]) -> _Result:
+        if os.getpid() != self._owner_pid:  # the thread of the event loop stayed behind
+            raise ClosedError(
+                "this LLM belongs to the process that made it; make one after the fork, or `spawn` workers"
+            )
         if not self._finalizer.alive:
             raise ClosedError("the LLM is closed; make a new one")
         return self._loop_thread.run(lambda: self._services.run_beside(work()))

@@ -74,7 +74,7 @@ class ExecutorDriver:
     Attributes:
         planner: Decides the steps; None while no executor is attached.
         session: The attachment; None while there is none.
-        step_log: The last steps of the last attachment.
+        recent_steps: The last steps of the last attachment.
         in_flight: How many steps may be in flight in this attachment.
         num_losses: How often an attachment was lost.
         num_void_rows: Rows that it computed since the start for sequences that had ended.

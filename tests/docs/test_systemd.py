@@ -35,6 +35,13 @@ def test_the_service_takes_what_its_unit_gives_and_has_the_time_to_end(unit: str
     assert int(setting(unit, "TimeoutStopSec")) > config.shutdown_grace_s
 
 
+@pytest.mark.parametrize("unit", SERVICES)
+def test_the_service_may_write_to_its_cache_since_its_home_is_closed(unit: str) -> None:
+    assert setting(unit, "ProtectHome") == "yes"
+    variables = dict(word.split("=", 1) for word in setting(unit, "Environment").split())
+    assert variables["OCTAVO_CACHE_DIR"] == f"/var/cache/{setting(unit, 'CacheDirectory')}"
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     for unit in SERVICES:

@@ -53,7 +53,7 @@ REFUSED: Mapping[str, FieldRule] = {
     "documents": FieldRule(([],), "send them with `chat_template_kwargs`"),
     "truncate_prompt_tokens": FieldRule((), "a prompt that is too long is rejected, never truncated"),
     "spaces_between_special_tokens": FieldRule((True,), "detokenization always follows the tokenizer"),
-    "logits_processors": FieldRule(([],), "templates from clients are never run"),
+    "logits_processors": FieldRule(([],), "code from clients is never run"),
     "prompt_embeds": FieldRule((), "prompts are token ids"),
     "mm_processor_kwargs": FieldRule(({},), _TEXT_ONLY),
     "guided_decoding_backend": FieldRule(("auto", "guidance"), "grammars are held by llguidance"),

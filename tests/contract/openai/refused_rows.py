@@ -61,7 +61,7 @@ OF_BOTH: list[tuple[Json, str, str]] = [
     ({"service_tier": "flex"}, "service_tier", '"flex"; it must be unset or "auto" or "default"'),
     ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "grammars are held by llguidance"),
     ({"truncate_prompt_tokens": 1}, "truncate_prompt_tokens", "rejected, never truncated"),
-    ({"logits_processors": ["x"]}, "logits_processors", "templates from clients are never run"),
+    ({"logits_processors": ["x"]}, "logits_processors", "code from clients is never run"),
     ({"nonsense": 1}, "nonsense", "is not a field of this request; remove it, or"),
     (
         {"max_token": 1},

@@ -1,6 +1,9 @@
 """What the offline API asks for, against a stand-in scheduler; its life is in tests/e2e/test_llm_lifecycle.py."""
 
 import asyncio
+import os
+import select
+import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,11 +12,12 @@ import pytest
 import torch
 from google.protobuf.json_format import MessageToDict
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, Client, SamplingParams
 from octavo.errors import InvalidRequestError, LocalServiceError, RequestAbortedError
 from octavo.local.services import LocalServices
 from octavo.values.outputs import ChatMessage, FailedRequest
 from tests.support.each_row import each_row
+from tests.support.patience import PATIENCE_S
 from tests.unit.octavo.stand_in import StandIn
 
 Answer = TypeVar("Answer")
@@ -46,6 +50,37 @@ async def ask(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, question: Call
 
     monkeypatch.setattr(LocalServices, "from_options", from_options)
     return await asyncio.to_thread(run)
+
+
+def error_in_fork(call: Callable[[], object]) -> str:
+    """Return the error of a call in a forked copy of this process; "": none in time."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            call()
+        except BaseException as error:
+            os.write(writing, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        has_ended = select.select([pipe], [], [], PATIENCE_S)[0]
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return pipe.read().decode() if has_ended else ""
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+async def test_a_forked_copy_is_refused_at_once(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    def question(llm: LLM) -> str:
+        assert len(llm.generate(["a"], progress=False)) == 1
+        return error_in_fork(lambda: llm.generate(["a"], progress=False))
+
+    assert "this LLM belongs to the process that made it" in await ask(stand_in, monkeypatch, question)
+    async with Client(stand_in.address) as client:
+        await client.generate("a")
+        said = error_in_fork(lambda: client.generate("a").send(None))
+    assert "this Client belongs to the process that made it" in said
 
 
 async def test_each_prompt_has_all_its_outputs(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
