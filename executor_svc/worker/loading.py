@@ -60,6 +60,9 @@ def load_worker(
     config = config.model_copy(update={"dtype": dtype})
     if isinstance(directory, ModelDirectory) and (kind := encoder_kind(directory.config())) is not None:
         return load_encoder_worker(config, directory, kind, device)
+    if isinstance(directory, ModelDirectory) and (combined := directory.left_out()) and group.rank == 0:
+        told = f"{combined} is served for text alone: its vision tower is left out"
+        print(f"octavo executor notice: {told}", flush=True)  # `octavo up` shows it
     pooling = read_pooling(config, directory)
     try:
         chosen = choose_model(directory, config, device, group)
