@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from executor_svc.checkpoint.generation_config import sampling_defaults
+from executor_svc.checkpoint.text_tower import combined_architecture, text_config
 from octavo.values.rust_panic import words_of
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
@@ -47,8 +48,15 @@ class ModelDirectory:
         self.source = path / "config.json"  # what messages name
 
     def config(self) -> dict[str, object]:
-        """Return config.json. Raises: ModelLoadError: it is missing or damaged."""
-        return read_json_object(self.path / "config.json")
+        """Return config.json, of a model with other towers that of its text model.
+
+        Raises: ModelLoadError: it is missing or damaged.
+        """
+        return text_config(read_json_object(self.path / "config.json"))
+
+    def left_out(self) -> str | None:
+        """Return the architecture of which only the text model is served; None: all is."""
+        return combined_architecture(read_json_object(self.path / "config.json"))
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the ids that end a sequence, of generation_config.json, else of config.json; empty if neither has any.
@@ -58,7 +66,7 @@ class ModelDirectory:
         for path in (self.path / "generation_config.json", self.path / "config.json"):
             if not path.is_file():
                 continue
-            value = read_json_object(path).get("eos_token_id")
+            value = text_config(read_json_object(path)).get("eos_token_id")
             if value is None:
                 continue
             ids = value if isinstance(value, list) else [value]

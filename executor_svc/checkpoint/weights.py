@@ -7,7 +7,7 @@ quantized as the place wants it), and let go: there are never two copies of the 
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, read_json_object
 from executor_svc.checkpoint.progress import progress_bar
+from executor_svc.checkpoint.text_tower import combined_architecture, is_of_another_tower, possible_names
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.checkpoint.weights_digest import WeightsDigest, read_whole, tensors_in
 from octavo.values.wording import shown
@@ -37,6 +38,10 @@ class Checkpoint:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._file_of = self._find_tensors()
+        config = directory / "config.json"
+        self._is_combined = config.is_file() and combined_architecture(read_json_object(config)) is not None
+        if self._is_combined:
+            self._file_of = {name: path for name, path in self._file_of.items() if not is_of_another_tower(name)}
 
     def load_into(
         self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool], optional_prefix: str = ""
@@ -51,8 +56,13 @@ class Checkpoint:
         Raises:
             ModelLoadError: a tensor is missing, unknown, or has another shape; names tensor and file.
         """
-        if optional_prefix and not any(name.startswith(optional_prefix) for name in self._file_of):
+        if (
+            optional_prefix
+            and not self._is_combined
+            and not any(name.startswith(optional_prefix) for name in self._file_of)
+        ):
             targets = {name.removeprefix(optional_prefix): target for name, target in targets.items()}
+        targets = {self._stored(name): target for name, target in targets.items()}
         self._check_names(targets, is_redundant)
         begin_s = time.perf_counter()
         num_bytes = 0
@@ -94,6 +104,7 @@ class Checkpoint:
 
     def holds_other_values(self, name: str, other: str) -> bool:
         """Whether two matrices are both stored, and differ in shape or in any value."""
+        name, other = self._stored(name), self._stored(other)
         if not {name, other} <= self._file_of.keys():
             return False
         with _open(self._file_of[name]) as file, _open(self._file_of[other]) as other_file:
@@ -106,6 +117,7 @@ class Checkpoint:
 
     def small_tensor(self, name: str) -> torch.Tensor | None:
         """Return a tensor as it is stored; None: there is none of this name."""
+        name = self._stored(name)
         if name not in self._file_of:
             return None
         with _open(self._file_of[name]) as file:
@@ -120,14 +132,20 @@ class Checkpoint:
                 found |= {str(file.get_slice(name).get_dtype()) for name in names}  # type: ignore[no-untyped-call]
         return found
 
-    def matrix_formats(self, besides: Container[str] = ()) -> set[str]:
+    def matrix_formats(self, besides: Iterable[str] = ()) -> set[str]:
         """Return the number formats in which matrices are stored, but for those of some names; see `number_formats`."""
         found = set()
+        besides = {self._stored(name) for name in besides}
         for path, names in self._names_by_file():
             with _open(path) as file:
                 tensors = [file.get_slice(name) for name in names if name not in besides]  # type: ignore[no-untyped-call]
                 found |= {str(tensor.get_dtype()) for tensor in tensors if len(tensor.get_shape()) > 1}
         return {name for name in found if name.startswith(("F", "BF"))}  # others are masks and counts
+
+    def _stored(self, name: str) -> str:
+        """Return what the files call a tensor; its own name if it is in none."""
+        names = possible_names(name) if self._is_combined else (name,)
+        return next((each for each in names if each in self._file_of), name)
 
     def _find_tensors(self) -> dict[str, Path]:
         """Return the file of each tensor. With shards the index says it: what it does not name is not read."""

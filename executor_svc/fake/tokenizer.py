@@ -28,6 +28,7 @@ def fake_tokenizer_files() -> tuple[TokenizerFile, ...]:
     """Return tokenizer.json, tokenizer_config.json and generation_config.json."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],  # for pairs that are scored
         "bos_token": None,
         "eos_token": "<|im_end|>",
         "additional_special_tokens": list(_SPECIAL_TOKENS),

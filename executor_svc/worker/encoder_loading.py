@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from executor_svc.checkpoint.gguf.model import GGUFModel
+from executor_svc.checkpoint.model import Model
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.pooling_modules import PoolingModules, read_pooling_modules
 from executor_svc.checkpoint.weights import Checkpoint
@@ -66,7 +68,7 @@ def load_encoder_worker(
     if config.pooling == "off":
         raise ModelLoadError("pooling is off, but an encoder does nothing else: remove --pooling")
     source = directory.path / "config.json"
-    modules = None if kind.purpose == "scores" else read_pooling(config, directory.path) or _MEAN
+    modules = None if kind.purpose == "scores" else read_pooling(config, directory) or _MEAN
     checkpoint = Checkpoint(directory.path)
     found = find_library(torch_dtype(config.dtype), device, config.cpu_kernels)
     reason = _why_not_own(config, directory, kind, found)
@@ -121,15 +123,18 @@ def refuse_ranks(config: ExecutorConfig, kind: EncoderKind) -> None:
         raise ModelLoadError(f"tp is {config.tp}, but {kind.family} is an encoder, which runs on one rank: use --tp 1")
 
 
-def read_pooling(config: ExecutorConfig, directory: Path) -> PoolingModules | None:
-    """Return how vectors are pooled: as --pooling says, else as the directory does; None: there are none.
+def read_pooling(config: ExecutorConfig, model: Model) -> PoolingModules | None:
+    """Return how vectors are pooled: as --pooling says, else as the model does; None: there are none.
 
-    Raises: ModelLoadError: the directory asks for what is not supported, or several ranks share the model.
+    Raises: ModelLoadError: the model asks for what is not supported, or several ranks share the model.
     """
     if config.pooling == "off":
         return None
     chosen = config.pooling
-    modules = read_pooling_modules(directory) if chosen == "auto" else PoolingModules(chosen, is_normalized=True)
+    if chosen != "auto":
+        modules: PoolingModules | None = PoolingModules(chosen, is_normalized=True)
+    else:
+        modules = model.pooling() if isinstance(model, GGUFModel) else read_pooling_modules(model.path)
     if modules is not None and config.tp > 1:
         raise ModelLoadError(
             f"tp is {config.tp}, but embeddings are computed on one rank: use --tp 1, or --pooling off to only generate"

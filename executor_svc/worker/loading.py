@@ -60,7 +60,10 @@ def load_worker(
     config = config.model_copy(update={"dtype": dtype})
     if isinstance(directory, ModelDirectory) and (kind := encoder_kind(directory.config())) is not None:
         return load_encoder_worker(config, directory, kind, device)
-    pooling = read_pooling(config, directory.path)
+    if isinstance(directory, ModelDirectory) and (combined := directory.left_out()) and group.rank == 0:
+        told = f"{combined} is served for text alone: its vision tower is left out"
+        print(f"octavo executor notice: {told}", flush=True)  # `octavo up` shows it
+    pooling = read_pooling(config, directory)
     try:
         chosen = choose_model(directory, config, device, group)
     except (MemoryError, OSError, RuntimeError) as error:
@@ -144,7 +147,7 @@ def check_model(config: ExecutorConfig, *, are_ranks_here: bool = True) -> None:
     directory = find_model(config.model)
     if isinstance(directory, ModelDirectory) and (kind := encoder_kind(directory.config())) is not None:
         refuse_ranks(config, kind)
-    read_pooling(config, directory.path)
+    read_pooling(config, directory)
     read_model_config(directory, config)
     if config.device == "cpu" and are_ranks_here:
         logger.info(Event("memory", model=check_memory(_read_already(directory), config)))

@@ -103,6 +103,15 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "GlmForCausalLM": {},
     "Glm4ForCausalLM": {},
     "Glm4MoeForCausalLM": {"first_k_dense_replace": 1, "use_qk_norm": True},
+    "Glm4MoeLiteForCausalLM": {
+        "mlp_layer_types": ["dense", "sparse"],
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+    },
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeForCausalLM": GRANITE,
     # Without a Mamba layer, as Granite 4.0 Micro is.

@@ -35,6 +35,7 @@ def refused(path: Path, **settings: object) -> str:
         patch.setattr(Piece, "copy_from", lambda *_: pytest.fail("a weight is loaded"))
         model = GGUFModel(path)
         model.tokenizer_files()
+        model.pooling()
         chosen = choose_model(model, config, torch.device("cpu"))
         chosen.load(model.checkpoint())
     return str(caught.value).replace(str(path.parent) + "/", "")
@@ -123,6 +124,9 @@ CONTRADICTIONS: list[tuple[Mapping[str, Any], str]] = [
     ({"llama.rope.scaling.type": "yarn"}, "m.gguf has llama.rope.scaling.type yarn; supported"),
     ({"llama.logit_scale": 0.5}, "m.gguf has llama.logit_scale 0.5, which is not supported"),
     ({"llama.attention.clamp_kqv": 3.0}, "m.gguf has llama.attention.clamp_kqv 3.0, which is not supported"),
+    ({"llama.attention.causal": False}, "m.gguf has llama.attention.causal False, which is not supported"),
+    ({"llama.hyper_connection.count": 4}, "m.gguf has llama.hyper_connection.count 4, which is not supported"),
+    ({"llama.pooling_type": 4}, "m.gguf has llama.pooling_type 4; it must be 0, 1, 2 or 3 (none, mean, first or last"),
     ({"split.count": 2, "split.no": 0}, "m.gguf is one of 2 files; it must be named NAME-00001-of-00002.gguf"),
     ({"split.tensors.count": 7}, "m.gguf has split.tensors.count 7; its files have "),
     ({"general.alignment": 48}, "m.gguf: its value general.alignment is 48; it must be a power of two"),
@@ -133,6 +137,10 @@ CONTRADICTIONS: list[tuple[Mapping[str, Any], str]] = [
     (
         {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"] * 97, "tokenizer.ggml.pre": "viking"},
         "m.gguf has tokenizer.ggml.pre viking, which is not supported; supported are ",
+    ),
+    (
+        {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"] * 97, "tokenizer.ggml.suppress_tokens": [3]},
+        "m.gguf has tokenizer.ggml.suppress_tokens, which is not supported",
     ),
     (
         {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a"] * 97, "tokenizer.ggml.scores": [1.0]},

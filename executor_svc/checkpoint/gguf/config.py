@@ -18,19 +18,43 @@ Tensors = Mapping[str, GGUFTensor]
 
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 
-# Values that change what is computed, in no family that is read here; 0 and 1 are said of models without them.
+# Keys that families which do not read them may have with this value: with it they change nothing.
 _UNREAD: Final[Mapping[str, float]] = MappingProxyType(
     {
+        "attention.causal": True,
         "attention.clamp_kqv": 0,
         "attention.max_alibi_bias": 0,
         "attention.scale": 0,
         "embedding_scale": 1,
+        "attention.sliding_window": 0,
+        "expert_count": 0,
+        "expert_used_count": 0,
+        "expert_gating_func": 1,  # softmax
+        "expert_group_count": 1,
+        "expert_group_used_count": 1,
         "expert_shared_count": 0,
+        "expert_shared_feed_forward_length": 0,
+        "expert_weights_norm": True,
         "expert_weights_scale": 1,
         "interleave_moe_layer_step": 1,
+        "leading_dense_block_count": 0,
         "logit_scale": 1,
+        "n_deepstack_layers": 0,
+        "nextn_predict_layers": 0,
         "residual_scale": 1,
+        "rope.scaling.attn_factor": 1,
     }
+)
+# Of other norms, of how a file was made, of what scaling was trained with, and what `GGUFModel.pooling` reads.
+_WITHOUT_EFFECT: Final = frozenset(
+    (
+        "attention.layer_norm_epsilon",
+        "pooling_type",
+        "rope.scaling.factor",  # beside the type none
+        "rope.scaling.finetuned",
+        "rope.scaling.original_context_length",
+        "tensor_data_layout",
+    )
 )
 
 
@@ -45,13 +69,13 @@ def build_config(metadata: Metadata, tensors: Tensors) -> Config:
             f"{metadata.path} has the architecture {shown(metadata.architecture)}; supported in GGUF files are "
             f"{supported}"
         )
-    for key, harmless in _UNREAD.items():
-        value = metadata.values.get(metadata.key(key))
-        if value is not None and value != harmless:
+    config = ARCHITECTURES[metadata.architecture](metadata, tensors)
+    for key, value in metadata.unread().items():
+        if key not in _WITHOUT_EFFECT and (key not in _UNREAD or value != _UNREAD[key]):
             raise ModelLoadError(
-                f"{metadata.path} has {shown(metadata.key(key))} {shown(repr(value))}, which is not supported"
+                f"{metadata.path} has {shown(metadata.key(key))} {shown(repr(value), 60)}, which is not supported"
             )
-    return ARCHITECTURES[metadata.architecture](metadata, tensors)
+    return config
 
 
 def _decoder(metadata: Metadata, tensors: Tensors, architecture: str, **more: object) -> Config:
@@ -96,11 +120,13 @@ def _vocab_size(metadata: Metadata, tensors: Tensors) -> int:
 def _rope(metadata: Metadata, tensors: Tensors) -> Config:
     """Return the rotary embedding; the factors of Llama 3.1 and later are a tensor, which the weights bring."""
     theta = metadata.number("rope.freq_base", 10_000.0)
-    scaling = metadata.text(metadata.key("rope.scaling.type"), "none")
-    if scaling == "linear" or (scaling == "none" and metadata.has("rope.scale_linear")):
-        name = "rope.scaling.factor" if metadata.has("rope.scaling.factor") else "rope.scale_linear"
-        factor = metadata.number(name, 1.0)
-        return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
+    # As for llama.cpp, a factor without a type is linear.
+    scaling = metadata.text(metadata.key("rope.scaling.type"), "linear")
+    name = "rope.scaling.factor" if metadata.has("rope.scaling.factor") else "rope.scale_linear"
+    if scaling == "linear":
+        if metadata.has(name):
+            return {"rope_type": "linear", "rope_theta": theta, "factor": metadata.number(name)}
+        scaling = "none"
     long = [name for name in tensors if name.startswith("rope_factors_")]
     if scaling != "none" or long:
         kind = long[0] if long else metadata.key("rope.scaling.type") + f" {scaling}"

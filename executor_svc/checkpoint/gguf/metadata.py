@@ -22,6 +22,7 @@ class Metadata:
         self.path = path
         self.values = values
         self.tokenizer_digest = tokenizer_digest
+        self._read: set[str] = set()
         self.architecture = self.text("general.architecture")
 
     def key(self, key: str) -> str:
@@ -30,7 +31,14 @@ class Metadata:
 
     def has(self, key: str) -> bool:
         """Whether there is a key of the architecture."""
+        self._read.add(self.key(key))
         return self.key(key) in self.values
+
+    def unread(self) -> dict[str, object]:
+        """Return the values of the architecture that no getter was asked for, without its prefix."""
+        prefix = self.key("")
+        left = {key: value for key, value in self.values.items() if key not in self._read}
+        return {key.removeprefix(prefix): value for key, value in left.items() if key.startswith(prefix)}
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Return a whole number of at least 0, of the architecture; a list of equal ones, one a layer, is one."""
@@ -85,6 +93,7 @@ class Metadata:
         return ModelLoadError(f"{self.path} has {shown(key)} {shown(repr(value), 60)}; it must be {wanted}")
 
     def _get(self, key: str, default: object) -> object:
+        self._read.add(key)
         value = self.values.get(key, default)
         if value is None:
             raise ModelLoadError(f"{self.path} has no {shown(key)}")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -15,6 +16,7 @@ from executor_svc.checkpoint.gguf.metadata import Metadata
 from executor_svc.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
 from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
 from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.pooling_modules import PoolingMode, PoolingModules
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.executor_info import TokenizerFile
 
@@ -26,6 +28,8 @@ _SAMPLING = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
+# By the numbers of `pooling_type`.
+_POOLING: Final[Mapping[int, PoolingMode | None]] = {0: None, 1: "mean", 2: "cls", 3: "last"}
 
 
 class GGUFModel:
@@ -73,6 +77,18 @@ class GGUFModel:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the ids that end a sequence: those that the file names, and the ends of turns that are tokens."""
         return end_token_ids(self._metadata)
+
+    def pooling(self) -> PoolingModules | None:
+        """Return how the file says that texts become vectors, which llama.cpp normalizes; None: it says nothing.
+
+        Raises: ModelLoadError: that is not supported.
+        """
+        kind = self._metadata.integer("pooling_type", 0)
+        if kind not in _POOLING:
+            key = self._metadata.key("pooling_type")
+            raise self._metadata.wrong(key, kind, "0, 1, 2 or 3 (none, mean, first or last token)")
+        mode = _POOLING[kind]
+        return None if mode is None else PoolingModules(mode, is_normalized=True)
 
     def sampling_defaults(self) -> dict[str, float]:
         """Return the sampling parameters that the file sets; for others those of a generation_config.json beside it.

@@ -46,6 +46,8 @@ def in_common_terms(metadata: Metadata, tensors: Mapping[str, GGUFTensor]) -> tu
         found |= {"rope.scaling.type": "linear", "rope.scaling.factor": _STRETCH}
     values = {metadata.key(key): value for key, value in found.items()}
     values |= {"tokenizer.chat_template": _TEMPLATE, **metadata.values}
+    elsewhere = tuple(metadata.key(key) for key in ("vision.", "mm.", _GLOBAL, _LOCAL))
+    values = {key: value for key, value in values.items() if not key.startswith(elsewhere)}
     digest = metadata.tokenizer_digest
     if (embedding := text.get("token_embd.weight")) is not None:
         num_rows = embedding.shape[0]

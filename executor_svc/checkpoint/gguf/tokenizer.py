@@ -9,7 +9,9 @@ The conversion takes seconds, so `tokenizer_cache.py` keeps its result.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from executor_svc.checkpoint.gguf.metadata import Metadata
 from executor_svc.checkpoint.gguf.tokenizer_cache import cached_conversion
@@ -24,7 +26,7 @@ _TOKENIZER = "tokenizer.ggml."
 _ENDS: Final = frozenset(
     ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<EOT>")
 )
-_CONTROL, _USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # of tokenizer.ggml.token_type
 
 # Cuts that transformers' converter does not know, or that are those of its GPT-2.
 _DIGITS_APART = {"type": "Digits", "individual_digits": True}
@@ -34,7 +36,43 @@ _OWN_CUTS: Final[Mapping[str, object]] = {
     "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS_APART, _BYTE_LEVEL]},
 }
 # These take a word that is a token whole, whatever their merges say, and begin with a token.
-_LLAMA3: Final = frozenset(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"))
+_LLAMA3: Final = frozenset(
+    ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken")
+)
+# What llama.cpp takes for these where the file does not say.
+_SENTENCEPIECE_IDS: Final[Mapping[str, int]] = {"bos": 1, "eos": 2, "unknown": 0}
+
+# Keys that change no token of the two kinds of tokenizer that are read: other kinds' settings, and ids that only name
+# what requests for infilling, or other models, use.
+_WITHOUT_EFFECT: Final = frozenset(
+    f"{_TOKENIZER}{name}"
+    for name in (
+        "add_sep_token",
+        "normalizer.lowercase",
+        "normalizer.strip_accents",
+        "precompiled_charsmap",
+        "remove_extra_whitespaces",
+        "token_type_count",
+        *(f"{name}_token_id" for name in ("cls", "mask", "seperator", "separator", "prefix", "suffix", "middle")),
+        *(f"fim_{name}_token_id" for name in ("pre", "suf", "mid", "pad", "rep", "sep")),
+    )
+)
+_READ: Final = frozenset(
+    f"{_TOKENIZER}{name}"
+    for name in (
+        "add_bos_token",
+        "add_eos_token",
+        "add_space_prefix",
+        "eos_token_ids",
+        "merges",
+        "model",
+        "pre",
+        "scores",
+        "token_type",
+        "tokens",
+        *(f"{name}_token_id" for name in ("bos", "eos", "eot", "eom", "padding", "unknown")),
+    )
+)
 
 
 def tokenizer_files(metadata: Metadata) -> tuple[TokenizerFile, ...]:
@@ -43,8 +81,11 @@ def tokenizer_files(metadata: Metadata) -> tuple[TokenizerFile, ...]:
     Raises: ModelLoadError: it cannot be expressed as tokenizer.json, or it is damaged.
     """
     kind = metadata.values.get(f"{_TOKENIZER}model")
-    if kind is None or kind == "no_vocab":
+    if kind in (None, "no_vocab", "none"):
         return ()
+    for key, value in metadata.values.items():
+        if key.startswith(_TOKENIZER) and key not in _READ | _WITHOUT_EFFECT and np.size(np.asarray(value)):
+            raise ModelLoadError(f"{metadata.path} has {shown(key)}, which is not supported")
     content = cached_conversion(
         (metadata.architecture.encode(), metadata.tokenizer_digest, Path(__file__).read_bytes()),
         lambda: json.dumps(_tokenizer(metadata), ensure_ascii=False).encode(),
@@ -59,6 +100,8 @@ def tokenizer_files(metadata: Metadata) -> tuple[TokenizerFile, ...]:
 def end_token_ids(metadata: Metadata) -> tuple[int, ...]:
     """Return the ids that end a sequence: those that the file names, and the control tokens that end a turn."""
     named = [metadata.values.get(f"{_TOKENIZER}{name}_token_id") for name in ("eos", "eot", "eom")]
+    several = metadata.values.get(f"{_TOKENIZER}eos_token_ids")  # of Ollama's converter
+    named += several if isinstance(several, list) else []
     ids = [token_id for token_id in named if isinstance(token_id, int)]
     if f"{_TOKENIZER}token_type" in metadata.values and f"{_TOKENIZER}tokens" in metadata.values:
         pairs = zip(metadata.texts(f"{_TOKENIZER}tokens"), metadata.numbers(f"{_TOKENIZER}token_type"), strict=False)
@@ -92,11 +135,10 @@ def _tokenizer(metadata: Metadata) -> dict[str, object]:
             raise ModelLoadError(f"{metadata.path} has {_TOKENIZER}{name} for {len(values)} of {len(tokens)} tokens")
     try:
         made, _ = convert_gguf_tokenizer(metadata.architecture, given)
-        tokenizer: dict[str, object] = json.loads(made.to_str())
+        tokenizer: dict[str, Any] = json.loads(made.to_str())
     except BaseException as error:  # the library may panic
         raise ModelLoadError(f"{metadata.path} has a tokenizer that is not valid: {words_of(error)}") from error
-    if kind == "llama":
-        _add_user_defined(tokenizer, tokens, given.get("token_type"))
+    _take_whole(tokenizer, tokens, given.get("token_type"), is_sentencepiece=kind == "llama")
     if kind == "gpt2" and cut in _OWN_CUTS:
         tokenizer["pre_tokenizer"] = _OWN_CUTS[cut]
     if kind == "llama" and not metadata.architecture.startswith("gemma"):
@@ -106,49 +148,77 @@ def _tokenizer(metadata: Metadata) -> dict[str, object]:
         replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
         tokenizer |= {"normalizer": {"type": "Sequence", "normalizers": [*steps, replace]}, "pre_tokenizer": None}
     if cut in _LLAMA3:
-        model = tokenizer["model"]
-        assert isinstance(model, dict)
-        model["ignore_merges"] = True
-    tokenizer["post_processor"] = _first_token(metadata, tokens, is_added_by_default=kind == "llama" or cut in _LLAMA3)
+        tokenizer["model"]["ignore_merges"] = True
+    tokenizer["post_processor"] = _around_texts(metadata, tokens, has_first=kind == "llama" or cut in _LLAMA3)
     return tokenizer
 
 
-def _add_user_defined(tokenizer: dict[str, object], tokens: list[str], kinds: object) -> None:
-    """Add what SentencePiece takes whole before it merges: transformers leaves out runs of spaces."""
-    added = tokenizer["added_tokens"]
-    assert isinstance(added, list)
-    known = {token["id"] for token in added}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
-    for token_id, (token, kind) in enumerate(zip(tokens, kinds if isinstance(kinds, list) else (), strict=False)):
-        if kind == _USER_DEFINED and token_id not in known:
-            added.append({"id": token_id, "content": token.replace(" ", "\u2581"), **flags})
-    added.sort(key=lambda token: int(token["id"]))
+def _take_whole(tokenizer: dict[str, Any], tokens: list[str], kinds: object, *, is_sentencepiece: bool) -> None:
+    """Make the tokens that the file sets apart, and no others, those that are found in a text before all else.
+
+    transformers adds what its classes usually have, with ids behind the vocabulary's end, leaves out tokens of control
+    with letters beyond the byte alphabet, as DeepSeek's, and runs of spaces, which SentencePiece takes whole.
+    """
+    model, added = tokenizer["model"], {token["id"]: token for token in tokenizer["added_tokens"]}
+    vocab = {token: token_id for token, token_id in model["vocab"].items() if token_id < len(tokens)}
+    spellings = {token_id: token for token, token_id in vocab.items()}
+    if not is_sentencepiece:
+        model["unk_token"] = None  # every byte is a token
+    for token_id, kind in enumerate(kinds if isinstance(kinds, list) else ()):
+        if token_id in added or kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED):
+            continue
+        is_special, content = kind != _USER_DEFINED, tokens[token_id]
+        is_respelled = is_sentencepiece and not is_special
+        if is_respelled:
+            content = content.replace(" ", "\u2581")
+        flags = {"single_word": False, "lstrip": False, "rstrip": False}
+        flags |= {"normalized": is_respelled, "special": is_special}
+        added[token_id] = {"id": token_id, "content": content, **flags}
+        if content not in vocab:
+            vocab.pop(spellings.get(token_id, ""), None)
+            vocab[content] = token_id
+    model["vocab"] = vocab
+    tokenizer["added_tokens"] = [added[token_id] for token_id in sorted(added) if token_id < len(tokens)]
 
 
-def _first_token(metadata: Metadata, tokens: list[str], *, is_added_by_default: bool) -> dict[str, object] | None:
-    """Return what puts a token before every text; None: nothing does."""
-    if not metadata.flag(f"{_TOKENIZER}add_bos_token", is_added_by_default):
+def _around_texts(metadata: Metadata, tokens: list[str], *, has_first: bool) -> dict[str, object] | None:
+    """Return what puts a token before every text, or behind it; None: nothing does."""
+    special: dict[str, object] = {}
+
+    def parts(name: str, *, is_added_by_default: bool) -> tuple[list[object], list[object]]:
+        """Return a token as part of the first text, and of the second one of a pair."""
+        key = f"{_TOKENIZER}add_{name}_token"
+        if not metadata.flag(key, is_added_by_default):
+            return [], []
+        token = _special_tokens(metadata, tokens).get(f"{name}_token")
+        if token is None:
+            if key in metadata.values:
+                raise ModelLoadError(f"{metadata.path} has {key}, but no {_TOKENIZER}{name}_token_id")
+            return [], []
+        token_id = metadata.whole_number(f"{_TOKENIZER}{name}_token_id", _SENTENCEPIECE_IDS[name])
+        special[token] = {"id": token, "ids": [token_id], "tokens": [token]}
+        return [{"SpecialToken": {"id": token, "type_id": 0}}], [{"SpecialToken": {"id": token, "type_id": 1}}]
+
+    first, first_of_second = parts("bos", is_added_by_default=has_first)
+    last, last_of_second = parts("eos", is_added_by_default=False)
+    if not special:
         return None
-    token = _special_tokens(metadata, tokens).get("bos_token")
-    if token is None:
-        return None
-    text = {"Sequence": {"id": "A", "type_id": 0}}
-    special = {"id": token, "ids": [metadata.whole_number(f"{_TOKENIZER}bos_token_id")], "tokens": [token]}
-    first = {"SpecialToken": {"id": token, "type_id": 0}}
-    second = {"Sequence": {"id": "B", "type_id": 1}}
-    pair = [first, text, {"SpecialToken": {"id": token, "type_id": 1}}, second]
-    return {"type": "TemplateProcessing", "single": [first, text], "pair": pair, "special_tokens": {token: special}}
+    single = [*first, {"Sequence": {"id": "A", "type_id": 0}}, *last]
+    second = [*first_of_second, {"Sequence": {"id": "B", "type_id": 1}}, *last_of_second]
+    return {"type": "TemplateProcessing", "single": single, "pair": [*single, *second], "special_tokens": special}
 
 
 def _special_tokens(metadata: Metadata, tokens: list[str]) -> dict[str, str]:
     """Return the tokens that the file gives a part, by the names of tokenizer_config.json."""
     parts = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+    defaults = _SENTENCEPIECE_IDS if metadata.values.get(f"{_TOKENIZER}model") == "llama" else {}
     found = {}
     for ours, theirs in parts.items():
         key = f"{_TOKENIZER}{theirs}_token_id"
-        if key not in metadata.values:
+        default = defaults.get(theirs)
+        if key not in metadata.values and (default is None or default >= len(tokens)):
             continue
-        token_id = metadata.whole_number(key)
+        token_id = metadata.whole_number(key, default)
         if token_id >= len(tokens):
             raise metadata.wrong(key, token_id, f"below the number of tokens, {len(tokens)}")
         found[f"{ours}_token"] = tokens[token_id]

@@ -35,6 +35,14 @@ FILE_NAMES = (TOKENIZER, CONFIG, SPECIAL_TOKENS_MAP, CHAT_TEMPLATE, SENTENCE_TRA
 # The variables that a chat template finds, where the model has such a token.
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+# Whose pairs have token types where `model_input_names` does not say; the first one is that of a file without a class.
+# Source: the classes of transformers 5, in which PreTrainedTokenizerFast is not one of them.
+_BERT = "BertTokenizer"
+_WITH_TOKEN_TYPES = frozenset(
+    f"{name}Tokenizer"
+    for name in ("Bert", "ConvBert", "Deberta", "DebertaV2", "Electra", "FNet", "LayoutLM", "MobileBert")
+)
+
 NO_LIMIT = sys.maxsize
 
 
@@ -91,8 +99,8 @@ class Tokenizer:
         self.embedding_config = EmbeddingConfig.of(
             _load_json_object(contents, SENTENCE_TRANSFORMERS_CONFIG), _load_json_object(contents, MODEL_CONFIG)
         )
-        inputs = config.get("model_input_names")
-        self._has_token_types = not isinstance(inputs, list) or "token_type_ids" in inputs
+        inputs, name = config.get("model_input_names"), str(config.get("tokenizer_class") or _BERT).removesuffix("Fast")
+        self._has_token_types = "token_type_ids" in inputs if isinstance(inputs, list) else name in _WITH_TOKEN_TYPES
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self._max_token_length = max(map(len, vocab), default=1)
         self._largest_id = max(vocab.values(), default=-1)

@@ -1,16 +1,23 @@
 """The tokenizer of a GGUF file is the one that the file was made of: the same ids and the same text."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from executor_svc.checkpoint.gguf.model import GGUFModel
+from executor_svc.checkpoint.pooling_modules import PoolingMode, PoolingModules
+from octavo_shared.errors import ModelLoadError
 from tests.support.each_row import each_row
 from tests.support.gguf_tokenizers import BYTE_LEVEL, MERGES, SPECIAL, TOKENS, write_tokenizer
 
+# What llama.cpp (build 11549) makes of texts with a small vocabulary, by the names of its cuts. Where it departs from
+# a model's own tokenizer.json, with marks behind letters in GPT-4o's and Tekken's cut, there is no text.
+RECORDED = json.loads(Path(__file__).with_name("llama_cpp_ids.json").read_text(encoding="utf-8"))
 TEXTS = (
     "hello he 12 1212\n\n\n12. x",
     "  12",
@@ -125,3 +132,59 @@ def test_runs_of_spaces_are_taken_whole_as_sentencepiece_does(tmp_path: Path) ->
     found = made.encode("a" + 12 * " " + "x")
     assert found.tokens == ["<s>", "a", 5 * "\u2581", 5 * "\u2581", 2 * "\u2581", "x"]
     assert made.decode(found.ids) == "a" + 12 * " " + "x"
+
+
+@each_row(*((pre, row["settings"], row["ids"]) for row in RECORDED["rows"] for pre in row["pre"]))
+def test_ids_are_those_of_llama_cpp(
+    pre: str, settings: dict[str, Any], ids: list[list[int]], *, tmp_path: Path
+) -> None:
+    tokens = RECORDED["tokens"]
+    values = {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": tokens,
+        "merges": RECORDED["merges"],
+        "token_type": [1] * (len(tokens) - 4) + [3] * 4,
+        "bos_token_id": tokens.index("<s>"),
+        "eos_token_id": tokens.index("</s>"),
+        **settings,
+    }
+    made = tokenizer_of(tmp_path / "m.gguf", {f"tokenizer.ggml.{key}": value for key, value in values.items()})
+
+    assert [made.encode(text).ids for text in RECORDED["texts"]] == ids
+    assert made.get_vocab_size() == len(tokens)
+
+
+@each_row((None, None), (0, None), (1, "mean"), (2, "cls"), (3, "last"))
+def test_pooling_is_what_the_file_says(kind: int | None, mode: PoolingMode | None, *, tmp_path: Path) -> None:
+    """Qwen3-Embedding's files say 3, and a token that ends each text."""
+    said = {} if kind is None else {"llama.pooling_type": kind}
+    write_tokenizer(tmp_path / "m.gguf", BYTE_LEVEL | said, "llama")
+
+    assert GGUFModel(tmp_path / "m.gguf").pooling() == (mode and PoolingModules(mode, is_normalized=True))
+
+
+def test_every_cut_that_is_accepted_has_ids_of_llama_cpp(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "m.gguf", BYTE_LEVEL | {"tokenizer.ggml.pre": "?"}, "llama")
+    with pytest.raises(ModelLoadError) as refused:
+        GGUFModel(tmp_path / "m.gguf").tokenizer_files()
+
+    accepted = str(refused.value).partition("supported are ")[2].split(", ")
+    assert accepted == sorted({pre for row in RECORDED["rows"] for pre in row["pre"]})
+
+
+@each_row(
+    ({}, [1], []),
+    ({"bos_token_id": None}, [1], []),  # llama.cpp's 1 and 2
+    ({"add_eos_token": True}, [1], [2]),
+    ({"add_eos_token": True, "add_bos_token": False}, [], [2]),
+)
+def test_sentencepiece_begins_and_ends_as_the_file_says(
+    settings: dict[str, Any], first: list[int], last: list[int], *, tmp_path: Path
+) -> None:
+    changed = SENTENCEPIECE | {f"tokenizer.ggml.{key}": value for key, value in settings.items()}
+    made = tokenizer_of(tmp_path / "m.gguf", {key: value for key, value in changed.items() if value is not None})
+
+    inner = sentencepiece().encode("hello he", add_special_tokens=False).ids
+    assert made.encode("hello he").ids == [*first, *inner, *last]
+    assert made.encode("hello he", "hello he").ids == [*first, *inner, *last, *first, *inner, *last]

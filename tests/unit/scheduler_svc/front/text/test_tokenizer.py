@@ -229,6 +229,27 @@ def pair_tokenizer() -> tuple[tokenizers.Tokenizer, Tokenizer]:
     return library, Tokenizer([TokenizerFile("tokenizer.json", library.to_str().encode())])
 
 
+@each_row(
+    ({}, True),
+    ({"tokenizer_class": "BertTokenizer"}, True),
+    ({"tokenizer_class": "BertTokenizerFast"}, True),
+    ({"tokenizer_class": "PreTrainedTokenizerFast"}, False),
+    ({"tokenizer_class": "TokenizersBackend"}, False),
+    ({"tokenizer_class": "DistilBertTokenizer"}, False),
+    ({"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "attention_mask"]}, False),
+    ({"tokenizer_class": "TokenizersBackend", "model_input_names": ["input_ids", "token_type_ids"]}, True),
+)
+def test_pairs_have_token_types_as_in_the_tokenizer_class_of_transformers_5(
+    config: dict[str, object], has_types: bool
+) -> None:
+    library, _ = pair_tokenizer()
+    files = {"tokenizer.json": library.to_str(), "tokenizer_config.json": json.dumps(config)}
+    own = Tokenizer([TokenizerFile(name, content.encode()) for name, content in files.items()])
+
+    [pair] = own.encode_inputs([("a", "b")])
+    assert any(pair.token_type_ids) == has_types
+
+
 WORDS = st.lists(st.sampled_from("abc"), min_size=1, max_size=12).map(" ".join)
 
 

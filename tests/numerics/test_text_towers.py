@@ -1,0 +1,85 @@
+"""The text model of a checkpoint with a vision tower equals transformers' whole model on texts."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from executor_svc.checkpoint.model import open_checkpoint
+from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.config import ExecutorConfig
+from executor_svc.models.selection import choose_model
+from executor_svc.worker.loading import load_worker
+from tests.numerics.architectures import SIZES, compare_with_transformers
+from tests.numerics.ties import TIE
+
+TEXT = dict(SIZES)
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+QWEN = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32, "patch_size": 4}
+CLIP = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
+COMBINED: Mapping[str, dict[str, Any]] = {
+    "Gemma3ForConditionalGeneration": {"text_config": TEXT | {"sliding_window": 9}, "vision_config": CLIP},
+    "Mistral3ForConditionalGeneration": {
+        "text_config": TEXT | {"model_type": "mistral"},
+        "vision_config": CLIP | {"model_type": "pixtral", "head_dim": 8, "patch_size": 4},
+    },
+    "Qwen2VLForConditionalGeneration": {
+        "text_config": TEXT | {"rope_parameters": MROPE},
+        "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 4},
+    },
+    "Qwen2_5_VLForConditionalGeneration": {
+        "text_config": TEXT | {"rope_parameters": MROPE},
+        "vision_config": QWEN | {"out_hidden_size": 32, "fullatt_block_indexes": [0]},
+    },
+    "Qwen3VLForConditionalGeneration": {
+        "text_config": TEXT | {"rope_parameters": MROPE},
+        "vision_config": QWEN | {"out_hidden_size": 32, "deepstack_visual_indexes": [0]},
+    },
+}
+# What stands in front of the text model's names: Gemma's and Mistral's, those of transformers 5, and Qwen2-VL's.
+FRONTS = ("language_model.model.", "model.language_model.", "model.")
+
+
+def called(name: str, front: str) -> str:
+    """Return another name for a tensor of the text model; others keep theirs."""
+    if name.endswith("lm_head.weight"):
+        return ("language_model." if front == FRONTS[0] else "") + "lm_head.weight"
+    found = next((each for each in FRONTS if name.startswith(each)), None)
+    is_text = found is not None and not any(part in name for part in ("vis", "projector"))
+    return front + name.removeprefix(found or "") if is_text else name
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("name", COMBINED)
+def test_logits_and_greedy_tokens_equal_the_whole_model(name: str, front: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model_class = getattr(transformers, name)
+    reference = model_class(model_class.config_class(**COMBINED[name], tie_word_embeddings=False)).eval()
+    reference.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    renamed = {called(each, front): values for each, values in load_file(path).items()}
+    assert any(each.startswith(front) for each in renamed)
+    assert any("vis" in each for each in renamed)
+    save_file(renamed, path, metadata={"format": "pt"})
+    config = ExecutorConfig.model_validate({"model": str(tmp_path), "dtype": "float32", "num_device_blocks": 64})
+
+    chosen = choose_model(ModelDirectory(tmp_path), config, torch.device("cpu"))
+    chosen.load(open_checkpoint(ModelDirectory(tmp_path)))
+    comparison = compare_with_transformers(chosen.model, chosen.attention, reference)
+
+    assert chosen.path.dense != "transformers"
+    assert comparison.logit_difference < 1e-5
+    assert comparison.greedy_distance < TIE
+
+
+def test_what_is_left_out_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    name = "Gemma3ForConditionalGeneration"
+    model_class = getattr(transformers, name)
+    model_class(model_class.config_class(**COMBINED[name])).save_pretrained(tmp_path)
+    load_worker(ExecutorConfig.model_validate({"model": str(tmp_path), "num_device_blocks": 64}))
+
+    assert f"notice: {name} is served for text alone: its vision tower is left out" in capfd.readouterr().out
