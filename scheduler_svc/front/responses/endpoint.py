@@ -90,13 +90,15 @@ class _Answer:
             "object": "response",
             "created_at": int(time.time()),
             "model": model.name,
-            **echoed(fields, chat.fields),
+            **echoed(fields, chat.tools),
             **{name: _number(fields, response, name) for name in ("temperature", "top_p")},
         }
         self._events = EventWriter()
         tells_summary = (fields.reasoning or {}).get("summary") not in (None, "none")
         encrypts = ENCRYPTED_REASONING in (fields.include or ())
-        self._items = Items(response.request_id, self._events, tells_summary=tells_summary, encrypts=encrypts)
+        self._items = Items(
+            response.request_id, self._events, chat.tools.names, tells_summary=tells_summary, encrypts=encrypts
+        )
 
     def begin(self) -> bytes:
         """Return the first events."""

@@ -62,6 +62,7 @@ OTHERS: dict[type[BaseModel], set[str]] = {
     chat_completion_chunk.ChoiceDelta: {"reasoning_content", "reasoning"},
     Model: {"max_model_len", "tasks", "embedding_size"},
     responses.Response: {"store"},
+    responses.ResponseCustomToolCall: {"status"},
     response_text_delta_event.Logprob: {"bytes"},
     response_text_delta_event.LogprobTopLogprob: {"bytes"},
     response_text_done_event.Logprob: {"bytes"},
