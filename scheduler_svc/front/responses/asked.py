@@ -21,6 +21,9 @@ _NAMES = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_outpu
 _NAMES |= {name: name for name in ("text", "prompt")}  # elsewhere they are prompts
 _OF_TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?(.*)")
 _OF_MESSAGE = re.compile(r"messages\[(\d+)\](.*)")
+
+# What has no effect here and stands in answers all the same, as the schema of Open Responses asks.
+_ECHOED_AS_SENT = ("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
 _FORMATS = ("response_format.json_schema", "response_format")
 
 
@@ -118,6 +121,8 @@ def echoed(fields: ResponseFields, tools: ChatTools) -> Mapping[str, Any]:
         "tools": tools.told,
         "top_logprobs": fields.top_logprobs or 0,
         "truncation": "disabled",
+        **dict.fromkeys(_ECHOED_AS_SENT),
+        **{name: value for name, value in (fields.model_extra or {}).items() if name in _ECHOED_AS_SENT},
         "previous_response_id": None,
         "background": False,
         "store": False,

@@ -61,7 +61,7 @@ OTHERS: dict[type[BaseModel], set[str]] = {
     ChatCompletionMessage: {"reasoning_content", "reasoning"},
     chat_completion_chunk.ChoiceDelta: {"reasoning_content", "reasoning"},
     Model: {"max_model_len", "tasks", "embedding_size"},
-    responses.Response: {"store"},
+    responses.Response: {"store", "frequency_penalty", "presence_penalty"},
     responses.ResponseCustomToolCall: {"status"},
     response_text_delta_event.Logprob: {"bytes"},
     response_text_delta_event.LogprobTopLogprob: {"bytes"},

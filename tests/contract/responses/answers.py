@@ -92,4 +92,4 @@ def _item(events: list[Json], place: int) -> Json:
 def comparable(response: Json) -> Json:
     """Return what of an answer follows from its tokens; the cache and the clock are not among it."""
     usage = {**response["usage"], "input_tokens_details": None}
-    return {**response, "usage": usage, "created_at": 0}
+    return {**response, "usage": usage, "created_at": 0, "completed_at": 0}

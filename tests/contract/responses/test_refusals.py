@@ -130,6 +130,20 @@ async def test_wrong_fields_are_named(api: Api) -> None:
     assert not api.stack.engine.requests
 
 
+async def test_endpoints_that_are_not_there_say_why(api: Api) -> None:
+    for method, path, words in (
+        ("GET", "resp_a", "GET /v1/responses/resp_a is not here: responses are not stored"),
+        ("DELETE", "resp_a", "responses are not stored"),
+        ("GET", "resp_a/input_items", "send the whole conversation as `input`"),
+        ("POST", "resp_a/cancel", "close it to cancel"),
+        ("POST", "compact", "nothing is compacted"),
+        ("POST", "input_tokens", "/tokenize counts those of chats"),
+    ):
+        answer = await api.send(method, f"/v1/responses/{path}")
+        assert answer.status == 404, (path, answer.text)
+        assert words in answer.error["message"], (path, answer.error)
+
+
 async def test_bodies_that_are_none_are_refused_and_others_go_on(api: Api) -> None:
     for body, status in ((b"", 400), (b"{", 400), (b"[]", 400), (b'{"input": "' + b"x" * 5_000_000 + b'"}', 413)):
         answer = await api.send(
