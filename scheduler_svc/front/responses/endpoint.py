@@ -19,6 +19,7 @@ from scheduler_svc.front.openai.chat_outputs import FEW_PARSED_TOKENS, ChatForma
 from scheduler_svc.front.openai.errors import ApiError
 from scheduler_svc.front.openai.field_reader import name_ignored
 from scheduler_svc.front.openai.logprobs import TokenLogprobs
+from scheduler_svc.front.openai.messages import unread_by_template
 from scheduler_svc.front.openai.routing import ANY_METHOD, Route
 from scheduler_svc.front.openai.sse import EventStream
 from scheduler_svc.front.openai.streaming import stream_events
@@ -36,6 +37,9 @@ PATH = "/v1/responses"
 
 # The parameters that an answer tells, sent or not.
 _NUMBERS = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+
+# What this API calls the fields that the chat template gets.
+_PATHS = {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
 
 # Why the other endpoints of the API are not there, by the end of their paths.
 _NOT_STORED = "responses are not stored: keep the answer, and send the whole conversation as `input`"
@@ -72,7 +76,8 @@ class Responses:
     async def _answer_call(self, call: Call) -> web.StreamResponse:
         """Answer one request."""
         fields, chat, model = await self._answering.read(call, ResponseFields, asked_response)
-        name_ignored(call.headers, chat.left_out)
+        unread = [_PATHS[name] for name in unread_by_template(chat.fields, model)]
+        name_ignored(call.headers, [*chat.left_out, *unread])
         return await in_own_words(chat, self._answer(call, fields, chat, model))
 
     async def _answer(

@@ -105,13 +105,13 @@ class ResponseFields(DecodingFields):
         None,
         description=(
             "`format`: `text`, `json_object`, or `json_schema`, which holds with `strict` true; otherwise the last "
-            "message of the user asks for it. `verbosity` is left out, and named as above."
+            "message of the user asks for it. `verbosity` is given to the chat template, or named as above."
         ),
     )
     reasoning: Any = Field(
         None,
         description=(
-            "`effort` is given to the chat template, as `reasoning_effort` and `enable_thinking` (false: `none`). With "
+            "`effort` is given to the chat template as in chats, or named as above. With "
             "`summary` the reasoning is told as a summary, whole; without it as `reasoning_text`."
         ),
     )
@@ -136,7 +136,6 @@ class ResponseFields(DecodingFields):
 
 NO_EFFECT: Mapping[str, FieldRule] = {
     **{name: rule for name, rule in NO_EFFECT_IN_CHATS.items() if name != "metadata"},
-    "store": FieldRule((), "nothing is stored; the answer says `store: false`"),
     "max_tool_calls": FieldRule((), "it counts calls of built-in tools, of which there are none"),
     "client_metadata": FieldRule((), "a label for the operator; Octavo ignores it"),
 }

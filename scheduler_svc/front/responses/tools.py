@@ -174,30 +174,33 @@ def _named(tool: Mapping[str, Any], names: Mapping[str, ToolName]) -> list[str]:
     return [flat for flat, name in names.items() if (name.name, name.namespace, name.is_custom) == wanted]
 
 
+_OF_TEXT = ("format", "verbosity")
+
+
 def chat_format(fields: ResponseFields) -> tuple[dict[str, Any], list[str]]:
-    """Return the format of a chat's answer, and the paths of what is left out. Raises InvalidFieldError."""
+    """Return the format and verbosity of a chat, and the paths of what is left out. Raises InvalidFieldError."""
     text = _object(fields.text, "text")
-    left_out = [f"text.{name}" for name, value in text.items() if name != "format" and value is not None]
+    verbosity = text.get("verbosity")
+    if not isinstance(verbosity, str | None):
+        raise InvalidFieldError("text.verbosity", shown_json(verbosity), "a text, or unset")
+    left_out = [f"text.{name}" for name, value in text.items() if name not in _OF_TEXT and value is not None]
     asked = _object(text.get("format"), "text.format")
     if not asked:
-        return {}, left_out
+        return {"verbosity": verbosity}, left_out
     kind = asked.get("type")
     if kind == "json_schema":
         rest = {name: value for name, value in asked.items() if name != "type"}
-        return {"response_format": {"type": kind, "json_schema": rest}}, left_out
-    return {"response_format": asked}, left_out
+        return {"response_format": {"type": kind, "json_schema": rest}, "verbosity": verbosity}, left_out
+    return {"response_format": asked, "verbosity": verbosity}, left_out
 
 
 def chat_reasoning(fields: ResponseFields) -> dict[str, Any]:
-    """Return the variables of the chat template that say how much to think. Raises InvalidFieldError: it is wrong."""
+    """Return what a chat says of how much to think. Raises InvalidFieldError: it is wrong."""
     reasoning = _object(fields.reasoning, "reasoning")
     for name in ("effort", "summary"):
         if not isinstance(reasoning.get(name), str | None):
             raise InvalidFieldError(f"reasoning.{name}", shown_json(reasoning[name]), "a text, or unset")
-    effort = reasoning.get("effort")
-    asked = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    variables = {**asked, **(fields.chat_template_kwargs or {})}
-    return {"chat_template_kwargs": variables} if variables else {}
+    return {"reasoning_effort": reasoning.get("effort"), "chat_template_kwargs": fields.chat_template_kwargs}
 
 
 def _object(value: Any, path: str) -> Mapping[str, Any]:
