@@ -2,15 +2,22 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from octavo.errors import OctavoError
 from octavo.values.wording import printable
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_EMBEDDINGS = "/v1/embeddings"
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", _EMBEDDINGS)
+
+# Of a line that is nested too deeply for a parser.
+_CUSTOM_ID = re.compile(rb'"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
+TOO_DEEP = "the line is nested too deeply"
 
 
 class BatchError(OctavoError):
@@ -35,7 +42,7 @@ class Request:
 
 
 class BatchFile:
-    """The requests of a file; they stay there until they are asked for.
+    """The requests of a file; they stay there until they are asked for. A pipe is read once, into memory.
 
     Args:
         path: The file.
@@ -47,7 +54,8 @@ class BatchFile:
         self.path = path
         self._offsets: dict[str, int] = {}  # by custom_id
         try:
-            with path.open("rb") as file:
+            self._piped = None if path.is_file() or path.is_dir() else path.read_bytes()
+            with self._open() as file:
                 offset = 0
                 for number, line in enumerate(file, 1):
                     if line.strip():
@@ -77,9 +85,12 @@ class BatchFile:
 
         Raises: InvalidLineError: it cannot be sent; with a sentence.
         """
-        with self.path.open("rb") as file:
+        with self._open() as file:
             file.seek(self._offsets[custom_id])
-            line = json.loads(file.readline())
+            try:
+                line = json.loads(file.readline())
+            except RecursionError:
+                raise InvalidLineError(TOO_DEEP) from None
         if line.get("method") != "POST":
             raise InvalidLineError(f"method must be POST, not {_shown(line.get('method'))}")
         if (path := line.get("url")) not in PATHS:
@@ -90,9 +101,12 @@ class BatchFile:
             raise InvalidLineError("body.stream must be false or absent: a line has one whole answer")
         if model is not None:
             body["model"] = model
-        if body.get("seed") is None:
+        if body.get("seed") is None and path != _EMBEDDINGS:
             body["seed"] = seed_of(custom_id)
         return Request(path, body)
+
+    def _open(self) -> BinaryIO:
+        return self.path.open("rb") if self._piped is None else BytesIO(self._piped)
 
     def _add(self, number: int, offset: int, line: bytes) -> None:
         where = f"{self.path}:{number}"
@@ -116,8 +130,11 @@ def json_object(line: bytes) -> Mapping[str, Any] | None:
     """Return the JSON object in a line; None: it has none."""
     try:
         parsed = json.loads(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
+    except RecursionError:  # it ends alone, if it says whose it is
+        found = _CUSTOM_ID.search(line)
+        return {"custom_id": json.loads(found[1])} if found else None
     return parsed if isinstance(parsed, dict) else None
 
 

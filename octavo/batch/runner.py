@@ -14,7 +14,7 @@ from typing import Any, Self
 import aiohttp
 
 from octavo.batch.answer_file import Answer, AnswerFile
-from octavo.batch.batch_file import BatchError, BatchFile, InvalidLineError, Request
+from octavo.batch.batch_file import TOO_DEEP, BatchError, BatchFile, InvalidLineError, Request
 from octavo.values.wording import printable
 
 # How long a server may be away, or refuse because it is busy, before it is given up.
@@ -69,6 +69,12 @@ class Server:
         """
         try:
             status, _, body = await self._send("GET", "/v1/models")
+            deadline_s = time.monotonic() + PATIENCE_S
+            if status in _BUSY:
+                self.say(f"the server at {self.url} is not ready: {_message(body)}; waiting up to {PATIENCE_S:g} s")
+            while status in _BUSY and time.monotonic() < deadline_s:
+                await asyncio.sleep(_FIRST_WAIT_S)
+                status, _, body = await self._send("GET", "/v1/models")
         except _BROKEN as error:
             reason = _reason(error)
             raise BatchError(f'no server answers at {self.url} ({reason}); start one with "octavo up"') from error
@@ -106,7 +112,7 @@ class Server:
             content = await response.read()
         try:
             return response.status, response.headers, json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             return response.status, response.headers, content.decode(errors="replace")
 
     async def _wait_until_back(self, reason: str) -> None:
@@ -157,12 +163,13 @@ async def run_batch(
         for custom_id in left:
             try:
                 request = batch.read(custom_id, model)
-            except InvalidLineError as error:
-                answer = Answer(error={"code": "invalid_request", "message": str(error)})
-            else:
                 if only is not None:
                     request.body.setdefault("model", only)
                 answer = await server.ask(request)
+            except InvalidLineError as error:
+                answer = Answer(error={"code": "invalid_request", "message": str(error)})
+            except RecursionError:  # it could be read and cannot be written
+                answer = Answer(error={"code": "invalid_request", "message": TOO_DEEP})
             answers.add(custom_id, answer)
             on_answer(answer)
 

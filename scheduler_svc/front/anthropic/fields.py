@@ -85,12 +85,14 @@ class ConversationFields(RequestFields):
         description=(
             "`disabled`, the default: the chat template is told so (`enable_thinking`, `thinking`), and a model that "
             "thinks all the same does so unseen. `enabled`: the template is told so, and the answer has `thinking` "
-            "blocks if the model thinks. `adaptive`: the template decides. `budget_tokens` has no effect; "
+            "blocks if the model thinks. `adaptive`: the template or `effort` decides. `budget_tokens` has no effect; "
             "`display` may be `omitted`."
         ),
     )
     output_config: Any = Field(
-        None, description="`format` of type `json_schema`: the answer follows the schema. `effort` has no effect."
+        None,
+        description="`format` of type `json_schema`: the answer follows the schema. `effort` is given to the "
+        "chat template, as `reasoning_effort` of chats.",
     )
 
 

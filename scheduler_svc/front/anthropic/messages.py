@@ -22,7 +22,9 @@ from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.answering import Answering
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.chat_outputs import FEW_PARSED_TOKENS, ChatFormats, ChatOutputs
+from scheduler_svc.front.openai.field_reader import name_ignored
 from scheduler_svc.front.openai.fields import ChatFields
+from scheduler_svc.front.openai.messages import unread_by_template
 from scheduler_svc.front.openai.requests import Asked, asked_chat
 from scheduler_svc.front.openai.routing import Route
 from scheduler_svc.front.openai.streaming import stream_events
@@ -74,6 +76,7 @@ class Messages:
         """Answer one request."""
         call.headers["request-id"] = call.request_id
         _, chat, model = await _in_own_words(self._answering.read(call, MessagesFields, _asked_chat))
+        name_ignored(call.headers, ["output_config.effort"] if unread_by_template(chat.fields, model) else [])
         answering = self._answer_chat(call, chat, model)
         return await _in_own_words(answering, chat.places, chat.asked.numbers)
 
@@ -97,6 +100,7 @@ class Messages:
         """Return how many tokens the prompt of a conversation has."""
         call.headers["request-id"] = call.request_id
         _, chat, model = await _in_own_words(self._answering.read(call, CountTokensFields, _asked_chat))
+        name_ignored(call.headers, ["output_config.effort"] if unread_by_template(chat.fields, model) else [])
 
         def count(model: TextModel, limits: RequestLimits) -> int:
             self._formats.outputs(chat.fields, chat.asked, model)  # refuses its tools, or leaves them out

@@ -5,13 +5,11 @@ from typing import Any
 
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.anthropic.fields import ConversationFields
+from scheduler_svc.front.openai.messages import THINKING_SWITCHES
 from scheduler_svc.front.text.json_text import shown_json
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 _THINKING = ("enabled", "disabled", "adaptive")
-
-# What chat templates call the switch: most the first, DeepSeek's and Granite's the second.
-_SWITCHES = ("enable_thinking", "thinking")
 
 
 def chat_tools(fields: ConversationFields) -> dict[str, Any]:
@@ -38,9 +36,11 @@ def chat_thinking(fields: ConversationFields) -> dict[str, Any]:
     if display not in (None, "summarized", "omitted"):
         raise InvalidFieldError("thinking.display", _shown(display), "summarized, omitted, or unset")
     chat: dict[str, Any] = {"include_reasoning": kind != "disabled" and display != "omitted"}
-    if kind != "adaptive":
-        chat["chat_template_kwargs"] = dict.fromkeys(_SWITCHES, kind == "enabled")
-    return chat
+    effort = _object(fields.output_config or {}, "output_config").get("effort")
+    if not isinstance(effort, str | None):
+        raise InvalidFieldError("output_config.effort", shown_json(effort), "a text, or unset")
+    switches = {} if kind == "adaptive" else dict.fromkeys(THINKING_SWITCHES, kind == "enabled")
+    return {**chat, "reasoning_effort": effort, "chat_template_kwargs": switches}
 
 
 def chat_format(fields: ConversationFields) -> dict[str, Any]:

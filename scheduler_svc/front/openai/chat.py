@@ -19,8 +19,10 @@ from scheduler_svc.front.openai.answering import (
 )
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.chat_outputs import FEW_PARSED_TOKENS, ChatFormats, ChatOutputs, OutputDeltas
+from scheduler_svc.front.openai.field_reader import name_ignored
 from scheduler_svc.front.openai.fields import ChatFields
 from scheduler_svc.front.openai.logprobs import TokenLogprobs
+from scheduler_svc.front.openai.messages import unread_by_template
 from scheduler_svc.front.openai.requests import Asked, asked_chat
 from scheduler_svc.front.openai.sse import ChunkStream
 from scheduler_svc.front.openai.streaming import NULL, Pieces, stream_answer
@@ -47,6 +49,7 @@ class Chat:
     async def answer(self, call: Call) -> web.StreamResponse:
         """Answer one request."""
         fields, asked, model = await self._answering.read(call, ChatFields, asked_chat)
+        name_ignored(call.headers, unread_by_template(fields, model))
         return await in_openai_words(asked, self._answer(call, fields, asked, model))
 
     async def _answer(self, call: Call, fields: ChatFields, asked: Asked, model: TextModel) -> web.StreamResponse:

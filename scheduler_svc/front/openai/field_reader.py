@@ -14,7 +14,7 @@ from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.openai.errors import ApiError
 from scheduler_svc.front.openai.fields import Message, RequestFields, StreamOptions
 from scheduler_svc.front.openai.messages import PART_NOTES
-from scheduler_svc.front.openai.other_fields import NO_EFFECT, REFUSED, FieldRule
+from scheduler_svc.front.openai.other_fields import NO_EFFECT, NO_EFFECT_IN_COMPLETIONS, REFUSED, FieldRule
 from scheduler_svc.front.openai.unknown_fields import in_place_of, inside, refusal_of
 from scheduler_svc.front.text.json_text import shown_json
 
@@ -54,7 +54,9 @@ class OtherFields:
     known_inside: Iterable[str]
 
 
-OPENAI = OtherFields(NO_EFFECT, REFUSED, inside, (*Message.model_fields, *StreamOptions.model_fields))
+OPENAI = OtherFields(
+    {**NO_EFFECT, **NO_EFFECT_IN_COMPLETIONS}, REFUSED, inside, (*Message.model_fields, *StreamOptions.model_fields)
+)
 
 
 class Reader:
@@ -84,8 +86,15 @@ class Reader:
         ignored += islice(self._others.inside(fields, PART_NOTES if refuses else ()), _MAX_NAMED)
         if ignored and refuses:
             raise refusal_of(ignored[0], kind, self._others.no_effect, self._others.known_inside)
-        name_ignored(headers, ignored)
+        name_ignored(headers, [*self._told(fields.model_extra or {}), *ignored])
         return fields
+
+    def _told(self, extra: Mapping[str, object]) -> Iterator[str]:
+        """Yield the fields without effect that an answer names."""
+        for name, value in extra.items():
+            rule = self._others.no_effect.get(name)
+            if rule is not None and rule.is_told and value is not None and value not in rule.neutral:
+                yield name
 
     def _is_known(self, name: str, value: object) -> bool:
         """Return whether a field that is not carried is known. Raises ApiError: it is refused."""

@@ -77,6 +77,14 @@ class TemplateFields(BaseModel):
     add_generation_prompt: bool | None = Field(
         None, description="Whether the prompt ends with the start of the assistant's turn. Default: true."
     )
+    reasoning_effort: str | None = Field(
+        None,
+        description=(
+            "How much to think: given to the chat template as `reasoning_effort`, `enable_thinking` and `thinking` "
+            "(false: `none`). If it reads none of these, the field is named in the header `x-octavo-ignored-fields`."
+        ),
+    )
+    verbosity: str | None = Field(None, description="Given to the chat template, or named in that header.")
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Extra variables for the chat template, such as `enable_thinking`."
     )

@@ -1,6 +1,7 @@
 """The messages of OpenAI's API as those of the native one."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -8,6 +9,7 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.openai.fields import Message, TemplateFields
 from scheduler_svc.front.text.json_text import shown_json
+from scheduler_svc.front.text.text_model import TextModel
 
 # Values of fields that OpenAI's own answers have, so that they can be sent back as they came.
 _EMPTY: tuple[object, ...] = (None, "", [], {})
@@ -30,6 +32,28 @@ PART_NOTES = ("prompt_cache_breakpoint", "cache_control")
 REFUSED_IN_MESSAGES = ("audio", "function_call", "refusal")
 
 
+# What chat templates call the switch of thinking: most the first, DeepSeek's and Granite's the second.
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+
+# Fields that are given to the template, and the variables of which it has to read one.
+_GIVEN = {"reasoning_effort": ("reasoning_effort", *THINKING_SWITCHES), "verbosity": ("verbosity",)}
+
+
+def unread_by_template(fields: TemplateFields, model: TextModel) -> list[str]:
+    """Return the fields that ask the chat template for what it does not know."""
+    template = model.tokenizer.chat_template
+    known = template.variables if template else frozenset[str]()
+    return [name for name, names in _GIVEN.items() if getattr(fields, name) is not None and not known & set(names)]
+
+
+def _variables(fields: TemplateFields) -> dict[str, Any]:
+    """Return the variables that a request gives to the chat template beside the conversation."""
+    effort = fields.reasoning_effort
+    thinking = {} if effort is None else dict.fromkeys(THINKING_SWITCHES, effort != "none")
+    given = {name: value for name in _GIVEN if (value := getattr(fields, name)) is not None}
+    return {**thinking, **given, **(fields.chat_template_kwargs or {})}
+
+
 def chat_messages(messages: Sequence[Message], fields: TemplateFields) -> pb.ChatMessages:
     """Return a conversation for the native API.
 
@@ -38,8 +62,8 @@ def chat_messages(messages: Sequence[Message], fields: TemplateFields) -> pb.Cha
     chat = pb.ChatMessages(messages=[_chat_message(message, place) for place, message in enumerate(messages)])
     if fields.tools:
         chat.tools_json = to_json(fields.tools).decode()
-    if fields.chat_template_kwargs:
-        chat.template_kwargs_json = to_json(fields.chat_template_kwargs).decode()
+    if variables := _variables(fields):
+        chat.template_kwargs_json = to_json(variables).decode()
     if fields.add_generation_prompt is not None:
         chat.add_generation_prompt = fields.add_generation_prompt
     return chat

@@ -14,11 +14,13 @@ class FieldRule:
 
     Attributes:
         neutral: Values that ask for nothing, beside null.
+        is_told: Whether an answer names one without effect in the header of ignored fields, if it is not neutral.
         why: Of a refused one: what is the case, and what serves instead. Of one without effect: why not.
     """
 
     neutral: tuple[object, ...]
     why: str
+    is_told: bool = False
 
 
 _LABEL = "a label for the operator; Octavo ignores it"
@@ -29,9 +31,16 @@ NO_EFFECT: Mapping[str, FieldRule] = {
     "user": FieldRule((), _LABEL),
     "safety_identifier": FieldRule((), _LABEL),
     "metadata": FieldRule((), _LABEL),
+    "store": FieldRule((False,), "nothing is stored; named in `x-octavo-ignored-fields` if it is true", is_told=True),
     "prompt_cache_key": FieldRule((), "the prefix cache goes by content; use `cache_salt` to isolate requests"),
     "prompt_cache_retention": FieldRule((), "cached prefixes are kept until their blocks are needed"),
     "prompt_cache_options": FieldRule((), "cached prefixes are kept until their blocks are needed"),
+}
+
+# Of what has no chat template.
+NO_EFFECT_IN_COMPLETIONS: Mapping[str, FieldRule] = {
+    name: FieldRule((), "in chats the chat template gets it", is_told=True)
+    for name in ("reasoning_effort", "verbosity")
 }
 
 REFUSED: Mapping[str, FieldRule] = {
@@ -42,10 +51,7 @@ REFUSED: Mapping[str, FieldRule] = {
     "functions": FieldRule(([],), "use `tools`"),
     "moderation": FieldRule((), "there is no moderation"),
     "prediction": FieldRule((), "predicted outputs are not supported"),
-    "reasoning_effort": FieldRule((), "set the chat template's own variables with `chat_template_kwargs`"),
-    "verbosity": FieldRule((), "ask for it in the prompt"),
     "service_tier": FieldRule(("auto", "default"), _ONE_MODEL),
-    "store": FieldRule((False,), "nothing is stored"),
     "web_search_options": FieldRule((), "web search is not supported"),
     # vLLM's
     "continue_final_message": FieldRule((False,), "send the rendered text to /v1/completions"),

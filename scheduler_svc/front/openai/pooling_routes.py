@@ -66,9 +66,11 @@ class PoolingRoutes:
 
     def routes(self) -> Mapping[str, Route]:
         """Return them by path."""
-        rerank = Route("POST", self._rerank, "rerank")
+        embed, rerank = Route("POST", self._embed, "embeddings"), Route("POST", self._rerank, "rerank")
         return {
-            "/v1/embeddings": Route("POST", self._embed, "embeddings"),
+            "/v1/embeddings": embed,
+            "/embeddings": embed,  # text-embeddings-inference's and llama.cpp's clients
+            "/rerank": rerank,
             "/v1/rerank": rerank,
             "/v2/rerank": rerank,  # Cohere's newer client
             "/v1/score": Route("POST", self._score, "score"),

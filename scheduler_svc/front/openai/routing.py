@@ -54,6 +54,10 @@ _HOW_TO_SEND = f"{HOW_TO_SEND} (openai: api_key), or x-api-key: TOKEN"
 _SAFE_HEADERS = {"Cache-Control": "no-store", "Server": "octavo", "X-Content-Type-Options": "nosniff"}
 
 
+# Of a route that says why it is not there.
+ANY_METHOD = ""
+
+
 class Access(Enum):
     """Who may call a path, where the scheduler asks who calls."""
 
@@ -169,9 +173,9 @@ class Routes:
         route = self._routes.get(path)
         self._check_origin(request, may_be_foreign=route is not None and route.is_page)
         if route is None:
-            paths = ", ".join(self._routes).replace("{}", "NAME")
+            paths = ", ".join(path for path, route in self._routes.items() if route.method).replace("{}", "NAME")
             raise ApiError(HTTPStatus.NOT_FOUND, f"unknown path; the paths are {paths}")
-        if request.method != route.method and not (request.method == "HEAD" and route.method == "GET"):
+        if request.method != route.method != ANY_METHOD and not (request.method == "HEAD" and route.method == "GET"):
             headers = {"Allow": route.method}
             message = f"{request.path} answers {route.method}, and not this method"
             raise ApiError(HTTPStatus.METHOD_NOT_ALLOWED, message, headers=headers)

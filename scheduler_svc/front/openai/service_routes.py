@@ -24,9 +24,9 @@ from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import ApiError, api_error
-from scheduler_svc.front.openai.field_reader import Reader
+from scheduler_svc.front.openai.field_reader import Reader, name_ignored
 from scheduler_svc.front.openai.fields import DetokenizeFields, TokenizeFields
-from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
+from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages, unread_by_template
 from scheduler_svc.front.openai.requests import extend_ids
 from scheduler_svc.front.openai.routing import Access, Route
 from scheduler_svc.front.text.text_model import TextModel, check_model
@@ -147,6 +147,7 @@ class ServiceRoutes:
                 request.text = fields.prompt or ""
             else:
                 request.messages.CopyFrom(chat_messages(fields.messages, fields))
+                name_ignored(call.headers, unread_by_template(fields, model))
             if fields.add_special_tokens is not None:
                 request.add_special_tokens = fields.add_special_tokens
             ids = list(tokenization.tokenize(request, model, limits).token_ids)

@@ -54,7 +54,7 @@ def openai_server(
     routes = {
         "/v1/chat/completions": Route("POST", Chat(answering, formats).answer, "chat_completions"),
         "/v1/completions": Route("POST", Completions(answering).answer, "completions"),
-        "/v1/responses": Route("POST", responses.answer, "responses"),
+        **responses.routes(),
         **Messages(models, Answering(models, Reader(unknown, OTHER_FIELDS)), formats).routes(),
         **PoolingRoutes(models, reader).routes(),
         **ServiceRoutes(models, reader, collect).routes(),

@@ -12,7 +12,7 @@ from scheduler_svc.front.openai.fields import ChatFields, DecodingFields
 from scheduler_svc.front.openai.requests import Asked, asked_chat
 from scheduler_svc.front.responses.conversation import chat_conversation
 from scheduler_svc.front.responses.fields import INCLUDABLE, LOGPROBS, ResponseFields
-from scheduler_svc.front.responses.tools import chat_format, chat_reasoning, chat_tools
+from scheduler_svc.front.responses.tools import ChatTools, chat_format, chat_reasoning, chat_tools
 from scheduler_svc.front.text.json_text import shown_json
 
 _T = TypeVar("_T")
@@ -21,6 +21,9 @@ _NAMES = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_outpu
 _NAMES |= {name: name for name in ("text", "prompt")}  # elsewhere they are prompts
 _OF_TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?(.*)")
 _OF_MESSAGE = re.compile(r"messages\[(\d+)\](.*)")
+
+# What has no effect here and stands in answers all the same, as the schema of Open Responses asks.
+_ECHOED_AS_SENT = ("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
 _FORMATS = ("response_format.json_schema", "response_format")
 
 
@@ -31,12 +34,14 @@ class AskedChat:
     Attributes:
         fields: In the words of chats.
         asked: In the terms of the native API.
+        tools: The tools of the chat.
         left_out: The paths of what is left out, as it can be done without.
         rename: Returns the name that this API has for a field of the chat.
     """
 
     fields: ChatFields
     asked: Asked
+    tools: ChatTools
     left_out: Sequence[str]
     rename: Callable[[str], str]
 
@@ -63,7 +68,7 @@ def _asked_chat(fields: ResponseFields, limits: RequestLimits) -> AskedChat:
         if found := _OF_MESSAGE.fullmatch(name):
             return conversation.places[int(found[1])] + found[2].replace("_json", "")
         if found := _OF_TOOL.fullmatch(name):
-            return f"tools[{tools.places[int(found[1])]}]{found[2]}"
+            return f"{tools.places[int(found[1])]}{found[2]}"
         for prefix in _FORMATS:
             if name.startswith(prefix):
                 return "text.format" + name.removeprefix(prefix)
@@ -74,7 +79,7 @@ def _asked_chat(fields: ResponseFields, limits: RequestLimits) -> AskedChat:
     except InvalidFieldError as error:
         raise InvalidFieldError(rename(error.field), error.value, error.limit) from error
     asked = replace(asked, names={**asked.names, **_NAMES})
-    return AskedChat(chat, asked, [*tools.left_out, *left_out, *conversation.left_out], rename)
+    return AskedChat(chat, asked, tools, [*tools.left_out, *left_out, *conversation.left_out], rename)
 
 
 async def in_own_words(chat: AskedChat, doing: Awaitable[_T]) -> _T:
@@ -101,7 +106,7 @@ def _check(fields: ResponseFields) -> None:
         raise InvalidFieldError("truncation", shown_json(fields.truncation), rule)
 
 
-def echoed(fields: ResponseFields, chat: ChatFields) -> Mapping[str, Any]:
+def echoed(fields: ResponseFields, tools: ChatTools) -> Mapping[str, Any]:
     """Return what an answer repeats of its request: what was carried, and defaults for the rest."""
     reasoning = fields.reasoning or {}
     text_format = (fields.text or {}).get("format") or {"type": "text"}
@@ -113,9 +118,11 @@ def echoed(fields: ResponseFields, chat: ChatFields) -> Mapping[str, Any]:
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "text": {"format": text_format},
         "tool_choice": fields.tool_choice or "auto",
-        "tools": [{"type": "function", **tool["function"]} for tool in chat.tools or ()],
+        "tools": tools.told,
         "top_logprobs": fields.top_logprobs or 0,
         "truncation": "disabled",
+        **dict.fromkeys(_ECHOED_AS_SENT),
+        **{name: value for name, value in (fields.model_extra or {}).items() if name in _ECHOED_AS_SENT},
         "previous_response_id": None,
         "background": False,
         "store": False,

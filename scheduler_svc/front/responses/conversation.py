@@ -11,7 +11,8 @@ from typing import Any
 
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.openai.fields import Message
-from scheduler_svc.front.responses.fields import ITEM_FIELDS, TEXT_PARTS, ResponseFields
+from scheduler_svc.front.responses.fields import ITEM_FIELDS, ITEMS_LEFT_OUT, TEXT_PARTS, ResponseFields
+from scheduler_svc.front.responses.tools import ToolName, custom_arguments
 from scheduler_svc.front.text.json_text import shown_json
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -19,6 +20,13 @@ _INSTRUCTIONS = ("system", "developer")
 
 # In front of reasoning that was written here; that of other servers nobody can read.
 _READABLE = "octavo:"
+
+# What must be there in place of items that stand for what another server keeps.
+_INSTEAD = {
+    "item_reference": "the item itself, as nothing is stored: with `store` false agents send items whole (Vercel's AI "
+    "SDK: providerOptions.openai.store)",
+    "compaction": "the items that it stands for, or a message that sums them up: only the server that made it reads it",
+}
 
 
 @dataclass(slots=True)
@@ -51,15 +59,19 @@ class ChatConversation:
         """Add an item of the input. Raises InvalidFieldError: it is wrong."""
         if not isinstance(item, Mapping):
             raise InvalidFieldError(path, _shown(item), "an object")
-        match item.get("type", "message"):
+        match _kind(item):
             case "message":
                 self._add_message(item, path)
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 self._add_call(item, path)
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 self._add_output(item, path)
             case "reasoning":
                 self._add_reasoning(item, path)
+            case str(kind) if kind in ITEMS_LEFT_OUT:
+                self.left_out.append(f"{path}.{kind}")
+            case str(kind) if kind in _INSTEAD:
+                raise InvalidFieldError(f"{path}.type", _shown(kind), _INSTEAD[kind])
             case kind:
                 rule = f"one of {', '.join(ITEM_FIELDS)}: the others are of tools or of storage that do not exist here"
                 raise InvalidFieldError(f"{path}.type", _shown(kind), rule)
@@ -78,7 +90,13 @@ class ChatConversation:
             self.add(path, role=role, content=text)
 
     def _add_call(self, item: Mapping[str, Any], path: str) -> None:
-        call_id, name, arguments = (_string(item, path, field) for field in ("call_id", "name", "arguments"))
+        call_id, name = (_string(item, path, field) for field in ("call_id", "name"))
+        if item["type"] == "custom_tool_call":
+            arguments = custom_arguments(_string(item, path, "input"))
+        else:
+            arguments = _string(item, path, "arguments")
+        if item.get("namespace") is not None:
+            name = ToolName(name, _string(item, path, "namespace")).in_chat
         if call_id in self._call_ids:
             raise InvalidFieldError(f"{path}.call_id", shown_json(call_id), "unlike the ids of the calls before")
         self._call_ids.add(call_id)
@@ -89,7 +107,7 @@ class ChatConversation:
     def _add_output(self, item: Mapping[str, Any], path: str) -> None:
         call_id = _string(item, path, "call_id")
         if call_id not in self._call_ids:
-            rule = "the call_id of a function_call in front of it"
+            rule = "the call_id of a function_call or custom_tool_call in front of it"
             raise InvalidFieldError(f"{path}.call_id", shown_json(call_id), rule)
         self.add(path, role="tool", tool_call_id=call_id, content=_text(item.get("output"), f"{path}.output"))
 
@@ -127,6 +145,12 @@ def chat_conversation(fields: ResponseFields) -> ChatConversation:
 def encrypted(reasoning: str) -> str:
     """Return reasoning as clients take it without reading it."""
     return _READABLE + base64.b64encode(reasoning.encode()).decode()
+
+
+def _kind(item: Mapping[str, Any]) -> object:
+    """Return the type of an item; messages and references may have none."""
+    is_reference = item.get("type") is None and "id" in item and not item.keys() - {"type", "id"}
+    return "item_reference" if is_reference else item.get("type", "message")
 
 
 def _decoded(content: object) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -19,6 +19,8 @@ from scheduler_svc.front.openai.chat_outputs import FEW_PARSED_TOKENS, ChatForma
 from scheduler_svc.front.openai.errors import ApiError
 from scheduler_svc.front.openai.field_reader import name_ignored
 from scheduler_svc.front.openai.logprobs import TokenLogprobs
+from scheduler_svc.front.openai.messages import unread_by_template
+from scheduler_svc.front.openai.routing import ANY_METHOD, Route
 from scheduler_svc.front.openai.sse import EventStream
 from scheduler_svc.front.openai.streaming import stream_events
 from scheduler_svc.front.output import Delta
@@ -30,6 +32,22 @@ from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.request.outputs import FinishReason
 
 Json = dict[str, Any]
+
+PATH = "/v1/responses"
+
+# The parameters that an answer tells, sent or not.
+_NUMBERS = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+
+# What this API calls the fields that the chat template gets.
+_PATHS = {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
+
+# Why the other endpoints of the API are not there, by the end of their paths.
+_NOT_STORED = "responses are not stored: keep the answer, and send the whole conversation as `input`"
+_WHY_NOT = {
+    "cancel": "a response runs while its connection is open: close it to cancel",
+    "compact": "nothing is compacted: send the items that shall stay, or a message that sums them up",
+    "input_tokens": "no tokens of items are counted: `usage` has them, and /tokenize counts those of chats",
+}
 
 
 class Responses:
@@ -44,10 +62,22 @@ class Responses:
         self._answering = answering
         self._formats = formats
 
-    async def answer(self, call: Call) -> web.StreamResponse:
+    def routes(self) -> Mapping[str, Route]:
+        """Return them by path."""
+        return {
+            PATH: Route("POST", self._answer_call, "responses"),
+            f"{PATH}/{{}}": Route(ANY_METHOD, self._say_why_not),
+        }
+
+    async def _say_why_not(self, call: Call) -> web.StreamResponse:
+        why = _WHY_NOT.get(call.request.path.rpartition("/")[2], _NOT_STORED)
+        raise ApiError(HTTPStatus.NOT_FOUND, f"{call.request.method} {call.request.path[:64]} is not here: {why}")
+
+    async def _answer_call(self, call: Call) -> web.StreamResponse:
         """Answer one request."""
         fields, chat, model = await self._answering.read(call, ResponseFields, asked_response)
-        name_ignored(call.headers, chat.left_out)
+        unread = [_PATHS[name] for name in unread_by_template(chat.fields, model)]
+        name_ignored(call.headers, [*chat.left_out, *unread])
         return await in_own_words(chat, self._answer(call, fields, chat, model))
 
     async def _answer(
@@ -90,13 +120,15 @@ class _Answer:
             "object": "response",
             "created_at": int(time.time()),
             "model": model.name,
-            **echoed(fields, chat.fields),
-            **{name: _number(fields, response, name) for name in ("temperature", "top_p")},
+            **echoed(fields, chat.tools),
+            **{name: _number(fields, response, name) for name in _NUMBERS},
         }
         self._events = EventWriter()
         tells_summary = (fields.reasoning or {}).get("summary") not in (None, "none")
         encrypts = ENCRYPTED_REASONING in (fields.include or ())
-        self._items = Items(response.request_id, self._events, tells_summary=tells_summary, encrypts=encrypts)
+        self._items = Items(
+            response.request_id, self._events, chat.tools.names, tells_summary=tells_summary, encrypts=encrypts
+        )
 
     def begin(self) -> bytes:
         """Return the first events."""
@@ -155,10 +187,10 @@ class _Answer:
         }
         if is_cut:
             return self._content("incomplete", usage=usage, incomplete_details={"reason": "max_output_tokens"})
-        return self._content("completed", usage=usage)
+        return self._content("completed", usage=usage, completed_at=int(time.time()))
 
     def _content(self, status: str, **more: Any) -> Json:
-        empty = {"error": None, "incomplete_details": None, "usage": None}
+        empty = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
         return {**self._head, "status": status, "output": self._items.done, **empty, **more}
 
 

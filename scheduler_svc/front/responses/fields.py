@@ -28,9 +28,16 @@ INCLUDABLE = (
 ITEM_FIELDS: Mapping[str, tuple[str, ...]] = {
     "message": ("role", "content", "phase"),
     "function_call": ("call_id", "name", "arguments", "namespace", "caller"),
-    "function_call_output": ("call_id", "output", "caller"),
+    "function_call_output": ("call_id", "output", "caller", "name", "namespace"),
+    "custom_tool_call": ("call_id", "name", "input", "namespace", "caller"),
+    "custom_tool_call_output": ("call_id", "output", "caller", "name"),
     "reasoning": ("summary", "content", "encrypted_content"),
 }
+
+# Notes of what another server did with tools that do not exist here: what came of it is in the messages.
+ITEMS_LEFT_OUT = (
+    *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_list_tools"),
+)
 _OF_EVERY_ITEM = ("type", "id", "status", "internal_chat_message_metadata_passthrough")
 
 # The parts of a message, of an output and of reasoning that are texts, and the field with the text.
@@ -46,11 +53,19 @@ _OF_PARTS = ("type", "text", "refusal", "annotations", "logprobs", "prompt_cache
 
 TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 
+# What a tool may have that asks for nothing here: where calls may come from, and tools that are shown later.
+_OF_EVERY_TOOL = ("allowed_callers", "defer_loading", "output_schema")
+_FIELDS_OF_TOOLS: Mapping[str, tuple[str, ...]] = {
+    "function": (*TOOL_FIELDS, *_OF_EVERY_TOOL),
+    "custom": ("type", "name", "description", "format", *_OF_EVERY_TOOL),
+    "namespace": ("type", "name", "description", "tools"),
+}
+
 # The fields of objects that a request has once.
 _OBJECT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "text": ("format",),
     "reasoning": ("effort", "summary"),
-    "tool_choice": ("type", "name", "mode", "tools"),
+    "tool_choice": ("type", "name", "namespace", "mode", "tools"),
 }
 
 
@@ -59,8 +74,10 @@ class ResponseFields(DecodingFields):
 
     input: str | list[Any] = Field(
         description=(
-            "A string, or a list of items: `message`, `function_call`, `function_call_output`, `reasoning`. Parts that "
-            "are not texts, and all other items, are rejected."
+            "A string, or a list of items: `message`, `function_call`, `custom_tool_call`, the output of either, and "
+            "`reasoning`. What another server's tools did is left out: "
+            f"{', '.join(f'`{kind}`' for kind in ITEMS_LEFT_OUT)}. Parts that are not texts, and all other items, are "
+            "rejected."
         )
     )
     instructions: str | None = Field(None, description="A system message in front of the input.")
@@ -70,8 +87,10 @@ class ResponseFields(DecodingFields):
     tools: list[Any] | None = Field(
         None,
         description=(
-            "Functions that the model may call; `strict` true holds the arguments to `parameters`. Tools of other "
-            "types do not exist here: they are left out, and named in the header `x-octavo-ignored-fields`."
+            "What the model may call: `function`, of which `strict` true holds the arguments to `parameters`; "
+            "`custom`, to the model a function of one text, whose `format` is told and not held; and `namespace` with "
+            "such tools, to the model NAMESPACE__NAME. Other tools do not exist here: they are left out, and named in "
+            "the header `x-octavo-ignored-fields`."
         ),
     )
     tool_choice: Any = Field(
@@ -86,13 +105,13 @@ class ResponseFields(DecodingFields):
         None,
         description=(
             "`format`: `text`, `json_object`, or `json_schema`, which holds with `strict` true; otherwise the last "
-            "message of the user asks for it. `verbosity` is left out, and named as above."
+            "message of the user asks for it. `verbosity` is given to the chat template, or named as above."
         ),
     )
     reasoning: Any = Field(
         None,
         description=(
-            "`effort` is given to the chat template, as `reasoning_effort` and `enable_thinking` (false: `none`). With "
+            "`effort` is given to the chat template as in chats, or named as above. With "
             "`summary` the reasoning is told as a summary, whole; without it as `reasoning_text`."
         ),
     )
@@ -117,7 +136,6 @@ class ResponseFields(DecodingFields):
 
 NO_EFFECT: Mapping[str, FieldRule] = {
     **{name: rule for name, rule in NO_EFFECT_IN_CHATS.items() if name != "metadata"},
-    "store": FieldRule((), "nothing is stored; the answer says `store: false`"),
     "max_tool_calls": FieldRule((), "it counts calls of built-in tools, of which there are none"),
     "client_metadata": FieldRule((), "a label for the operator; Octavo ignores it"),
 }
@@ -155,8 +173,16 @@ def unknown_inside(fields: RequestFields, notes: Collection[str]) -> Iterator[st
         if name != "text":  # what is left out there is named whatever is asked for
             yield from _unknown(getattr(fields, name), name, known)
     for place, tool in enumerate(fields.tools or ()):
-        if isinstance(tool, Mapping) and tool.get("type") == "function":
-            yield from _unknown(tool, f"tools[{place}]", TOOL_FIELDS)
+        yield from _unknown_in_tool(tool, f"tools[{place}]")
+        inner = tool.get("tools") if isinstance(tool, Mapping) and tool.get("type") == "namespace" else None
+        for number, one in enumerate(inner if isinstance(inner, list) else ()):
+            yield from _unknown_in_tool(one, f"tools[{place}].tools[{number}]")
+
+
+def _unknown_in_tool(tool: object, path: str) -> Iterator[str]:
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    if isinstance(kind, str) and kind in _FIELDS_OF_TOOLS:
+        yield from _unknown(tool, path, _FIELDS_OF_TOOLS[kind])
 
 
 def _unknown(value: object, path: str, known: Collection[str]) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
     output_item.added, content_part.added, output_text.delta..., output_text.done, content_part.done, output_item.done
 
-A part of reasoning is told alike, as `reasoning_text` or as a summary; a call has arguments and no part. What comes
-with every token is written once for each item.
+A part of reasoning is told alike, as `reasoning_text` or as a summary; a call has arguments, or the input of a custom
+tool, and no part. What comes with every token is written once for each item.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from pydantic_core import to_json
 
 from scheduler_svc.front.anthropic.blocks import BlockBegin, BlockDelta, BlockEnd, BlockEvent
 from scheduler_svc.front.responses.conversation import encrypted
+from scheduler_svc.front.responses.tools import ToolName, custom_input
 
 Json = dict[str, Any]
 
@@ -21,6 +22,10 @@ _TEXT = ("response.output_text", "response.content_part", "content_index")
 _REASONING = ("response.reasoning_text", "response.content_part", "content_index")
 _SUMMARY = ("response.reasoning_summary_text", "response.reasoning_summary_part", "summary_index")
 _ARGUMENTS = ("response.function_call_arguments", "", "")
+_INPUT = ("response.custom_tool_call_input", "", "")
+
+# The field of a call with what it says.
+_OF_CALLS = {_ARGUMENTS: "arguments", _INPUT: "input"}
 
 
 class EventWriter:
@@ -45,6 +50,7 @@ class Items:
     Args:
         response_id: Of the answer; the ids of its items derive from it.
         events: Writes the events.
+        tools: What the client calls them, by their names in the chat.
         tells_summary: Whether reasoning is told as a summary.
         encrypts: Whether reasoning also comes as clients take it without reading it.
 
@@ -52,10 +58,19 @@ class Items:
         done: The items that are complete.
     """
 
-    def __init__(self, response_id: str, events: EventWriter, *, tells_summary: bool, encrypts: bool) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        events: EventWriter,
+        tools: Mapping[str, ToolName],
+        *,
+        tells_summary: bool,
+        encrypts: bool,
+    ) -> None:
         self.done: list[Json] = []
         self._owner = response_id.removeprefix("resp_")
         self._events = events
+        self._tools = tools
         self._tells_summary = tells_summary
         self._encrypts = encrypts
         self._item: Json = {}
@@ -84,7 +99,7 @@ class Items:
                 case BlockBegin():
                     written += self._begin(one)
                 case BlockEnd():
-                    is_incomplete = is_cut and one is last and self._kind is not _ARGUMENTS
+                    is_incomplete = is_cut and one is last and self._kind not in _OF_CALLS
                     written += self._end("incomplete" if is_incomplete else "completed")
         return b"".join(written)
 
@@ -92,9 +107,12 @@ class Items:
         self._texts, self._logprobs = [], []
         match block.kind:
             case "tool_use":
-                self._kind = _ARGUMENTS
-                item = {"id": f"fc_{self._owner}_{block.index}", "type": "function_call"}
-                self._item = {**item, "call_id": block.id, "name": block.name, "arguments": ""}
+                tool = self._tools.get(block.name, ToolName(block.name))
+                self._kind = _INPUT if tool.is_custom else _ARGUMENTS
+                kind, short = ("custom_tool_call", "ctc") if tool.is_custom else ("function_call", "fc")
+                item = {"id": f"{short}_{self._owner}_{block.index}", "type": kind, "call_id": block.id}
+                of_namespace = {} if tool.namespace is None else {"namespace": tool.namespace}
+                self._item = {**item, "name": tool.name, **of_namespace, _OF_CALLS[self._kind]: ""}
             case "thinking":
                 self._kind = _SUMMARY if self._tells_summary else _REASONING
                 self._item = {"id": f"rs_{self._owner}_{block.index}", "type": "reasoning", "summary": []}
@@ -112,6 +130,8 @@ class Items:
         return [added, self._events.event(f"{part}.added", **self._place, part=self._part())] if part else [added]
 
     def _delta(self, text: str, logprobs: Sequence[Json]) -> bytes:
+        if self._kind is _INPUT:  # a call is told whole
+            text = custom_input(text)
         self._texts.append(text)
         rest = b""
         if self._kind is _TEXT:
@@ -122,7 +142,7 @@ class Items:
     def _end(self, status: str) -> list[bytes]:
         text, event = "".join(self._texts), self._events.event
         delta, part, _ = self._kind
-        told: Json = {"arguments" if self._kind is _ARGUMENTS else "text": text}
+        told: Json = {_OF_CALLS.get(self._kind, "text"): text}
         if self._kind is _TEXT:
             told["logprobs"] = self._logprobs
         written = [event(f"{delta}.done", **self._place, **told)]
@@ -141,8 +161,8 @@ class Items:
 
     def _content(self, text: str) -> Mapping[str, Any]:
         """Return what a complete item has that it had not at its beginning."""
-        if self._kind is _ARGUMENTS:
-            return {"arguments": text}
+        if self._kind in _OF_CALLS:
+            return {_OF_CALLS[self._kind]: text}
         name = "summary" if self._kind is _SUMMARY else "content"
         is_told = self._kind is not _TEXT and self._encrypts
         return {name: [self._part()], **({"encrypted_content": encrypted(text)} if is_told else {})}

@@ -1,14 +1,38 @@
 """Tools, their choice, the format of the text, and reasoning of the Responses API, as a chat has them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from pydantic_core import from_json, to_json
 
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.responses.fields import TOOL_FIELDS, ResponseFields
 from scheduler_svc.front.text.json_text import shown_json
 
-_CHOICES = '"auto", "none", "required", {"type": "function", "name": ...}, or {"type": "allowed_tools", ...}'
+_CHOICES = (
+    '"auto", "none", "required", {"type": "function" or "custom", "name": ...}, or {"type": "allowed_tools", ...}'
+)
+
+# Between a namespace and a name in a chat, as vLLM has it.
+_OF_NAMESPACE = "__"
+
+# The one argument that the function has which stands for a custom tool, as Codex has it for servers without these.
+_INPUT = "input"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolName:
+    """How a client knows a tool: `namespace` if it is in one, `is_custom` if it takes a text and no JSON."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+    @property
+    def in_chat(self) -> str:
+        """What a chat calls it."""
+        return self.name if self.namespace is None else f"{self.namespace}{_OF_NAMESPACE}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,50 +41,114 @@ class ChatTools:
 
     Attributes:
         chat: The fields of the chat.
-        places: Which tool of the request each of the chat's is.
-        left_out: The paths of the tools that do not exist here, with their types.
+        places: Where in the request each of the chat's is.
+        names: What the client calls them, by their names in the chat.
+        told: The tools of the request that are carried, as an answer repeats them.
+        left_out: The paths of the tools that do not exist here, with their types, and of formats that are not held.
     """
 
-    chat: Mapping[str, Any]
-    places: list[int]
-    left_out: list[str]
+    chat: Mapping[str, Any] = field(default_factory=dict)
+    places: list[str] = field(default_factory=list)
+    names: dict[str, ToolName] = field(default_factory=dict)
+    told: list[Mapping[str, Any]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
 
 def chat_tools(fields: ResponseFields) -> ChatTools:
     """Return the tools of a request. Raises InvalidFieldError: one is wrong, or `tool_choice` is."""
-    functions: dict[int, dict[str, Any]] = {}
-    left_out = []
+    tools, functions = ChatTools(), dict[str, dict[str, Any]]()  # by place
     for place, tool in enumerate(fields.tools or ()):
-        kind = tool.get("type") if isinstance(tool, Mapping) else None
-        if not isinstance(kind, str):
-            raise InvalidFieldError(f"tools[{place}]", _shown(tool), "an object with a type")
-        if kind == "function":
-            values = {name: tool[name] for name in TOOL_FIELDS[1:] if tool.get(name) is not None}
-            functions[place] = {"type": "function", "function": values}
-        else:
-            left_out.append(f"tools[{place}].{kind}")
-    choice, allowed = _choice(fields.tool_choice, functions)
-    places = [place for place in functions if allowed is None or functions[place]["function"].get("name") in allowed]
+        path = f"tools[{place}]"
+        if _kind(tool, path) != "namespace":
+            _add(tool, path, None, tools, functions)
+            continue
+        namespace, inner = tool.get("name"), tool.get("tools")
+        if not isinstance(namespace, str):
+            raise InvalidFieldError(f"{path}.name", _shown(namespace), "a text")
+        if not isinstance(inner, list):
+            raise InvalidFieldError(f"{path}.tools", _shown(inner), "an array of tools")
+        for number, one in enumerate(inner):
+            _add(one, f"{path}.tools[{number}]", namespace, tools, functions)
+        tools.told.append(tool)
+    choice, allowed = _choice(fields.tool_choice, tools.names)
+    places = [place for place, function in functions.items() if allowed is None or function.get("name") in allowed]
     if not places:
         if choice not in (None, "auto", "none"):
             rule = "auto, none or unset: no tool of the request is a function"
             raise InvalidFieldError("tool_choice", shown_json(fields.tool_choice), rule)
-        return ChatTools({}, [], left_out)
+        return tools
     chat = {
-        "tools": [functions[place] for place in places],
+        "tools": [{"type": "function", "function": functions[place]} for place in places],
         "tool_choice": choice,
         "parallel_tool_calls": fields.parallel_tool_calls,
     }
-    return ChatTools(chat, places, left_out)
+    return replace(tools, chat=chat, places=places)
 
 
-def _choice(sent: Any, functions: Mapping[int, Mapping[str, Any]]) -> tuple[Any, set[str] | None]:
+def _add(tool: Any, path: str, namespace: str | None, tools: ChatTools, functions: dict[str, dict[str, Any]]) -> None:
+    """Take a tool, unless it is of a type that does not exist here."""
+    kind = _kind(tool, path)
+    if kind not in ("function", "custom"):
+        tools.left_out.append(f"{path}.{kind}")
+        return
+    if kind == "custom":
+        values = _function_of_custom(tool, path, tools.left_out)
+    else:
+        values = {name: tool[name] for name in TOOL_FIELDS[1:] if tool.get(name) is not None}
+    functions[path] = values
+    if namespace is None:
+        of_function = {"type": kind, "name": "", "description": None, "parameters": None, "strict": False, **values}
+        tools.told.append(of_function if kind == "function" else tool)
+    if isinstance(values.get("name"), str):
+        name = ToolName(values["name"], namespace, kind == "custom")
+        values["name"] = name.in_chat
+        tools.names[name.in_chat] = name
+
+
+def _function_of_custom(tool: Mapping[str, Any], path: str, left_out: list[str]) -> dict[str, Any]:
+    """Return the function that stands for a tool that takes a text; its grammar is told and not held."""
+    text = {"type": "string"}
+    asked = _object(tool.get("format"), f"{path}.format")
+    if asked.get("type") not in (None, "text"):
+        left_out.append(f"{path}.format")
+        text["description"] = f"Follows this {asked.get('syntax')} grammar:\n{asked.get('definition')}"
+    values = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+    parameters = {"type": "object", "properties": {_INPUT: text}, "required": [_INPUT], "additionalProperties": False}
+    return {**values, "parameters": parameters}
+
+
+def custom_arguments(text: str) -> str:
+    """Return the arguments of a call of the function that stands for a custom tool."""
+    return to_json({_INPUT: text}).decode()
+
+
+def custom_input(arguments: str) -> str:
+    """Return the text in the arguments of a call: the only one in them, else all that the model wrote."""
+    try:
+        parsed = from_json(arguments)
+    except ValueError:
+        return arguments
+    if not isinstance(parsed, dict):
+        return arguments
+    values = [parsed[_INPUT]] if _INPUT in parsed else list(parsed.values())
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else arguments
+
+
+def _kind(tool: Any, path: str) -> str:
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    if not isinstance(kind, str):
+        raise InvalidFieldError(path, _shown(tool), "an object with a type")
+    return kind
+
+
+def _choice(sent: Any, names: Mapping[str, ToolName]) -> tuple[Any, set[str] | None]:
     """Return the choice of a chat, and the names of the only tools that the model gets; None: it gets all."""
     if sent is None or sent in ("auto", "none", "required"):
         return sent, None
     kind = sent.get("type") if isinstance(sent, Mapping) else None
-    if kind == "function":
-        return {"type": "function", "function": {"name": sent.get("name")}}, None
+    if kind in ("function", "custom"):
+        [name, *_] = [*_named(sent, names), sent.get("name")]
+        return {"type": "function", "function": {"name": name}}, None
     if kind != "allowed_tools":
         raise InvalidFieldError("tool_choice", shown_json(sent), f"{_CHOICES}: other tools do not exist here")
     mode, tools = sent.get("mode"), sent.get("tools")
@@ -68,38 +156,51 @@ def _choice(sent: Any, functions: Mapping[int, Mapping[str, Any]]) -> tuple[Any,
         raise InvalidFieldError("tool_choice.mode", _shown(mode), '"auto" or "required"')
     if not isinstance(tools, list) or not tools:
         raise InvalidFieldError("tool_choice.tools", _shown(tools), "an array of tools")
-    known = {tool["function"].get("name") for tool in functions.values()}
+    allowed = set[str]()
     for place, tool in enumerate(tools):
-        is_function = isinstance(tool, Mapping) and tool.get("type") == "function"
-        if not is_function or not isinstance(tool.get("name"), str) or tool["name"] not in known:
+        found = _named(tool, names) if isinstance(tool, Mapping) else []
+        if not found:
             raise InvalidFieldError(f"tool_choice.tools[{place}]", _shown(tool), "a function in tools")
-    return mode, {tool["name"] for tool in tools}
+        allowed |= set(found)
+    return mode, allowed
+
+
+def _named(tool: Mapping[str, Any], names: Mapping[str, ToolName]) -> list[str]:
+    """Return the names in the chat of what a choice names: a tool, or all of a namespace."""
+    kind, sent, namespace = tool.get("type"), tool.get("name"), tool.get("namespace")
+    if kind == "namespace":
+        return [flat for flat, name in names.items() if name.namespace == sent]
+    wanted = (sent, namespace, kind == "custom")
+    return [flat for flat, name in names.items() if (name.name, name.namespace, name.is_custom) == wanted]
+
+
+_OF_TEXT = ("format", "verbosity")
 
 
 def chat_format(fields: ResponseFields) -> tuple[dict[str, Any], list[str]]:
-    """Return the format of a chat's answer, and the paths of what is left out. Raises InvalidFieldError."""
+    """Return the format and verbosity of a chat, and the paths of what is left out. Raises InvalidFieldError."""
     text = _object(fields.text, "text")
-    left_out = [f"text.{name}" for name, value in text.items() if name != "format" and value is not None]
+    verbosity = text.get("verbosity")
+    if not isinstance(verbosity, str | None):
+        raise InvalidFieldError("text.verbosity", shown_json(verbosity), "a text, or unset")
+    left_out = [f"text.{name}" for name, value in text.items() if name not in _OF_TEXT and value is not None]
     asked = _object(text.get("format"), "text.format")
     if not asked:
-        return {}, left_out
+        return {"verbosity": verbosity}, left_out
     kind = asked.get("type")
     if kind == "json_schema":
         rest = {name: value for name, value in asked.items() if name != "type"}
-        return {"response_format": {"type": kind, "json_schema": rest}}, left_out
-    return {"response_format": asked}, left_out
+        return {"response_format": {"type": kind, "json_schema": rest}, "verbosity": verbosity}, left_out
+    return {"response_format": asked, "verbosity": verbosity}, left_out
 
 
 def chat_reasoning(fields: ResponseFields) -> dict[str, Any]:
-    """Return the variables of the chat template that say how much to think. Raises InvalidFieldError: it is wrong."""
+    """Return what a chat says of how much to think. Raises InvalidFieldError: it is wrong."""
     reasoning = _object(fields.reasoning, "reasoning")
     for name in ("effort", "summary"):
         if not isinstance(reasoning.get(name), str | None):
             raise InvalidFieldError(f"reasoning.{name}", shown_json(reasoning[name]), "a text, or unset")
-    effort = reasoning.get("effort")
-    asked = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    variables = {**asked, **(fields.chat_template_kwargs or {})}
-    return {"chat_template_kwargs": variables} if variables else {}
+    return {"reasoning_effort": reasoning.get("effort"), "chat_template_kwargs": fields.chat_template_kwargs}
 
 
 def _object(value: Any, path: str) -> Mapping[str, Any]:

@@ -42,6 +42,7 @@ class ChatTemplate:
     Attributes:
         source: As above.
         knows_tools: Whether the tools of a request come into the prompt.
+        variables: The names that it reads.
 
     Raises: jinja2.TemplateError: the source is not a template.
     """
@@ -50,6 +51,7 @@ class ChatTemplate:
         self._template = SandboxedTemplate(source)
         self._special_tokens = dict(special_tokens)
         self.source = source
+        self.variables = self._template.variables
         self._roles = TemplateRoles(lambda messages: self._probe(messages, None))
         shown_by = [name for name in _TOOL_VARIABLES if _PROBE_NAME in self._probe([_HELLO], name)]
         self.knows_tools = bool(shown_by)

@@ -22,7 +22,7 @@ from types import BuiltinMethodType, MethodType
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import ext, nodes
+from jinja2 import ext, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
@@ -73,6 +73,9 @@ class SandboxedTemplate:
     Args:
         source: The Jinja source.
 
+    Attributes:
+        variables: The names that it reads and does not set itself.
+
     Raises: jinja2.TemplateError: the source is not a template.
     """
 
@@ -81,6 +84,7 @@ class SandboxedTemplate:
         try:
             tree = _guarded(environment.parse(source))
             code = environment.compile(tree)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except (MemoryError, RecursionError, SyntaxError) as error:  # Python's own limits on nesting
             raise jinja2.TemplateError(f"it cannot be compiled: {error}") from error
         self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))

@@ -167,6 +167,7 @@ CHATS: Rows = COMMON | {
         lambda a: num_output_tokens(a) == 4,
     ),
     "no turn of the assistant": (SHORT | {"add_generation_prompt": False}, lambda a: a["usage"]["prompt_tokens"] == 13),
+    "effort and verbosity": (SHORT | {"reasoning_effort": "low", "verbosity": "low"}, lambda a: True),
     "variables of the template": (SHORT | {"chat_template_kwargs": {"thinking": False}}, lambda a: True),
     "logprobs": (
         SHORT | {"logprobs": True, "top_logprobs": 3},

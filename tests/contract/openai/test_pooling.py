@@ -58,6 +58,12 @@ async def test_bodies_of_clients_are_answered(api: Api) -> None:
         }
 
 
+async def test_embeddings_are_at_both_paths(api: Api) -> None:
+    one, other = [await post(api, path, input="x") for path in ("/v1/embeddings", "/embeddings")]
+    assert one.status == 200
+    assert one.json == other.json
+
+
 async def test_openai_s_client_gets_the_vectors_of_one_text(api: Api) -> None:
     async with openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client:
         created = await client.embeddings.create(model="fake", input="hello")
@@ -78,7 +84,7 @@ async def test_documents_are_ranked_as_by_jina_and_cohere(api: Api) -> None:
     texts = ["a", "bb", "ccc"]
     scores = [score("q", each) for each in texts]
     best_first = sorted(range(3), key=lambda index: -scores[index])
-    for path in ("/v1/rerank", "/v2/rerank"):
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
         answer = await post(api, path, query="q", documents=documents, request_id="mine")
         content = answer.json
         assert content["results"] == [

@@ -67,10 +67,12 @@ def _item(events: list[Json], place: int) -> Json:
     deltas = [event for event in inner if event["type"].endswith(".delta")]
     told = "".join(event["delta"] for event in deltas)
     kinds = [event["type"].removeprefix("response.") for event in inner if event not in deltas]
-    if item["type"] == "function_call":
-        assert kinds == ["function_call_arguments.done"]
-        assert inner[-1]["arguments"] == item["arguments"] == told
-        return {**added["item"], "arguments": told, "status": item["status"]}
+    calls = {"function_call": ("arguments", "function_call_arguments"), "custom_tool_call": ("input",) * 2}
+    if item["type"] in calls:
+        field, kind = calls[item["type"]]
+        assert kinds == [f"{kind.replace('input', 'custom_tool_call_input')}.done"]
+        assert inner[-1][field] == item[field] == told
+        return {**added["item"], field: told, "status": item["status"]}
     name = "summary" if item["type"] == "reasoning" and item["summary"] else "content"
     part = {"message": "output_text", "content": "reasoning_text", "summary": "reasoning_summary_text"}
     text_kind = part[item["type"] if item["type"] == "message" else name]
@@ -90,4 +92,4 @@ def _item(events: list[Json], place: int) -> Json:
 def comparable(response: Json) -> Json:
     """Return what of an answer follows from its tokens; the cache and the clock are not among it."""
     usage = {**response["usage"], "input_tokens_details": None}
-    return {**response, "usage": usage, "created_at": 0}
+    return {**response, "usage": usage, "created_at": 0, "completed_at": 0}

@@ -3,14 +3,18 @@
 import json
 
 import openai
+from openai.types.responses import Response
 from pydantic import BaseModel
 
 from scheduler_svc.front.responses.conversation import chat_conversation
 from scheduler_svc.front.responses.fields import ResponseFields
+from scheduler_svc.front.responses.tools import chat_tools
 from tests.contract.openai.api import Api, Json, running_api
-from tests.contract.responses.answers import TOOLS, respond
+from tests.contract.openai.shapes import check_shape
+from tests.contract.responses.answers import TOOLS, comparable, events_of, put_together, respond
 from tests.support.tool_worker import ToolWorker
 
+KINDS = ("function", "custom")
 READ = '<tool_call>{"name": "read", "arguments": {"path": "a.txt"}}</tool_call>'
 
 
@@ -103,6 +107,8 @@ async def test_reasoning_of_other_servers_is_left_out_and_named(api: Api) -> Non
         assert answer.headers["x-octavo-ignored-fields"] == "input[1].encrypted_content"
 
 
+LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+
 # What Codex CLI sends, but for its long texts.
 CODEX: Json = {
     "instructions": "You are Codex.",
@@ -110,7 +116,7 @@ CODEX: Json = {
         TOOLS[0],
         {"type": "local_shell"},
         {"type": "web_search", "external_web_access": False},
-        {"type": "custom", "name": "apply_patch", "description": "", "format": {"type": "grammar", "syntax": "lark"}},
+        {"type": "custom", "name": "apply_patch", "description": "", "format": LARK},
         {"type": "namespace", "name": "multi_agent_v1", "description": "", "tools": [TOOLS[0]]},
     ],
     "tool_choice": "auto",
@@ -123,6 +129,80 @@ CODEX: Json = {
     "client_metadata": {"x-codex-installation-id": "a"},
     "text": {"verbosity": "low"},
 }
+
+
+PATCH = '*** Begin Patch\n+ü "🦊"\n*** End Patch'
+
+
+async def test_custom_tools_and_those_of_namespaces_are_called_by_their_own_names(api: Api) -> None:
+    spawn = {"type": "function", "name": "spawn", "description": None, "parameters": {"type": "object"}}
+    agents = {
+        "type": "namespace",
+        "name": "agents",
+        "description": "",
+        "tools": [spawn, {"type": "custom", "name": "js"}],
+    }
+    tools = [TOOLS[0], CODEX["tools"][3], agents]
+    said = {  # by what the model writes: what the client gets
+        ("read", '{"path": "a"}'): {"type": "function_call", "name": "read", "arguments": '{"path": "a"}'},
+        ("agents__spawn", "{}"): {"type": "function_call", "name": "spawn", "namespace": "agents", "arguments": "{}"},
+        ("apply_patch", json.dumps({"input": PATCH})): {
+            "type": "custom_tool_call",
+            "name": "apply_patch",
+            "input": PATCH,
+        },
+        ("apply_patch", json.dumps({"patch": PATCH})): {
+            "type": "custom_tool_call",
+            "name": "apply_patch",
+            "input": PATCH,
+        },
+        ("agents__js", '{"input": 3}'): {
+            "type": "custom_tool_call",
+            "name": "js",
+            "namespace": "agents",
+            "input": '{"input": 3}',
+        },
+    }
+    written = [f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>' for name, arguments in said]
+    whole = await respond(api, "".join(written), tools=tools, request_id="r")
+    check_shape(whole.json, Response)
+    streamed = events_of(await respond(api, "".join(written), tools=tools, request_id="r", stream=True))
+    assert comparable(put_together(streamed)) == comparable(whole.json)
+    told = [{name: item[name] for name in call} for item, call in zip(whole.json["output"], said.values(), strict=True)]
+    assert told == list(said.values())
+    assert [item.get("namespace") for item in whole.json["output"]] == [call.get("namespace") for call in said.values()]
+    assert [tool["name"] for tool in whole.json["tools"]] == ["read", "apply_patch", "agents"]
+
+    outputs = [
+        {"type": f"{item['type'].removesuffix('_call')}_call_output", "call_id": item["call_id"], "output": "SAY:Done."}
+        for item in whole.json["output"]
+    ]
+    searched = {"type": "web_search_call", "id": "ws_a", "status": "completed", "action": {"type": "search"}}
+    items = [{"role": "user", "content": "x"}, searched, *whole.json["output"], *outputs]
+    answer = await respond(api, input=items, tools=tools)
+    assert answer.json["output"][0]["content"][0]["text"] == "Done.", answer.text
+    assert answer.headers["x-octavo-ignored-fields"] == "tools[1].format, input[1].web_search_call"
+    [_, turn, *_] = chat_conversation(ResponseFields(input=items)).messages
+    calls = [call["function"] for call in turn.tool_calls or ()]
+    assert [call["name"] for call in calls] == [name for name, _ in said]
+    assert [json.loads(call["arguments"]) for call in calls[2:]] == [{"input": PATCH}] * 2 + [{"input": '{"input": 3}'}]
+
+
+async def test_a_choice_finds_custom_tools_and_those_of_namespaces() -> None:
+    tools = [{"type": "namespace", "name": "a", "tools": [{**TOOLS[0], "type": kind, "name": kind} for kind in KINDS]}]
+    in_a = [{"type": kind, "name": kind, "namespace": "a"} for kind in KINDS]
+    cases: list[tuple[Json, set[str]]] = [
+        *((one, {one["name"]}) for one in in_a),
+        *(({"type": "allowed_tools", "mode": "required", "tools": [one]}, {one["name"]}) for one in in_a),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "namespace", "name": "a"}]}, set(KINDS)),
+    ]
+    for choice, names in cases:
+        chat = chat_tools(ResponseFields(input="x", tools=tools, tool_choice=choice))
+        if choice["type"] == "allowed_tools":
+            got = {tool["function"]["name"] for tool in chat.chat["tools"]}
+        else:
+            got = {chat.chat["tool_choice"]["function"]["name"]}
+        assert got == {f"a__{name}" for name in names}, choice
 
 
 async def test_what_codex_sends_is_answered_and_what_is_left_out_is_named(api: Api) -> None:
@@ -138,6 +218,6 @@ async def test_what_codex_sends_is_answered_and_what_is_left_out_is_named(api: A
         thought, call = answer.json["output"]
         assert thought["summary"] == [{"type": "summary_text", "text": "Hm."}]
         assert (call["name"], call["arguments"]) == ("read", '{"path": "a.txt"}')
-        left_out = "tools[1].local_shell, tools[2].web_search, tools[3].custom, tools[4].namespace, text.verbosity"
+        left_out = "tools[1].local_shell, tools[2].web_search, tools[3].format, text.verbosity"
         assert answer.headers["x-octavo-ignored-fields"] == left_out
         assert len(answer.headers["x-request-id"]) == 32

@@ -6,7 +6,9 @@ from tests.contract.openai.api import Api, Json
 from tests.contract.responses.answers import TOOLS, respond
 
 CALL = {"type": "function_call", "call_id": "a", "name": "read", "arguments": "{}"}
+CUSTOM = {"type": "custom_tool_call", "call_id": "a", "name": "js", "input": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "x"}
+AGENTS = {"type": "namespace", "name": "a", "tools": [TOOLS[0]]}
 USER = {"role": "user", "content": "x"}
 SCHEMA = {"type": "json_schema", "name": "a", "strict": True}
 
@@ -16,12 +18,12 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"input": []}, "input", "empty; it must be a string, or at least 1 item long"),
     ({"input": 3}, "input", "3; it must be"),
     ({"input": ["x"]}, "input[0]", '"x"; it must be an object'),
-    ({"input": [USER, {"type": "item_reference", "id": "a"}]}, "input[1].type", '"item_reference"; it must be one of'),
-    (
-        {"input": [{"type": "web_search_call"}]},
-        "input[0].type",
-        '"web_search_call"; it must be one of message, function',
-    ),
+    ({"input": [USER, {"type": "item_reference", "id": "a"}]}, "input[1].type", "with `store` false agents send items"),
+    ({"input": [USER, {"id": "a"}]}, "input[1].type", '"item_reference"; it must be the item itself'),
+    ({"input": [{"type": "compaction", "encrypted_content": "a"}]}, "input[0].type", "the items that it stands for"),
+    ({"input": [{"type": "computer_call"}]}, "input[0].type", '"computer_call"; it must be one of message, function'),
+    ({"input": [{**CUSTOM, "input": {}}]}, "input[0].input", "{}; it must be a text"),
+    ({"input": [{**CALL, "namespace": 3}]}, "input[0].namespace", "3; it must be a text"),
     ({"input": [{"type": None, "role": "user", "content": ""}]}, "input[0].type", "absent; it must be one of"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", '"tool"; it must be one of user, assistant'),
     ({"input": [{"content": "x"}]}, "input[0].role", "absent; it must be one of"),
@@ -37,7 +39,7 @@ REFUSED: list[tuple[Json, str, str]] = [
         "input[0].content[0].text",
         "absent; it must be a text",
     ),
-    ({"input": [USER, OUTPUT]}, "input[1].call_id", '"a"; it must be the call_id of a function_call in front of it'),
+    ({"input": [USER, OUTPUT]}, "input[1].call_id", '"a"; it must be the call_id of a function_call or custom'),
     ({"input": [OUTPUT, CALL]}, "input[0].call_id", "in front of it"),
     ({"input": [CALL, CALL]}, "input[1].call_id", '"a"; it must be unlike the ids of the calls before'),
     ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments", "{}; it must be a text"),
@@ -69,6 +71,20 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"input": "x", "tools": [3]}, "tools[0]", "3; it must be an object with a type"),
     ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name", "unset; it must be 1 to"),
     ({"input": "x", "tools": [{"type": "mcp"}, {**TOOLS[0], "parameters": 3}]}, "tools[1].parameters", "3; it must be"),
+    ({"input": "x", "tools": [{"type": "namespace", "tools": []}]}, "tools[0].name", "absent; it must be a text"),
+    ({"input": "x", "tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools", "absent; it must be an array"),
+    ({"input": "x", "tools": [{**AGENTS, "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].name", "unset; it must"),
+    ({"input": "x", "tools": [{**AGENTS, "tools": [{**TOOLS[0], "x": 1}]}]}, "tools[0].tools[0].x", "not a field"),
+    (
+        {"input": "x", "tools": [{"type": "custom", "name": "a", "format": 3}]},
+        "tools[0].format",
+        "3; it must be an obj",
+    ),
+    (
+        {"input": "x", "tools": [AGENTS, {**TOOLS[0], "name": "a__read"}]},
+        "tools[1].name",
+        '"a__read"; it must be a uni',
+    ),
     ({"input": "x", "tools": [TOOLS[0], TOOLS[0]]}, "tools[1].name", '"read"; it must be a unique name'),
     ({"input": "x", "tools": [{"type": "mcp"}], "tool_choice": "required"}, "tool_choice", "no tool of the request is"),
     (
@@ -112,6 +128,20 @@ async def test_wrong_fields_are_named(api: Api) -> None:
         assert words in answer.error["message"], (fields, answer.error)
         assert "messages[" not in answer.text, (fields, answer.error)
     assert not api.stack.engine.requests
+
+
+async def test_endpoints_that_are_not_there_say_why(api: Api) -> None:
+    for method, path, words in (
+        ("GET", "resp_a", "GET /v1/responses/resp_a is not here: responses are not stored"),
+        ("DELETE", "resp_a", "responses are not stored"),
+        ("GET", "resp_a/input_items", "send the whole conversation as `input`"),
+        ("POST", "resp_a/cancel", "close it to cancel"),
+        ("POST", "compact", "nothing is compacted"),
+        ("POST", "input_tokens", "/tokenize counts those of chats"),
+    ):
+        answer = await api.send(method, f"/v1/responses/{path}")
+        assert answer.status == 404, (path, answer.text)
+        assert words in answer.error["message"], (path, answer.error)
 
 
 async def test_bodies_that_are_none_are_refused_and_others_go_on(api: Api) -> None:

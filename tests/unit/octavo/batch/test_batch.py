@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,12 +22,18 @@ ANSWER = {"id": "batch_req_a", "custom_id": "a", "response": {"status_code": 200
 
 @asynccontextmanager
 async def server(
-    answers: Sequence[int | None], models: Sequence[str] = ("m",), *, leaves: bool = False
+    answers: Sequence[int | None], models: Sequence[str] = ("m",), *, leaves: bool = False, loading: int = 0
 ) -> AsyncIterator[tuple[str, list[Any]]]:
-    """Answer requests with these statuses in turn, the last one for ever; None: break the connection, or leave."""
+    """Answer requests with these statuses in turn, the last one for ever; None: break the connection, or leave.
+
+    The first `loading` lists of models are refused.
+    """
     bodies: list[Any] = []
+    refusals = iter(range(loading))
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/v1/models" and next(refusals, None) is not None:
+            return web.json_response({"error": {"message": "loading"}}, status=503)
         if request.path == "/v1/models":
             return web.json_response({"data": [{"id": model} for model in models]})
         status = answers[min(len(bodies), len(answers) - 1)]
@@ -99,8 +106,8 @@ async def test_the_model_is_that_of_the_flag_of_the_line_or_the_only_one(
 @each_row(
     ({"method": "GET"}, 'method must be POST, not "GET"'),
     (
-        {"url": "/v1/embeddings"},
-        'url must be one of /v1/chat/completions, /v1/completions, /v1/responses, not "/v1/emb',
+        {"url": "/v1/rerank"},
+        'url must be one of /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, not "/v1/rerank"',
     ),
     ({"body": "x"}, "body must be a JSON object"),
     ({"body": {"stream": True}}, "body.stream must be false or absent"),
@@ -110,6 +117,37 @@ async def test_a_line_that_cannot_be_asked_has_its_error(changed: dict[str, Any]
         status, answer = await answered(tmp_path, url, line={**GOOD, **changed})
     assert (status, bodies, answer["response"], answer["error"]["code"]) == (1, [], None, "invalid_request")
     assert answer["error"]["message"].startswith(said)
+
+
+async def test_a_line_that_is_nested_too_deeply_ends_alone(tmp_path: Path) -> None:
+    deep = json.dumps(GOOD).replace('"x"', "[" * 100_000 + "]" * 100_000)
+    (tmp_path / "in").write_text(f"{deep}\n{json.dumps({**GOOD, 'custom_id': 'b'})}\n")
+    async with server([200]) as (url, bodies):
+        command = ["batch", str(tmp_path / "in"), str(tmp_path / "out"), "--base-url", url]
+        assert await asyncio.to_thread(run, command) == 1
+    told = {line["custom_id"]: line for line in map(json.loads, (tmp_path / "out").read_text().splitlines())}
+    assert told["a"]["error"] == {"code": "invalid_request", "message": "the line is nested too deeply"}
+    assert (told["b"]["response"]["status_code"], len(bodies)) == (200, 1)
+
+
+async def test_a_pipe_is_read_and_embeddings_get_no_seed(tmp_path: Path) -> None:
+    pipe, out = tmp_path / "pipe", tmp_path / "out"
+    os.mkfifo(pipe)
+    line = {**GOOD, "url": "/v1/embeddings", "body": {"input": "x"}}
+    async with server([200]) as (url, bodies):
+        running = asyncio.to_thread(run, ["batch", str(pipe), str(out), "--base-url", url])
+        status, _ = await asyncio.gather(running, asyncio.to_thread(pipe.write_text, json.dumps(line)))
+    assert (status, bodies) == (0, [{"input": "x", "model": "m"}])
+
+
+async def test_a_server_that_still_loads_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "_FIRST_WAIT_S", 0.01)
+    async with server([200], loading=2) as (url, bodies):
+        assert (await answered(tmp_path, url))[0] == 0
+    assert len(bodies) == 1
+    assert "is not ready: loading; waiting up to 300 s" in capsys.readouterr().err
 
 
 async def test_a_server_that_stays_away_ends_the_batch_and_leaves_what_is_done(
