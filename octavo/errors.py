@@ -19,7 +19,8 @@
     │   └── SettingsError          a setting is wrong, so nothing was started; has mistakes
     └── ClosedError                the client or the LLM was closed before
 
-Each message is one sentence that may be shown to a person as it is: it is cut, and cannot steer a terminal, whoever wrote it.
+Each message is one sentence that may be shown to a person as it is: it is cut, and cannot steer a terminal, whoever
+wrote it.
 """
 
 from collections.abc import Sequence
