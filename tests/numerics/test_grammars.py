@@ -96,12 +96,12 @@ class Output:
 class Play:
     """Runs sequences side by side on a worker; slots in their order."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, grammars: Sequence[Grammar] = GRAMMARS) -> None:
         worker.reset()
         self.driver = StepDriver(worker)
         self.launched: list[tuple[RunningStep, list[Output]]] = []
         self.decoding: list[Output] = []
-        loads = tuple(GrammarLoad(slot, grammar) for slot, grammar in enumerate(GRAMMARS))
+        loads = tuple(GrammarLoad(slot, grammar) for slot, grammar in enumerate(grammars))
         self.launch(TableDelta(grammar_loads=loads), [])
 
     def launch(self, delta: TableDelta, sampled: Sequence[Output]) -> None:
@@ -327,4 +327,6 @@ def test_a_body_above_the_limit_is_refused(worker: Worker) -> None:
 
 def test_steps_without_grammars_never_meet_the_library(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MatcherTokenizer, "load", lambda *_: pytest.fail("loaded"))
-    alone(worker, Output(b"plain"), 4)
+    play = Play(worker, grammars=())
+    play.admit([Output(b"plain")])
+    play.decode(3)
