@@ -33,6 +33,7 @@ from octavo_shared.grammar.matcher import (
     matcher_id_of,
     thread_of_large_stack,
 )
+from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from octavo_shared.step_wire.step import GrammarLoad, GrammarLoaded, Int32Array, RowFlag, RowFlags, TableDelta
@@ -147,11 +148,11 @@ class _Slot:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Log the grammar, once, if what is done for it keeps a step waiting."""
-        began_s = time.monotonic()
+        began_s = monotonic_s()
         try:
             yield
         finally:
-            took_s = time.monotonic() - began_s
+            took_s = monotonic_s() - began_s
             if took_s > SLOW_S and not self._is_slow:
                 self._is_slow = True
                 event = Event(

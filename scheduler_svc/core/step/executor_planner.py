@@ -275,7 +275,8 @@ class ExecutorPlanner:
         self.step_cost.learn(workload, duration_s)
         self.pace.learn(workload, duration_s)
         self._was_processed = True
-        self.batch.grammar_slots.end_loads(result.grammars_loaded)
+        if self.limits.tells_loads:
+            self.batch.grammar_slots.end_loads(result.grammars_loaded)
         updates = self._results.take(self.in_flight.popleft(), result)
         self.groups.requeue()
         return updates

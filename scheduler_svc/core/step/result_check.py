@@ -55,7 +55,7 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, limits: C
         _check_prompt_logprobs(result, layout, limits)
     if sent.pooling_groups or result.pooling_outputs:
         _check_pooled(result, sent, limits)
-    if result.grammars_loaded:
+    if result.grammars_loaded and limits.tells_loads:  # else the wire lets none through
         _check_loads(result, batch)
     _refuse_what_nobody_asked_for(result, layout)
 
