@@ -45,6 +45,7 @@ class FakeWorker:
         nan_token_id: Behind it logits are NaN; -1: behind none.
         max_grammar_slots: Grammar slots; 0: it follows no grammars, as without llguidance.
         has_grammar_threads: Whether grammars are compiled, and masks made, on threads.
+        grammar_load_steps: Without threads: in which step after that of a load it ends.
         has_pooling: Whether it computes vectors and scores.
         is_generative: Whether it generates too; if not, it has no blocks.
         sampling_defaults: As of a model's generation_config.json, by name.
@@ -76,6 +77,7 @@ class FakeWorker:
         nan_token_id: int = -1,
         max_grammar_slots: int = 256,
         has_grammar_threads: bool = False,
+        grammar_load_steps: int = 0,
         has_pooling: bool = False,
         is_generative: bool = True,
         sampling_defaults: Mapping[str, float] | None = None,
@@ -95,7 +97,9 @@ class FakeWorker:
         digest = hashlib.sha256(f"fake {LANGUAGE_VERSION}, {parameters}".encode()).hexdigest()
         files = fake_tokenizer_files()
         grammars = grammar_support(max_grammar_slots, files, (EOS_TOKEN_ID,), VOCAB_SIZE)
-        self._grammar_masks = GrammarMasks(grammars.load_tokenizer, has_threads=has_grammar_threads)
+        self._grammar_masks = GrammarMasks(
+            grammars.load_tokenizer, has_threads=has_grammar_threads, num_load_steps=grammar_load_steps
+        )
         self._info = ExecutorInfo(
             instance_id=instance_id or uuid.uuid4().hex,
             model_id="fake",
@@ -169,7 +173,8 @@ class FakeWorker:
             self._faults.begin_step()
         check_step(step, self._info)
         layout = self._table.apply(step.delta)
-        self._grammar_masks.follow(self._table, step.delta)
+        self._grammar_masks.follow(step.delta)
+        loaded = self._grammar_masks.take_loaded()
         digest = check_layout(step, layout, self._table, self._info.max_num_batched_tokens)
         self._histories.follow(self._table, step.delta, layout)
         self._cache.move(step)
@@ -177,7 +182,7 @@ class FakeWorker:
         self._cache.check_reads(self._table, layout, self._histories)
         result = self._answer(step, layout)
         result.pooling_outputs = tuple(pool(text, self._nan_token_id) for text in step.pooling_inputs)
-        result.table_digest = digest
+        result.table_digest, result.grammars_loaded = digest, loaded
         self._table.record(layout, result.sampled_token_ids)
         self._histories.append(layout, result.sampled_token_ids)
         num_tokens = layout.num_tokens + num_pooled_tokens(step)

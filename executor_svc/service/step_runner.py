@@ -311,6 +311,8 @@ class StepRunner:
             with self._failing(finished.message):
                 if Capability.ROW_FLAGS not in self._agreement.capabilities:
                     result.row_flags = None
+                if Capability.GRAMMARS_READY not in self._agreement.capabilities:
+                    result.grammars_loaded = ()
                 response = wire.encode_result(result)
                 if self._agreement.has_feature_bits:
                     response.feature_bits = finished.message.feature_bits

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ import numpy as np
 from executor_svc.sampler.sample_rows import GrammarMask, SampleRows
 from executor_svc.worker.kept_masks import KeptMasks, KeptPosition
 from octavo.values.rust_panic import is_panic
+from octavo.values.wording import shown
 from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar
 from octavo_shared.grammar.matcher import (
     GrammarError,
@@ -34,10 +35,10 @@ from octavo_shared.grammar.matcher import (
 )
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
-from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.executor_info import TokenizerFile
-from octavo_shared.step_wire.step import Int32Array, RowFlag, RowFlags, TableDelta
+from octavo_shared.step_wire.step import GrammarLoad, GrammarLoaded, Int32Array, RowFlag, RowFlags, TableDelta
 from octavo_shared.step_wire.token_rules import num_mask_bytes
+from octavo_shared.step_wire.wire import MAX_ERROR_CHARS
 
 _logger = logging.getLogger(__name__)
 
@@ -91,33 +92,58 @@ def grammar_support(
 
 
 class _Slot:
-    """A grammar slot: the matcher that was compiled when its grammar came into use, and what its outputs were allowed.
+    """A grammar slot: the matcher that its load compiles, and what its outputs were allowed.
 
     Args:
         grammar_slot: Its number, for people.
         grammar: What it holds.
-        compiled: Gives the matcher, which nothing else has.
-        compile_another: Compiles one more, on the calling thread.
+        compile_matcher: Compiles a matcher that nothing else has, on the calling thread.
+        num_steps_left: Without threads: steps that the load takes, beside its own.
     """
 
     def __init__(
-        self,
-        grammar_slot: int,
-        grammar: Grammar,
-        compiled: Callable[[], OutputMatcher],
-        compile_another: Callable[[], OutputMatcher],
+        self, grammar_slot: int, grammar: Grammar, compile_matcher: Callable[[], OutputMatcher], num_steps_left: int
     ) -> None:
         self.grammar_slot = grammar_slot
         self.grammar = grammar
         self.kept = KeptMasks()
-        self._compiled: Callable[[], OutputMatcher] | None = compiled
-        self._compile_another = compile_another
+        self.num_steps_left = num_steps_left
+        self._compile = compile_matcher
+        self._load: Future[OutputMatcher] = Future()
+        self._is_load_taken = False
         self._is_slow = False
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the load has ended, or was given up since a step needed a matcher before it began."""
+        return self._load.done()
+
+    def load(self) -> None:
+        """Compile the first matcher; any thread may do it."""
+        if self._load.set_running_or_notify_cancel():
+            try:
+                self._load.set_result(self._compile())
+            except BaseException as error:  # a value to whoever asks for it
+                self._load.set_exception(error)
+
+    def drop(self) -> None:
+        """Give the load up if it has not begun."""
+        self._load.cancel()
+
+    def load_error(self) -> str:
+        """Return why the grammar of a load that has ended cannot be followed; empty: it can."""
+        error = None if self._load.cancelled() else self._load.exception()
+        if error is None:
+            return ""
+        _flag_of(error)
+        return shown(str(error), MAX_ERROR_CHARS)
 
     def take_matcher(self) -> OutputMatcher:
         """Return a matcher at the beginning that shares nothing with others. Raises GrammarError."""
-        compiled, self._compiled = self._compiled, None
-        return self._compile_another() if compiled is None else compiled()
+        if self._is_load_taken or self._load.cancel():
+            return self._compile()
+        self._is_load_taken = True
+        return self._load.result()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -219,17 +245,21 @@ class GrammarMasks:
 
     Args:
         load_tokenizer: See `GrammarSupport`.
-        has_threads: Whether grammars are compiled and masks made beside what the caller does; else when they are
-            needed, by the caller.
+        has_threads: Whether grammars are compiled and masks made beside what the caller does; else by the caller.
+        num_load_steps: Without threads: in which step after that of a load it ends.
     """
 
-    def __init__(self, load_tokenizer: Callable[[], MatcherTokenizer], *, has_threads: bool) -> None:
+    def __init__(
+        self, load_tokenizer: Callable[[], MatcherTokenizer], *, has_threads: bool, num_load_steps: int = 0
+    ) -> None:
         self._load_tokenizer = load_tokenizer
         self._has_threads = has_threads
+        self._num_load_steps = num_load_steps
         self._compiling: ThreadPoolExecutor | None = None
         self._masking: ThreadPoolExecutor | None = None
         self._cpu_clocks: tuple[int, ...] = ()
         self._slots: dict[int, _Slot] = {}
+        self._loading: list[_Slot] = []  # whose end nobody was told
         self._outputs: dict[int, _Output] = {}
 
     @property
@@ -240,18 +270,21 @@ class GrammarMasks:
     def reset(self) -> None:
         """Forget all slots: a scheduler has attached."""
         self._outputs.clear()
-        self._slots.clear()
+        for grammar_slot in list(self._slots):
+            self._drop(grammar_slot)
 
-    def follow(self, table: BatchTable, delta: TableDelta) -> None:
-        """Take note of the slots that a delta, just applied to the table, has changed."""
+    def follow(self, delta: TableDelta) -> None:
+        """Take note of the slots that a delta has changed, which the table has taken."""
         if self._outputs and len(delta.released_slots):
             for slot in delta.released_slots.tolist():
                 self._outputs.pop(slot, None)
         for grammar_slot in delta.grammar_drops:
-            self._slots.pop(grammar_slot, None)
+            self._drop(grammar_slot)
+        for load in delta.grammar_loads:
+            self._begin_load(load)
         for admission in delta.admissions:
             if admission.grammar_slot is not None:
-                grammar = self._slot(table, admission.grammar_slot)
+                grammar = self._slots[admission.grammar_slot]
                 self._outputs[admission.slot] = _Output(grammar, grammar.kept.beginning)
         if self._outputs:
             for fork in delta.beam_forks:  # now: the beam may go on before its copy has a mask
@@ -277,22 +310,33 @@ class GrammarMasks:
         made = self._masking.submit(self._fill, rows, guided)
         return made.result
 
-    def _slot(self, table: BatchTable, grammar_slot: int) -> _Slot:
-        """Return a slot; if nobody has followed its grammar before, begin to compile it."""
-        slot = self._slots.get(grammar_slot)
-        if slot is None:
-            grammar = table.grammars[grammar_slot]
-            assert grammar is not None, "the table has checked it"
-            another = partial(self._compile, grammar)
-            slot = self._slots[grammar_slot] = _Slot(grammar_slot, grammar, self._begin(another), another)
-        return slot
-
-    def _begin(self, compile_matcher: Callable[[], OutputMatcher]) -> Callable[[], OutputMatcher]:
+    def take_loaded(self) -> tuple[GrammarLoaded, ...]:
+        """Return the loads that have ended since the last call; called once in each step, behind `follow`."""
+        if not self._loading:
+            return ()
         if not self._has_threads:
-            return compile_matcher
-        if self._compiling is None:
-            self._compiling = self._start_thread("grammar-compiler")
-        return self._compiling.submit(compile_matcher).result
+            for slot in self._loading:
+                if not slot.num_steps_left:
+                    slot.load()
+                slot.num_steps_left -= 1
+        ended = [slot for slot in self._loading if slot.is_loaded]
+        self._loading = [slot for slot in self._loading if slot not in ended]
+        return tuple(GrammarLoaded(slot.grammar_slot, slot.load_error()) for slot in ended)
+
+    def _begin_load(self, load: GrammarLoad) -> None:
+        compile_matcher = partial(self._compile, load.grammar)
+        slot = self._slots[load.slot] = _Slot(load.slot, load.grammar, compile_matcher, self._num_load_steps)
+        self._loading.append(slot)
+        if self._has_threads:
+            if self._compiling is None:
+                self._compiling = self._start_thread("grammar-compiler")
+            self._compiling.submit(slot.load)
+
+    def _drop(self, grammar_slot: int) -> None:
+        slot = self._slots.pop(grammar_slot)
+        slot.drop()
+        if slot in self._loading:
+            self._loading.remove(slot)
 
     def _compile(self, grammar: Grammar) -> OutputMatcher:
         return OutputMatcher(self._load_tokenizer(), grammar)

@@ -30,7 +30,7 @@ from executor_svc.worker.step_timer import StepTimer, start_timer
 from octavo_shared.errors import InvalidStepError, StepFailedError
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
-from octavo_shared.step_wire.step import RowFlag, Step, StepResult
+from octavo_shared.step_wire.step import GrammarLoaded, RowFlag, Step, StepResult
 
 
 class TorchWorker:
@@ -109,7 +109,7 @@ class TorchWorker:
         timer = start_timer(self._runner.model.device)
         layout = self._table.apply(step.delta)
         if self._grammar_masks is not None:
-            self._grammar_masks.follow(self._table, step.delta)
+            self._grammar_masks.follow(step.delta)
         digest = check_layout(step, layout, self._table, self._info.max_num_batched_tokens)
         self._cache_engine.move(step)
         if self._sampler.samples_on_device:
@@ -124,7 +124,7 @@ class TorchWorker:
         if layout.num_tokens:
             answer, sampled = self._compute(step, layout)
         self._pool(step, answer)
-        answer.table_digest = digest
+        answer.table_digest, answer.grammars_loaded = digest, self._take_loaded()
         launched = LaunchedStep(answer, layout, sampled, timer, self._record, self._probe)
         self._unrecorded.append(launched)
         return launched
@@ -143,10 +143,13 @@ class TorchWorker:
                 answer.sampled_token_ids = token_ids.numpy().astype(np.int32)
             self._table.record(layout, answer.sampled_token_ids, all_current=True)
         self._pool(step, answer)
-        answer.table_digest = digest
+        answer.table_digest, answer.grammars_loaded = digest, self._take_loaded()
         timer.stop()
         answer.execute_duration_us = timer.duration_us()
         return DoneStep(answer)
+
+    def _take_loaded(self) -> tuple[GrammarLoaded, ...]:
+        return () if self._grammar_masks is None else self._grammar_masks.take_loaded()
 
     def _pool(self, step: Step, answer: StepResult) -> None:
         """Add the vectors of the texts of a step to its answer."""

@@ -13,7 +13,7 @@ from octavo.values.wording import counted, duration_text
 from scheduler_svc.admin.life import ended_state, milliseconds
 from scheduler_svc.admin.state import RequestLocation, RequestLocations, num_output_tokens
 from scheduler_svc.core.sequence import Placed, SequenceGroup
-from scheduler_svc.core.step.admission import Obstacle, Wait, lack_of_grammar_slots
+from scheduler_svc.core.step.admission import WAITS_FOR_GRAMMAR, Obstacle, Wait, lack_of_grammar_slots
 from scheduler_svc.core.step.executor_planner import DRAINING, ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
@@ -188,6 +188,8 @@ def _swap_in_fit(planner: ExecutorPlanner, group: SequenceGroup, executor: str) 
         obstacle = f"needs {counted(needs.num_needed_slots, 'slot')} of the batch, {needs.num_free_slots} free"
     elif not needs.has_grammar_slot:
         obstacle = lack_of_grammar_slots(planner.limits.num_grammar_slots).reason
+    elif needs.waits_for_grammar:
+        obstacle = WAITS_FOR_GRAMMAR.reason
     return admin_pb2.ExecutorFit(
         executor=executor,
         obstacle=obstacle,

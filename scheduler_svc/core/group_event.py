@@ -31,10 +31,11 @@ class GroupEvent:
 
 @dataclass(frozen=True, slots=True)
 class GroupFailure:
-    """A group that can never go on, and why, in words."""
+    """A group that can never go on, and why, in words; with the `flag` that its rows would have, if they would."""
 
     group: SequenceGroup
     message: str
+    flag: RowFlag | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,10 +77,12 @@ def _check_grammar_slots(planner: ExecutorPlanner) -> None:
             assert grammar_slot == NO_GRAMMAR, "a sequence follows a grammar that nobody asked for"
             continue
         assert slots.slot_of(grammar) == grammar_slot, "a sequence follows another grammar than its own"
+        assert not slots.is_loading[grammar_slot], "a sequence follows a grammar that is not loaded yet"
         followers[grammar_slot] += 1
     assert table.grammars == slots.grammars, "the grammars of the table are not those of the slots"
     assert slots.num_followers == [followers[slot] for slot in range(slots.num_slots)], "followers are miscounted"
-    assert slots.num_in_use == len(followers), "a slot is taken for unused that somebody follows, or the other way"
+    num_in_use = len(followers) + slots.num_loading
+    assert slots.num_in_use == num_in_use, "a slot is taken for unused that somebody follows or loads, or the other way"
     loaded = [grammar for grammar in slots.grammars if grammar is not None]
     assert slots.num_loaded == len(set(loaded)) == len(loaded), "a grammar is loaded twice"
 

@@ -53,6 +53,7 @@ class CoreLimits:
         num_grammar_slots: Grammars that outputs can follow at a time; 0: the executor follows none.
         matcher_id: Which tokens a grammar allows there; equal ids allow the same ones.
         max_grammar_bytes: Longest body of a grammar.
+        tells_loads: Whether the executor loads grammars beside the steps, and tells the end of it.
         pooling_tasks: What the executor makes of whole texts, ascending.
         embedding_size: Numbers of a vector.
         num_scores: Scores of a text.
@@ -84,6 +85,7 @@ class CoreLimits:
     num_grammar_slots: int = 0
     matcher_id: str = ""
     max_grammar_bytes: int = 0
+    tells_loads: bool = False
     pooling_tasks: tuple[PoolingTask, ...] = ()
     embedding_size: int = 0
     num_scores: int = 0

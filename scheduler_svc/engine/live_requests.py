@@ -15,6 +15,7 @@ from typing import TypeAlias
 from octavo_shared.errors import (
     CacheTooSmallError,
     GrammarNotFollowedError,
+    GrammarNotLoadedError,
     GrammarTooCostlyError,
     NotFiniteError,
     NothingAllowedError,
@@ -343,7 +344,11 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
     def end_failed(self, failures: Sequence[GroupFailure]) -> None:
         """End the requests that a planner gave up, since they can never go on."""
         for failure in failures:
-            self.fail(self.of(failure.group), CacheTooSmallError(failure.message))
+            error: OctavoServiceError = CacheTooSmallError(failure.message)
+            if failure.flag is not None:
+                self._meter.num_flagged[failure.flag] += 1
+                error = GrammarNotLoadedError(failure.message)
+            self.fail(self.of(failure.group), error)
 
     def _note_progress(
         self, request: LiveRequest, planner: ExecutorPlanner, now_s: float, last_tokens_at_s: list[float]

@@ -61,6 +61,7 @@ WANTED = frozenset(
         Capability.NUMERICS,
         Capability.NAMED_BLOCKS,
         Capability.GRAMMARS,
+        Capability.GRAMMARS_READY,
         Capability.ROW_FLAGS,
         Capability.POOLING,
     }

@@ -82,7 +82,9 @@ class FleetModel:
             numerics = Numerics(session.info.numerics_id, session.info.weights_digest)
             self._report_kinds(numerics, address, session.info.kv_cache_dtype)
             names_blocks = session.names_blocks and limits.caches_prefixes
-            limits = replace(limits, names_blocks=names_blocks, flags_rows=session.flags_rows)
+            limits = replace(
+                limits, names_blocks=names_blocks, flags_rows=session.flags_rows, tells_loads=session.tells_loads
+            )
             planner = self._fleet.join(limits, session.epoch, address, numerics, session.info)
             block_ids, names = session.kept_blocks
             if len(block_ids) and limits.names_blocks:

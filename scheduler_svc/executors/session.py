@@ -137,6 +137,11 @@ class ExecutorSession:
         """Whether the executor says which outputs cannot go on."""
         return Capability.ROW_FLAGS in self._agreement.capabilities
 
+    @property
+    def tells_loads(self) -> bool:
+        """Whether the executor loads grammars beside the steps, and tells the end of it."""
+        return Capability.GRAMMARS_READY in self._agreement.capabilities
+
     async def list_kept_blocks(self) -> None:
         """Read what the executor has kept of an attachment before, into `kept_blocks`.
 

@@ -18,6 +18,9 @@ from octavo_shared.step_wire.step import Int32Array, Step, StepResult
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.request.parameters import StopConditions
 
+# In place of why a grammar could not be loaded.
+MASKED_ERROR = "masked"
+
 
 class TokenMask:
     """One permutation of a vocabulary.
@@ -103,7 +106,8 @@ class TokenMask:
     def step(self, step: Step) -> Step:
         """Return a step with masked tokens."""
         delta = step.delta
-        if not delta.admissions and not len(delta.appended_tokens) and not step.pooling_inputs:
+        has_tokens = delta.admissions or len(delta.appended_tokens) or step.pooling_inputs
+        if not (has_tokens or delta.grammar_loads):
             return step
         admissions = tuple(
             replace(admission, token_ids=self.ids(admission.token_ids), token_rules=self.rules(admission.token_rules))
@@ -118,7 +122,7 @@ class TokenMask:
         return masked
 
     def result(self, result: StepResult) -> StepResult:
-        """Return a result with masked tokens; the values of texts, which tell what was said, become zeros."""
+        """Return a result with masked tokens; what tells what was said, values of texts and errors, is replaced."""
         return replace(
             result,
             sampled_token_ids=self.ids(result.sampled_token_ids),
@@ -127,5 +131,8 @@ class TokenMask:
             prompt_alternative_token_ids=self.maybe_ids(result.prompt_alternative_token_ids),
             pooling_outputs=tuple(
                 replace(output, values=np.zeros_like(output.values)) for output in result.pooling_outputs
+            ),
+            grammars_loaded=tuple(
+                replace(loaded, error=MASKED_ERROR if loaded.error else "") for loaded in result.grammars_loaded
             ),
         )

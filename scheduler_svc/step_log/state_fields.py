@@ -49,7 +49,7 @@ from scheduler_svc.request.continuation import ContinuedOutput
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from scheduler_svc.request.provenance import Provenance, Span
-from scheduler_svc.step_log.masking import TokenMask
+from scheduler_svc.step_log.masking import MASKED_ERROR, TokenMask
 from scheduler_svc.step_log.state_codec import BlockNames, Form, Score, SnapshotError
 
 Masks: TypeAlias = Mapping[type, Mapping[str, Callable[[Any], Any]]]
@@ -230,21 +230,25 @@ _GRAMMAR_SLOTS: Mapping[str, Any] = {
     "bodies": list[bytes | None],
     **dict.fromkeys(("num_followers", "unused"), list[int]),
     "num_loads": int,
+    "is_loading": list[bool],
+    "errors": list[str],
 }
 
 
 def _get_grammar_slots(slots: GrammarSlots) -> list[Any]:
     bodies = [None if grammar is None else grammar.body for grammar in slots.grammars]
-    return [bodies, slots.num_followers, list(slots._unused), slots.num_loads]
+    return [bodies, slots.num_followers, list(slots._unused), slots.num_loads, slots.is_loading, slots.errors]
 
 
 def _put_grammar_slots(slots: GrammarSlots, items: list[Any]) -> None:
     """Give slots their grammars; `check_integrity` sees whether somebody follows them."""
-    bodies, num_followers, unused, num_loads = items
-    if not len(bodies) == len(num_followers) == slots.num_slots or not {*unused} <= {*range(slots.num_slots)}:
+    bodies, num_followers, unused, num_loads, is_loading, errors = items
+    are_as_many = {*map(len, (bodies, num_followers, is_loading, errors))} == {slots.num_slots}
+    if not are_as_many or not {*unused} <= {*range(slots.num_slots)}:
         raise SnapshotError(f"a planner has {len(bodies)} grammar slots instead of {slots.num_slots}")
     slots.grammars = [None if body is None else Grammar(body) for body in bodies]
     slots.num_followers, slots.num_loads = num_followers, num_loads
+    slots.is_loading, slots.errors = is_loading, errors
     slots._slot_of = {grammar.digest: slot for slot, grammar in enumerate(slots.grammars) if grammar is not None}
     slots._unused = OrderedDict.fromkeys(unused)
 
@@ -381,7 +385,10 @@ def masks_of(mask: TokenMask | None) -> Masks:
         StopChecker: {"_stop_token_ids": lambda sets: list(map(mask.id_set, sets))},
         BatchTable: {"token_ids": ids},
         Grammar: {"body": mask.grammar_body},
-        GrammarSlots: {"bodies": lambda bodies: [None if body is None else mask.grammar_body(body) for body in bodies]},
+        GrammarSlots: {
+            "bodies": lambda bodies: [None if body is None else mask.grammar_body(body) for body in bodies],
+            "errors": lambda errors: [MASKED_ERROR if error else "" for error in errors],
+        },
         Candidates: {"token_ids": ids},
         BeamContinuation: {"token_id": mask.id},
         Admission: {"token_ids": ids},

@@ -25,6 +25,7 @@
     ├── RequestAbortedError        somebody ended the request
     ├── NotFiniteError             the model's logits are no numbers to choose a token by; it will fail again
     ├── GrammarNotFollowedError    an executor cannot follow a grammar that a front took; it will fail again
+    │   └── GrammarNotLoadedError  and says why before it gives a token
     ├── InvalidStepError           a step does not fit the batch table; nothing was written
     ├── StepGapError               a step id was skipped, or its response is not kept any more
     ├── StepFailedError            a step failed; the cache contents are in doubt
@@ -335,6 +336,21 @@ class GrammarNotFollowedError(OctavoServiceError):
         super().__init__(
             f"{place}: the executor cannot follow the grammar, or the answer that is continued does not follow it; "
             "make sure that the scheduler and its executors have the same version of llguidance"
+        )
+
+
+class GrammarNotLoadedError(GrammarNotFollowedError):
+    """The executor cannot load the grammar of a request.
+
+    Args:
+        reason: In the executor's words.
+    """
+
+    def __init__(self, reason: str) -> None:
+        OctavoServiceError.__init__(
+            self,
+            f"the executor cannot load the grammar: {reason}; make sure that the scheduler and its executors have the "
+            "same version of llguidance",
         )
 
 

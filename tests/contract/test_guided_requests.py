@@ -90,3 +90,15 @@ async def test_where_some_executors_follow_no_grammars_the_others_have_all_guide
         assert all(re.fullmatch(PATTERN, text) for text in answers)
         outputs = [stack.driver_of(executor).num_output_tokens for executor in stack.executors]
         assert outputs[0] == 0 < outputs[1]
+
+
+async def test_a_slow_load_ends_beside_a_plain_stream_and_on_an_idle_executor() -> None:
+    async with running_stack(*workers(1, grammar_load_steps=20)) as stack:
+        beside = token_request(8, 30, first_id=90)
+        plain, answer = await asyncio.gather(collect(stack, beside), collect(stack, guided(1)))
+        [planner] = stack.engine.fleet.planners
+        assert len(plain.token_ids) == 30
+        assert re.fullmatch(PATTERN, text_of(answer))
+        # Nobody else runs: steps without work bring the end of the load.
+        assert re.fullmatch("[xy]{3}", text_of(await collect(stack, guided(2, "[xy]{3}"))))
+        assert planner.batch.grammar_slots.num_loads == 2

@@ -96,12 +96,12 @@ class Output:
 class Play:
     """Runs sequences side by side on a worker; slots in their order."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, grammars: Sequence[Grammar] = GRAMMARS) -> None:
         worker.reset()
         self.driver = StepDriver(worker)
         self.launched: list[tuple[RunningStep, list[Output]]] = []
         self.decoding: list[Output] = []
-        loads = tuple(GrammarLoad(slot, grammar) for slot, grammar in enumerate(GRAMMARS))
+        loads = tuple(GrammarLoad(slot, grammar) for slot, grammar in enumerate(grammars))
         self.launch(TableDelta(grammar_loads=loads), [])
 
     def launch(self, delta: TableDelta, sampled: Sequence[Output]) -> None:
@@ -284,23 +284,6 @@ def test_a_matcher_at_its_limit_is_told(worker: Worker, monkeypatch: pytest.Monk
     assert {*sequence.flags[sequence.flags.index(RowFlag.GRAMMAR_LIMIT) :]} == {RowFlag.GRAMMAR_LIMIT}
 
 
-def test_a_limit_is_met_at_the_same_token_whatever_others_have_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matcher_module, "_STEP_LEXER_FUEL", 330)
-    worker = FakeWorker(eos_probability=0.01)
-    sequences = [Output(b"one", SLOW, SamplingRow(temperature=2.0, seed=seed)) for seed in range(6)]
-    lone = [alone(worker, sequence) for sequence in sequences]
-    ended = [index for index, one in enumerate(lone) if RowFlag.GRAMMAR_LIMIT in one.flags]
-    assert 0 < len(ended) < len(sequences)
-    play = Play(worker)
-    play.admit([sequence for index, sequence in enumerate(sequences) if index not in ended])
-    play.decode(40)  # copies of one matcher would give the others what these have computed
-    play.admit([sequences[index] for index in ended], first_slot=len(sequences) - len(ended))
-    play.decode(18)
-    for sequence, expected in zip(sequences, lone, strict=True):
-        num_tokens = min(len(sequence.flags), NUM_TOKENS)
-        assert sequence.flags[:num_tokens] == expected.flags[:num_tokens]
-
-
 def test_candidates_of_beams_are_allowed_tokens(worker: Worker) -> None:
     play = Play(worker)
     beam = SamplingRow(num_candidates=4)
@@ -327,4 +310,6 @@ def test_a_body_above_the_limit_is_refused(worker: Worker) -> None:
 
 def test_steps_without_grammars_never_meet_the_library(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MatcherTokenizer, "load", lambda *_: pytest.fail("loaded"))
-    alone(worker, Output(b"plain"), 4)
+    play = Play(worker, grammars=())
+    play.admit([Output(b"plain")])
+    play.decode(3)

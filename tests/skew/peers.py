@@ -87,6 +87,11 @@ class Code:
         return self._has("num_grammar_slots", ("shared/octavo_shared/step_wire/executor_info.py",))
 
     @property
+    def tells_loads(self) -> bool:
+        """Whether an executor loads grammars beside the steps."""
+        return self._has("GRAMMARS_READY", ("shared/octavo_shared/step_wire/capability.py", "shared/capability.py"))
+
+    @property
     def has_pooling(self) -> bool:
         """Whether an executor can compute vectors and scores."""
         return self._has("pooling_tasks", ("shared/octavo_shared/step_wire/executor_info.py",))

@@ -64,6 +64,7 @@ IN_AN_ANSWER = {
     "lengths_digest": Answer(lengths_digest=0),
     "last_resolved_step_id": Answer(last_resolved_step_id=1),
     "pooling_outputs": Answer(pooling_outputs=[step_pb2.PoolingOutput(values=bytes(4))]),
+    "grammars_loaded": Answer(grammars_loaded=[step_pb2.GrammarLoaded(error="no")]),
 }
 OF_THE_EXECUTOR = [capability for capability in Capability if capability is not Capability.NUMERICS]
 
@@ -151,6 +152,7 @@ async def test_an_executor_of_a_release_is_asked_for_what_it_has_and_gets_featur
     later = {
         Capability.ROW_FLAGS: release.has_row_flags,
         Capability.GRAMMARS: release.has_grammars,
+        Capability.GRAMMARS_READY: release.tells_loads,
         Capability.POOLING: release.has_pooling,
     }
     lacking = {capability for capability, has_it in later.items() if not has_it}
@@ -200,7 +202,8 @@ AGREEING: dict[str, tuple[Callable[[pb.AttachResponse], object], str]] = {
     ),
     "capabilities of version 1": (
         lambda response: setattr(response, "wire_version", 1),
-        "it accepted capabilities that this scheduler did not offer: NUMERICS,NAMED_BLOCKS,GRAMMARS,ROW_FLAGS",
+        "it accepted capabilities that this scheduler did not offer: "
+        "NUMERICS,NAMED_BLOCKS,GRAMMARS,ROW_FLAGS,GRAMMARS_READY",
     ),
     "numerics without an id": (
         lambda response: response.info.ClearField("numerics_id"),
@@ -234,13 +237,15 @@ async def test_an_executor_that_agrees_on_what_cannot_be_is_refused(what: str, m
 # What an executor agrees on, and what it refuses
 
 
-@each_row((1, [1, 4], []), (2, [], []), (2, [*range(1, 10), 40], [1, 2, 4, 9]), (9, [0, 4], []), (2, [9], [9]))
+@each_row(
+    (1, [1, 4], []), (2, [], []), (2, [*range(1, 14), 40], [1, 2, 4, 9, 13]), (9, [0, 4, 13], []), (2, [9, 13], [9])
+)
 async def test_an_executor_agrees_on_what_it_has_and_is_silent_on_the_rest(
     wire_version: int, wanted: list[int], agreed: list[int]
 ) -> None:
     async with executor_here(FakeWorker()) as executor, grpc.aio.insecure_channel(executor.address) as channel:
         stub = pb_grpc.ExecutionServiceStub(channel)
-        assert list((await stub.GetExecutorInfo(pb.GetExecutorInfoRequest())).capabilities) == [1, 2, 4, 9]
+        assert list((await stub.GetExecutorInfo(pb.GetExecutorInfoRequest())).capabilities) == [1, 2, 4, 9, 13]
         response = await stub.Attach(attach_request(wire_version, *wanted))
         assert list(response.capabilities) == agreed
         assert response.wire_version == min(wire_version, 2)

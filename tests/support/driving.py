@@ -42,6 +42,7 @@ def small_limits(
     max_long_prefills: int = 1,
     prefix_caching: bool = False,
     grammar_slots: int = 0,
+    tells_loads: bool = False,
 ) -> CoreLimits:
     """Return limits that are easy to follow by hand: without a watermark, and nothing is found again."""
     return CoreLimits(
@@ -65,6 +66,7 @@ def small_limits(
         num_grammar_slots=grammar_slots,
         matcher_id="toy" if grammar_slots else "",
         max_grammar_bytes=1000 if grammar_slots else 0,
+        tells_loads=tells_loads,
     )
 
 
@@ -110,6 +112,7 @@ def max_tokens(num_tokens: int) -> StopConditions:
 class Bench:
     """A core with a toy executor that counts up; results wait in `results` until `process`.
 
+    Time stands still, but where `run` waits for loads; these take `num_load_steps` beside their own.
     `outputs` holds what was delivered of each output so far, by the names of `delivered`; `failures` and `events`
     those of all decisions.
     """
@@ -119,6 +122,8 @@ class Bench:
     epoch: int = 1
     policy: Policy = field(default_factory=FcfsPolicy)
     tenant_weights: Mapping[str, float] | None = None
+    num_load_steps: int = 0
+    now_s: float = 0.0
     results: deque[StepResult] = field(default_factory=deque)
     outputs: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     failures: list[GroupFailure] = field(default_factory=list)
@@ -127,7 +132,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.queue = WaitingQueue(self.policy, shares_of(self.tenant_weights))
         self.planner = ExecutorPlanner(self.limits, self.queue, self.policy, self.epoch, prefix_key=b"key")
-        self.executor = ToyExecutor(self.limits, self.next_token)
+        self.executor = ToyExecutor(self.limits, self.next_token, self.num_load_steps)
 
     def add(
         self,
@@ -166,7 +171,7 @@ class Bench:
 
     def try_schedule(self) -> Step | None:
         """Decide a step and run it, if there is one."""
-        decision = self.planner.schedule(now_s=0.0)
+        decision = self.planner.schedule(self.now_s)
         step = decision.step
         self.failures += decision.failures
         self.events += decision.events
@@ -197,12 +202,14 @@ class Bench:
             step = self.try_schedule()
             if step is not None:
                 steps.append(step)
-            elif not self.results:
+            elif not self.results and self.planner.poll_due_s is None:
                 assert len(self.failures) == num_failures
                 assert not len(self.queue), "somebody waits for ever"
                 return steps
             while self.results and (step is None or len(self.results) >= num_steps_in_flight):
                 self.process()
+            if step is None and (due_s := self.planner.poll_due_s) is not None:
+                self.now_s = max(self.now_s, due_s)
         raise AssertionError("the work does not end")
 
     @property

@@ -18,6 +18,7 @@ from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import (
     UNKNOWN_TOKEN,
     Float32Array,
+    GrammarLoaded,
     Int32Array,
     PoolingOutput,
     PoolingTask,
@@ -30,6 +31,9 @@ from scheduler_svc.core.beam_search import BeamSearch, Candidates
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.request.outputs import FinishReason, Hypothesis
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
+
+# Why a grammar cannot be followed whose body begins with "broken".
+BROKEN = "it is broken"
 
 NextToken = Callable[[list[int], int], int]
 """The next token of a history, for an output index."""
@@ -92,9 +96,14 @@ def values_of(token_ids: list[int], token_type_ids: bytes, task: PoolingTask) ->
 
 
 class ToyExecutor:
-    """Runs steps in order, as an executor does, and checks every read of its cache."""
+    """Runs steps in order, as an executor does, and checks every read of its cache.
 
-    def __init__(self, limits: CoreLimits, next_token: NextToken) -> None:
+    The loads of grammars take `num_load_steps` steps beside their own, if it tells their ends.
+    """
+
+    def __init__(self, limits: CoreLimits, next_token: NextToken, num_load_steps: int = 0) -> None:
+        self._num_load_steps = num_load_steps
+        self._loading: dict[int, int] = {}  # by grammar slot: steps until it is told
         sizes = limits.max_num_seqs, limits.max_model_len, limits.block_size, limits.num_blocks
         self.table = BatchTable(*sizes, limits.num_grammar_slots)
         self.layout: StepLayout | None = None
@@ -107,6 +116,7 @@ class ToyExecutor:
         """Run a step that came over the wire; the answer goes back over it."""
         received = over_the_wire(step)
         layout = self.layout = self.table.apply(received.delta)
+        loaded = self._loaded(received) if self._limits.tells_loads else ()
         assert layout.num_tokens <= self._limits.max_num_batched_tokens, "the step is larger than its budget"
         self._move_blocks(received)
         rows = list(zip(layout.slots.tolist(), layout.starts.tolist(), layout.lengths.tolist(), strict=True))
@@ -121,10 +131,24 @@ class ToyExecutor:
             received.step_id,
             sampled_token_ids,
             pooling_outputs=self._pool(received),
+            grammars_loaded=loaded,
             candidate_token_ids=np.concatenate([c.token_ids for c in candidates]) if candidates else None,
             candidate_logprobs=np.concatenate([c.logprobs for c in candidates]) if candidates else None,
         )
         return result_over_the_wire(result)
+
+    def _loaded(self, step: Step) -> tuple[GrammarLoaded, ...]:
+        """Tell which loads end; nobody may follow a grammar, or drop it, before it was told."""
+        delta = step.delta
+        used = [*delta.grammar_drops, *(entry.grammar_slot for entry in delta.admissions)]
+        assert not self._loading.keys() & used, "a step uses a grammar that is not loaded yet"
+        assert not {load.slot for load in delta.grammar_loads} & {*used[len(delta.grammar_drops) :]}
+        self._loading.update({load.slot: self._num_load_steps for load in delta.grammar_loads})
+        ended = [slot for slot, num_left in self._loading.items() if not num_left]
+        self._loading = {slot: num_left - 1 for slot, num_left in self._loading.items() if num_left}
+        bodies = [grammar.body for slot in ended if (grammar := self.table.grammars[slot])]
+        broken = [body.startswith(b"broken") for body in bodies]
+        return tuple(GrammarLoaded(slot, BROKEN * is_broken) for slot, is_broken in zip(ended, broken, strict=True))
 
     def _pool(self, step: Step) -> tuple[PoolingOutput, ...]:
         """Answer the texts, which share the budget of the step with its rows."""

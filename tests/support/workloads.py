@@ -6,7 +6,7 @@ executor and compares every output with the one that the plainest loop makes of 
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -79,6 +79,8 @@ class Workload:
     drains: list[bool] = field(default_factory=lambda: [False])
     """Whether round i, modulo its length, takes all results before it decides again."""
     policy: Policy = field(default_factory=FcfsPolicy)
+    num_load_steps: int = 0
+    """Of each grammar, where the executor tells the ends of loads."""
 
 
 @st.composite
@@ -174,11 +176,12 @@ def workloads(draw: st.DrawFn) -> Workload:
     common = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=bounds.max_model_len))
     requests = [draw(requests_within(bounds, common)) for _ in range(draw(st.integers(1, 8)))]
     return Workload(
-        bounds,
+        replace(bounds, tells_loads=draw(st.booleans())),
         sorted(requests, key=lambda request: request.arrival_round),
         evacuate_round=draw(st.none() | st.integers(0, 25)),
         drains=draw(st.lists(st.booleans(), min_size=1, max_size=6)),
         policy=PriorityPolicy() if draw(st.booleans()) else FcfsPolicy(),
+        num_load_steps=draw(st.integers(0, 4)),
     )
 
 
@@ -207,7 +210,7 @@ class Driver:
     def start_executor(self, epoch: int) -> None:
         """Attach to an empty executor."""
         self.planner = ExecutorPlanner(self.limits, self.queue, self.workload.policy, epoch, prefix_key=b"key")
-        self.executor = ToyExecutor(self.limits, hashed_next_token(VOCAB_SIZE))
+        self.executor = ToyExecutor(self.limits, hashed_next_token(VOCAB_SIZE), self.workload.num_load_steps)
         self.results: list[StepResult] = []
 
     def run(self) -> None:
@@ -224,7 +227,8 @@ class Driver:
             while self.results and (drains or not progressed or len(self.results) >= self.num_steps_in_flight):
                 self.process(now)
                 progressed = True
-            if not progressed and now >= last_arrival and not self.results:
+            waits = self.results or self.planner.poll_due_s is not None
+            if not progressed and now >= last_arrival and not waits:
                 assert not self.planner.groups, "the core has nothing to do, and work is left"
                 assert not len(self.queue), "somebody waits for ever"
                 self.count()

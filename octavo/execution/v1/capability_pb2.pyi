@@ -50,6 +50,10 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """The executor says which outputs cannot go on, and why."""
     CAPABILITY_POOLING: _Capability.ValueType  # 10
     """A step may have texts whose answer is a vector or scores, computed whole and without blocks."""
+    CAPABILITY_GRAMMARS_READY: _Capability.ValueType  # 13
+    """The load of a grammar only begins in its step, and the executor tells its end. Agreed only together
+    with CAPABILITY_GRAMMARS.
+    """
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """Capability is one thing beyond wire version 1 that an executor may be able to do. What each means on
@@ -82,6 +86,10 @@ CAPABILITY_ROW_FLAGS: Capability.ValueType  # 9
 """The executor says which outputs cannot go on, and why."""
 CAPABILITY_POOLING: Capability.ValueType  # 10
 """A step may have texts whose answer is a vector or scores, computed whole and without blocks."""
+CAPABILITY_GRAMMARS_READY: Capability.ValueType  # 13
+"""The load of a grammar only begins in its step, and the executor tells its end. Agreed only together
+with CAPABILITY_GRAMMARS.
+"""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final

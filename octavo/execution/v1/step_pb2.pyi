@@ -807,6 +807,7 @@ class ExecuteModelResponse(_message.Message):
     LENGTHS_DIGEST_FIELD_NUMBER: _builtins.int
     LAST_RESOLVED_STEP_ID_FIELD_NUMBER: _builtins.int
     POOLING_OUTPUTS_FIELD_NUMBER: _builtins.int
+    GRAMMARS_LOADED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of the request."""
     step_id: _builtins.int
@@ -894,6 +895,12 @@ class ExecuteModelResponse(_message.Message):
     def pooling_outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolingOutput]:
         """CAPABILITY_POOLING: one for each of pooling_inputs, in their order."""
 
+    @_builtins.property
+    def grammars_loaded(self) -> _containers.RepeatedCompositeFieldContainer[Global___GrammarLoaded]:
+        """CAPABILITY_GRAMMARS_READY: loads of grammars that have ended since the last answer, of this step or of
+        earlier ones.
+        """
+
     def __init__(
         self,
         *,
@@ -922,10 +929,11 @@ class ExecuteModelResponse(_message.Message):
         lengths_digest: _builtins.int | None = ...,
         last_resolved_step_id: _builtins.int = ...,
         pooling_outputs: _abc.Iterable[Global___PoolingOutput] | None = ...,
+        grammars_loaded: _abc.Iterable[Global___GrammarLoaded] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits", "_lengths_digest", b"_lengths_digest", "_table_digest", b"_table_digest", "_weights_version", b"_weights_version", "feature_bits", b"feature_bits", "lengths_digest", b"lengths_digest", "table_digest", b"table_digest", "weights_version", b"weights_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits", "_lengths_digest", b"_lengths_digest", "_table_digest", b"_table_digest", "_weights_version", b"_weights_version", "adapters_loaded", b"adapters_loaded", "alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "arrived_transfers", b"arrived_transfers", "cancelled_transfers", b"cancelled_transfers", "candidate_logprobs", b"candidate_logprobs", "candidate_token_ids", b"candidate_token_ids", "draft_counts", b"draft_counts", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "feature_bits", b"feature_bits", "last_resolved_step_id", b"last_resolved_step_id", "lengths_digest", b"lengths_digest", "logprobs", b"logprobs", "pooling_outputs", b"pooling_outputs", "prompt_alternative_logprobs", b"prompt_alternative_logprobs", "prompt_alternative_token_ids", b"prompt_alternative_token_ids", "prompt_logprobs", b"prompt_logprobs", "row_flags", b"row_flags", "sampled_token_ids", b"sampled_token_ids", "sent_transfers", b"sent_transfers", "step_id", b"step_id", "table_digest", b"table_digest", "token_counts", b"token_counts", "weights_version", b"weights_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits", "_lengths_digest", b"_lengths_digest", "_table_digest", b"_table_digest", "_weights_version", b"_weights_version", "adapters_loaded", b"adapters_loaded", "alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "arrived_transfers", b"arrived_transfers", "cancelled_transfers", b"cancelled_transfers", "candidate_logprobs", b"candidate_logprobs", "candidate_token_ids", b"candidate_token_ids", "draft_counts", b"draft_counts", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "feature_bits", b"feature_bits", "grammars_loaded", b"grammars_loaded", "last_resolved_step_id", b"last_resolved_step_id", "lengths_digest", b"lengths_digest", "logprobs", b"logprobs", "pooling_outputs", b"pooling_outputs", "prompt_alternative_logprobs", b"prompt_alternative_logprobs", "prompt_alternative_token_ids", b"prompt_alternative_token_ids", "prompt_logprobs", b"prompt_logprobs", "row_flags", b"row_flags", "sampled_token_ids", b"sampled_token_ids", "sent_transfers", b"sent_transfers", "step_id", b"step_id", "table_digest", b"table_digest", "token_counts", b"token_counts", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__feature_bits: _TypeAlias = _typing.Literal["feature_bits"]  # noqa: Y015
     _WhichOneofArgType__feature_bits: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits"]  # noqa: Y015
@@ -975,6 +983,32 @@ class PoolingOutput(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PoolingOutput: _TypeAlias = PoolingOutput  # noqa: Y015
+
+@_typing.final
+class GrammarLoaded(_message.Message):
+    """GrammarLoaded tells the end of a GrammarLoad (CAPABILITY_GRAMMARS_READY)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAMMAR_SLOT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    grammar_slot: _builtins.int
+    """The slot. Whatever came of the load, it holds its grammar until it is dropped."""
+    error: _builtins.str
+    """Why outputs cannot follow the grammar, in one sentence. Empty: they can, and no step waits for it."""
+    def __init__(
+        self,
+        *,
+        grammar_slot: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "grammar_slot", b"grammar_slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrammarLoaded: _TypeAlias = GrammarLoaded  # noqa: Y015
 
 @_typing.final
 class AdapterLoaded(_message.Message):

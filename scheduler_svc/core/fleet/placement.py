@@ -15,6 +15,7 @@ import bisect
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from octavo_shared.grammar.grammar import Grammar
 from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.fleet.capacity import Capacity, Demand, is_open_to, num_expected_tokens
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox
@@ -223,6 +224,8 @@ class Placement:
     def _obstacle(self, capacity: Capacity, turn: Turn, demand: Demand, num_cached_blocks: int) -> Wait | None:
         """Return how a group waits for a room; None: it can go there."""
         group = turn.group
+        if group.grammar is not None and self._waits_for_load(capacity.planner, group.grammar):
+            return Wait.SKIPPED
         if group in capacity.inbox.refused:
             return Wait.IN_LINE
         if group.lost_on and avoids(capacity.planner, group, self._staying):
@@ -230,6 +233,12 @@ class Placement:
         if self._leaves_to_others(capacity.planner, group):
             return Wait.IN_LINE
         return capacity.obstacle(turn, demand, num_cached_blocks)
+
+    def _waits_for_load(self, planner: ExecutorPlanner, grammar: Grammar) -> bool:
+        """Return whether a grammar is being loaded by a planner that has to load it, or first by another one."""
+        if not planner.batch.grammar_slots.waits_for(grammar):
+            return False
+        return any(capacity.planner.batch.grammar_slots.loads(grammar) for capacity in self._capacities.values())
 
     @property
     def _staying(self) -> list[ExecutorPlanner]:

@@ -5,7 +5,7 @@ groups of a more urgent level are admitted, and those of tenants that got less t
 that fills the pool would stop all others. The head of the queue waits for slots and blocks, and everybody behind
 it waits too, or a large request would starve. Three kinds of groups are passed over instead, because
 what they wait for is sure to end: those whose prefix a step in flight computes, long prefills while
-`max_long_prefills` of them run, and those whose grammar finds no slot while running groups use all of them.
+`max_long_prefills` of them run, and those whose grammar is being loaded, or finds no slot while running groups use all.
 Texts to be pooled need neither slots nor blocks, and so pass groups that wait for these.
 """
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from octavo.values.wording import counted
 from octavo_shared.grammar.grammar import Grammar
+from octavo_shared.step_wire.step import RowFlag
 from scheduler_svc.core.blocks.block_manager import AdmissionPlan, AllocStatus, BlockManager
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
@@ -63,11 +64,14 @@ def lack_of_grammar_slots(num_slots: int) -> Obstacle:
     return Obstacle(Wait.SKIPPED, f"waits for a grammar slot: requests that run use all {num_slots}")
 
 
+WAITS_FOR_GRAMMAR = Obstacle(Wait.SKIPPED, "waits for its grammar, which the executor compiles")
+
+
 @dataclass(frozen=True, slots=True)
 class SwapInNeeds:
     """What the swap-in of a swapped group takes, and what is there for it.
 
-    `has_grammar_slot`: whether its grammar has a slot, or needs none.
+    `has_grammar_slot`: whether its grammar has a slot, or needs none. `waits_for_grammar`: whether it is to be loaded.
     """
 
     num_needed_blocks: int
@@ -75,6 +79,7 @@ class SwapInNeeds:
     num_needed_slots: int
     num_free_slots: int
     has_grammar_slot: bool
+    waits_for_grammar: bool
 
     @property
     def has_blocks(self) -> bool:
@@ -128,6 +133,9 @@ class Admissions:
         for group in sorted(self._swapped, key=self._groups.turn_of):
             if group.has_inflight_tokens or not plan.token_budget:
                 return
+            if self._batch.grammar_slots.waits_for(group.grammar):
+                self._load_ahead(plan, group)
+                continue
             needs = self.needs_to_swap_in(group)
             if not self._batch.running and not needs.has_blocks:
                 self._groups.recompute_swapped(plan, group)
@@ -149,10 +157,19 @@ class Admissions:
             num_needed_slots=group.num_slots,
             num_free_slots=self._batch.num_free_slots,
             has_grammar_slot=self._has_grammar_slot(group),
+            waits_for_grammar=self._batch.grammar_slots.waits_for(group.grammar),
         )
 
     def _has_grammar_slot(self, group: SequenceGroup) -> bool:
         return group.grammar is None or self._batch.grammar_slots.have_room_for([group.grammar])
+
+    def _load_ahead(self, plan: StepPlan, group: SequenceGroup) -> None:
+        """Have this step begin to load the grammar that a group waits for, if there are a slot and the bytes for it."""
+        slots, grammar = self._batch.grammar_slots, group.grammar
+        if grammar is None or not slots.waits_for(grammar) or slots.loads(grammar):
+            return
+        if slots.have_room_for([grammar]) and slots.load_bytes(grammar) <= plan.num_admissible_bytes:
+            slots.load(plan, grammar)
 
     def _swap_in_group(self, plan: StepPlan, group: SequenceGroup) -> None:
         moves, sequences = self._swapped.swap_in(group)
@@ -216,13 +233,14 @@ class Admissions:
                 self._queue.remove(group)
                 self._admit_group(plan, group, verdict)
             elif verdict.wait is Wait.SKIPPED:
+                self._load_ahead(plan, group)
                 num_passed += 1
             elif verdict.wait is Wait.IN_LINE:
                 return
-            elif group.has_outgrown and not self.must_not_go_on(group):
+            elif (flag := self._flag_of_grammar(group)) or (group.has_outgrown and not self.must_not_go_on(group)):
                 self._queue.remove(group)
                 group.end()
-                plan.fail(group, verdict.reason)
+                plan.fail(group, verdict.reason, flag)
 
     def _fits_message(self, plan: StepPlan, group: SequenceGroup) -> bool:
         """Return whether the message of the step can carry the group as well."""
@@ -287,12 +305,30 @@ class Admissions:
             return f"its grammar has {len(grammar.body)} bytes; this executor takes {limits.max_grammar_bytes}"
         return ""
 
+    def _flag_of_grammar(self, group: SequenceGroup) -> RowFlag | None:
+        """Return the flag that the rows of a group would have because its grammar could not be loaded; None: none."""
+        has_failed = group.grammar is not None and self._batch.grammar_slots.error_of(group.grammar)
+        return RowFlag.GRAMMAR_FAILED if has_failed else None
+
+    def _obstacle_of_grammar(self, grammar: Grammar) -> Obstacle | None:
+        """Return why a grammar cannot be followed now where the executor tells the ends of loads; None: it can."""
+        slots = self._batch.grammar_slots
+        if error := slots.error_of(grammar):
+            return Obstacle(Wait.NEVER, error)
+        if not slots.waits_for(grammar):
+            return None
+        if not slots.have_room_for([grammar]):
+            return lack_of_grammar_slots(slots.num_slots)
+        return WAITS_FOR_GRAMMAR
+
     def judge(self, group: SequenceGroup) -> AdmissionPlan | Obstacle | None:
         """Return the blocks with which the group could be admitted now, or why it cannot be; None: it needs none."""
         if not self.can_ever_admit(group):
             return Obstacle(Wait.NEVER, self.why_never(group))
         if group.pooling is not None:
             return None
+        if group.grammar is not None and (obstacle := self._obstacle_of_grammar(group.grammar)):
+            return obstacle
         first_return = self._groups.first_return
         if first_return is not None and first_return <= (self._batch.order_of(group)[0], self._queue.counter_of(group)):
             return Obstacle(Wait.IN_LINE, f"preempted requests resume first: {len(self._groups.returning)}")

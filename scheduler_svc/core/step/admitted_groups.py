@@ -92,8 +92,14 @@ class AdmittedGroups:
 
     @property
     def first_return(self) -> tuple[int, float] | None:
-        """The first turn of those that are to come back: who has no earlier one waits for them. None: nobody is."""
-        return min(map(self.turn_of, returning)) if (returning := self.returning) else None
+        """The first turn of those that are to come back: who has no earlier one waits for them. None: nobody is.
+
+        For those that wait for their grammar nobody does.
+        """
+        if not (returning := self.returning):
+            return None
+        slots = self._batch.grammar_slots
+        return min((self.turn_of(group) for group in returning if not slots.waits_for(group.grammar)), default=None)
 
     # Ends ----------------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ class Batch:
         self.table = BatchTable(
             num_slots, limits.max_model_len, limits.block_size, limits.num_blocks, num_grammar_slots
         )
-        self.grammar_slots = GrammarSlots(num_grammar_slots)
+        self.grammar_slots = GrammarSlots(num_grammar_slots, tells_loads=limits.tells_loads)
         self.blocks = blocks
         self.stop_checker = StopChecker(num_slots, limits.max_model_len, limits.eos_token_ids)
         self.running: list[SequenceGroup] = []

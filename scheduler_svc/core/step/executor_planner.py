@@ -41,8 +41,8 @@ Invariants, asserted by `integrity.py` and tested after every step:
  7. A block that somebody writes into has one reference; those that a lead computes for its siblings are
     not read before they are full.
  8. A registered block holds what its hash says, in all tokens; only full blocks are registered.
- 9. The grammar of a running sequence is in the slot that its admission named; a slot that somebody follows is
-    not dropped.
+ 9. The grammar of a running sequence is in the slot that its admission named; a slot that somebody follows, or
+    whose load has not ended, is not dropped.
 
 Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `block_appender.py`, `prefills.py`,
 `results.py`, `block_manager.py`, then `octavo_shared/step_wire/batch_table.py`.
@@ -77,6 +77,8 @@ from scheduler_svc.core.step.swapping import SwappedGroups
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 
+# How often an executor that computes nothing is asked for the loads that it is at.
+POLL_INTERVAL_S = 0.02
 # Why a group leaves a planner, for people.
 DRAINING = "its executor is draining"
 
@@ -224,7 +226,8 @@ class ExecutorPlanner:
             plan.activated_slots = np.concatenate((plan.activated_slots, beam_slots))
             for slot in beam_slots.tolist():
                 self.beam_batch.expect_row(self.batch.sequence_in_slot[slot])
-        if plan.is_empty:
+        is_poll_due = (due_s := self.poll_due_s) is not None and plan.now_s >= due_s
+        if plan.is_empty and not is_poll_due:
             return None
         step = plan.to_step(self.epoch, self.last_scheduled_step_id + 1)
         if self.limits.names_blocks:
@@ -272,6 +275,8 @@ class ExecutorPlanner:
         self.step_cost.learn(workload, duration_s)
         self.pace.learn(workload, duration_s)
         self._was_processed = True
+        if self.limits.tells_loads:
+            self.batch.grammar_slots.end_loads(result.grammars_loaded)
         updates = self._results.take(self.in_flight.popleft(), result)
         self.groups.requeue()
         return updates
@@ -305,6 +310,15 @@ class ExecutorPlanner:
             self.queue.charge(group.tenant, len(group.sequences))
 
     # For placement, people and tests -------------------------------------------------------------
+
+    @property
+    def poll_due_s(self) -> float | None:
+        """When a step is sent though there is nothing to compute, for the executor to tell of its loads; None: never.
+
+        An idle executor answers nothing.
+        """
+        is_idle = not (self.in_flight or self._was_processed) and self.batch.grammar_slots.num_loading
+        return self._progress_at_s + POLL_INTERVAL_S if is_idle else None
 
     @property
     def solo(self) -> SequenceGroup | None:

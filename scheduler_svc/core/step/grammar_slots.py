@@ -4,6 +4,9 @@ Equal grammars share a slot. One that nobody follows any more stays loaded, so t
 compiled. When no slot is empty, the grammar that nobody has followed for the longest time makes room: one step drops it
 and loads the other one. A grammar that somebody follows is never dropped.
 
+Where the executor tells the end of a load (`tells_loads`), a grammar is loaded in a step before those that admit who
+follows it: only once it is told are they. Until then the slot is nobody else's, whoever has left meanwhile.
+
 A sequence counts from the moment it gets a slot of the batch until it vacates it, so what is counted is what is live
 once the next step has released its slots; executors drop and load right behind that.
 """
@@ -12,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.step_wire.step import GrammarLoad
+from octavo_shared.step_wire.step import GrammarLoad, GrammarLoaded
 from scheduler_svc.core.step.step_plan import StepPlan
 from scheduler_svc.core.step.step_size import grammar_bytes
 
@@ -22,17 +25,23 @@ class GrammarSlots:
 
     Args:
         num_slots: How many there are; 0: the executor follows no grammars.
+        tells_loads: Whether the executor tells the end of each load.
 
     Attributes:
         grammars: What each slot holds; None: it is empty.
         num_followers: Sequences that run and follow it, for each slot.
         num_loads: Grammars that were loaded so far.
+        is_loading: Whether the end of its load is to be told, for each slot.
+        errors: Why nobody can follow its grammar, for each slot; empty: that is not known.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, tells_loads: bool = False) -> None:
+        self.tells_loads = tells_loads
         self.grammars: list[Grammar | None] = [None] * num_slots
         self.num_followers = [0] * num_slots
         self.num_loads = 0
+        self.is_loading = [False] * num_slots
+        self.errors = [""] * num_slots
         self._slot_of: dict[bytes, int] = {}  # by digest
         # Whose grammar nobody follows, or that are empty; the next one to be taken comes first.
         self._unused: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_slots))
@@ -49,21 +58,50 @@ class GrammarSlots:
 
     @property
     def num_in_use(self) -> int:
-        """Slots whose grammar some running sequence follows."""
+        """Slots whose grammar some running sequence follows, or that are being loaded."""
         return len(self.grammars) - len(self._unused)
 
     def slot_of(self, grammar: Grammar) -> int | None:
         """Return the slot that holds a grammar; None: none does."""
         return self._slot_of.get(grammar.digest)
 
+    @property
+    def num_loading(self) -> int:
+        """Slots whose load has not ended."""
+        return sum(self.is_loading)
+
+    def waits_for(self, grammar: Grammar | None) -> bool:
+        """Return whether who follows a grammar has to wait for its load, which may not have begun."""
+        if grammar is None or not self.tells_loads:
+            return False
+        slot = self._slot_of.get(grammar.digest)
+        return slot is None or self.is_loading[slot]
+
+    def loads(self, grammar: Grammar) -> bool:
+        """Return whether a grammar is being loaded."""
+        slot = self._slot_of.get(grammar.digest)
+        return slot is not None and self.is_loading[slot]
+
+    def error_of(self, grammar: Grammar) -> str:
+        """Return why a grammar that was loaded cannot be followed; empty: that is not known."""
+        slot = self._slot_of.get(grammar.digest)
+        return "" if slot is None else self.errors[slot]
+
+    def end_loads(self, loaded: Iterable[GrammarLoaded]) -> None:
+        """The executor tells the ends of loads."""
+        for end in loaded:
+            self.is_loading[end.slot] = False
+            self.errors[end.slot] = end.error
+            self._unused[end.slot] = None
+
     def have_room_for(self, grammars: Iterable[Grammar]) -> bool:
         """Return whether these can be followed beside those that are in use."""
         slots = {grammar.digest: self._slot_of.get(grammar.digest) for grammar in grammars}
-        num_wanted = sum(slot is None or not self.num_followers[slot] for slot in slots.values())
+        num_wanted = sum(slot is None or slot in self._unused for slot in slots.values())
         return num_wanted <= len(self._unused)
 
     def load(self, plan: StepPlan, grammar: Grammar) -> int:
-        """Return the slot of a grammar for a sequence that is about to follow it; a step loads it if it is not there.
+        """Return the slot of a grammar that a sequence is about to follow; a step loads it if it is not there.
 
         There must be room for it.
         """
@@ -77,6 +115,10 @@ class GrammarSlots:
         self.grammars[slot] = grammar
         self._slot_of[grammar.digest] = slot
         self.num_loads += 1
+        self.errors[slot] = ""
+        if self.tells_loads:
+            self.is_loading[slot] = True
+            del self._unused[slot]
         plan.grammar_loads.append(GrammarLoad(slot, grammar))
         plan.num_admissible_bytes -= grammar_bytes(grammar)
         return slot

@@ -55,6 +55,8 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, limits: C
         _check_prompt_logprobs(result, layout, limits)
     if sent.pooling_groups or result.pooling_outputs:
         _check_pooled(result, sent, limits)
+    if result.grammars_loaded and limits.tells_loads:  # else the wire lets none through
+        _check_loads(result, batch)
     _refuse_what_nobody_asked_for(result, layout)
 
 
@@ -69,6 +71,16 @@ def _refuse_what_nobody_asked_for(result: StepResult, layout: StepLayout) -> Non
     for what, asked, found in unasked:
         if asked is None and found is not None:
             raise ExecutorFaultError(f"step {result.step_id} has {len(found)} {what}, but none were requested")
+
+
+def _check_loads(result: StepResult, batch: Batch) -> None:
+    slots, is_loading = batch.grammar_slots, batch.grammar_slots.is_loading
+    told = [loaded.slot for loaded in result.grammars_loaded]
+    unasked = [slot for slot in told if slot >= slots.num_slots or not is_loading[slot] or told.count(slot) > 1]
+    if unasked:
+        raise ExecutorFaultError(
+            f"step {result.step_id} tells of a load into grammar slot {unasked[0]} that is not due"
+        )
 
 
 def _check_flags(flags: RowFlags, num_rows: int, step_id: int, limits: CoreLimits) -> None:

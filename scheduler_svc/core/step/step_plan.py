@@ -11,6 +11,7 @@ from octavo_shared.step_wire.step import (
     GrammarLoad,
     Int32Array,
     PoolingInput,
+    RowFlag,
     Step,
     TableDelta,
     no_pairs,
@@ -65,9 +66,10 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the step would neither compute, move nor release anything."""
+        """Whether the step would neither compute, move, load nor release anything."""
         moves = self.blocks_to_swap_out or self.blocks_to_swap_in
-        return not (self.num_decodes or self.prefill_chunks or moves or len(self.released_slots) or self.pooling_groups)
+        work = self.num_decodes or self.prefill_chunks or self.pooling_groups or self.grammar_loads
+        return not (work or moves or len(self.released_slots))
 
     def computes(self, group: SequenceGroup) -> bool:
         """Return whether the step may compute a running group."""
@@ -78,9 +80,9 @@ class StepPlan:
         num_tokens = len(group.live_sequences[0].token_ids)
         self.events.append(GroupEvent(group, kind, num_tokens, num_computed_tokens, cause))
 
-    def fail(self, group: SequenceGroup, message: str) -> None:
-        """Tell that a group has ended because it can never go on."""
-        self.failures.append(GroupFailure(group, message))
+    def fail(self, group: SequenceGroup, message: str, flag: RowFlag | None = None) -> None:
+        """Tell that a group has ended because it can never go on; `flag`: see `GroupFailure`."""
+        self.failures.append(GroupFailure(group, message, flag))
 
     def to_step(self, epoch: int, step_id: int) -> Step:
         """Return the decided step."""

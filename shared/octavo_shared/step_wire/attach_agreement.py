@@ -10,10 +10,15 @@ from octavo_shared.step_wire.wire_info import encode_parameters
 
 
 def agreed_capabilities(request: pb.AttachRequest, info: ExecutorInfo) -> frozenset[Capability]:
-    """Return the capabilities that both have; grammars only with row flags, and with the matcher that is asked for."""
+    """Return the capabilities that both have; grammars only with row flags, and with the matcher that is asked for.
+
+    That loads are told only with grammars.
+    """
     agreed = common(request.capabilities, info.capabilities)
     has_matcher = request.capability_parameters.matcher_id in ("", info.matcher_id)
-    return agreed if Capability.ROW_FLAGS in agreed and has_matcher else agreed - {Capability.GRAMMARS}
+    if not (Capability.ROW_FLAGS in agreed and has_matcher):
+        agreed -= {Capability.GRAMMARS}
+    return agreed if Capability.GRAMMARS in agreed else agreed - {Capability.GRAMMARS_READY}
 
 
 def agreed_parameters(

@@ -52,7 +52,7 @@ class ExecutorInfo:
     def capabilities(self) -> frozenset[Capability]:
         """What it can do beyond wire version 1."""
         of_numerics = {Capability.NUMERICS, Capability.NAMED_BLOCKS} if self.numerics_id else set()
-        of_grammars = {Capability.GRAMMARS} if self.num_grammar_slots else set()
+        of_grammars = {Capability.GRAMMARS, Capability.GRAMMARS_READY} if self.num_grammar_slots else set()
         of_pooling = {Capability.POOLING} if self.pooling_tasks else set()
         return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_grammars, *of_pooling})
 

@@ -130,6 +130,14 @@ class GrammarLoad:
     grammar: Grammar
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarLoaded:
+    """The end of a `GrammarLoad`. `error`: why outputs cannot follow the grammar; empty: they can."""
+
+    slot: int
+    error: str = ""
+
+
 @dataclass(slots=True)
 class TableDelta:
     """What one step changes in the table, and what it runs.
@@ -248,6 +256,7 @@ class StepResult:
     prompt_alternative_logprobs: Float32Array | None = None  # the same
     row_flags: RowFlags | None = None  # [num_samples]
     pooling_outputs: tuple[PoolingOutput, ...] = ()  # one for each of the step's inputs, in their order
+    grammars_loaded: tuple[GrammarLoaded, ...] = ()  # loads that have ended since the last answer
 
     @property
     def arrays(self) -> list[Int32Array | Float32Array]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from octavo.execution.v1 import sampling_params_pb2, step_pb2
 from octavo.values.sampling_parameters import ROW_PARAMETERS
-from octavo.values.wording import counted
+from octavo.values.wording import counted, shown
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.capability import Capability
@@ -24,6 +24,7 @@ from octavo_shared.step_wire.step import (
     Float32Array,
     Fork,
     GrammarLoad,
+    GrammarLoaded,
     Int32Array,
     PoolingInput,
     PoolingOutput,
@@ -45,6 +46,9 @@ MAX_WIRE_VERSION = 2
 
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
+
+# Of why a grammar cannot be followed.
+MAX_ERROR_CHARS = 500
 
 _POOLING_TASKS = frozenset(task.value for task in PoolingTask)
 _NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMETERS)
@@ -172,6 +176,16 @@ def decode_grammar_load(message: step_pb2.GrammarLoad) -> GrammarLoad:
     return load
 
 
+def encode_grammar_loaded(loaded: GrammarLoaded) -> step_pb2.GrammarLoaded:
+    """Turn the end of a load into its message."""
+    return step_pb2.GrammarLoaded(grammar_slot=loaded.slot, error=loaded.error)
+
+
+def decode_grammar_loaded(message: step_pb2.GrammarLoaded) -> GrammarLoaded:
+    """Turn a message into the end of a load."""
+    return GrammarLoaded(message.grammar_slot, shown(message.error, MAX_ERROR_CHARS))
+
+
 def encode_registered_blocks(block_ids: Int32Array, names: bytes) -> step_pb2.RegisteredBlocks:
     """Return the message of blocks and their names."""
     return step_pb2.RegisteredBlocks(block_ids=block_ids.tolist(), names=names)
@@ -213,6 +227,7 @@ def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:
         prompt_alternative_logprobs=_bytes(result.prompt_alternative_logprobs, FLOAT32),
         row_flags=b"" if result.row_flags is None else result.row_flags.tobytes(),
         pooling_outputs=[encode_pooling_output(output) for output in result.pooling_outputs],
+        grammars_loaded=[encode_grammar_loaded(loaded) for loaded in result.grammars_loaded],
     )
 
 
@@ -246,6 +261,7 @@ def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
         prompt_alternative_logprobs=prompt_alternatives[1],
         row_flags=np.frombuffer(message.row_flags, np.uint8) if message.row_flags else None,
         pooling_outputs=tuple(decode_pooling_output(output) for output in message.pooling_outputs),
+        grammars_loaded=tuple(decode_grammar_loaded(loaded) for loaded in message.grammars_loaded),
     )
 
 

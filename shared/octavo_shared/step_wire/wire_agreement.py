@@ -43,6 +43,7 @@ ANSWER_FIELDS = {
     "lengths_digest": Capability.VARIABLE_TOKENS,
     "last_resolved_step_id": Capability.VARIABLE_TOKENS,
     "pooling_outputs": Capability.POOLING,
+    "grammars_loaded": Capability.GRAMMARS_READY,
 }
 
 _FEATURE_BITS_OF_STEP = step_pb2.ExecuteModelRequest.DESCRIPTOR.fields_by_name["feature_bits"].number

@@ -14,6 +14,7 @@ from octavo_shared.step_wire.step import (
     Admission,
     Fork,
     GrammarLoad,
+    GrammarLoaded,
     PoolingInput,
     PoolingOutput,
     PoolingTask,
@@ -231,6 +232,16 @@ def test_vectors_and_scores_survive_the_wire() -> None:
     result = StepResult(1, 2, np.empty(0, np.int32), pooling_outputs=outputs)
 
     assert plain(result_over_the_wire(result)) == plain(result)
+
+
+def test_the_end_of_a_load_survives_the_wire_and_a_peers_words_are_cut() -> None:
+    result = StepResult(1, 2, np.empty(0, np.int32), grammars_loaded=(GrammarLoaded(3), GrammarLoaded(0, "it fails")))
+
+    assert result_over_the_wire(result).grammars_loaded == result.grammars_loaded
+    long = dataclasses.replace(result, grammars_loaded=(GrammarLoaded(1, "\x1b" + "a" * 10_000),))
+    [loaded] = result_over_the_wire(long).grammars_loaded
+    assert loaded.error.isprintable()
+    assert len(loaded.error) < 600
 
 
 @each_row(
