@@ -1,5 +1,7 @@
 """Every field that OpenAI's and Anthropic's clients know is carried, without effect, or refused: one of these."""
 
+from dataclasses import replace
+
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
@@ -39,7 +41,7 @@ def test_every_field_of_anthropics_client_is_known() -> None:
 
 @each_row(
     (CompletionFields, OPENAI),
-    (ChatFields, OPENAI),
+    (ChatFields, replace(OPENAI, no_effect=NO_EFFECT)),  # chats carry what the rest names
     (anthropic_fields.MessagesFields, anthropic_fields.OTHER_FIELDS),
     (anthropic_fields.CountTokensFields, anthropic_fields.OTHER_FIELDS),
 )

@@ -34,11 +34,13 @@ LIMIT_S = 0.7
 # Address space that the process may have beside what it has once its tokenizer is loaded.
 LIMIT_BYTES = 2**30
 
-# What the end of the process says of a grammar, by the signal.
+# What the end of the process says of a grammar, by its code. With 127 the C library ends it: a thread found no memory.
 _SMALLER = "make it smaller, or its repetitions shorter"
+_TOO_LARGE = f"it needs more than {LIMIT_BYTES // 2**20} MiB of memory to compile; {_SMALLER}"
 _ENDS: dict[int, str] = {
-    signal.SIGPROF: f"it takes more than {LIMIT_S:g} s to compile; {_SMALLER}",
-    signal.SIGABRT: f"it needs more than {LIMIT_BYTES // 2**20} MiB of memory to compile; {_SMALLER}",
+    -signal.SIGPROF: f"it takes more than {LIMIT_S:g} s to compile; {_SMALLER}",
+    -signal.SIGABRT: _TOO_LARGE,
+    127: _TOO_LARGE,
 }
 
 _LENGTH = struct.Struct("<I")
@@ -114,7 +116,7 @@ class CompilerProcess:
                 best = answer
         except CompilerFailedError as error:
             if best is None:
-                if (words := _ENDS.get(-error.code)) is None:
+                if (words := _ENDS.get(error.code)) is None:
                     raise
                 part = next(iter(asked.parts.values()))
                 return refusal(part, part.text, words)
