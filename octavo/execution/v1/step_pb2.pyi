@@ -92,7 +92,7 @@ class ExecuteModelRequest(_message.Message):
     of the selected rows, sample.
 
     Fields from 17 on are of wire version 2, and each but feature_bits belongs to a capability:
-    docs/execution-wire.md. This release refuses them by name.
+    docs/execution-wire.md. One that Attach did not agree on is refused by name.
 
     Sample rows are (logits row, slot) pairs in the order of the layout: each active slot, each chunk
     that reaches the end of its sequence, each slot of `forks` (on its parent's logits row). A slot

@@ -60,7 +60,7 @@ OTHERS: dict[type[BaseModel], set[str]] = {
     chat_completion_chunk.Choice: {"stop_reason", "token_ids"},
     ChatCompletionMessage: {"reasoning_content", "reasoning"},
     chat_completion_chunk.ChoiceDelta: {"reasoning_content", "reasoning"},
-    Model: {"max_model_len", "tasks", "embedding_size"},
+    Model: {"max_model_len", "tasks", "embedding_size", "why_not_reproducible"},
     responses.Response: {"store"},
     response_text_delta_event.Logprob: {"bytes"},
     response_text_delta_event.LogprobTopLogprob: {"bytes"},
