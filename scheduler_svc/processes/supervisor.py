@@ -19,7 +19,8 @@ from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
 
-from octavo_shared.errors import OctavoServiceError
+from octavo.values.wording import temporary_folder_trouble
+from octavo_shared.errors import OctavoServiceError, UnavailableError
 from octavo_shared.process.events import Event
 from octavo_shared.process.tracing import MAX_FLUSH_S
 from scheduler_svc.config.client_side_config import ClientSideConfig, FrontConfig
@@ -50,7 +51,7 @@ class Supervisor:
         core_module: What the engine's process runs.
         front_module: What the fronts' processes run.
 
-    Raises: AddressError: an address for clients cannot be bound.
+    Raises: AddressError: an address for clients cannot be bound. UnavailableError: there is no room for its files.
     """
 
     def __init__(
@@ -59,17 +60,21 @@ class Supervisor:
         core_module: str = "scheduler_svc.processes.engine_process",
         front_module: str = "scheduler_svc.processes.front_process",
     ) -> None:
-        self._folder = tempfile.mkdtemp(prefix="octavo-")  # nobody else may enter it
-        link = link_in(self._folder)
-        if config.prefix_key_file is None:  # the next engine finds what executors have cached for this one
-            key_file = Path(self._folder, "prefix.key")
-            write_prefix_key(key_file)
-            config = config.model_copy(update={"prefix_key_file": key_file})
+        self._folder = ""
         try:
+            self._folder = tempfile.mkdtemp(prefix="octavo-")  # nobody else may enter it
+            link = link_in(self._folder)
+            if config.prefix_key_file is None:  # the next engine finds what executors have cached for this one
+                key_file = Path(self._folder, "prefix.key")
+                write_prefix_key(key_file)
+                config = config.model_copy(update={"prefix_key_file": key_file})
             config, self._reserved = reserve_addresses(config)
         except OctavoServiceError:
             self._remove_folder()
             raise
+        except OSError as error:
+            self._remove_folder()
+            raise UnavailableError(temporary_folder_trouble(error)) from error
         self._config = config.model_copy(update={"exit_on_stdin_close": True})
         self._processes = [
             KeptProcess(CORE, core_module, link, settings=lambda: self._config, on_line=self._take_line),

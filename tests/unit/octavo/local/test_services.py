@@ -420,3 +420,13 @@ def test_executors_that_would_share_a_port_are_refused() -> None:
         "takes a free one"
     )
     LocalOptions("some/model", executor={"metrics_listen": "127.0.0.1:0"}, num_executors=2)
+
+
+async def test_without_room_for_logs_the_start_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    services = LocalServices(program(EXECUTOR), program(SCHEDULER))
+    with pytest.raises(
+        LocalServiceError, match=r"^temporary files cannot be written \(Not a directory\); free space, or"
+    ):
+        await services.start()
