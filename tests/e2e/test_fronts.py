@@ -162,8 +162,8 @@ async def test_a_scheduler_waits_for_the_fronts_of_one_that_was_killed() -> None
         reading = await begin_reading(client, PROMPTS[0])
         await services.scheduler.kill()
         flags = ("--fronts", "1", "--admin-listen", services.scheduler.other_addresses["admin"])
-        flags = (*flags, "--executor", services.executor.address, "--listen", services.scheduler.address)
-        async with running_service("scheduler_svc", *flags) as next_one:
+        addresses = ("--executor", services.executor.address, "--listen", services.scheduler.address)
+        async with running_service("scheduler_svc", *flags, *addresses) as next_one:
             assert reading.done(), "it finished before the next one got the port"
             assert len(await reading) == 400
             async with Client(next_one.address) as other:
