@@ -168,3 +168,6 @@ class AdminClient(SchedulerChannel):
                     f"the scheduler at {endpoint.address} did not answer within {CALL_TIMEOUT_S:g} s"
                 )
         return super()._to_octavo_error(error, endpoint)
+
+    def _not_grpc(self, endpoint: Endpoint) -> OctavoError:
+        return AdminPortError(endpoint.address)

@@ -1,5 +1,6 @@
 """The scheduler process: `python -m scheduler_svc`."""
 
+import asyncio
 import os
 import sys
 
@@ -24,9 +25,14 @@ async def serve(config: SchedulerConfig) -> int:
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
     config = choose_fronts(config)
     if config.num_fronts:
-        from scheduler_svc.processes.supervisor import Supervisor
+        from scheduler_svc.processes.supervisor import Supervisor, wait_for_orphans
 
-        return await Supervisor(config).run(stop.wait())
+        waiting, stopping = asyncio.ensure_future(wait_for_orphans(config)), asyncio.ensure_future(stop.wait())
+        await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not waiting.done():
+            return 0
+        return await Supervisor(config).run(stopping)
     from scheduler_svc.processes import engine_process  # takes longest to import, and a supervisor does without
 
     return await engine_process.serve(config, stop)

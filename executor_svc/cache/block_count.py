@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.cache.cache_engine import CacheShape
-from executor_svc.device.host_memory import available_memory_bytes, total_memory_bytes
+from executor_svc.device.host_memory import available_memory_bytes, cache_share_bytes, total_memory_bytes
 from executor_svc.device.memory import GpuMemory
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event
@@ -18,9 +18,6 @@ from octavo_shared.process.events import Event
 if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
     from executor_svc.config import ExecutorConfig
 
-# A CPU's memory is shared with everything else that runs on the machine.
-CPU_CACHE_SHARE = 0.25
-LARGEST_SHARE_OF_FREE = 0.5
 # Where the system does not say what is free.
 FALLBACK_CACHE_GIB = 1.0
 
@@ -70,10 +67,7 @@ def cpu_cache_bytes(local_size: int) -> int:
     available, total = available_memory_bytes(), total_memory_bytes()
     if available is None or total is None:
         return int(FALLBACK_CACHE_GIB * 2**30)
-    share = int(total * CPU_CACHE_SHARE)
-    while share > available * LARGEST_SHARE_OF_FREE:
-        share //= 2
-    return share // local_size
+    return cache_share_bytes(available, total) // local_size
 
 
 def check_cache_settings(config: ExecutorConfig, shape: CacheShape, local_size: int = 1) -> None:

@@ -8,6 +8,10 @@ from executor_svc.device.cgroups import control_groups, read_text
 # What a group uses and the system takes back before it ends a process: the cache of files.
 _CACHES = ("inactive_file", "active_file", "total_inactive_file", "total_active_file")
 
+# A CPU's memory is shared with everything else that runs on the machine.
+CACHE_SHARE = 0.25
+LARGEST_SHARE_OF_FREE = 0.5
+
 
 def available_memory_bytes(root: Path = Path("/")) -> int | None:
     """Return the memory that new work can take without swapping, as Linux estimates it; None elsewhere.
@@ -19,6 +23,14 @@ def available_memory_bytes(root: Path = Path("/")) -> int | None:
     if free is None:
         return None
     return min([free, *filter(None, map(_free_in, control_groups(root, "memory")))])
+
+
+def cache_share_bytes(available: int, total: int) -> int:
+    """Return what a KV cache takes of a machine: a share of all, halved until it is at most a share of what is free."""
+    share = int(total * CACHE_SHARE)
+    while share > available * LARGEST_SHARE_OF_FREE:
+        share //= 2
+    return share
 
 
 def total_memory_bytes() -> int | None:

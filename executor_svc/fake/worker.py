@@ -54,6 +54,7 @@ class FakeWorker:
         why_not_invariant: Why it says that they do not.
         weights_digest: Of which weights it says that they are; None: of its parameters.
         kv_cache_dtype: The format of the cache that it says it has.
+        warning: What it says that its operator should mend.
         faults: What goes wrong; None: nothing.
         sleep: Waits so many seconds; runs on the thread of `execute`, once in every step.
         clock: Returns the time in seconds.
@@ -86,6 +87,7 @@ class FakeWorker:
         why_not_invariant: str = "",
         weights_digest: str | None = None,
         kv_cache_dtype: str = "",
+        warning: str = "",
         faults: FakeFaults | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.perf_counter,
@@ -121,6 +123,7 @@ class FakeWorker:
             why_not_invariant=why_not_invariant,
             weights_digest=digest if weights_digest is None else weights_digest,
             kv_cache_dtype=kv_cache_dtype,
+            warning=warning,
             num_grammar_slots=grammars.num_slots,
             matcher_id=grammars.matcher_id,
             max_grammar_bytes=grammars.max_body_bytes,

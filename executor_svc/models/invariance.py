@@ -25,6 +25,7 @@ class ComputePath:
         attention: The name of what attends: "C", a backend of `--attention-backend`, or "invariant", in Triton.
         sampler: What makes tokens of logits.
         why_not_c: Why the kernels in C do not do all of it, if that is known.
+        warning: What an operator should mend about that; empty: nothing.
     """
 
     device: torch.device
@@ -33,6 +34,7 @@ class ComputePath:
     attention: str
     sampler: Kernels
     why_not_c: str = ""
+    warning: str = ""
 
 
 def why_not_invariant(path: ComputePath) -> str | None:

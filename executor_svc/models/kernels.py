@@ -1,8 +1,9 @@
 """Which kernels run a model: the C library on a CPU, Triton's beside those of torch on a GPU, else plain torch."""
 
 import importlib.util
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,16 +19,19 @@ from executor_svc.models.invariance import ComputePath, Kernels, why_not_invaria
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
 from executor_svc.models.weight_format import ComputeDtype, Quantization, number_format_of
-from executor_svc.native.build import NativeUnavailableError
+from executor_svc.native.build import NativeBrokenError, NativeUnavailableError
 from executor_svc.native.library import NativeLibrary, load_library
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from octavo_shared.errors import ModelLoadError
+from octavo_shared.process.events import Event
 
 CpuKernels = Literal["auto", "native", "torch"]
 Numerics = Literal["fast", "invariant"]
 
 _DENSE = "dense work"
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,17 @@ class FoundLibrary:
 
     library: NativeLibrary | None
     reason: str = ""
+    is_broken: bool = False  # the reason is one that an operator can mend
+
+    @property
+    def warning(self) -> str:
+        """What to say to an operator who did not choose to be without it; empty: nothing."""
+        if not self.is_broken:
+            return ""
+        return (
+            f"the kernels in C cannot be used: {self.reason}; torch computes in their place, which is slower and not "
+            "batch-invariant (--cpu-kernels torch accepts that)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +127,7 @@ def make_model(
     is_invariant = numerics == "invariant" and device.type == "cuda" and has_triton() and not is_quantized
     model = Decoder(config, _make_dense(dtype, device, number_format, is_invariant, library, group), group, stored)
     in_c = () if library is None else (f"{name} products",)
-    in_use = FoundLibrary(library, found.reason)
+    in_use = replace(found, library=library)
     products: Kernels = "Triton" if is_invariant else "torchao" if is_quantized and device.type == "cuda" else "torch"
     path = compute_path(device, dtype, products, attention, in_use)
     kernels = describe_kernels(in_use, attention, device, in_c=in_c, is_invariant=is_invariant)
@@ -190,7 +205,14 @@ def find_library(dtype: torch.dtype, device: torch.device, cpu_kernels: CpuKerne
     except NativeUnavailableError as error:
         if cpu_kernels == "native":
             raise ModelLoadError(f"cpu_kernels is native, but {error}") from error
-        return FoundLibrary(None, str(error))
+        return FoundLibrary(None, str(error), isinstance(error, NativeBrokenError))
+
+
+def warn_of_kernels(warning: str) -> None:
+    """Tell an operator what to mend about them, in the log and on stdout; empty: nothing."""
+    if warning:
+        _logger.warning(Event("kernels_unavailable", reason=warning))
+        print(f"octavo executor notice: {warning}", flush=True)  # `octavo up` shows it
 
 
 def find_product_library(
@@ -235,7 +257,7 @@ def compute_path(
     is_c = isinstance(attention, NativeAttentionBackend)
     name = "C" if is_c else type(attention).__name__.removesuffix("Backend").removesuffix("Attention").lower()
     sampler: Kernels = "C" if is_c else "Triton" if device.type == "cuda" else "torch"
-    return ComputePath(device, dtype, dense, name, sampler, in_use.reason)
+    return ComputePath(device, dtype, dense, name, sampler, in_use.reason, in_use.warning)
 
 
 def describe_kernels(

@@ -22,7 +22,7 @@ from executor_svc.checkpoint.gguf.held_types import HELD_BITS
 from executor_svc.checkpoint.gguf.rounding import check_type
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.quantized import refuse_quantized
-from executor_svc.device.host_memory import available_memory_bytes
+from executor_svc.device.host_memory import available_memory_bytes, cache_share_bytes, total_memory_bytes
 from octavo_shared.errors import ModelLoadError
 
 if TYPE_CHECKING:  # torch, and pydantic, which a machine that only measures may lack
@@ -55,6 +55,10 @@ _BLOCK_TOKENS = 16
 _PROGRAM_BYTES = 400_000_000
 # Of the KV cache, where nobody says: it takes more of what is free, and works with less.
 _CACHED_TOKENS = 4096
+
+
+# How the names of architectures with a KV cache end.
+_GENERATIVE = ("ForCausalLM", "LMHeadModel")
 
 
 class OutOfMemoryError(ModelLoadError):
@@ -124,7 +128,7 @@ class ModelSummary:
 
 
 def check_memory(model: Path | GGUFModel, config: ExecutorConfig, num_executors: int = 1) -> str:
-    """Return what a model needs and what there is: needs 3.1 GB, 21 GB free.
+    """Return what a model needs and what there is: needs 3.1 GB, up to 7.4 GB with full KV caches, 21 GB free.
 
     Args:
         model: A directory, a GGUF file, or one whose header has been read.
@@ -146,13 +150,31 @@ def check_memory(model: Path | GGUFModel, config: ExecutorConfig, num_executors:
     needed = summary.needed_bytes(cache_bytes, config.max_model_len) * num_executors
     if trouble := summary.why_too_large(config.model, needed, available_memory_bytes(), num_executors):
         raise OutOfMemoryError(trouble)
+    if cache_bytes is None and summary.architecture.endswith(_GENERATIVE):
+        return say_needs(needed, _most_bytes(summary, num_executors))
     return say_needs(needed)
 
 
-def say_needs(needed_bytes: int) -> str:
-    """Return what is needed and what there is: needs 3.1 GB, 21 GB free."""
+def _most_bytes(summary: ModelSummary, num_executors: int) -> int | None:
+    """Return what executors take when their KV caches, which nobody has limited, are full; None: it is not known."""
+    available, total = available_memory_bytes(), total_memory_bytes()
+    if available is None or total is None:
+        return None
+    cache_bytes = cache_share_bytes(max(1, available - num_executors * summary.needed_bytes(0)), total)
+    return num_executors * summary.needed_bytes(cache_bytes)
+
+
+def say_needs(needed_bytes: int, most_bytes: int | None = None) -> str:
+    """Return what is needed and what there is: needs 3.1 GB, up to 7.4 GB with full KV caches, 21 GB free.
+
+    Args:
+        needed_bytes: What it starts with.
+        most_bytes: What it grows to; None: that is not said.
+    """
     available = available_memory_bytes()
-    return f"needs {_gb(needed_bytes)}" + ("" if available is None else f", {_gb(available)} free")
+    grows = most_bytes is not None and most_bytes > needed_bytes
+    most = f", up to {_gb(most_bytes or 0)} with full KV caches" if grows else ""
+    return f"needs {_gb(needed_bytes)}{most}" + ("" if available is None else f", {_gb(available)} free")
 
 
 def summarize_model(

@@ -26,7 +26,6 @@ from executor_svc.models.families import parse_config
 from executor_svc.models.file_formats import FORMAT_NAMES, LONG_INPUTS, FileFormats
 from executor_svc.models.invariance import ComputePath, why_not_invariant
 from executor_svc.models.kernels import (
-    FoundLibrary,
     compute_path,
     describe_kernels,
     find_library,
@@ -300,7 +299,7 @@ def _from_transformers(
     chosen = choose_backend(config.attention_backend, needs, config.block_size_tokens)
     attention = _make_attention(chosen, config) or make_attention(found.library)
     _log_attention(chosen, attention)
-    in_use = FoundLibrary(found.library, found.reason or "this model has no native implementation")
+    in_use = replace(found, reason=found.reason or "this model has no native implementation")
     kernels = describe_kernels(in_use, attention, device, others="transformers")
     path = compute_path(device, dtype, "transformers", attention, in_use)
     chosen_model = ChosenModel(

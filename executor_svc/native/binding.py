@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from executor_svc.native.build import NativeUnavailableError
+from executor_svc.native.build import NativeBrokenError
 from executor_svc.native.weight_memory import HUGE_PAGE_BYTES, map_huge_pages
 
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
@@ -28,12 +28,12 @@ def bind(path: Path, functions: Sequence[Function]) -> ctypes.CDLL:
         path: Of the library.
         functions: Those that will be called.
 
-    Raises: NativeUnavailableError: the file cannot be loaded.
+    Raises: NativeBrokenError: the file cannot be loaded.
     """
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise NativeUnavailableError(f"{path} cannot be loaded: {error}") from error
+        raise NativeBrokenError(f"{path} cannot be loaded: {error}") from error
     for name, result, arguments in functions:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

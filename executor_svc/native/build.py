@@ -39,15 +39,19 @@ class NativeUnavailableError(Exception):
     """The C library cannot serve here; the message says why, in one line."""
 
 
+class NativeBrokenError(NativeUnavailableError):
+    """It could serve here, but for something that an operator can mend."""
+
+
 def cache_directory() -> Path:
     """Return where compiled libraries are kept: below OCTAVO_CACHE_DIR, else the user's cache.
 
-    Raises: NativeUnavailableError: this user has none.
+    Raises: NativeBrokenError: this user has none.
     """
     try:
         return user_cache_directory() / "native"
     except RuntimeError as error:
-        raise NativeUnavailableError("this user has no home directory: set OCTAVO_CACHE_DIR") from error
+        raise NativeBrokenError("this user has no home directory: set OCTAVO_CACHE_DIR") from error
 
 
 def build_library(cache_directory: Path, *, flags: Sequence[str] = FLAGS, sources: Path = SOURCE_DIRECTORY) -> Path:
@@ -58,7 +62,8 @@ def build_library(cache_directory: Path, *, flags: Sequence[str] = FLAGS, source
         flags: For the compiler.
         sources: A directory; its *.c are compiled, its *.h belong to them.
 
-    Raises: NativeUnavailableError: no compiler, a processor of another kind, or the compiler's first error.
+    Raises: NativeUnavailableError: no compiler, or a processor of another kind; NativeBrokenError: the compiler's
+        first error, or the cache cannot be written.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         raise NativeUnavailableError(f"the C library requires x86-64; this machine is {platform.machine()}")
@@ -77,7 +82,9 @@ def build_library(cache_directory: Path, *, flags: Sequence[str] = FLAGS, source
             if not path.is_file():
                 _compile([compiler, *flags], sources, Path(work) / path.name).replace(path)
     except OSError as error:
-        raise NativeUnavailableError(f"{cache_directory} cannot be written: {error.strerror}") from error
+        raise NativeBrokenError(
+            f"{cache_directory} cannot be written: {error.strerror}; set OCTAVO_CACHE_DIR to a directory that can be"
+        ) from error
     return path
 
 
@@ -117,7 +124,7 @@ def _key(compiler: str, flags: Sequence[str], sources: Path, features: frozenset
 def _run(command: Sequence[str]) -> str:
     """Return the output of a command.
 
-    Raises: NativeUnavailableError: it failed; the message has its first line that names an error.
+    Raises: NativeBrokenError: it failed; the message has its first line that names an error.
     """
     try:
         # English messages, whatever the user reads.
@@ -125,10 +132,10 @@ def _run(command: Sequence[str]) -> str:
             command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env={**os.environ, "LC_ALL": "C"}
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeUnavailableError(f"{command[0]} could not be run: {error}") from error
+        raise NativeBrokenError(f"{command[0]} could not be run: {error}") from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise NativeUnavailableError(f"{command[0]}: {next((line for line in lines if 'error: ' in line), lines[0])}")
+        raise NativeBrokenError(f"{command[0]}: {next((line for line in lines if 'error: ' in line), lines[0])}")
     return done.stdout
 
 

@@ -199,7 +199,8 @@ class StepRunner:
         Errors: FencedError (older epoch), StepGapError, InvalidStepError (nothing was written),
         StepFailedError (this and all later steps of the epoch), UnavailableError (shutting down).
         """
-        worker, loop = self.worker, self._loop
+        worker, loop = self._worker, self._loop
+        assert worker is not None, "submitted to a stream, which opens once the model is loaded"
         arrived = _Arrived(message, self._decode(message), lambda answer: wake(loop, deliver, answer))
         self._thread.submit(lambda: self._launch(worker, arrived))
 
@@ -264,6 +265,7 @@ class StepRunner:
         """
         if self._draining:
             raise UnavailableError("the executor is shutting down")
+        self._require_device()
         self._attachment.require(message.epoch)
         if self._failure is not None:
             raise StepFailedError(f"{self._failure}; attach again")

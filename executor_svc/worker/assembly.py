@@ -74,6 +74,7 @@ class ModelIdentity:
     weights_digest: str = ""
     why_not_invariant: str = ""
     pooling: PoolingModules | None = None  # None: it computes no vectors
+    warning: str = ""  # as in `ExecutorInfo`
 
 
 def cache_shape_of(chosen: ChosenModel) -> CacheShape:
@@ -197,6 +198,7 @@ class _Parts:
             weights_digest=identity.weights_digest,
             why_not_invariant=identity.why_not_invariant,
             kv_cache_dtype=FORMAT_NAMES[chosen.cache_dtype],
+            warning=identity.warning,
             num_grammar_slots=grammars.num_slots,
             matcher_id=grammars.matcher_id,
             max_grammar_bytes=grammars.max_body_bytes,

@@ -18,7 +18,7 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.device.probe import device_probe
 from executor_svc.models.encoder import Encoder
 from executor_svc.models.encoder_config import EncoderKind, read_encoder_config
-from executor_svc.models.kernels import FoundLibrary, find_library
+from executor_svc.models.kernels import FoundLibrary, find_library, warn_of_kernels
 from executor_svc.models.pooling import EmbeddingHead, Head, Pooler, ScoreFunction, ScoringHead
 from executor_svc.models.selection import torch_dtype
 from executor_svc.models.weight_format import number_format_of
@@ -86,6 +86,7 @@ def load_encoder_worker(
     _logger.info(Event("numerics", numerics_id=numerics_id, weights_digest=weights_digest, **made.numerics))
     _logger.info(Event("kernels", in_use=made.kernels))
     print(f"octavo executor kernels: {made.kernels}", flush=True)  # `octavo up` shows it
+    warn_of_kernels(found.warning)
     tasks = frozenset(made.pooler.heads)
     info = ExecutorInfo(
         instance_id=uuid.uuid4().hex,
@@ -105,6 +106,7 @@ def load_encoder_worker(
         is_invariant=not made.why_not_invariant,
         weights_digest=weights_digest,
         why_not_invariant=made.why_not_invariant,
+        warning=found.warning,
         pooling_tasks=tasks,
         embedding_size=made.pooler.size_of(PoolingTask.EMBED),
         num_scores=made.pooler.size_of(PoolingTask.SCORE),

@@ -16,7 +16,7 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.device.selection import find_device
 from executor_svc.models.dtype import STORED_NAMES, choose_dtype
 from executor_svc.models.encoder_config import encoder_kind
-from executor_svc.models.kernels import check_compute_dtype
+from executor_svc.models.kernels import check_compute_dtype, warn_of_kernels
 from executor_svc.models.memory_needs import check_memory
 from executor_svc.models.selection import ChosenModel, choose_model, read_model_config, torch_dtype
 from executor_svc.numerics.identity import find_numerics, log_numerics
@@ -76,6 +76,7 @@ def load_worker(
         weights = f"; weights in {chosen.weights}" if is_said else ""
         computed = "" if config.compute_dtype == "float32" else f"; computed in {config.compute_dtype}"
         print(f"octavo executor kernels: {chosen.kernels}{weights}{computed}", flush=True)  # `octavo up` shows it
+        warn_of_kernels(chosen.path.warning)
     shape, source = chosen.model.shape, directory.source
     model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
     check_cache_settings(config, cache_shape_of(chosen), local_size)
@@ -110,6 +111,7 @@ def load_worker(
         weights_digest=weights_digest,
         why_not_invariant=numerics.why_not_invariant or "",
         pooling=pooling,
+        warning=chosen.path.warning,
     )
     if not identity.tokenizer_files and group.rank == 0:
         logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))

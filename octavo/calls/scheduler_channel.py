@@ -162,11 +162,20 @@ class SchedulerChannel:
         is_leaving = endpoint in self._answering and is_closed_at_once(details)
         if not is_leaving and (trouble := handshake_trouble(details, self._tls)):
             return TlsHandshakeError(endpoint.address, trouble)
+        if "Failed parsing HTTP/2" in details:
+            return self._not_grpc(endpoint)
         state = endpoint.channel.get_state() if self._endpoints else None
         # A channel that could not connect may be at its next attempt already; then only gRPC's text tells.
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE or "failed to connect" in details:
             return NotConnectedError(endpoint.address)
         return UnavailableError(f"the connection to the scheduler at {endpoint.address} was lost")
+
+    def _not_grpc(self, endpoint: Endpoint) -> OctavoError:
+        """Return what is said of a port where gRPC is not spoken."""
+        return UnavailableError(
+            f"the server at {endpoint.address} does not speak gRPC: it may be a port for HTTP; give the scheduler's "
+            "--listen, by default 127.0.0.1:50051"
+        )
 
 
 # The token that says to a scheduler who calls --------------------------------------------------

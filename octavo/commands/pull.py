@@ -1,7 +1,5 @@
 """`octavo pull`: bring a model to this machine before it is served."""
 
-from pathlib import Path
-
 import click
 from rich.filesize import decimal
 
@@ -21,7 +19,6 @@ def pull(model: str) -> None:
     Octavo does not read. Run it again after an interruption: it goes on where it stopped.
     """
     # Only here: it takes a moment, and `octavo pull --help` needs nothing of it.
-    from executor_svc.checkpoint.hub_name import HubName
     from executor_svc.checkpoint.ollama import PREFIX
     from executor_svc.models.memory_needs import say_needs, summarize_model
     from octavo.models.hub_transfer import pull_hub_model
@@ -30,10 +27,10 @@ def pull(model: str) -> None:
     if model.startswith(PREFIX):
         name = model.removeprefix(PREFIX)
         raise click.ClickException(f"{model} is a model of Ollama: ollama pull {name} gets it, octavo up serves it")
-    if not is_demo_model(model) and HubName.of(model) is None:
-        if model and Path(model).expanduser().exists():
-            raise click.ClickException(f"{model} is on this machine already; octavo up {model} serves it")
-        raise click.ClickException(f"{model!r} is no name at the hub; such a name is Qwen/Qwen3-0.6B")
+    if not model:
+        raise click.ClickException("'' is no name at the hub; such a name is Qwen/Qwen3-0.6B")
+    if not is_demo_model(model):
+        _refuse_path(model)
     try:
         if is_demo_model(model):
             path = find_model(model) or with_bars(lambda report: prepare_model(model, progress=report))
@@ -53,3 +50,19 @@ def pull(model: str) -> None:
     kind = f"{' and '.join(summary.formats[:2])}, {summary.architecture or 'no architecture'}"
     click.echo(f"{kind}: {say_needs(summary.needed_bytes())}")
     click.echo(f"next: octavo up --model {model}")
+
+
+def _refuse_path(model: str) -> None:
+    """Raise ClickException if `octavo up` takes a name for a directory or a file; says whether it can serve that."""
+    from executor_svc.checkpoint.model_location import check_model_name
+    from executor_svc.models.memory_needs import summarize_model
+    from octavo_shared.errors import ModelLoadError
+
+    try:
+        path = check_model_name(model)
+        if path is not None:
+            summarize_model(path)
+    except ModelLoadError as error:
+        raise click.ClickException(f"there is nothing to download: {error}") from error
+    if path is not None:
+        raise click.ClickException(f"{model} is on this machine already; octavo up {model} serves it")

@@ -237,7 +237,7 @@ class ChildProcess:
         if self._log_path is None:
             sys.stderr.write(output.decode(errors="replace"))
         else:
-            with self._log_path.open("ab") as log:
+            with contextlib.suppress(OSError), self._log_path.open("ab") as log:  # a full disk costs lines, no service
                 log.write(output)
 
 

@@ -16,6 +16,7 @@ from octavo.errors import LocalServiceError
 from octavo.local.child_process import ChildProcess
 from octavo.local.options import LocalOptions
 from octavo.local.restarts import Restarts
+from octavo.values.wording import temporary_folder_trouble
 
 _Result = TypeVar("_Result")
 
@@ -139,7 +140,10 @@ class LocalServices:
             LocalServiceError: one of them ended, with its last words; or they were not ready in time.
         """
         if not self._is_verbose:
-            self._log_folder = Path(tempfile.mkdtemp(prefix="octavo-"))
+            try:
+                self._log_folder = Path(tempfile.mkdtemp(prefix="octavo-"))
+            except OSError as error:
+                raise LocalServiceError(temporary_folder_trouble(error)) from error
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await self._start_all()

@@ -63,3 +63,11 @@ def json_line(value: object, default: Callable[[object], object] | None = None) 
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
+
+
+def temporary_folder_trouble(error: OSError) -> str:
+    """Return the sentence about a failed attempt to write where the system keeps temporary files."""
+    return (
+        f"temporary files cannot be written ({error.strerror}); free space, or set TMPDIR to a directory with room "
+        "that this user may write"
+    )

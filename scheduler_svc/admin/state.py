@@ -86,7 +86,7 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     state.is_invariant = session.info.is_invariant
     state.weights_digest = session.info.weights_digest
     state.kv_cache_dtype = session.info.kv_cache_dtype
-    state.warning = driver.trouble(now_s)
+    state.warning = "; ".join(filter(None, (driver.trouble(now_s), session.info.warning)))
     state.max_steps_in_flight = driver.in_flight.limit
     if driver.in_flight.round_trip_s is not None:
         state.round_trip_us = round(driver.in_flight.round_trip_s * 1e6)

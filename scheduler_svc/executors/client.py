@@ -51,7 +51,7 @@ MAX_SIZES = {
 }
 
 MAX_ID_CHARS = 256
-MAX_REASON_CHARS = 256
+MAX_REASON_CHARS = 512
 # Those that are told on: clients print them.
 _CACHE_FORMATS = frozenset({"float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"})
 
@@ -266,14 +266,19 @@ def check_capabilities(attached: pb.AttachResponse, wanted: Collection[int]) -> 
 def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorInfo:
     """Return what an attached executor is: of what belongs to a capability, only what was agreed on."""
     info = decode_info(attached.info)
-    info = replace(info, kv_cache_dtype=info.kv_cache_dtype if info.kv_cache_dtype in _CACHE_FORMATS else "")
+    cache_format = info.kv_cache_dtype if info.kv_cache_dtype in _CACHE_FORMATS else ""
+    info = replace(info, kv_cache_dtype=cache_format, warning=_one_line(info.warning))
     of_grammars = attached.capability_parameters if Capability.GRAMMARS in agreement.capabilities else None
     of_pooling = attached.capability_parameters if Capability.POOLING in agreement.capabilities else None
     info = replace(info, **decode_grammar_parameters(of_grammars), **decode_pooling_parameters(of_pooling))
     if Capability.NUMERICS in agreement.capabilities:
-        reason = " ".join(info.why_not_invariant[:MAX_REASON_CHARS].split())  # one line, since clients print it
-        return replace(info, why_not_invariant=reason)
+        return replace(info, why_not_invariant=_one_line(info.why_not_invariant))
     return replace(info, numerics_id="", is_invariant=False, weights_digest="", why_not_invariant="")
+
+
+def _one_line(words: str) -> str:
+    """Return what an executor says to people as it may be printed."""
+    return " ".join(words[:MAX_REASON_CHARS].split())
 
 
 def check_sizes(info: pb.GetExecutorInfoResponse) -> None:

@@ -39,6 +39,26 @@ def reserve(listen: str, flag: str) -> list[socket.socket]:
     return _open_all(listen, flag, _reserved)
 
 
+def is_free(listen: str) -> bool:
+    """Return whether nobody listens at an address, as far as this machine has it."""
+    return not _is_taken(listen, _reserved)
+
+
+def is_shared_by_others(listen: str) -> bool:
+    """Return whether processes of this user listen at an address and share it, as fronts do."""
+    return not is_free(listen) and not _is_taken(listen, _shared)
+
+
+def _is_taken(listen: str, open_one: Callable[[socket.AddressFamily, str, int], socket.socket]) -> bool:
+    try:
+        opened = _open_all(listen, "", open_one)
+    except AddressError as error:
+        return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+    for each in opened:
+        each.close()
+    return False
+
+
 def _open_all(
     listen: str, flag: str, open_one: Callable[[socket.AddressFamily, str, int], socket.socket]
 ) -> list[socket.socket]:
@@ -93,6 +113,10 @@ def _reserved(family: socket.AddressFamily, address: str, port: int) -> socket.s
         alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         alone.bind((address, port))
         port = alone.getsockname()[1]
+    return _shared(family, address, port)
+
+
+def _shared(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
     shared = _unbound(family, address)
     try:
         shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

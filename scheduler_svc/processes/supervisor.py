@@ -19,13 +19,14 @@ from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
 
-from octavo_shared.errors import OctavoServiceError
+from octavo.values.wording import temporary_folder_trouble
+from octavo_shared.errors import OctavoServiceError, UnavailableError
 from octavo_shared.process.events import Event
 from octavo_shared.process.tracing import MAX_FLUSH_S
 from scheduler_svc.config.client_side_config import ClientSideConfig, FrontConfig
 from scheduler_svc.config.prefix_key import write_prefix_key
 from scheduler_svc.config.scheduler_config import SchedulerConfig
-from scheduler_svc.http.listeners import reserve
+from scheduler_svc.http.listeners import is_free, is_shared_by_others, reserve
 from scheduler_svc.processes.kept_process import KeptProcess
 from scheduler_svc.processes.process import NOTICE, SETTINGS_FROM_STDIN
 
@@ -50,7 +51,7 @@ class Supervisor:
         core_module: What the engine's process runs.
         front_module: What the fronts' processes run.
 
-    Raises: AddressError: an address for clients cannot be bound.
+    Raises: AddressError: an address for clients cannot be bound. UnavailableError: there is no room for its files.
     """
 
     def __init__(
@@ -59,17 +60,21 @@ class Supervisor:
         core_module: str = "scheduler_svc.processes.engine_process",
         front_module: str = "scheduler_svc.processes.front_process",
     ) -> None:
-        self._folder = tempfile.mkdtemp(prefix="octavo-")  # nobody else may enter it
-        link = link_in(self._folder)
-        if config.prefix_key_file is None:  # the next engine finds what executors have cached for this one
-            key_file = Path(self._folder, "prefix.key")
-            write_prefix_key(key_file)
-            config = config.model_copy(update={"prefix_key_file": key_file})
+        self._folder = ""
         try:
+            self._folder = tempfile.mkdtemp(prefix="octavo-")  # nobody else may enter it
+            link = link_in(self._folder)
+            if config.prefix_key_file is None:  # the next engine finds what executors have cached for this one
+                key_file = Path(self._folder, "prefix.key")
+                write_prefix_key(key_file)
+                config = config.model_copy(update={"prefix_key_file": key_file})
             config, self._reserved = reserve_addresses(config)
         except OctavoServiceError:
             self._remove_folder()
             raise
+        except OSError as error:
+            self._remove_folder()
+            raise UnavailableError(temporary_folder_trouble(error)) from error
         self._config = config.model_copy(update={"exit_on_stdin_close": True})
         self._processes = [
             KeptProcess(CORE, core_module, link, settings=lambda: self._config, on_line=self._take_line),
@@ -168,6 +173,34 @@ def reserve_addresses(config: SchedulerConfig) -> tuple[SchedulerConfig, list[so
             reserved += sockets
             chosen[name] = f"{listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
     return config.model_copy(update=chosen), reserved
+
+
+async def wait_for_orphans(config: SchedulerConfig) -> None:
+    """Return once the processes of a supervisor that was killed have left our addresses, or have had their time.
+
+    They finish the calls that they have, as always. Fronts of a supervisor that runs look the same.
+    """
+    of_clients = [listen for listen in (config.listen, config.openai_listen) if listen is not None]
+    if not any(map(is_shared_by_others, of_clients)):
+        return
+    others = (
+        config.admin_listen,
+        config.page_listen,
+        config.engine_listen,
+        config.health_listen,
+        config.metrics_listen,
+    )
+    awaited = [*of_clients, *(listen for listen in others if listen is not None)]
+    longest_s = config.shutdown_grace_s + END_S
+    print(
+        f"{NOTICE}fronts of another scheduler listen on {config.listen}; if that was killed, they finish their calls "
+        f"first: waiting up to {longest_s:.0f} s",
+        flush=True,
+    )
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(longest_s):
+            while not all(map(is_free, awaited)):  # noqa: ASYNC110 -- no process of theirs tells us
+                await asyncio.sleep(0.1)
 
 
 def front_config(config: SchedulerConfig, link: str, number: int) -> FrontConfig:

@@ -17,6 +17,7 @@ from octavo.client import Client
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.generation.v1.generation_pb2 import Provenance as Span
 from octavo.values.outputs import Delta, Provenance
+from tests.contract.openai.api import running_api
 from tests.support.stack import ExecutorProcess, Stack, collect, running_stack, token_request, until
 
 DIGEST = FakeWorker().info.weights_digest
@@ -271,14 +272,21 @@ async def test_a_fleet_whose_caches_have_several_formats_says_so(caplog: pytest.
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [("", ""), ("torch does it,\nas set", ": torch does it, as set"), ("x" * 999, ": " + "x" * 256)]
+    ("said", "told"), [("", ""), ("torch does it,\nas set", ": torch does it, as set"), ("x" * 999, ": " + "x" * 512)]
 )
 async def test_an_executor_that_is_not_invariant_is_not_reproducible(said: str, told: str) -> None:
-    async with running_stack(worker("one", is_invariant=False, why_not_invariant=said)) as stack:
-        model = await model_of(stack)
+    async with running_api(worker("one", is_invariant=False, why_not_invariant=said)) as api:
+        stack = api.stack
+        model, [entry] = await model_of(stack), (await api.get("/v1/models")).json["data"]
 
         assert not model.is_reproducible
         assert model.why_not_reproducible == (f"the executor at {stack.executor.address} is not batch-invariant{told}")
+        assert entry["why_not_reproducible"] == model.why_not_reproducible
+
+
+async def test_what_an_executor_warns_of_is_shown_to_operators() -> None:
+    async with running_stack(worker("one", warning="the cache\nis closed")) as stack:
+        assert [executor.warning for executor in (await state_of(stack)).executors] == ["the cache is closed"]
 
 
 async def test_an_executor_of_wire_version_1_is_not_reproducible() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo import __version__
+from octavo import Client, __version__
 from octavo.admin_client import AdminClient, AdminPortError
 from octavo.calls.tls import TlsOptions
 from octavo.commands.explain import explain_request
@@ -24,6 +24,7 @@ from octavo.errors import (
     PermissionDeniedError,
     TlsHandshakeError,
     UnauthenticatedError,
+    UnavailableError,
 )
 from octavo.top.app import TopApp
 from octavo.top.polling import Poller
@@ -240,7 +241,7 @@ async def refused(client: AdminClient) -> OctavoError:
 
 
 async def test_the_port_of_clients_is_told_from_that_of_operators() -> None:
-    async with running_stack() as stack:
+    async with running_stack(page_listen="127.0.0.1:0") as stack:
         error = await refused(AdminClient(stack.address))
         assert isinstance(error, AdminPortError)
         assert str(error) == (
@@ -248,6 +249,11 @@ async def test_the_port_of_clients_is_told_from_that_of_operators() -> None:
             "by default 127.0.0.1:50052"
         )
         assert isinstance(await refused(AdminClient(stack.executor.address)), AdminPortError)
+        page = stack.service.other_addresses["page"]  # for HTTP
+        assert isinstance(await refused(AdminClient(page)), AdminPortError)
+        async with Client(page) as client:
+            with pytest.raises(UnavailableError, match=f"^the server at {page} does not speak gRPC"):
+                await client.get_model()
     assert isinstance(await refused(AdminClient("127.0.0.1:1")), NotConnectedError)
 
 

@@ -156,6 +156,21 @@ async def test_core_and_fronts_end_with_their_supervisor() -> None:
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
+async def test_a_scheduler_waits_for_the_fronts_of_one_that_was_killed() -> None:
+    async with running(1) as services, Client(services.scheduler.address) as client:
+        reading = await begin_reading(client, PROMPTS[0])
+        await services.scheduler.kill()
+        flags = ("--fronts", "1", "--admin-listen", services.scheduler.other_addresses["admin"])
+        addresses = ("--executor", services.executor.address, "--listen", services.scheduler.address)
+        async with running_service("scheduler_svc", *flags, *addresses) as next_one:
+            assert reading.done(), "it finished before the next one got the port"
+            assert len(await reading) == 400
+            async with Client(next_one.address) as other:
+                await other.wait_until_ready(timeout_s=PATIENCE_S)
+                assert len((await other.generate([40], max_tokens=3)).outputs[0].token_ids) == 3
+
+
 async def test_a_core_that_is_killed_under_streams_is_started_again_and_nobody_notices() -> None:
     async with running(2) as services, contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Client(services.scheduler.address)) for _ in PROMPTS]

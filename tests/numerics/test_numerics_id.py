@@ -101,7 +101,24 @@ def test_a_worker_that_is_not_invariant_says_why(tiny_models: dict[str, TinyMode
     info = load_worker(config).info
 
     reason = "torch computes the dense work, because cpu_kernels is torch"
-    assert (info.is_invariant, info.why_not_invariant) == (False, reason)
+    assert (info.is_invariant, info.why_not_invariant, info.warning) == (False, reason, "")
+
+
+def test_a_worker_whose_kernels_cannot_be_built_warns(
+    tiny_models: dict[str, TinyModel],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "file"))
+
+    info = load_worker(ExecutorConfig(model=str(tiny_models["gqa"].directory), num_device_blocks=4)).info
+
+    reason = f"{tmp_path}/file/native cannot be written: Not a directory; set OCTAVO_CACHE_DIR"
+    assert info.warning.startswith(f"the kernels in C cannot be used: {reason}")
+    assert f"torch computes the dense work, because {reason}" in info.why_not_invariant
+    assert f"octavo executor notice: {info.warning}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", SETTINGS)

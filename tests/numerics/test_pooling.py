@@ -135,6 +135,16 @@ def test_vectors_of_encoders_equal_those_of_transformers(
     check_vectors(worker, base, texts_of(PoolingTask.EMBED, num_types=info.num_token_types), mode)
 
 
+def test_an_encoder_whose_kernels_cannot_be_built_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, "BertModel", SIZES)
+    monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "config.json"))
+
+    info = loaded(tmp_path).info
+
+    assert info.warning.startswith(f"the kernels in C cannot be used: {tmp_path}/config.json/native cannot be written")
+    assert not info.is_invariant
+
+
 @each_row(
     ("BertForSequenceClassification", {**SIZES, "num_labels": 1}, torch.sigmoid),
     ("BertForSequenceClassification", {**SIZES, "num_labels": 3}, None),

@@ -80,6 +80,8 @@ async def start_service(module: str, *flags: str, environment: Mapping[str, str]
     other_addresses: dict[str, str] = {}
     while True:
         line = (await process.stdout.readline()).decode()
+        if " notice: " in line:
+            continue
         match = PORT_LINE.fullmatch(line.strip())
         assert match, f"{module} ended before it served"
         if match["port"] is None:

@@ -113,6 +113,7 @@ class ServiceRoutes:
         Raises: NoExecutorError: nobody knows its name yet.
         """
         model = generation.model if name else generation.served()[0]
+        why_not_reproducible = model and model.reproducibility.why_not
         return {
             "id": name,
             "object": "model",
@@ -121,6 +122,7 @@ class ServiceRoutes:
             "max_model_len": model and model.max_model_len,
             "tasks": model and [TASK_NAMES[task] for task in tasks_of(model.info)],
             **({"embedding_size": model.info.embedding_size} if model and model.info.embedding_size else {}),
+            **({"why_not_reproducible": why_not_reproducible} if why_not_reproducible else {}),
         }
 
     def _entry_of_anthropic(self, name: str, generation: Generation) -> dict[str, object]:

@@ -39,6 +39,7 @@ class ExecutorInfo:
     weights_digest: str = ""  # empty: not known, as with executors of wire version 1
     why_not_invariant: str = ""  # empty: it is, or does not say why
     kv_cache_dtype: str = ""  # empty: there is no cache, or it does not say it
+    warning: str = ""  # what its operator should mend although it serves; empty: nothing, or it does not say it
     num_grammar_slots: int = 0  # 0: it cannot follow grammars
     matcher_id: str = ""
     max_grammar_bytes: int = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from executor_svc.native import build
-from executor_svc.native.build import FLAGS, NativeUnavailableError, build_library, cache_directory
+from executor_svc.native.build import FLAGS, NativeBrokenError, NativeUnavailableError, build_library, cache_directory
 from executor_svc.native.library import NativeLibrary
 
 
@@ -79,7 +79,7 @@ def test_of_several_builders_at_once_one_compiles(
 def test_an_error_of_the_compiler_is_one_line_and_leaves_nothing(sources: Path, tmp_path: Path) -> None:
     (sources / "two.c").write_text("int two(void) { return three; }\n")
 
-    with pytest.raises(NativeUnavailableError, match=r"error: .*three") as caught:
+    with pytest.raises(NativeBrokenError, match=r"error: .*three") as caught:
         build_library(tmp_path / "cache", sources=sources)
 
     assert "\n" not in str(caught.value)
@@ -89,8 +89,10 @@ def test_an_error_of_the_compiler_is_one_line_and_leaves_nothing(sources: Path, 
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(NativeUnavailableError, match="no C compiler was found"):
+    with pytest.raises(NativeUnavailableError, match="no C compiler was found") as caught:
         build_library(tmp_path / "cache")
+
+    assert not isinstance(caught.value, NativeBrokenError)  # nobody need mend it
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,8 @@ def test_another_processor(
 def test_a_cache_that_cannot_be_written(sources: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(NativeUnavailableError, match=r"file/cache cannot be written: Not a directory"):
+    sentence = r"file/cache cannot be written: Not a directory; set OCTAVO_CACHE_DIR to a directory that can be$"
+    with pytest.raises(NativeBrokenError, match=sentence):
         build_library(tmp_path / "file" / "cache", sources=sources)
 
 
@@ -132,5 +135,5 @@ def test_a_damaged_library_is_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "octavo-damaged.so"
     path.write_bytes(b"nothing")
 
-    with pytest.raises(NativeUnavailableError, match="cannot be loaded"):
+    with pytest.raises(NativeBrokenError, match="cannot be loaded"):
         NativeLibrary(path, 1)

@@ -232,12 +232,15 @@ async def test_a_new_epoch_begins_behind_the_steps_that_run(steps: Runner) -> No
     assert not steps.worker.table.live.any()
 
 
-async def test_draining_waits_for_the_steps_that_run(steps: Runner) -> None:
+async def test_draining_answers_the_steps_that_run_before_it_refuses_one_that_comes_late(steps: Runner) -> None:
     await steps.submit(1)
     drained = asyncio.create_task(steps.runner.drain())
+    await asyncio.sleep(0)  # it has begun
+    steps.runner.submit(steps.request(2), steps.answers.put_nowait)
     steps.end(0)
     await drained
     assert await steps.answered_id() == 1
+    assert isinstance(await steps.answers.get(), UnavailableError)
 
 
 async def test_one_step_alone_is_answered_when_it_has_run(steps: Runner) -> None:

@@ -345,8 +345,10 @@ def test_what_can_be_no_model_is_refused_before_anything_starts(model: str) -> N
 
 
 @each_row(
-    ({}, 1, 22e9, "needs 0.4 GB, 22 GB free"),
-    ({}, 3, 2e9, "needs 1.2 GB, 2.0 GB free"),
+    ({}, 1, 22e9, "needs 0.4 GB, up to 6.4 GB with full KV caches, 22 GB free"),
+    ({"kv_cache_gib": 1.0}, 1, 22e9, "needs 1.5 GB, 22 GB free"),
+    ({}, 2, 22e9, "needs 0.8 GB, up to 13 GB with full KV caches, 22 GB free"),
+    ({}, 3, 2e9, "needs 1.2 GB, up to 2.3 GB with full KV caches, 2.0 GB free"),
     ({}, 3, 1e9, "m.gguf needs 1.2 GB of memory, 0.0 GB of it for weights, and 1.0 GB are free; "),
     ({"device": "cuda"}, 1, 1e9, ""),
 )
@@ -357,6 +359,7 @@ def test_what_a_model_needs_is_told_or_refused_before_anything_starts(
     options = LocalOptions(file, settings, num_executors=num_executors)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("executor_svc.models.memory_needs.available_memory_bytes", lambda: int(free))
+        patch.setattr("executor_svc.models.memory_needs.total_memory_bytes", lambda: 24_000_000_000)
         try:
             said = options.prepare_model(progress=False)
         except LocalServiceError as error:
@@ -420,3 +423,13 @@ def test_executors_that_would_share_a_port_are_refused() -> None:
         "takes a free one"
     )
     LocalOptions("some/model", executor={"metrics_listen": "127.0.0.1:0"}, num_executors=2)
+
+
+async def test_without_room_for_logs_the_start_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    services = LocalServices(program(EXECUTOR), program(SCHEDULER))
+    with pytest.raises(
+        LocalServiceError, match=r"^temporary files cannot be written \(Not a directory\); free space, or"
+    ):
+        await services.start()

@@ -206,12 +206,27 @@ def test_a_pulled_gguf_file_is_told_with_what_it_needs(
             "ollama:tiny:1b",
             "octavo: ollama:tiny:1b is a model of Ollama: ollama pull tiny:1b gets it, octavo up serves it",
         ),
-        ("no id", "octavo: no id is not a hub id; a hub id is NAME or ORGANISATION/NAME"),
+        (
+            "no id",
+            "octavo: there is nothing to download: no id is neither a directory, nor a GGUF file, nor a hub id "
+            "(NAME or ORGANISATION/NAME)",
+        ),
+        ("/none/here", "octavo: there is nothing to download: the model directory /none/here does not exist"),
+        ("empty", "octavo: there is nothing to download: the model directory empty is empty"),
+        ("cut.gguf", "octavo: there is nothing to download: cut.gguf"),
     ],
 )
 def test_what_cannot_be_pulled_is_one_sentence(
-    model: str, sentence: str, hub: Hub, capsys: pytest.CaptureFixture[str]
+    model: str,
+    sentence: str,
+    hub: Hub,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("cut.gguf").write_bytes(b"GGUF")
     assert run(["pull", model]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(sentence)

@@ -332,7 +332,7 @@ def test_executor_info_survives_the_wire_with_the_wire_versions() -> None:
         "i", "m", "h", "float32", 16, 100, 3, 2048, 49152, 256, 4096, 2**22, (2, 0), 2, sliding_window_tokens=4096,
         sampling_defaults={"temperature": 0.0, "top_k": 20, "top_p": 0.75, "repetition_penalty": 1.0},
         numerics_id="1f", is_invariant=True, weights_digest="2e", why_not_invariant="of torch",
-        kv_cache_dtype="int8",
+        kv_cache_dtype="int8", warning="of a cache",
         num_grammar_slots=256, matcher_id="of a version", max_grammar_bytes=2**18,
         pooling_tasks=frozenset({PoolingTask.EMBED}), embedding_size=384, num_token_types=2, is_generative=False,
     )  # fmt: skip

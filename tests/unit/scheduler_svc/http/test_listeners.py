@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from octavo_shared.errors import AddressError
-from scheduler_svc.http.listeners import open_listeners, reserve
+from scheduler_svc.http.listeners import is_free, is_shared_by_others, open_listeners, reserve
 from tests.support.each_row import each_row
 
 TAKEN = "it is in use, or not an address of this machine; set --page-listen to another one"
@@ -114,5 +114,16 @@ def test_what_is_not_ours_is_not_reserved(listen: str) -> None:
 
 def test_where_somebody_listens_nothing_is_reserved(opened: list[socket.socket]) -> None:
     opened += open_listeners("127.0.0.1:0", "--listen", is_shared=True)
+    listen = f"127.0.0.1:{port_of(opened[0])}"
     with pytest.raises(AddressError):
-        reserve(f"127.0.0.1:{port_of(opened[0])}", "--listen")
+        reserve(listen, "--listen")
+    assert (is_free(listen), is_shared_by_others(listen)) == (False, True)
+
+
+def test_who_listens_alone_shares_with_nobody(opened: list[socket.socket]) -> None:
+    opened += open_listeners("127.0.0.1:0", "--listen")
+    listen = f"127.0.0.1:{port_of(opened[0])}"
+    assert (is_free(listen), is_shared_by_others(listen)) == (False, False)
+    opened.pop().close()
+    assert (is_free(listen), is_shared_by_others(listen)) == (True, False)
+    assert (is_free("192.0.2.1:0"), is_shared_by_others("192.0.2.1:0")) == (True, False)

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from octavo_shared.errors import AddressError
+from octavo_shared.errors import AddressError, UnavailableError
 from scheduler_svc.config.client_side_config import ClientSideConfig, FrontConfig
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.processes.supervisor import Supervisor, front_config
@@ -150,6 +150,15 @@ def test_an_address_that_is_taken_leaves_no_folder(monkeypatch: pytest.MonkeyPat
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(AddressError, match="cannot listen on"):
         Supervisor(SchedulerConfig(fronts=1, listen=f"127.0.0.1:{taken.getsockname()[1]}"))
     assert not os.listdir(tmp_path)
+
+
+def test_without_room_for_its_files_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    with pytest.raises(
+        UnavailableError, match=r"^temporary files cannot be written \(Not a directory\); free space, or"
+    ):
+        Supervisor(SchedulerConfig(fronts=1, listen="127.0.0.1:0"))
 
 
 def test_a_front_has_the_settings_of_what_clients_meet_and_leaves_probes_and_metrics_to_the_core() -> None:
