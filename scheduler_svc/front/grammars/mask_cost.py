@@ -26,9 +26,10 @@ _OPTIONAL = re.compile(
 )
 _VERBOSE = re.compile(r"\(\?\w*x")
 
-# Texts, expressions and comments of Lark, names, and what lets something be absent.
+# Texts, expressions and comments of Lark, names, and what lets something be absent. A text without an end counts, too:
+# who looked for its end again behind each quotation mark would take minutes.
 _LARK = re.compile(
-    r'(?P<text>"(?:[^"\\\n]|\\.)*+")|(?P<regex>/(?:[^/\\\n]|\\.)++/)|//[^\n]*|#[^\n]*|'
+    r'(?P<text>"(?:[^"\\\n]|\\.)*+"?)|(?P<regex>/(?:[^/\\\n]|\\.)++/?)|//[^\n]*|#[^\n]*|'
     r"(?P<name>\w+)(?P<head>\s*+(?:\[[^\]]{0,99}\]\s*+|\.-?\d+\s*+|\{[^}]{0,99}\}\s*+){0,4}:)?|(?P<mark>[?*|\[]|\{\s*+0|~)"
 )
 
