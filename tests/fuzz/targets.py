@@ -4,6 +4,7 @@ from tests.fuzz.answers import CoreAnswers, ExecutorAnswers, SchedulerAnswers
 from tests.fuzz.calls import ClientCalls, FrontMessages, SchedulerMessages
 from tests.fuzz.files import HttpBodies, ModelDirectories, Tokenizers
 from tests.fuzz.gguf_files import GGUFFiles
+from tests.fuzz.grammars import Grammars
 from tests.fuzz.step_logs import StepLogs
 from tests.fuzz.target import Target
 
@@ -18,5 +19,6 @@ TARGETS: tuple[type[Target], ...] = (
     Tokenizers,
     ModelDirectories,
     GGUFFiles,
+    Grammars,
     StepLogs,
 )

@@ -3,25 +3,35 @@
 import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
 
 from executor_svc.fake.tokenizer import fake_tokenizer_files
-from octavo.batch.batch_file import json_object
+from executor_svc.fake.worker import FakeWorker
+from octavo.batch.batch_file import BatchFile, json_object
 from octavo.generation.v1 import generation_pb2
+from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError
+from scheduler_svc.front.api.pooling_validation import MAX_INPUTS, check_pooling
+from scheduler_svc.front.api.request_limits import FrontSettings
+from scheduler_svc.front.grammars.mask_cost import too_dear
 from scheduler_svc.front.grammars.parts import message_part, whole
 from scheduler_svc.front.grammars.reading import read_grammar
 from scheduler_svc.front.text.chat_template import ChatTemplate
 from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.stop_strings import StopStringMatcher
+from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from scheduler_svc.front.tool_calls.formats import REASONING_FORMATS, TOOL_CALL_FORMATS
+from scheduler_svc.front.tool_calls.bodies import JsonBody, NamedBody, PythonicBody, Slot, XmlBody
+from scheduler_svc.front.tool_calls.formats import REASONING_FORMATS, TOOL_CALL_FORMATS, ToolCallFormat
 from scheduler_svc.front.tool_calls.parser import ToolCallParser
 from scheduler_svc.front.tool_calls.reasoning import ReasoningParser
+from scheduler_svc.request.served_model import ServedModel
 
 # Sizes of the inputs that are compared: two doublings lie between them.
 SMALL, LARGE = 1000, 4000
@@ -41,9 +51,12 @@ def grammar(kind: str, make: Callable[[int], Any]) -> Callable[[int], Callable[[
 
 
 def read(message: generation_pb2.Grammar) -> None:
-    """Read a grammar, which may be wrong, but not too large to be read."""
+    """Read a grammar, which may be wrong, but not too large to be read, and look at the cost of its masks."""
+    asked = message_part(message, "grammar")
     try:
-        read_grammar(whole(message_part(message, "grammar")))
+        parts, _ = read_grammar(whole(asked))
+        for part in parts:
+            too_dear(part.rules)
     except InvalidFieldError as error:
         if "bytes long" in str(error):
             raise
@@ -63,15 +76,19 @@ def tagged(size: int) -> dict[str, Any]:
     return {"$defs": {"d": end}, "oneOf": [{"$ref": "#/$defs/d"}] * size}
 
 
-def output(make: Callable[[int], str], parser: Callable[[], Any]) -> Callable[[int], Callable[[], object]]:
-    """Return what makes the parsing of an output of some size that comes whole."""
+def output(
+    make: Callable[[int], str], parser: Callable[[], Any], piece_chars: int = 0
+) -> Callable[[int], Callable[[], object]]:
+    """Return what makes the parsing of an output of some size, which comes in pieces of some size; 0: whole."""
 
     def reading(size: int) -> Callable[[], object]:
         text = make(size)
+        pieces = [text[start : start + piece_chars] for start in range(0, len(text), piece_chars or len(text))]
 
         def read() -> None:
             parsing = parser()
-            parsing.feed(text)
+            for piece in pieces if piece_chars else [text]:
+                parsing.feed(piece)
             parsing.finish()
 
         return read
@@ -79,10 +96,70 @@ def output(make: Callable[[int], str], parser: Callable[[], Any]) -> Callable[[i
     return reading
 
 
-def tool_calls(name: str) -> Callable[[], ToolCallParser]:
-    """Return what opens a parser of a format."""
+def tool_calls(name: str, num_arguments: int = 1) -> ToolCallParser:
+    """Open a parser of a format; the tool has so many arguments."""
     [call_format] = (row for row in TOOL_CALL_FORMATS if row.name == name)
-    return lambda: ToolCallParser(call_format, {"weather": {"type": "object"}}, "x")
+    properties = {f"a{index}": {"type": "string"} for index in range(num_arguments)}
+    return ToolCallParser(call_format, {"weather": {"type": "object", "properties": properties}}, "x")
+
+
+def opening(call_format: ToolCallFormat) -> str:
+    """Return the beginning of a call, into the text of its first argument."""
+    begin = call_format.begin[-1] if call_format.begin else ""
+    match call_format.body:
+        case JsonBody():
+            return begin + '{"name": "weather", "arguments": {"a0": "'
+        case PythonicBody():
+            return begin + '[weather(a0="'
+        case NamedBody() as body:
+            slots = {Slot.NAME: "weather", Slot.ID: "1"}
+            return (
+                begin
+                + "".join(slots[part] if isinstance(part, Slot) else part for part in body.headers[0])
+                + '{"a0": "'
+            )
+        case XmlBody() as body:
+            return f"{begin}{body.function}weather{body.name_end}{body.key}a0{body.key_end}{body.value}"
+
+
+def calls_of_format(call_format: ToolCallFormat) -> Mapping[str, Callable[[int], Callable[[], object]]]:
+    """Return readers of calls that begin again and again, whole and in pieces, and of one argument without an end."""
+    begun, parser = opening(call_format), partial(tool_calls, call_format.name)
+    at_once = output(lambda size: begun * (size // 64), parser)
+    pieces = output(lambda size: begun[:-1] * (size // 64), parser, 3)
+
+    def both(size: int) -> Callable[[], object]:
+        readers = at_once(size), pieces(size)
+        return lambda: [read() for read in readers]
+
+    endless = output(lambda size: begun + "x" * 50 * size, parser, 80)
+    name = f"calls of {call_format.name}"
+    return {f"{name}: beginnings": both, f"{name}: an argument without an end": endless}
+
+
+def batch_file(size: int) -> Callable[[], object]:
+    """Return the reading of a file of many requests."""
+    lines = "".join(f'{{"custom_id": "{number}"}}\n' for number in range(size))
+
+    def read() -> None:
+        with NamedTemporaryFile() as file:
+            file.write(lines.encode())
+            file.flush()
+            BatchFile(Path(file.name))
+
+    return read
+
+
+def embedded(make: Callable[[int], list[str]]) -> Callable[[int], Callable[[], object]]:
+    """Return what makes the check of inputs to embed."""
+    worker = FakeWorker(max_model_len=2**17, max_num_batched_tokens=2**17, has_pooling=True)
+    model = TextModel(ServedModel(worker.info, 64, 4), Tokenizer(worker.tokenizer_files()))
+
+    def reading(size: int) -> Callable[[], object]:
+        inputs = [pb.EmbedInput(text=text) for text in make(size)]
+        return partial(check_pooling, pb.EmbedRequest(inputs=inputs), model, FrontSettings(1), str)
+
+    return reading
 
 
 def stop_strings(size: int) -> Callable[[], object]:
@@ -124,14 +201,20 @@ READERS: dict[str, Callable[[int], Callable[[], object]]] = {
         "json_schema",
         lambda size: {"$defs": {"n" * 9 * size: {}}, "anyOf": [{"$ref": "#/$defs/" + "n" * 9 * size}] * 2},
     ),
-    "schema: alternatives that lead into a chain": grammar("json_schema", chained),
-    "schema: alternatives with many constants": grammar("json_schema", tagged),
+    "schema: alternatives that lead into a chain": grammar("json_schema", lambda size: chained(size // 4)),
+    "schema: alternatives with many constants": grammar("json_schema", lambda size: tagged(size // 4)),
     "schema: constants": grammar("json_schema", lambda size: {"enum": [f"text {index}" for index in range(size)]}),
-    "calls: JSON": output(lambda size: "<tool_call>" * size, tool_calls("hermes")),
-    "calls: JSON that nests": output(lambda size: "<tool_call>" + '{"a":[' * size, tool_calls("hermes")),
-    "calls: names in front": output(lambda size: "<｜tool▁call▁begin｜>" * 2 * size, tool_calls("deepseek_v3")),
-    "calls: tags": output(lambda size: "<tool_call><function=weather>" * size, tool_calls("qwen3_coder")),
-    "calls: as in Python": output(lambda size: '[weather(a="' + "'" * size, tool_calls("pythonic")),
+    **{name: reading for row in TOOL_CALL_FORMATS for name, reading in calls_of_format(row).items()},
+    "calls: markers": output(lambda size: "<tool_call>" * (size // 4), partial(tool_calls, "hermes")),
+    "calls: JSON that nests": output(lambda size: "<tool_call>" + '{"a":[' * size, partial(tool_calls, "hermes")),
+    "calls: quotes in Python": output(lambda size: '[weather(a="' + "'" * size, partial(tool_calls, "pythonic")),
+    "calls: ends of arguments": output(
+        lambda size: opening(TOOL_CALL_FORMATS[6]) + "\n</param" * (size // 4), partial(tool_calls, "qwen3_coder")
+    ),
+    "calls: as many arguments as the tool has": lambda size: output(
+        lambda _: "<tool_call><function=weather>" + "".join(f"<parameter=a{n}>x" for n in range(size // 16)),
+        partial(tool_calls, "qwen3_coder", size),
+    )(size),
     "reasoning that begins again": output(
         lambda size: "<think> " * size, lambda: ReasoningParser(REASONING_FORMATS[0], starts_inside=False)
     ),
@@ -139,6 +222,9 @@ READERS: dict[str, Callable[[int], Callable[[], object]]] = {
     "a chat template": rendering,
     "banned words": banned_words,
     "a line of a batch": lambda size: partial(json_object, b'{"custom_id": "' + b"\\u0041" * 9 * size + b'"}'),
+    "lines of a batch": batch_file,
+    "a long input to embed": embedded(lambda size: ["word " * size]),
+    "many inputs to embed": embedded(lambda size: ["x"] * (size * MAX_INPUTS // LARGE)),
 }
 
 
@@ -162,7 +248,9 @@ def test_twice_as_much_takes_no_more_than_twice_as_long(name: str) -> None:
     gc.collect()
     gc.disable()
     try:
-        told = growth(READERS[name])
-        assert told <= MOST_PER_DOUBLING or growth(READERS[name]) <= MOST_PER_DOUBLING, told
+        told: list[float] = []  # a busy machine disturbs one
+        while not told or (min(told) > MOST_PER_DOUBLING and len(told) < 3):
+            told.append(growth(READERS[name]))
+        assert min(told) <= MOST_PER_DOUBLING, told
     finally:
         gc.enable()

@@ -15,6 +15,7 @@ the whole call seems to end, nobody knows whether these tags are the argument's 
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
@@ -77,7 +78,7 @@ class XmlCall(CallReader):
         self._value: list[str] = []  # of the argument, unless it is a string
         self._is_at_start = False  # of the value
         self._keys: list[str] = []  # of the arguments so far
-        self._next_keys: frozenset[str] | None = None  # that the schema has besides; None: it names none at all
+        self._next_keys: list[str] | None = None  # that the schema has besides, with `key_end`; None: it names none
 
     def plain_run(self, text: str, position: int) -> int:
         """See CallReader."""
@@ -154,11 +155,12 @@ class XmlCall(CallReader):
         if self._keys:
             self._writer.show()
         self._writer.add_arguments(f"{', ' if self._keys else '{'}{json.dumps(key, ensure_ascii=False)}: ")
-        self._keys.append(key)
         properties = schema.get("properties")
-        self._next_keys = None
-        if isinstance(properties, Mapping) and properties:
-            self._next_keys = frozenset(properties).difference(self._keys)
+        if not self._keys and isinstance(properties, Mapping) and properties:
+            self._next_keys = sorted(f"{name}{self._body.key_end}" for name in properties)
+        self._keys.append(key)
+        if self._next_keys and self._nearest_key(tag := f"{key}{self._body.key_end}") == [tag]:
+            del self._next_keys[bisect_left(self._next_keys, tag)]
         if not self._body.value:
             self._begin_value()
 
@@ -210,13 +212,19 @@ class XmlCall(CallReader):
             return None
         name = tag.removeprefix(self._body.key)
         if self._next_keys is not None:
-            tags = [f"{key}{self._body.key_end}" for key in self._next_keys]
-            return _Ending.NEXT_KEY if name in tags else _may_come(name, tags)
+            nearest = self._nearest_key(name)
+            return _Ending.NEXT_KEY if nearest == [name] else _may_come(name, nearest)
         name, first, rest = name.partition(self._body.key_end[0])
         if not _ANY_KEY.fullmatch(name):
             return None
         end = first + rest
         return _Ending.NEXT_KEY if name and end == self._body.key_end else _may_come(end, [self._body.key_end])
+
+    def _nearest_key(self, beginning: str) -> list[str]:
+        """Return the first of `_next_keys` from this text on, which begins so if any does; there may be thousands."""
+        assert self._next_keys is not None, "the schema names some"
+        place = bisect_left(self._next_keys, beginning)
+        return self._next_keys[place : place + 1]
 
     def _end_of_call(self, tag: str) -> _Ending | None:
         if not tag.startswith(self._body.function_end):
