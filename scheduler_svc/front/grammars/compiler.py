@@ -31,6 +31,9 @@ from scheduler_svc.front.grammars.reading import Verdict, refusal, verdicts
 # the largest size takes some tenths of one.
 LIMIT_S = 0.7
 
+# A process that answers nothing for so long, in seconds, and uses no CPU, ends by SIGALRM; that is no verdict.
+STANDS_STILL_S = 30.0
+
 # Address space that the process may have beside what it has once its tokenizer is loaded.
 LIMIT_BYTES = 2**30
 
@@ -94,7 +97,9 @@ class CompilerProcess:
 
     def _start(self) -> None:
         command = [sys.executable, "-P", "-m", "scheduler_svc.front.grammars.compiler"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # A library that ends for want of memory would want more to say where; it has waited for that for ever.
+        environment = {**os.environ, "RUST_BACKTRACE": "0", "RUST_LIB_BACKTRACE": "0"}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         for words in self._ask(*self._frames):
             raise UnsupportedTokenizerError(words.decode())
 
@@ -216,11 +221,13 @@ def _answer_all(pipe_in: IO[bytes], pipe_out: IO[bytes]) -> None:
     write(b"")
     _limit_memory(given["limit"])
     while (frame := _read(pipe_in)) is not None:
+        signal.setitimer(signal.ITIMER_REAL, STANDS_STILL_S)
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         for verdict in verdicts(tokenizer, AskedGrammar.of_frame(frame)):
             write(_frame_of(verdict))
             signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         write(b"")
 
 

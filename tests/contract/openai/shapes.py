@@ -60,14 +60,9 @@ OTHERS: dict[type[BaseModel], set[str]] = {
     chat_completion_chunk.Choice: {"stop_reason", "token_ids"},
     ChatCompletionMessage: {"reasoning_content", "reasoning"},
     chat_completion_chunk.ChoiceDelta: {"reasoning_content", "reasoning"},
-<<<<<<< HEAD
-    Model: {"max_model_len", "tasks", "embedding_size"},
+    Model: {"max_model_len", "tasks", "embedding_size", "why_not_reproducible"},
     responses.Response: {"store", "frequency_penalty", "presence_penalty"},
     responses.ResponseCustomToolCall: {"status"},
-=======
-    Model: {"max_model_len", "tasks", "embedding_size", "why_not_reproducible"},
-    responses.Response: {"store"},
->>>>>>> h-ten
     response_text_delta_event.Logprob: {"bytes"},
     response_text_delta_event.LogprobTopLogprob: {"bytes"},
     response_text_done_event.Logprob: {"bytes"},

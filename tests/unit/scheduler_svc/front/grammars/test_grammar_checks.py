@@ -256,7 +256,7 @@ async def test_a_grammar_that_takes_too_long_ends_its_process_and_one_request(mo
 async def test_a_grammar_that_needs_too_much_memory_ends_its_process_and_one_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compiler, "LIMIT_BYTES", 0)  # what the tokenizer has left free serves a small one
+    monkeypatch.setattr(compiler, "LIMIT_BYTES", 24 * 2**20)  # serves a small one
     checks, model = GrammarChecks(CompilerProcess), model_with()
     for _ in range(2):  # the second time it is remembered
         with pytest.raises(InvalidFieldError, match=r"that outputs can follow: it needs more than 1024 MiB of memory"):
