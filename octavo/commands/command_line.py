@@ -39,6 +39,8 @@ _COMMANDS = {
     "up": "octavo.commands.up:up",
 }
 
+_OURS = ("", "octavo", "octavo_shared", "scheduler_svc", "executor_svc")  # that one lacks a module is a fault
+
 _EXIT_FAILURE = 1
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -117,12 +119,15 @@ def run(args: Sequence[str]) -> int:
     except Exception as error:  # the outermost layer: whatever it is, a person reads it
         if is_debug:
             traceback.print_exc()
-        _say(_to_sentence(error))
+        _say(_to_sentence(error, next((word for word in args if word in _COMMANDS), "")))
         return _EXIT_FAILURE
     return 0
 
 
-def _to_sentence(error: Exception) -> str:
+def _to_sentence(error: Exception, command: str) -> str:
+    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) not in _OURS:
+        extra = command if command in ("batch", "bench") else "scheduler,executor"
+        return f"octavo {command} needs the package {package}: pip install '.[{extra}]'"
     if isinstance(error, NotConnectedError):
         return f'{error}; start one with "octavo up"'
     if isinstance(error, OctavoError | OSError):

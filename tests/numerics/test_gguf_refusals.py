@@ -125,7 +125,8 @@ CONTRADICTIONS: list[tuple[Mapping[str, Any], str]] = [
     ({"llama.logit_scale": 0.5}, "m.gguf has llama.logit_scale 0.5, which is not supported"),
     ({"llama.attention.clamp_kqv": 3.0}, "m.gguf has llama.attention.clamp_kqv 3.0, which is not supported"),
     ({"llama.attention.causal": False}, "m.gguf has llama.attention.causal False, which is not supported"),
-    ({"llama.hyper_connection.count": 4}, "m.gguf has llama.hyper_connection.count 4, which is not supported"),
+    ({"llama.router_logit_softcapping": 4.0}, "m.gguf has llama.router_logit_softcapping 4.0, which is not supported"),
+    ({"llama.leading_dense_block_count": [0, 1]}, "llama.leading_dense_block_count [0, 1], which is not supported"),
     ({"llama.pooling_type": 4}, "m.gguf has llama.pooling_type 4; it must be 0, 1, 2 or 3 (none, mean, first or last"),
     ({"split.count": 2, "split.no": 0}, "m.gguf is one of 2 files; it must be named NAME-00001-of-00002.gguf"),
     ({"split.tensors.count": 7}, "m.gguf has split.tensors.count 7; its files have "),
@@ -160,6 +161,28 @@ def test_metadata_that_cannot_be_are_refused(
     path = write_gguf_of(directory, tmp_path / "m.gguf", Q8_0, changes=changes)
 
     assert sentence in refused(path)
+
+
+def test_keys_that_llama_cpp_does_not_know_are_named_and_the_file_loads(
+    directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = [f"<{byte}>" for byte in range(97)]
+    changes = {
+        "llama.made_with.tool": "by hand",
+        "llama.leading_dense_block_count": [0, 0],
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 97,
+        "tokenizer.ggml.add_unknown_token": False,
+    }
+    model = GGUFModel(write_gguf_of(directory, tmp_path / "m.gguf", Q8_0, changes=changes))
+
+    assert model.config()["architectures"] == ["LlamaForCausalLM"]
+    assert model.tokenizer_files()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 2
+    assert "llama.made_with.tool" in told[0]
+    assert "tokenizer.ggml.add_unknown_token" in told[1]
 
 
 MORE = {"blk.0.odd.weight": np.zeros((2, 32), np.float32)}

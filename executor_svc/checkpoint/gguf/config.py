@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+
 from executor_svc.checkpoint.gguf.header import GGUFTensor
+from executor_svc.checkpoint.gguf.known_keys import is_of_converter, warn_of_key
 from executor_svc.checkpoint.gguf.metadata import Metadata
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
@@ -71,10 +74,13 @@ def build_config(metadata: Metadata, tensors: Tensors) -> Config:
         )
     config = ARCHITECTURES[metadata.architecture](metadata, tensors)
     for key, value in metadata.unread().items():
-        if key not in _WITHOUT_EFFECT and (key not in _UNREAD or value != _UNREAD[key]):
+        if key in _WITHOUT_EFFECT or (key in _UNREAD and not np.any(np.asarray(value) != _UNREAD[key])):
+            continue
+        if is_of_converter("{arch}." + key):
             raise ModelLoadError(
                 f"{metadata.path} has {shown(metadata.key(key))} {shown(repr(value), 60)}, which is not supported"
             )
+        warn_of_key(metadata.path, metadata.key(key))
     return config
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from executor_svc.checkpoint.gguf.known_keys import is_of_converter, warn_of_key
 from executor_svc.checkpoint.gguf.metadata import Metadata
 from executor_svc.checkpoint.gguf.tokenizer_cache import cached_conversion
 from octavo.values.rust_panic import words_of
@@ -84,8 +85,11 @@ def tokenizer_files(metadata: Metadata) -> tuple[TokenizerFile, ...]:
     if kind in (None, "no_vocab", "none"):
         return ()
     for key, value in metadata.values.items():
-        if key.startswith(_TOKENIZER) and key not in _READ | _WITHOUT_EFFECT and np.size(np.asarray(value)):
+        if not key.startswith(_TOKENIZER) or key in _READ | _WITHOUT_EFFECT or not np.size(np.asarray(value)):
+            continue
+        if is_of_converter(key):
             raise ModelLoadError(f"{metadata.path} has {shown(key)}, which is not supported")
+        warn_of_key(metadata.path, key)
     content = cached_conversion(
         (metadata.architecture.encode(), metadata.tokenizer_digest, Path(__file__).read_bytes()),
         lambda: json.dumps(_tokenizer(metadata), ensure_ascii=False).encode(),

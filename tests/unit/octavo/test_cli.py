@@ -5,6 +5,7 @@ import importlib.abc
 import io
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -247,3 +248,22 @@ async def test_the_command_line_loads_no_heavy_package() -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
     stdout, _ = await process.communicate()
     assert stdout == b"set()\n"
+
+
+class Without:
+    """A finder that finds nothing of the executor's extra."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] in ("gguf", "safetensors", "torch", "transformers"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@each_row("list", "pull smollm2", "up smollm2", "demo")
+def test_a_command_in_an_installation_of_the_scheduler_names_the_extras(line: str) -> None:
+    program = (
+        "import sys; from octavo.cli import main; from tests.unit.octavo.test_cli import Without\n"
+        f"sys.meta_path.insert(0, Without()); main({line.split()!r})"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    needed = f"octavo {line.split()[0]} needs the package gguf: pip install '.[scheduler,executor]'"
+    assert (ended.returncode, ended.stderr.splitlines()[-1:]) == (1, [f"octavo: {needed}"])
