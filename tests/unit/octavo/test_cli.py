@@ -227,7 +227,7 @@ def test_a_wrong_command_line_is_one_line(
 def test_a_sentence_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["generate", "Why?", "--token-file", "a\x1b[2Jb"])
-    assert "--token-file a�[2Jb cannot be read" in capsys.readouterr().err
+    assert r"--token-file a\x1b[2Jb cannot be read" in capsys.readouterr().err
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
