@@ -9,6 +9,7 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.parallel.ranks import RankAssignment, assignment_from
 from executor_svc.service.process import run_executor
 from executor_svc.worker.interface import Worker
+from octavo.values.wording import how_to_install
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.config import load_config_or_exit
 from octavo_shared.process.garbage_collection import freeze, rare_looks
@@ -49,7 +50,7 @@ def _import_and_load(config: ExecutorConfig, assignment: RankAssignment | None, 
         from executor_svc.worker.loading import load_worker
         from executor_svc.worker.rank_process import load_leader, share_cores
     except ModuleNotFoundError as error:
-        raise ModelLoadError(f"the package {error.name} is missing; install octavo[executor]") from error
+        raise ModelLoadError(f"the package {error.name} is missing: {how_to_install('executor')}") from error
     if config.tp > 1:
         return load_leader(config, assignment, sys.argv[1:], os.environ, at_end)
     share_cores(config, 1)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from octavo.values.wording import how_to_install
+
 # Returns why a module does not load, as the end of a sentence; None: it does.
 WhyNotLoaded = Callable[[str], str | None]
 
@@ -78,7 +80,7 @@ def why_not_version(package: str, extra: str, installed: str | None, needed: tup
         installed: The version; None: it is not installed.
         needed: The first version that works.
     """
-    command = f"pip install 'octavo[{extra}]'"
+    command = how_to_install(extra)
     if installed is None:
         return f"the package {package} is not installed ({command})"
     if version_numbers(installed) < needed:

@@ -13,6 +13,7 @@ from executor_svc.checkpoint.hub_answers import check_answers
 from executor_svc.checkpoint.hub_name import HubName, choose_gguf, describe_ggufs
 from executor_svc.checkpoint.model_directory import INDEX_FILE, read_json_object
 from executor_svc.checkpoint.model_files import SMALL_FILES, weight_files, why_no_model
+from octavo.values.wording import how_to_install
 from octavo_shared.errors import ModelLoadError
 
 
@@ -84,7 +85,7 @@ def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = No
         import huggingface_hub  # noqa: F401 (whether it is there)
     except ModuleNotFoundError as error:
         raise ModelLoadError(
-            f"{model} must be downloaded from the hub, which requires {error.name}: pip install 'octavo[executor]'"
+            f"{model} must be downloaded from the hub, which requires {error.name}: {how_to_install('executor')}"
         ) from error
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 

@@ -18,7 +18,7 @@ import octavo
 from octavo.commands.completion import COMPLETION_VARIABLE
 from octavo.commands.flag_names import command_here, flag_here
 from octavo.errors import NotConnectedError, OctavoError
-from octavo.values.wording import printable
+from octavo.values.wording import how_to_install, printable
 
 _COMMANDS = {
     "batch": "octavo.commands.batch:batch",
@@ -126,8 +126,8 @@ def run(args: Sequence[str]) -> int:
 
 def _to_sentence(error: Exception, command: str) -> str:
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) not in _OURS:
-        extra = command if command in ("batch", "bench") else "scheduler,executor"
-        return f"octavo {command} needs the package {package}: pip install '.[{extra}]'"
+        extras = (command,) if command in ("batch", "bench") else ("scheduler", "executor")
+        return f"octavo {command} needs the package {package}: {how_to_install(*extras)}"
     if isinstance(error, NotConnectedError):
         return f'{error}; start one with "octavo up"'
     if isinstance(error, OctavoError | OSError):

@@ -4,6 +4,8 @@ import importlib.util
 
 import click
 
+from octavo.values.wording import how_to_install
+
 
 def check_packages(command: str, *names: str) -> None:
     """Refuse to begin without packages of a command's extra.
@@ -13,4 +15,4 @@ def check_packages(command: str, *names: str) -> None:
     """
     if missing := [name for name in names if importlib.util.find_spec(name) is None]:
         needed = " and ".join(missing)
-        raise click.ClickException(f"octavo {command} needs {needed}: pip install 'octavo[{command}]'")
+        raise click.ClickException(f"octavo {command} needs {needed}: {how_to_install(command)}")

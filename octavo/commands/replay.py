@@ -20,7 +20,7 @@ from octavo.top.report_text import event_lines
 from octavo.top.snapshot import snapshot_text
 from octavo.top.terminal import MIN_COLUMNS
 from octavo.values.address import port_trouble
-from octavo.values.wording import counted, printable
+from octavo.values.wording import counted, how_to_install, printable
 
 if TYPE_CHECKING:  # needs the packages of the scheduler
     from scheduler_svc.replay.core_replay import DifferenceError
@@ -76,7 +76,7 @@ def replay(directory: Path, executor: str | None, at: str | None, follow: str | 
         from scheduler_svc.replay.run import ReplayRun
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        raise ReplayError(f"octavo replay needs the package {package}: pip install 'octavo[scheduler]'") from error
+        raise ReplayError(f"octavo replay needs the package {package}: {how_to_install('scheduler')}") from error
     try:
         run = ReplayRun(directory)
         if at is not None:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from octavo.errors import LocalServiceError
 from octavo.models.names import resolve_model
 from octavo.models.store import DEMO_MODELS
+from octavo.values.wording import how_to_install
 
 
 class LocalOptions:
@@ -194,7 +195,7 @@ def _check_model(model: str) -> None:
 
 def _missing_package(error: ModuleNotFoundError) -> LocalServiceError:
     package = (error.name or "").partition(".")[0]
-    return LocalServiceError(f"the services need the package {package}: pip install 'octavo[scheduler,executor]'")
+    return LocalServiceError(f"the services need the package {package}: {how_to_install('scheduler', 'executor')}")
 
 
 def _service_command(module: str) -> list[str]:

@@ -65,6 +65,11 @@ def json_line(value: object, default: Callable[[object], object] | None = None) 
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
 
 
+def how_to_install(*extras: str) -> str:
+    """Return the command that brings extras. Nothing is installed by name: at the package index it is not ours yet."""
+    return f"pip install '.[{','.join(extras)}]' in a clone"
+
+
 def temporary_folder_trouble(error: OSError) -> str:
     """Return the sentence about a failed attempt to write where the system keeps temporary files."""
     return (

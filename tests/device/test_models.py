@@ -31,7 +31,7 @@ def test_models_without_graphs_are_those_of_transformers(name: str, saved_model:
 
 
 @pytest.mark.skipif(
-    IS_GPU and find_spec("torchao") is None, reason="torchao is not installed (pip install 'octavo[gpu-int8]')"
+    IS_GPU and find_spec("torchao") is None, reason="torchao is not installed (pip install '.[gpu-int8]')"
 )
 def test_int8_follows_its_own_logits(saved_model: SavedModel) -> None:
     """Weights are rounded: tokens must be likely in float32, not the likeliest."""

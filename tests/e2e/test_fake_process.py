@@ -174,4 +174,7 @@ def test_the_executor_without_torch_names_the_extra(tmp_path: Path) -> None:
         PYTHONPATH=os.pathsep.join(map(str, (tmp_path, REPOSITORY, REPOSITORY / "shared"))),
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "octavo executor: the package torch is missing; install octavo[executor]"
+    assert (
+        done.stderr.splitlines()[-1]
+        == "octavo executor: the package torch is missing: pip install '.[executor]' in a clone"
+    )

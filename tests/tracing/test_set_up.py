@@ -66,7 +66,7 @@ def test_a_missing_package_is_one_sentence_and_exit_code_1(
     assert code == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{service}: --tracing otlp requires OpenTelemetry (")
-    assert line.endswith("): install octavo[tracing]")
+    assert line.endswith("): pip install '.[tracing]' in a clone")
 
 
 def test_complaints_come_once_in_an_interval() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from octavo.values.rust_panic import words_of
+from octavo.values.wording import how_to_install
 from octavo_shared.errors import OctavoServiceError
 from octavo_shared.step_wire.executor_info import TokenizerFile
 
@@ -82,7 +83,7 @@ def matcher_id_of(tokenizer_files: Sequence[TokenizerFile], eos_token_ids: Seque
     version = _llguidance_version()
     if version is None:
         raise UnsupportedTokenizerError(
-            "grammars need llguidance, which is not installed: pip install 'octavo[scheduler]' or 'octavo[executor]'"
+            f"grammars need llguidance, which is not installed: {how_to_install('scheduler')}, or '.[executor]'"
         )
     text = _tokenizer_json(tokenizer_files)
     _require_known_kind(text, vocab_size)

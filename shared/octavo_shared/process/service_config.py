@@ -81,7 +81,7 @@ class ServiceConfig(BaseModel):
         "off",
         description=(
             "otlp: send a trace of each request to the OpenTelemetry collector configured by the OTEL_* variables. "
-            "Requires octavo[tracing]."
+            "Requires the extra tracing: pip install '.[tracing]'."
         ),
     )
     exit_on_stdin_close: bool = Field(

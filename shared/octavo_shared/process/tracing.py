@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import octavo
+from octavo.values.wording import how_to_install
 from octavo_shared.errors import OctavoServiceError
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ def start_tracing(mode: TracingMode, service_name: str) -> Tracing | None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise OctavoServiceError(f"--tracing otlp requires OpenTelemetry ({error}): install octavo[tracing]") from error
+        raise OctavoServiceError(
+            f"--tracing otlp requires OpenTelemetry ({error}): {how_to_install('tracing')}"
+        ) from error
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).addFilter(RateLimitFilter(COMPLAINT_INTERVAL_S))
     try:

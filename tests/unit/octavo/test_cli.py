@@ -265,5 +265,5 @@ def test_a_command_in_an_installation_of_the_scheduler_names_the_extras(line: st
         f"sys.meta_path.insert(0, Without()); main({line.split()!r})"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    needed = f"octavo {line.split()[0]} needs the package gguf: pip install '.[scheduler,executor]'"
+    needed = f"octavo {line.split()[0]} needs the package gguf: pip install '.[scheduler,executor]' in a clone"
     assert (ended.returncode, ended.stderr.splitlines()[-1:]) == (1, [f"octavo: {needed}"])

@@ -139,12 +139,12 @@ REFUSED: list[tuple[Situation, str]] = [
     (
         Situation("flash_attn"),
         "attention_backend is flash_attn, but the package flash-attn is not installed "
-        "(pip install 'octavo[flash-attn]'); use --attention-backend triton",
+        "(pip install '.[flash-attn]' in a clone); use --attention-backend triton",
     ),
     (
         Situation("flash_attn", installed=InstalledLibraries(flash_attn="2.7.4.post1")),
         "attention_backend is flash_attn, but flash-attn is 2.7.4.post1, and 2.8 or newer is needed "
-        "(pip install 'octavo[flash-attn]'); use --attention-backend triton",
+        "(pip install '.[flash-attn]' in a clone); use --attention-backend triton",
     ),
     (
         Situation("flash_attn", installed=FLASH_2, block_size=16),
@@ -170,13 +170,13 @@ REFUSED: list[tuple[Situation, str]] = [
     ),
     (
         Situation("xformers"),
-        "attention_backend is xformers, but the package xformers is not installed (pip install 'octavo[xformers]'); "
-        "use --attention-backend triton",
+        "attention_backend is xformers, but the package xformers is not installed "
+        "(pip install '.[xformers]' in a clone); use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=InstalledLibraries(xformers="0.0.29")),
         "attention_backend is xformers, but xformers is 0.0.29, and 0.0.35 or newer is needed "
-        "(pip install 'octavo[xformers]'); use --attention-backend triton",
+        "(pip install '.[xformers]' in a clone); use --attention-backend triton",
     ),
     (
         Situation("xformers", installed=InstalledLibraries(xformers="0.0.35", triton="3.8.0")),

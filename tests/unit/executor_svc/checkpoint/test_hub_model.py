@@ -215,5 +215,5 @@ def test_without_the_hubs_library_it_names_the_extra(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
 
     assert refused("org/tiny") == (
-        "org/tiny must be downloaded from the hub, which requires huggingface_hub: pip install 'octavo[executor]'"
+        "org/tiny must be downloaded from the hub, which requires huggingface_hub: pip install '.[executor]' in a clone"
     )

@@ -258,4 +258,4 @@ def test_without_the_extra_there_is_one_sentence(
         importlib.util, "find_spec", lambda name, package=None: None if name == "aiohttp" else find_spec(name, package)
     )
     assert run(["batch", "in", "out"]) == 1
-    assert capsys.readouterr().err == "octavo: octavo batch needs aiohttp: pip install 'octavo[batch]'\n"
+    assert capsys.readouterr().err == "octavo: octavo batch needs aiohttp: pip install '.[batch]' in a clone\n"

@@ -126,7 +126,7 @@ def test_without_the_extra_there_is_one_sentence(
         return None if name in ("numpy", "aiohttp", "matplotlib") else find_spec(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_all_but_the_extra)
-    assert said(capsys, *args) == (1, f"octavo: octavo bench needs {missing}: pip install 'octavo[bench]'\n")
+    assert said(capsys, *args) == (1, f"octavo: octavo bench needs {missing}: pip install '.[bench]' in a clone\n")
 
 
 def test_the_help_needs_nothing_of_the_extra(capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,5 +186,5 @@ except LocalServiceError as error:
 print(*sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "scheduler_svc", "transformers"}))
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    needed = "the services need the package pydantic: pip install 'octavo[scheduler,executor]'"
+    needed = "the services need the package pydantic: pip install '.[scheduler,executor]' in a clone"
     assert ended.stdout.splitlines() == [needed, ""], ended.stdout
