@@ -151,8 +151,9 @@ def test_the_base_of_a_release_has_a_digest(
     (tmp_path / "octavo").mkdir()
     (tmp_path / "octavo/__init__.py").write_text(f'__version__ = "{version}"\n')
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/buildah").write_text('#!/bin/sh\necho "buildah $*"\nexit 3\n')
-    (tmp_path / "bin/buildah").chmod(0o755)
+    for name in ("buildah", "mmdebstrap"):  # which may be installed here, and would work for minutes
+        (tmp_path / "bin" / name).write_text('#!/bin/sh\necho "$0 $*"\nexit 3\n')
+        (tmp_path / "bin" / name).chmod(0o755)
     path = f"{tmp_path}/bin:/usr/bin:/bin"
 
     result = subprocess.run(
