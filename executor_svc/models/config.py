@@ -4,7 +4,7 @@ A family (`executor_svc/models/families/`) reads a config.json into it. Everythi
 a field here, or is refused by the family.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -136,6 +136,8 @@ class ModelConfig:
     names: WeightNames
     experts: ExpertsConfig | None = None
     tie_word_embeddings: bool = False
+    # False: it is stored as an embedder, and its own head is unknown; that it has is the embedding, and not used.
+    has_head: bool = field(default=True, repr=False)
     qkv_bias: bool = False
     attention_output_bias: bool = False
     # Each query and key head is normed before it is rotated.

@@ -62,6 +62,7 @@ class ChosenModel:
     stored: FileFormats | None = None  # of a GGUF file, where each matrix has its own format
     kv_cache_dtype: torch.dtype | None = None  # None: that of activations
     cache_scales: Sequence[tuple[float, float]] = ()  # of keys and values of each layer, for FP8; empty: 1
+    has_head: bool = True  # False: it cannot generate
 
     @property
     def dtype(self) -> torch.dtype:
@@ -169,7 +170,7 @@ def _with_its_own_head(directory: ModelDirectory, model_config: ModelConfig, *, 
     names, checkpoint = model_config.names, Checkpoint(directory.path)
     embeddings = {names.embedding, names.embedding.removeprefix(names.optional_prefix)}
     head = f"{names.head}.weight"
-    if not model_config.tie_word_embeddings or not any(
+    if not (model_config.tie_word_embeddings and model_config.has_head) or not any(
         checkpoint.holds_other_values(f"{embedding}.weight", head) for embedding in embeddings
     ):
         return model_config
@@ -243,6 +244,7 @@ def choose_decoder(
         made.library,
         stored,
         choose_cache_dtype(config.kv_cache_dtype, dtype, in_bfloat16=config.compute_dtype == "bfloat16"),
+        has_head=model_config.has_head,
     )
     return _checked(made_model, config)
 

@@ -75,6 +75,7 @@ class ModelIdentity:
     why_not_invariant: str = ""
     pooling: PoolingModules | None = None  # None: it computes no vectors
     warning: str = ""  # as in `ExecutorInfo`
+    is_generative: bool = True  # as in `ExecutorInfo`
 
 
 def cache_shape_of(chosen: ChosenModel) -> CacheShape:
@@ -110,6 +111,8 @@ def assemble_worker(
 
     Raises: ModelLoadError: there is no room for a cache.
     """
+    if not identity.is_generative:
+        return _Parts(chosen, identity, config, device, group, ()).make_worker(BlockCounts(0, 0), has_graphs=False)
     graph_sizes: Sequence[int] = ()
     if config.cuda_graphs == "auto" and graph_capture(device) is not None:
         graph_sizes = sizes_to_capture(chosen.model, chosen.attention, config.max_num_seqs)
@@ -204,6 +207,7 @@ class _Parts:
             max_grammar_bytes=grammars.max_body_bytes,
             pooling_tasks=frozenset() if pooler is None else frozenset(pooler.heads),
             embedding_size=0 if pooler is None else pooler.size_of(PoolingTask.EMBED),
+            is_generative=identity.is_generative,
         )
         last_tokens = self._last_tokens()
         graphs: DecodeGraphs | None = None
@@ -249,7 +253,8 @@ class _Parts:
         """Return what rank 0 can do with grammars: other ranks only keep the same batch table."""
         identity, config = self.identity, self.config
         vocab_size = self.chosen.model.shape.vocab_size
-        return grammar_support(config.max_grammar_slots, identity.tokenizer_files, identity.eos_token_ids, vocab_size)
+        num_slots = config.max_grammar_slots if identity.is_generative else 0
+        return grammar_support(num_slots, identity.tokenizer_files, identity.eos_token_ids, vocab_size)
 
     def _last_tokens(self) -> LastTokens:
         return LastTokens(self.config.max_num_seqs, self.device)

@@ -12,6 +12,7 @@ from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
 from executor_svc.checkpoint.model import AnyCheckpoint, Model, open_checkpoint, open_model
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.model_location import find_model_path
+from executor_svc.checkpoint.pooling_modules import PoolingModules
 from executor_svc.config import ExecutorConfig
 from executor_svc.device.selection import find_device
 from executor_svc.models.dtype import STORED_NAMES, choose_dtype
@@ -70,6 +71,8 @@ def load_worker(
         if not _is_lack_of_memory(error):
             raise
         raise ModelLoadError(f"out of memory: the model in {directory.source} does not fit") from error
+    if not chosen.has_head:
+        _check_embedder(pooling, directory)
     if group.rank == 0:
         logger.info(Event("kernels", in_use=chosen.kernels))
         is_said = chosen.quantization != "none" or chosen.stored is not None
@@ -79,6 +82,8 @@ def load_worker(
         warn_of_kernels(chosen.path.warning)
     shape, source = chosen.model.shape, directory.source
     model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
+    if not chosen.has_head and config.max_model_len is None and pooling is not None:
+        model_len = min(model_len, pooling.max_tokens or model_len)
     check_cache_settings(config, cache_shape_of(chosen), local_size)
     if device.type == "cpu" and group.size == 1:  # of several ranks, `check_model` has asked
         logger.info(Event("memory", model=check_memory(_read_already(directory), config)))
@@ -112,6 +117,7 @@ def load_worker(
         why_not_invariant=numerics.why_not_invariant or "",
         pooling=pooling,
         warning=chosen.path.warning,
+        is_generative=chosen.has_head,
     )
     if not identity.tokenizer_files and group.rank == 0:
         logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))
@@ -149,10 +155,20 @@ def check_model(config: ExecutorConfig, *, are_ranks_here: bool = True) -> None:
     directory = find_model(config.model)
     if isinstance(directory, ModelDirectory) and (kind := encoder_kind(directory.config())) is not None:
         refuse_ranks(config, kind)
-    read_pooling(config, directory)
-    read_model_config(directory, config)
+    pooling = read_pooling(config, directory)
+    if not read_model_config(directory, config).has_head:
+        _check_embedder(pooling, directory)
     if config.device == "cpu" and are_ranks_here:
         logger.info(Event("memory", model=check_memory(_read_already(directory), config)))
+
+
+def _check_embedder(pooling: PoolingModules | None, model: Model) -> None:
+    """Raise ModelLoadError if a model without a head makes no vectors either."""
+    if pooling is None:
+        raise ModelLoadError(
+            f"{model.source} describes a model without a head, which makes vectors alone, but not how it pools: "
+            "use --pooling last, or mean"
+        )
 
 
 def _read_already(model: Model) -> Path | GGUFModel:

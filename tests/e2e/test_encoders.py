@@ -50,6 +50,30 @@ def save(directory: Path, architecture: str, **settings: object) -> Any:
     return model
 
 
+def test_a_decoder_without_a_head_embeds_and_generates_nothing(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=len(WORDS),
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=80,
+        tie_word_embeddings=False,
+    )
+    model = transformers.Qwen3Model(config).eval()
+    model.save_pretrained(tmp_path)
+    wordpiece().save(str(tmp_path / "tokenizer.json"))
+    with LLM(tmp_path, pooling="last", progress=False) as llm:
+        vector = np.array(llm.embed(["hello there"], progress=False).embeddings[0])
+        with pytest.raises(InvalidRequestError, match="one that can generate; this one answers Embed"):
+            llm.generate("a", progress=False)
+    with torch.no_grad():
+        states = model(torch.tensor([wordpiece().encode("hello there").ids])).last_hidden_state
+    np.testing.assert_allclose(vector, torch.nn.functional.normalize(states[0, -1], dim=0), atol=1e-5)
+
+
 def test_vectors_and_scores_are_those_of_transformers(tmp_path: Path) -> None:
     texts = ["hello there", "abcd " * 3]
     embedder = save(tmp_path / "embedder", "BertModel", matryoshka_dimensions=[16])

@@ -226,6 +226,43 @@ def test_vectors_of_decoders_equal_those_of_transformers(how: Mapping[str, objec
     check_vectors(worker, model.model, texts_of(PoolingTask.EMBED), "lasttoken")
 
 
+@each_row(
+    ("Qwen3Model", {}, "modules", True), ("Qwen3Model", {"tie_word_embeddings": False}, "modules", False),
+    ("Qwen2Model", {"tie_word_embeddings": False}, "modules", False),
+    ("LlamaModel", {"head_dim": 12, "tie_word_embeddings": False}, "--pooling", False),
+    ("MistralModel", {"head_dim": 12, "tie_word_embeddings": False}, "modules", False),
+    ("Gemma2Model", {"tie_word_embeddings": False, "query_pre_attn_scalar": 16}, "modules", False),
+    ("Phi3Model", {"head_dim": 12, "pad_token_id": 0, "tie_word_embeddings": False}, "modules", False),
+    ("OPTModel", {"ffn_dim": 80, "word_embed_proj_dim": 48}, "modules", True),
+    ("BloomModel", {"n_layer": 2, "n_head": 4}, "modules", True),
+    ("MixtralModel", {"num_local_experts": 4, "tie_word_embeddings": False}, "modules", False),
+)  # fmt: skip
+def test_a_decoder_saved_without_its_head_embeds_and_generates_only_if_the_head_is_the_embedding(
+    architecture: str, settings: Mapping[str, Any], how: str, is_generative: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model = save(Path(folder), architecture, {**QWEN3, **settings})
+        if how == "modules":
+            write_modules(Path(folder), "lasttoken")
+            (Path(folder) / "sentence_bert_config.json").write_text('{"max_seq_length": 128}')
+            worker = loaded(Path(folder))
+        else:
+            with pytest.raises(ModelLoadError, match=r"without a head, .* use --pooling last, or mean"):
+                loaded(Path(folder))
+            worker = loaded(Path(folder), pooling="last")
+    info = worker.info
+    assert (info.is_generative, info.num_device_blocks > 0) == (is_generative, is_generative)
+    assert (info.max_model_len == 128) == (how == "modules" and not is_generative)
+    texts = [text for text in texts_of(PoolingTask.EMBED) if len(text.token_ids) <= info.max_model_len]
+    check_vectors(worker, model, texts, "lasttoken")
+
+
+def test_a_decoder_that_attends_to_later_tokens_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, "Qwen3ForCausalLM", {**QWEN3, "is_causal": False})
+    with pytest.raises(ModelLoadError, match="is_causal False, which is not supported"):
+        loaded(tmp_path)
+
+
 def test_a_decoder_embeds_beside_its_sequences_and_neither_sees_the_other(embedder: tuple[Path, Any]) -> None:
     directory, _ = embedder
     prompts = [[5, 6, 7], [8, 9]]

@@ -1,6 +1,7 @@
 """The model families: each file reads a config.json into a `ModelConfig`. To add one, see CONTRIBUTING.md."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -37,6 +38,11 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
     }
 )
 
+# Names of the same decoders as embedders, stored without a head. Gemma3Model has a vision tower; MPT's names differ.
+_WITHOUT_HEAD: Final[Mapping[str, str]] = MappingProxyType(
+    {name.replace("ForCausalLM", "Model"): name for name in FAMILIES if not name.startswith(("Gemma3", "MPT", "Mpt"))}
+)
+
 
 def parse_config(values: Mapping[str, object], source: Path) -> ModelConfig:
     """Read the contents of config.json.
@@ -49,8 +55,13 @@ def parse_config(values: Mapping[str, object], source: Path) -> ModelConfig:
     refuse_quantized(values, source)
     refuse_absurd_numbers(values, source)
     fields = ConfigFields(values, source)
-    if fields.architecture not in FAMILIES:
+    family = _WITHOUT_HEAD.get(fields.architecture, fields.architecture)
+    if family not in FAMILIES:
         raise UnknownArchitectureError(
             f"{source} has the architecture {fields.architecture}, which has no native implementation"
         )
-    return FAMILIES[fields.architecture](fields)
+    fields.refuse({"is_causal": True})
+    config = FAMILIES[family](fields)
+    if family == fields.architecture or config.tie_word_embeddings:
+        return config
+    return replace(config, tie_word_embeddings=True, has_head=False)

@@ -83,7 +83,9 @@ KEYWORDS: Mapping[str, Keyword] = {
     "minLength": _held(),
     "maxLength": _held(),
     "pattern": _held("without look-around and back-references; it may match anywhere in the string"),
-    "format": _held(", ".join(f"`{name}`" for name in FORMATS) + "; any other is refused"),
+    "format": _held(
+        ", ".join(f"`{name}`" for name in FORMATS) + "; any other is refused. Dates exist, and seconds are 00 to 59"
+    ),
     "minimum": _held(),
     "maximum": _held(),
     "exclusiveMinimum": _held("a number, or true as in draft 4"),

@@ -17,6 +17,16 @@ _SHORT_ESCAPE = re.compile(r"\\[xu]\{?0*[89aAcCdD]\}?")
 _CLASS = r"\[\^?\]?(?:\\.|[^\\\]])*+(?:\]|\\?\Z)"
 _PIECE = re.compile(rf"(?P<control>{_CONTROL}|{_ESCAPED}|\[(?:{_CONTROL}|{_ESCAPED})\])|{_CLASS}|\\.|.", re.DOTALL)
 
+# RFC 3339's dates and times, without leap seconds. The matcher's own have 29 February in every year, and second 60.
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DATE = (
+    "(?:[0-9]{4}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
+    f"|{_LEAP_YEAR}-02-29)"
+)
+_HOUR_MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_HOUR_MINUTE}:[0-5][0-9](?:\.[0-9]+)?(?:Z|[+-]{_HOUR_MINUTE})"
+FORMAT_PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+
 # A character behind a backslash, or one that begins or ends a class.
 _MARK = re.compile(r"\\.|[\[\]]", re.DOTALL)
 

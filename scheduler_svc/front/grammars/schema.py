@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.grammars.keywords import FORMATS, Inside, Verdict, keyword_of
-from scheduler_svc.front.grammars.patterns import control_in, lone_control, with_ascii_classes
+from scheduler_svc.front.grammars.patterns import FORMAT_PATTERNS, control_in, lone_control, with_ascii_classes
 from scheduler_svc.front.text.json_text import shown_json
 
 # What may stand between the parts of JSON: nothing, a space, or a line break with an indent. Without a bound a model
@@ -84,7 +84,7 @@ def checked_schema(schema: object, field: str) -> dict[str, Any]:
             )
     if not any("oneOf" in reference for _, reference in sent):  # it would lead nowhere
         schema = _with_any_of(schema, references)
-    return {**_with_ascii_patterns(schema), "x-guidance": OPTIONS}
+    return {**_with_exact_patterns(schema), "x-guidance": OPTIONS}
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
@@ -238,8 +238,8 @@ def _with_any_of(schema: Any, references: _References) -> Any:
     return {"anyOf" if name == "oneOf" and is_same else name: value for name, value in changed.items()}
 
 
-def _with_ascii_patterns(schema: Any) -> Any:
-    """Return a schema whose patterns mean the same to the matcher as to those who validate."""
+def _with_exact_patterns(schema: Any) -> Any:
+    """Return a schema whose patterns and formats mean the same to the matcher as to those who validate."""
     if not isinstance(schema, dict):
         return schema
     result = {**schema}
@@ -249,7 +249,13 @@ def _with_ascii_patterns(schema: Any) -> Any:
         result["patternProperties"] = {
             with_ascii_classes(key): value for key, value in schema["patternProperties"].items()
         }
-    return _mapped(result, _with_ascii_patterns)
+    if (of_format := FORMAT_PATTERNS.get(schema.get("format", ""))) is not None:
+        del result["format"]
+        if "pattern" not in schema:
+            result["pattern"] = of_format
+        elif isinstance(schemas := schema.get("allOf", []), list):  # else the library refuses it
+            result["allOf"] = [*schemas, {"pattern": of_format}]
+    return _mapped(result, _with_exact_patterns)
 
 
 def _mapped(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

@@ -220,3 +220,27 @@ def test_classes_of_characters_are_those_of_ascii(pattern: str, fitting: list[st
         assert is_followed(grammar, f'"{text}"'), text
     for text in others:
         assert not is_followed(grammar, f'"{text}"'), text
+
+
+@each_row(
+    ("date", "2023-02-28 2024-02-29 2000-02-29 0000-02-29 2023-01-31 2023-04-30 2023-12-31",
+     "2023-02-29 1900-02-29 2023-02-30 2024-02-30 2023-04-31 2023-11-31 2023-01-32 2023-00-01 2023-13-01 2023-01-00"),
+    ("time", "00:00:00Z 23:59:59.125+23:59 12:00:00-00:00",
+     "24:00:00Z 12:60:00Z 12:00:60Z 12:00:60 12:00:00 12:00Z 12:00:00.Z 12:00:00+24:00 12:00:00+01:60 12:00:00+0100"),
+    ("date-time", "2024-02-29T23:59:59Z 2023-12-31T00:00:00.5-08:00",
+     "2023-02-29T00:00:00Z 2023-01-01T24:00:00Z 2023-06-30T23:59:60Z 2023-01-01T00:00:00 2023-01-01T00:00Z"),
+)  # fmt: skip
+def test_dates_and_times_are_those_that_exist(name: str, fitting: str, others: str) -> None:
+    grammar = read_grammar(whole(schema_part({"items": {**STRING, "format": name}}, "schema")))[1]
+    for text in fitting.split():
+        assert is_followed(grammar, f'["{text}"]'), text
+    for text in others.split():
+        assert not is_followed(grammar, f'["{text}"]'), text
+
+
+@each_row({"pattern": "^2023"}, {"pattern": "^2", "allOf": [{"pattern": "^.023"}]}, {"allOf": [{"pattern": "^2023"}]})
+def test_a_date_holds_beside_patterns(beside: dict[str, Any]) -> None:
+    grammar = read_grammar(whole(schema_part({**STRING, "format": "date", **beside}, "schema")))[1]
+    assert is_followed(grammar, '"2023-02-28"')
+    for text in ("2023-02-29", "2024-02-29", "2023"):
+        assert not is_followed(grammar, f'"{text}"'), text
