@@ -30,7 +30,7 @@ def test_every_type_takes_what_is_said() -> None:
 
     held = {kind: sum(library.matrix_bytes(formats[0], 480, 512)) * 8 / 480 / 512 for kind, formats in HOLDERS.items()}
 
-    assert held == pytest.approx(dict(HELD_BITS), rel=0.01)  # panels begin at whole lines
+    assert held == pytest.approx(dict(HELD_BITS), rel=0.02)  # panels begin at whole lines
 
 
 @each_row("none", "bfloat16", "int8", "int8-a8", "int4")
