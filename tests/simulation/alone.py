@@ -6,6 +6,7 @@ The same checks, core, worker and front as in production, without network, event
 import functools
 import json
 import re
+from dataclasses import replace
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.worker.interface import execute
@@ -24,6 +25,7 @@ from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limi
 from scheduler_svc.front.api.generation import check_request
 from scheduler_svc.front.api.generation_messages import finished_message
 from scheduler_svc.front.api.request_limits import FrontSettings
+from scheduler_svc.front.grammars.compiler import CompilerHere
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.front.text.tokenizer import Tokenizer
@@ -59,6 +61,10 @@ def answer_alone(shape: Shape, sliding_window_tokens: int, max_model_len: int = 
     model = TextModel(ServedModel(info, max_model_len, info.max_num_seqs), _tokenizer())
     request = request_of(shape)
     asked = check_request(request, model, FrontSettings(max_beam_width=MAX_BEAM_WIDTH))
+    if asked.grammar is not None:
+        grammar = _compiler().verdict(asked.grammar)
+        assert isinstance(grammar, Grammar), grammar
+        asked = replace(asked, engine=replace(asked.engine, grammar=grammar))
     response = Response(asked.engine, asked.answer_options, model.tokenizer)
     fleet = Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy())
     planner = fleet.join(serving_limits(info, PlannerSettings()), epoch=1)
@@ -104,4 +110,14 @@ def request_of(shape: Shape) -> pb.GenerateRequest:
 
 @functools.cache
 def _tokenizer() -> Tokenizer:
-    return Tokenizer(FakeWorker(num_device_blocks=1, max_num_seqs=1, instance_id="alone").tokenizer_files())
+    return Tokenizer(_worker().tokenizer_files())
+
+
+@functools.cache
+def _compiler() -> CompilerHere:
+    info = _worker().info
+    return CompilerHere(_worker().tokenizer_files(), info.eos_token_ids, info.vocab_size)
+
+
+def _worker() -> FakeWorker:
+    return FakeWorker(num_device_blocks=1, max_num_seqs=1, instance_id="alone")
