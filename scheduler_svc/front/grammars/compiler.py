@@ -31,7 +31,8 @@ from scheduler_svc.front.grammars.reading import Verdict, refusal, verdicts
 # the largest size takes some tenths of one.
 LIMIT_S = 0.7
 
-# A process that answers nothing for so long, in seconds, and uses no CPU, ends by SIGALRM; that is no verdict.
+# A process that answers nothing for so long, in seconds, and uses no CPU, ends by SIGALRM: a library that waits for
+# itself would keep every grammar waiting. That is no verdict.
 STANDS_STILL_S = 30.0
 
 # Address space that the process may have beside what it has once its tokenizer is loaded.
@@ -87,6 +88,8 @@ class CompilerProcess:
     Raises: UnsupportedTokenizerError: no grammar can be followed with this tokenizer.
     """
 
+    command = (sys.executable, "-P", "-m", "scheduler_svc.front.grammars.compiler")
+
     def __init__(self, files: Sequence[TokenizerFile], eos_token_ids: Sequence[int], vocab_size: int) -> None:
         self.matcher_id = matcher_id_of(files, eos_token_ids, vocab_size)
         names = [file.name for file in files]
@@ -96,10 +99,7 @@ class CompilerProcess:
         self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, "-P", "-m", "scheduler_svc.front.grammars.compiler"]
-        # A library that ends for want of memory would want more to say where; it has waited for that for ever.
-        environment = {**os.environ, "RUST_BACKTRACE": "0", "RUST_LIB_BACKTRACE": "0"}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self._process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for words in self._ask(*self._frames):
             raise UnsupportedTokenizerError(words.decode())
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -263,6 +265,22 @@ async def test_a_grammar_that_needs_too_much_memory_ends_its_process_and_one_req
             await checks.check(asked(regex="a?" * 6000), model)
     assert checks.meter.times.num_observed == 1
     await checks.check(asked(regex="a+"), model)
+
+
+class StandingCompiler(CompilerProcess):
+    """Its process waits for ever in place of a verdict."""
+
+    command = (
+        *(sys.executable, "-P", "-c"),
+        "import threading; from scheduler_svc.front.grammars import compiler; compiler.STANDS_STILL_S = 0.2; "
+        "compiler.verdicts = lambda *_: iter(threading.Event().wait, None); compiler.main()",
+    )
+
+
+async def test_a_process_that_stands_still_ends_and_nobody_else_waits_for_it() -> None:
+    checks = GrammarChecks(StandingCompiler)
+    with pytest.raises(UnavailableError, match=f"ended with code -{signal.SIGALRM.value}; send the request again"):
+        await checks.check(asked(regex="a+"), model_with())
 
 
 async def test_what_clients_send_is_read_in_the_process_of_the_compiler() -> None:
