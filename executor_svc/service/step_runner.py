@@ -122,11 +122,9 @@ class StepRunner:
         None: it is not known.
         """
         cpu_time_us = self._thread.cpu_time_us
-        return (
-            cpu_time_us
-            if cpu_time_us is None or self._worker is None
-            else cpu_time_us + self._worker.helper_cpu_time_us
-        )
+        if cpu_time_us is None or self._worker is None:
+            return cpu_time_us
+        return cpu_time_us + self._worker.helper_cpu_time_us
 
     def responses_since(self, step_id: int) -> list[Response]:
         """Return the stored responses after `step_id`, without waiting for the running step.

@@ -18,8 +18,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from grpc import StatusCode
-
 from octavo_shared.errors import (
     CacheTooSmallError,
     CallerError,
@@ -47,7 +45,7 @@ from scheduler_svc.engine.recovery import Recovery
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.surroundings import Surroundings
 from scheduler_svc.engine.tenants import Tenants
-from scheduler_svc.engine.token_quotas import TokenQuotas
+from scheduler_svc.engine.token_quotas import TokenQuotas, num_uncounted_tokens
 from scheduler_svc.engine.waiting_limits import WaitingLimits
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver import ExecutorDriver
@@ -202,9 +200,10 @@ class Engine:
         self._supersede(request)
         model = self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
         num_prompt_tokens = len(request.prompt_token_ids)
-        num_uncounted, num_known_tokens = self._num_uncounted_tokens(request)
+        before = self.ended.get((request.tenant, request.request_id))
+        num_uncounted, num_known_tokens = num_uncounted_tokens(request, before)
         if not was_queued:
-            self._require_slots(request)
+            self.tenants.require_slots(request)
             self.token_quotas.require(request.tenant, num_uncounted, monotonic_s(), num_known_tokens)
         displaced = [] if was_queued else self.waiting.require_room(request.tenant, num_prompt_tokens)
         if model.info.model_hash != model_hash:
@@ -239,31 +238,6 @@ class Engine:
         self.requests.add(live)
         if not is_taken:
             self.orphans.add(live, live.times.arrived_at_s)
-
-    def _num_uncounted_tokens(self, request: EngineRequest) -> tuple[int, int]:
-        """Return how many tokens of its prompt, and of its answer so far, count against its tenant now.
-
-        Those of a call that we know to have ended by no fault of its client, as with its front, were counted then.
-        """
-        num_prompt_tokens, continuation = len(request.prompt_token_ids), request.continuation
-        if continuation is None:
-            return num_prompt_tokens, 0
-        num_known_tokens = sum(len(one.token_ids) for one in continuation.outputs if one.finish_reason is None)
-        before = self.ended.get((request.tenant, request.request_id))
-        if before is not None and before.error_code == StatusCode.UNAVAILABLE.name:
-            num_known_tokens -= min(num_known_tokens, before.num_output_tokens)
-            num_prompt_tokens -= min(num_prompt_tokens, before.num_prompt_tokens)
-        return num_prompt_tokens, num_known_tokens
-
-    def _require_slots(self, request: EngineRequest) -> None:
-        """Raise CallerError: it runs more sequences at a time than its tenant may ever."""
-        most = self.tenants.of(request.tenant).share.max_num_seqs
-        if most is not None and request.pooling is None and request.width > most:
-            raise CallerError(
-                f"the request runs {request.width} sequences at a time (n, best_of or beam_width), and tenant "
-                f"{request.tenant!r} may run {most} (its slots in --tenants-file, or --max-num-seqs-per-tenant); send "
-                "several requests"
-            )
 
     def _supersede(self, request: EngineRequest) -> None:
         """End the call that a continuation takes a request from.

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from octavo_shared.errors import CallerError
 from scheduler_svc.core.waiting.tenant_shares import TenantShare, TenantShares
+from scheduler_svc.request.engine_request import EngineRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,16 @@ class Tenants:
     def of(self, tenant: str) -> TenantQuota:
         """Return what a tenant may have."""
         return self.named.get(tenant, self.others)
+
+    def require_slots(self, request: EngineRequest) -> None:
+        """Raise CallerError: a request runs more sequences at a time than its tenant may ever."""
+        most = self.of(request.tenant).share.max_num_seqs
+        if most is not None and request.pooling is None and request.width > most:
+            raise CallerError(
+                f"the request runs {request.width} sequences at a time (n, best_of or beam_width), and tenant "
+                f"{request.tenant!r} may run {most} (its slots in --tenants-file, or --max-num-seqs-per-tenant); send "
+                "several requests"
+            )
 
     @property
     def served(self) -> frozenset[str] | None:

@@ -9,8 +9,12 @@ may be more than are left, for nothing that runs is ended: the tenant's next req
 import math
 from dataclasses import dataclass
 
+from grpc import StatusCode
+
 from octavo_shared.errors import TokenQuotaError
 from scheduler_svc.engine.tenants import Tenants
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest
 
 # Full buckets are forgotten when there are so many more buckets than after the last time.
 _MANY_BUCKETS = 1024
@@ -107,3 +111,22 @@ class TokenQuotas:
             if bucket.num_tokens >= per_minute:
                 del self._buckets[name]
         self._most_buckets = len(self._buckets) + _MANY_BUCKETS
+
+
+def num_uncounted_tokens(request: EngineRequest, before: EndedRequest | None) -> tuple[int, int]:
+    """Return how many tokens of a prompt, and of the answer so far, count against their tenant now.
+
+    Those of a call that we know to have ended by no fault of its client, as with its front, were counted then.
+
+    Args:
+        request: What is submitted.
+        before: The last call of the same name; None: none is remembered.
+    """
+    num_prompt_tokens, continuation = len(request.prompt_token_ids), request.continuation
+    if continuation is None:
+        return num_prompt_tokens, 0
+    num_known_tokens = sum(len(one.token_ids) for one in continuation.outputs if one.finish_reason is None)
+    if before is not None and before.error_code == StatusCode.UNAVAILABLE.name:
+        num_known_tokens -= min(num_known_tokens, before.num_output_tokens)
+        num_prompt_tokens -= min(num_prompt_tokens, before.num_prompt_tokens)
+    return num_prompt_tokens, num_known_tokens
