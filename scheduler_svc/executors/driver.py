@@ -120,7 +120,7 @@ class ExecutorDriver:
         self._told_slow_at_s = -math.inf
         self._arrived_at_s: float | None = None  # of a result on which no step was decided since
         self._is_sending = False
-        self._look: asyncio.TimerHandle | None = None
+        self._load_timer: asyncio.TimerHandle | None = None
         self._undelivered: deque[_Processed] = deque()
         self._has_undelivered = asyncio.Event()
         self._cost_of = ""  # the executor process that it was learned from
@@ -347,11 +347,11 @@ class ExecutorDriver:
 
     def _look_again_for_loads(self, planner: ExecutorPlanner) -> None:
         """Have a step sent in a while if the executor has nothing to compute and is loading grammars."""
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+        if self._load_timer is not None:
+            self._load_timer.cancel()
+            self._load_timer = None
         if (due_s := planner.poll_due_s) is not None:
-            self._look = asyncio.get_running_loop().call_later(max(0.0, due_s - monotonic_s()), self.work.set)
+            self._load_timer = asyncio.get_running_loop().call_later(max(0.0, due_s - monotonic_s()), self.work.set)
 
     async def _receive_results(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
         """Take results. The next step is written before anything else runs here: no executor waits for clients.

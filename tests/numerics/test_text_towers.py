@@ -11,7 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from executor_svc.checkpoint.model import open_checkpoint
 from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.text_tower import text_config
 from executor_svc.config import ExecutorConfig
+from executor_svc.models.families import parse_config
 from executor_svc.models.selection import choose_model
 from executor_svc.worker.loading import load_worker
 from tests.numerics.architectures import SIZES, compare_with_transformers
@@ -83,3 +85,14 @@ def test_what_is_left_out_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[s
     load_worker(ExecutorConfig.model_validate({"model": str(tmp_path), "num_device_blocks": 64}))
 
     assert f"notice: {name} is served for text alone: its vision tower is left out" in capfd.readouterr().out
+
+
+def test_what_a_published_config_of_gemma_leaves_out_is_as_in_transformers() -> None:
+    text = {  # of google/gemma-3-4b-it
+        **{"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024},
+        **{"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+    }
+    published = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    full = transformers.Gemma3TextConfig(**text).to_dict() | {"architectures": ["Gemma3ForCausalLM"]}
+
+    assert parse_config(text_config(published), Path("config.json")) == parse_config(full, Path("config.json"))
