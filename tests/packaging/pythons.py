@@ -10,9 +10,7 @@ import shutil
 import subprocess
 import sys
 
-from uv import find_uv_bin
-
-from tests.packaging.resolve_check import REPOSITORY, pythons
+from tests.packaging.resolve_check import REPOSITORY, UV, pythons
 
 # Without the processes of tests/e2e, and without the kernels, which no version of Python changes.
 QUICK = ("tests/unit", "tests/contract", "tests/property", "tests/traces", "tests/page")
@@ -23,7 +21,7 @@ NOT = ("-m", "not slow and not further_case and not gpu")
 def find_python(version: str) -> str | None:
     """Return an interpreter of a version, such as 3.12, that works."""
     candidates = [shutil.which(f"python{version}")]
-    found = subprocess.run([find_uv_bin(), "python", "find", version], capture_output=True, text=True, check=False)
+    found = subprocess.run([UV, "python", "find", version], capture_output=True, text=True, check=False)
     candidates.append(found.stdout.strip() if found.returncode == 0 else None)
     for candidate in filter(None, candidates):
         check = [candidate, "-c", f"import sys, venv; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"]

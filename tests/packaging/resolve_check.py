@@ -22,6 +22,7 @@ from pathlib import Path
 from uv import find_uv_bin
 
 REPOSITORY = Path(__file__).parents[2]
+UV = find_uv_bin()  # once: what it asks of Python is not for several threads
 CONSTRAINTS = REPOSITORY / "constraints.txt"
 PYPROJECT = REPOSITORY / "pyproject.toml"
 # Triples of uv; glibc 2.31 is that of Debian 11 and Ubuntu 20.04.
@@ -86,17 +87,11 @@ def resolve(case: Case, project: Path = PYPROJECT, constraints: Path = CONSTRAIN
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as left_out:
         left_out.writelines(f"{name}; sys_platform == 'none'\n" for name in WITHOUT_WHEELS[case.platform])
         left_out.flush()
-        command: list[str | Path] = [
-            find_uv_bin(),
-            "--no-config",
-            "pip",
-            "compile",
-            project,
-            "--all-extras",
-            "--no-build",
-        ]
-        command += ["--python-version", case.python, "--python-platform", PLATFORMS[case.platform]]
-        command += ["--override", left_out.name, "--quiet", "--output-file", os.devnull, *index]
+        command: list[str | Path] = [UV, "--no-config", "pip", "compile", project, "--all-extras"]
+        command += ["--no-build", "--override", left_out.name, "--quiet", "--output-file", os.devnull, *index]
+        # This interpreter, whatever is asked: uv would look for that version on the machine.
+        command += ["--python", sys.executable, "--python-version", case.python]
+        command += ["--python-platform", PLATFORMS[case.platform]]
         if case.versions == PINNED:
             command += ["--constraint", constraints]
         elif case.versions == OLDEST:
