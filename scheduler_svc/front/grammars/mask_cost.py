@@ -1,8 +1,8 @@
 r"""What one mask of a grammar may cost an executor, as far as the text of the grammar says it.
 
 The matcher has limits of its own, but looks at them between pieces of work, and one piece grows with the square of what
-may be absent in a row: `a?` 40,000 times costs 27 s. Up to the numbers here that is some 30 ms. Some large
-expressions that would be cheap are refused, too.
+may be absent in a row: `a?` 40,000 times costs 27 s. At the numbers here a mask takes up to 40 ms (49,152 tokens, AMD
+EPYC with AVX2, 2026-11-28). Some large expressions that would be cheap are refused, too.
 """
 
 import re
