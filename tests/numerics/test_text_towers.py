@@ -89,10 +89,18 @@ def test_what_is_left_out_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[s
 
 def test_what_a_published_config_of_gemma_leaves_out_is_as_in_transformers() -> None:
     text = {  # of google/gemma-3-4b-it
-        **{"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024},
-        **{"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+        "model_type": "gemma3_text",
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
     }
-    published = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    published: dict[str, object] = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text,
+        "vision_config": {},
+    }
     full = transformers.Gemma3TextConfig(**text).to_dict() | {"architectures": ["Gemma3ForCausalLM"]}
 
     assert parse_config(text_config(published), Path("config.json")) == parse_config(full, Path("config.json"))
