@@ -71,6 +71,14 @@ class ServiceConfig(BaseModel):
             "Grace period for running work after SIGTERM, in seconds. Keep it below Kubernetes' default of 30 s."
         ),
     )
+    shutdown_delay_s: float = Field(
+        0.0,
+        ge=0,
+        description=(
+            "After SIGTERM, keep taking work for this many seconds, and tell everybody to go elsewhere meanwhile; the "
+            "grace period begins after it. For Kubernetes, whose Services still lead to a pod that ends for a moment."
+        ),
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level to log. info: one line per change of state."
     )
