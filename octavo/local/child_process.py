@@ -17,16 +17,17 @@ from pathlib import Path
 from types import MappingProxyType
 
 from octavo.errors import LocalServiceError
+from octavo.values.wording import said
 
 # The lines that a service prints on stdout: one for each port with a purpose of its own, then that the main one
 # listens, and in the end that it serves: what it needs for that is there.
-_PORT_LINE = re.compile(rb"^octavo \w+ (?P<state>listening|serving)(?: (?P<purpose>\w+))? on (?P<address>[^\s,]+)")
+_PORT_LINE = re.compile(r"^octavo \w+ (?P<state>listening|serving)(?: (?P<purpose>\w+))? on (?P<address>[^\s,]+)")
 
 # What an executor prints when it has chosen what computes.
-_KERNELS_LINE = re.compile(rb"^octavo \w+ kernels: (.+)$", re.MULTILINE)
+_KERNELS_LINE = re.compile(r"^octavo \w+ kernels: (.+)$", re.MULTILINE)
 
 # What a service prints for people while it serves.
-_NOTICE_LINE = re.compile(rb"^octavo \w+ notice: (.+)$", re.MULTILINE)
+_NOTICE_LINE = re.compile(r"^octavo \w+ notice: (.+)$", re.MULTILINE)
 
 # A line of a service's log that may say why it ended.
 _ALARMING_LINE = re.compile(r"^time=\S+ level=(ERROR|CRITICAL) ")
@@ -208,15 +209,15 @@ class ChildProcess:
 
     def _take_note(self, line: bytes) -> None:
         """Learn where it listens, and whether it serves, from a line that it printed."""
-        match = _PORT_LINE.match(line)
+        match = _PORT_LINE.match(said(line.decode(errors="replace")))
         if match is None:
             return
         if match["purpose"]:
-            self.addresses[match["purpose"].decode()] = match["address"].decode()
+            self.addresses[match["purpose"]] = match["address"]
             return
-        self.address = match["address"].decode()
+        self.address = match["address"]
         self._is_listening = True
-        if match["state"] == b"serving":
+        if match["state"] == "serving":
             self._is_serving.set()
 
     async def _relay_output(self, stdout: asyncio.StreamReader) -> None:
@@ -230,10 +231,11 @@ class ChildProcess:
         self._write_output(unfinished)
 
     def _write_output(self, output: bytes) -> None:
-        if match := _KERNELS_LINE.search(output):
-            self.kernels = match[1].decode(errors="replace").strip()
-        for notice in _NOTICE_LINE.findall(output):
-            self._on_notice(notice.decode(errors="replace").strip())
+        spoken = "\n".join(map(said, output.decode(errors="replace").splitlines()))
+        if match := _KERNELS_LINE.search(spoken):
+            self.kernels = match[1].strip()
+        for notice in _NOTICE_LINE.findall(spoken):
+            self._on_notice(notice.strip())
         if self._log_path is None:
             sys.stderr.write(output.decode(errors="replace"))
         else:

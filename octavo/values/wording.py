@@ -3,6 +3,7 @@
 import difflib
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 
 def did_you_mean(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
@@ -63,6 +64,14 @@ def json_line(value: object, default: Callable[[object], object] | None = None) 
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
+
+
+def said(line: str) -> str:
+    """Return what a process says in a line of its output, which is text, or JSON with it as `message`."""
+    if line.startswith("{"):
+        with suppress(ValueError):
+            return str(json.loads(line).get("message", line))
+    return line
 
 
 def how_to_install(*extras: str) -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from octavo.values.wording import said
 from octavo_shared.process.events import Event
 from octavo_shared.process.service_config import ServiceConfig
 
@@ -100,7 +101,7 @@ class KeptProcess:
             self.stop()
         async for line in process.stdout:
             self._has_spoken = True
-            self._on_line(self.name, line.decode(errors="replace").rstrip("\n"))
+            self._on_line(self.name, said(line.decode(errors="replace").rstrip("\n")))
         self.exit_code = await process.wait()
         self._process = None
         self.has_ended.set()

@@ -170,17 +170,26 @@ async def test_a_taken_port_is_one_sentence_and_no_other_port_stays_open(flag: s
 
 async def test_log_lines_can_be_json() -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "scheduler_svc", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"),
+        *(sys.executable, "-P", "-m", "scheduler_svc", "--listen", "0.0.0.0:0", "--admin-listen", "127.0.0.1:0"),
         *("--executor", "127.0.0.1:1", "--log-format", "json", "--exit-on-stdin-close"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+    assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdin is not None
-    line = json.loads(await process.stderr.readline())
+    words = [json.loads(await process.stdout.readline())["message"] for _ in range(2)]
+    log = [json.loads(await process.stderr.readline()) for _ in range(2)]
     process.stdin.close()
-    await process.communicate()
+    output, errors = await process.communicate()
+    assert [json.loads(line) for line in (output + errors).splitlines()]
+    assert words[0].startswith("octavo scheduler serving admin on ")
+    assert words[1].startswith("octavo scheduler listening on ")
+    [warning] = [
+        line for line in log if "warning" in line.get("message", "") or line.get("event", "").startswith("listens")
+    ]
+    line = next(line for line in log if line.get("event") == "no_executor")
     assert line["event"] == "no_executor"
     assert line["address"] == "127.0.0.1:1"
     assert line["level"] == "warning"

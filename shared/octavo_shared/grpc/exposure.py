@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from octavo.values.address import exposure_warning, local_address_advice
-from octavo_shared.process.events import Event
+from octavo_shared.process.events import Event, JsonLines
 
 _logger = logging.getLogger(__name__)
 
@@ -46,4 +46,5 @@ def warn_if_exposed(
             advice = f"set --tls-cert and --tls-key, or {local_address_advice(flag)}"
         if warning := exposure_warning(service, flag, address, lack=lack, advice=advice):
             _logger.warning(Event(event, flag=flag, address=address, advice=advice))
-            print(warning, file=sys.stderr)
+            if not isinstance(sys.stderr, JsonLines):  # the event has said it to whoever collects logs
+                print(warning, file=sys.stderr)

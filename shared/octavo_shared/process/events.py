@@ -5,14 +5,15 @@ installed can log, and every handler can read its text:
 
     event=attached executor=10.0.0.7:50061 epoch=3
 
-`configure_logging` chooses how a process writes them: as such text, or as one JSON object a line. A line
-is for a change of state, of the service or of one request; never for a token, and never with a prompt.
+`configure_logging` chooses how a process writes them: as such text, or as one JSON object a line; then whatever else
+the process prints becomes such an object, too, since a collector of logs reads nothing else. A line is for a change of state, of the service or of one request; never for a token, and never with a prompt.
 """
 
+import io
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias
+from typing import Literal, TextIO, TypeAlias
 
 from octavo.values.wording import json_line
 
@@ -56,7 +57,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
         line: dict[str, FieldValue] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": _rfc3339(datetime.fromtimestamp(record.created, UTC)),
             "level": record.levelname.lower(),
             "logger": record.name,
         }
@@ -69,11 +70,49 @@ class JsonFormatter(logging.Formatter):
         return json_line(line, default=str)
 
 
+class JsonLines(io.TextIOBase):
+    """A stream whose lines are for people: each becomes a JSON object with the line as its `message`.
+
+    Args:
+        stream: Where the objects go.
+        level: Of all lines.
+    """
+
+    def __init__(self, stream: TextIO, level: str) -> None:
+        self._stream = stream
+        self._level = level
+        self._begun = ""  # the line that has no end yet
+
+    def write(self, text: str) -> int:
+        """Write the lines that end in `text`."""
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in filter(None, lines):
+            time = _rfc3339(datetime.now(UTC))
+            self._stream.write(json_line({"time": time, "level": self._level, "message": line}) + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """Return the file descriptor of the stream."""
+        return self._stream.fileno()
+
+
 def configure_logging(level: str, log_format: LogFormat = "text") -> None:
     """Write the log lines of this process to stderr, from `level` on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter())
+        sys.stdout, sys.stderr = JsonLines(sys.stdout, "info"), JsonLines(sys.stderr, "error")
+    else:
+        handler.setFormatter(TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def _rfc3339(time: datetime) -> str:
+    return time.isoformat(timespec="milliseconds")
 
 
 def _shown(value: FieldValue) -> str:
