@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Build the images where no base image can be pulled, and let a scheduler and an executor from them serve a request.
 #
-# images/rehearse.sh MODEL, a directory or GGUF file such as `octavo model path smollm2` prints. A minimal Debian stands in for the
-# base; BASE chooses another one, which is there or can be pulled: for a release, one with a digest. Needs root and Debian's
-# buildah and mmdebstrap. What it prints is kept in images/build.log.
+# images/rehearse.sh MODEL, a directory or GGUF file such as `octavo model path smollm2` prints. local.sh says what BASE is: for a
+# release, one with a digest. What it prints is kept in images/build.log.
 set -euo pipefail
 model=$(realpath "$1")
 cd "$(dirname "$0")/.."
@@ -24,27 +23,7 @@ at_end() {
 }
 trap at_end EXIT
 
-# The stand-in for the base.
-if [ -z "${BASE:-}" ] && ! buildah inspect --type image "$base" >/dev/null 2>&1; then
-  mmdebstrap --quiet --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$work/rootfs.tar"
-  printf 'FROM scratch\nADD rootfs.tar /\n' >"$work/Containerfile"
-  buildah bud --quiet --tag "$base" "$work" >/dev/null
-  rm "$work/rootfs.tar"
-fi
-
-# pip inside reads what pip outside reads: its configuration, and a directory of wheels.
-flags="--quiet --layers --network host --pull=$([ -n "${BASE:-}" ] && echo missing || echo never) --volume /etc/ssl/certs:/etc/ssl/certs:ro"
-[ ! -f /etc/pip.conf ] || flags+=" --volume /etc/pip.conf:/etc/pip.conf:ro"
-wheels=$(python3 -m pip config get global.find-links 2>/dev/null || true)
-if [ -d "$wheels" ]; then
-  flags+=" --volume $wheels:$wheels:ro --build-arg TORCH_OPTIONS='--find-links $wheels'"
-fi
-
-for image in scheduler executor; do
-  started=$SECONDS
-  BUILD_FLAGS=$flags images/build.sh "$image" >"$work/build.log" 2>&1 || { cat "$work/build.log" && exit 1; }
-  echo "$image: built in $((SECONDS - started)) s"
-done
+images/local.sh
 
 # entrypoint CONTAINER: what Kubernetes starts in it.
 entrypoint() { buildah inspect --format '{{range .OCIv1.Config.Entrypoint}}{{.}} {{end}}' "$1"; }

@@ -58,6 +58,8 @@ _INGRESS: dict[str, set[Path]] = {
         (one, other, RANKS) for one in ("executor", "executor-rank") for other in ("executor", "executor-rank")
     },
 }
+# Who announces itself to whom, by the health port that is open to anybody.
+_ANNOUNCEMENTS = {("executor", "scheduler", "50053"), ("scheduler", "front", "50053")}
 _METRICS = {"scheduler": "9090", "front": "9090", "executor": "9090"}
 _DOWNLOADS = {"cpu-demo", "one-gpu"}
 
@@ -70,6 +72,7 @@ def check_network(manifests: Manifests) -> list[str]:
     if "front" in tiers:  # clients have fronts for that
         expected_in -= _CLIENT_PATHS["scheduler"]
     expected_out = {path for path in expected_in if path[0] in tiers}
+    expected_out |= {path for path in _ANNOUNCEMENTS if tiers.issuperset(path[:2])}
     expected_out |= {(tier, DNS, f"{protocol} 53") for tier in tiers for protocol in ("TCP", "UDP")}
     if manifests.of_kind("PodMonitor"):
         expected_in |= {(PROMETHEUS, tier, port) for tier, port in _METRICS.items() if tier in tiers}

@@ -7,7 +7,7 @@ from tests.k8s.manifests import Manifests, Object, PodTemplate, selects
 from tests.k8s.policies_settings import load_settings
 
 GPU = "nvidia.com/gpu"
-SPREAD = {"kubernetes.io/hostname": "node", "topology.kubernetes.io/zone": "zone"}
+ZONE, NODE = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 RESTRICTED_VOLUMES = {"configMap", "emptyDir", "persistentVolumeClaim", "secret", "projected", "downwardAPI"}
 
@@ -105,10 +105,16 @@ def _pod_mistakes(pod: PodTemplate) -> Iterator[str]:
     if security.get("seccompProfile", {}).get("type") != "RuntimeDefault":
         yield "has no seccomp profile"
     yield from (f"has {key}" for key in ("hostNetwork", "hostPID", "hostIPC") if pod.spec.get(key))
-    for key, place in SPREAD.items():
-        constraints = [item for item in pod.spec.get("topologySpreadConstraints", []) if item["topologyKey"] == key]
-        if pod.group_size == 1 and not any(selects(item["labelSelector"], pod.labels) for item in constraints):
+    constraints = pod.spec.get("topologySpreadConstraints", [])
+    affinity = pod.spec.get("affinity", {}).get("podAntiAffinity", {})
+    terms = [item["podAffinityTerm"] for item in affinity.get("preferredDuringSchedulingIgnoredDuringExecution", [])]
+    for place, key, items in (("zone", ZONE, constraints), ("node", NODE, terms)):
+        mine = [item for item in items if item["topologyKey"] == key and selects(item["labelSelector"], pod.labels)]
+        if pod.group_size == 1 and not mine:
             yield f"may all be in one {place}"
+    # kube-scheduler leaves a node out of all constraints that lacks the label of one.
+    if any(item["topologyKey"] != ZONE for item in constraints):
+        yield "is not spread where nodes have no zone"
     for volume in pod.spec.get("volumes", []):
         kinds = volume.keys() - {"name"}
         if not kinds <= RESTRICTED_VOLUMES:

@@ -1,54 +1,41 @@
-"""A pod ends once everybody knows that it goes, and an update goes on once everybody knows the pod that came."""
+"""A pod that ends tells everybody itself, and an update goes on once the pod that came has announced itself."""
 
 from tests.k8s.manifests import Manifests, Object, title
 from tests.k8s.policies_settings import load_settings
 
-# Seconds until everybody who looks a name up knows of a change; probes and resolve_interval_s come on top.
-ENDPOINTS_S = 4  # API server, EndpointSlice, record of the cluster's DNS
-DNS_TTL_S = 30
-DNS_CACHE_S = 30  # of a node
-RESOLVE_INTERVAL_S = 5.0
+# Until Services lead to a pod that is ready, and to none that ends: probe, API server, EndpointSlice, kube-proxy.
+SERVICES_S = 5
+# Connections get no older than this, so that clients look again.
+CONNECTION_AGE_S = 33
 
-# One late answer takes nobody out of DNS.
+# One late answer takes nobody out of Services.
 READINESS_FAILURES = 3
 CAPACITY_TO_SPARE_S = 5
-
-
-def seconds_until_known(manifests: Manifests, container: Object) -> float:
-    """Return the longest time until everybody who looks for the container's pod knows that it is ready, or ends."""
-    probe = container.get("readinessProbe", {})
-    probes_s = probe.get("periodSeconds", 0) * probe.get("failureThreshold", 0)
-    return float(probes_s + ENDPOINTS_S + DNS_TTL_S + DNS_CACHE_S + _resolve_interval_s(manifests))
-
-
-def _resolve_interval_s(manifests: Manifests) -> float:
-    settings = [
-        load_settings(manifests, pod, pod.containers[0])[0]
-        for pod in manifests.pod_templates()
-        if pod.component in ("scheduler", "front")
-    ]
-    return max(float(getattr(config, "resolve_interval_s", RESOLVE_INTERVAL_S)) for config in settings)
+# Who starts anew while its neighbour still ends announces itself every 2 seconds.
+ANNOUNCED_S = 5
 
 
 def check_drain(manifests: Manifests) -> list[str]:
-    """Who ends waits until everybody knows; the kubelet waits longer than preStop and the drain take together."""
+    """Who ends works on until clients are elsewhere; the kubelet waits longer than that and the drain take together."""
     findings = []
     for pod in manifests.pod_templates():
         for container in pod.containers:
             where = f"{pod.owner} {container['name']}"
-            sleep = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds")
-            if sleep is None:
-                findings.append(f"{where}: no preStop.sleep")
-                continue
+            if "lifecycle" in container:
+                findings.append(f"{where}: a hook keeps the process from telling anybody that it goes")
             config, _ = load_settings(manifests, pod, container)
-            drain_s = config.shutdown_grace_s if config else 0
+            if config is None:
+                continue
+            delay_s, drain_s = config.shutdown_delay_s, config.shutdown_grace_s
             grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
-            if grace_s < sleep + drain_s + CAPACITY_TO_SPARE_S:
-                findings.append(f"{where}: grace {grace_s} s, preStop {sleep} s and drain {drain_s:g} s")
-            if sleep < (known_s := seconds_until_known(manifests, container)):
-                findings.append(f"{where}: preStop {sleep} s, and everybody knows after {known_s:g} s")
+            if grace_s < delay_s + drain_s + CAPACITY_TO_SPARE_S:
+                findings.append(f"{where}: grace {grace_s} s, delay {delay_s:g} s and drain {drain_s:g} s")
+            if pod.component == "front" and delay_s < (known_s := SERVICES_S + CONNECTION_AGE_S):
+                findings.append(f"{where}: works on for {delay_s:g} s, and clients are elsewhere after {known_s} s")
             if container.get("readinessProbe", {}).get("failureThreshold", READINESS_FAILURES) < READINESS_FAILURES:
-                findings.append(f"{where}: one late answer of a probe takes it out of DNS")
+                findings.append(f"{where}: one late answer of a probe takes it out of Services")
+            if pod.component == "executor" and not getattr(config, "announce_to", ()):
+                findings.append(f"{where}: schedulers find it when their name server's cache ends")
     return findings
 
 
@@ -57,9 +44,8 @@ def check_updates(manifests: Manifests) -> list[str]:
     findings = []
     for item in manifests.of_kind("Deployment", "StatefulSet"):
         component = item["metadata"]["labels"]["app.kubernetes.io/component"]
-        known_s = seconds_until_known(manifests, item["spec"]["template"]["spec"]["containers"][0])
-        if item["spec"].get("minReadySeconds", 0) < known_s:
-            findings.append(f"{title(item)}: goes on before a new pod is known, which takes {known_s:g} s")
+        if item["spec"].get("minReadySeconds", 0) < (known_s := SERVICES_S + ANNOUNCED_S):
+            findings.append(f"{title(item)}: goes on before a new pod is known, which takes {known_s} s")
         update = item["spec"].get("strategy", {}).get("rollingUpdate", {})
         if component == "executor" and (update.get("maxSurge"), update.get("maxUnavailable")) != (0, 1):
             findings.append(f"{title(item)}: needs one accelerator more for an update")

@@ -61,12 +61,15 @@ def _selector(item: Object) -> Object | None:
     return None
 
 
+# Services whose name stands for all pods of a tier, ready or not; clients are led to ready ones by one address.
+OF_PEERS = ("-engine", "-executor", "-front")
+
 # What the ports of services without certificates speak.
 _PLAINTEXT = {"grpc": "kubernetes.io/h2c", "openai": "http"}
 
 
 def check_services(manifests: Manifests) -> list[str]:
-    """Ports lead to named ports of every selected container; gRPC is headless; certificates have the names."""
+    """Ports lead to named ports of every selected container; names of peers are complete; certificates have the names."""
     findings = []
     for item in manifests.of_kind("Service"):
         labels = item["spec"]["selector"]
@@ -77,11 +80,12 @@ def check_services(manifests: Manifests) -> list[str]:
                 if number is None:
                     findings.append(f"{title(item)}: {pod.owner} has no port {port.get('targetPort')}")
                 elif port["name"] == "grpc" and number != port["port"]:
-                    findings.append(f"{title(item)}: headless, so its port must be {number}, not {port['port']}")
-            if port["name"] in ("grpc", "engine") and item["spec"].get("clusterIP") != "None":
-                findings.append(f"{title(item)}: gRPC behind one address is not balanced")
-            if port["name"] == "engine" and not item["spec"].get("publishNotReadyAddresses"):
-                findings.append(f"{title(item)}: a front does not find a scheduler that has no executor yet")
+                    findings.append(f"{title(item)}: its port must be {number}, not {port['port']}")
+            is_of_peers = item["metadata"]["name"].endswith(OF_PEERS)
+            if is_of_peers != (item["spec"].get("clusterIP") == "None"):
+                findings.append(f"{title(item)}: {'peers' if is_of_peers else 'clients'} find the wrong pods")
+            if is_of_peers and not item["spec"].get("publishNotReadyAddresses"):
+                findings.append(f"{title(item)}: one that is not ready yet is found late")
             if port["name"] not in _PLAINTEXT:
                 continue
             expected = None if certificate else _PLAINTEXT[port["name"]]

@@ -1,0 +1,133 @@
+"""A cell on a cluster, under load. Without a cluster every test is skipped, with one sentence."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.kube import NAMESPACE, OVERLAYS, apply, get, kubectl, rolled_out, until
+
+LOAD_IMAGE = "registry.example.com/octavo/client:test"
+MODELS = Path("/var/tmp/octavo-models")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder; skip them where there is no cluster."""
+    reason = None
+    if not os.environ.get("KUBECONFIG"):
+        reason = "no cluster: KUBECONFIG is not set; `make cluster-test` starts one"
+    elif shutil.which("kubectl") is None:
+        reason = "no kubectl"
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+            if reason is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A line of load.py."""
+
+    kind: str
+    began_s: float
+    ended_s: float
+    pause_s: float
+    error: str
+    wrong: str
+
+
+class Load:
+    """Streams of known answers against the Services of the namespace, from a pod in it."""
+
+    name = "load"
+
+    def start(self, num_streams: int) -> None:
+        """Start them, and return once they run."""
+        source = (Path(__file__).parent / "load.py").read_text(encoding="utf-8")
+        command = ["python", "/load/load.py", "octavo-scheduler:50051", "http://octavo-openai:8080/v1", str(num_streams)]
+        restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        pod = {
+            "metadata": {"name": self.name, "labels": {"octavo/client": "true"}},
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "spec": {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 1,
+                "nodeSelector": {"kubernetes.io/hostname": get("nodes")[0]["metadata"]["name"]},
+                "tolerations": [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}],
+                "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+                "containers": [
+                    {
+                        "name": "load",
+                        "image": LOAD_IMAGE,
+                        "imagePullPolicy": "IfNotPresent",
+                        "command": command,
+                        "securityContext": restricted,
+                        "volumeMounts": [{"name": "load", "mountPath": "/load"}],
+                    }
+                ],
+                "volumes": [{"name": "load", "configMap": {"name": "load"}}],
+            },
+        }  # fmt: skip
+        config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "load"}, "data": {"load.py": source}}
+        for item in (config, pod):
+            kubectl("apply", "--filename", "-", stdin=json.dumps(item))
+        until(lambda: self._lines(), "the load has learned its answers", 180)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        try:
+            printed = kubectl("logs", self.name).splitlines()
+        except AssertionError:
+            return []
+        assert not any(line.startswith("Traceback") for line in printed), "\n".join(printed[-20:])
+        return [json.loads(line) for line in printed]
+
+    def answers(self, since_s: float, until_s: float) -> list[Answer]:
+        """Return the answers of which a part came in this time."""
+        lines = [Answer(**line) for line in self._lines() if line["kind"] != "answers"]
+        return [line for line in lines if line.ended_s >= since_s and line.began_s <= until_s]
+
+    def stop(self) -> None:
+        """End them."""
+        kubectl("delete", "pod/load", "configmap/load", "--ignore-not-found", "--now")
+
+
+@pytest.fixture(scope="session")
+def namespace() -> Iterator[None]:
+    """An empty namespace, which is gone at the end."""
+    subprocess.run(["kubectl", "delete", "namespace", NAMESPACE, "--ignore-not-found"], check=True, timeout=300)
+    yield
+    if "OCTAVO_CLUSTER_KEEP" not in os.environ:
+        subprocess.run(["kubectl", "delete", "namespace", NAMESPACE, "--ignore-not-found"], check=True, timeout=300)
+
+
+def installed(overlay: str) -> Iterator[Load]:
+    """Yield the load of a cell that runs."""
+    apply(OVERLAYS / overlay)
+    rolled_out("deployment/octavo-executor", "statefulset/octavo-scheduler")
+    load = Load()
+    load.start(int(os.environ.get("OCTAVO_CLUSTER_STREAMS", "32")))
+    time.sleep(5)
+    yield load
+    load.stop()
+    kubectl("delete", "--wait", "--kustomize", str(OVERLAYS / overlay), timeout_s=300)
+
+
+@pytest.fixture(scope="module")
+def cell(namespace: None) -> Iterator[Load]:
+    """Two fronts, two schedulers, two executors, under load."""
+    yield from installed("cell")
+
+
+@pytest.fixture(scope="module")
+def single(namespace: None) -> Iterator[Load]:
+    """One scheduler and two executors, under load."""
+    yield from installed("single")

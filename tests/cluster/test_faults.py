@@ -1,0 +1,137 @@
+"""What breaks on a cluster, under streams of known answers: none is wrong or lost, and no client notices but a pause."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.cluster.conftest import Load
+from tests.cluster.kube import get, is_ready, kubectl, logs, machine, names, pods, rolled_out, until
+
+EXECUTOR, SCHEDULER, FRONT = "deployment/octavo-executor", "statefulset/octavo-scheduler", "deployment/octavo-front"
+TIERS = (EXECUTOR, SCHEDULER, FRONT)
+ALL = frozenset({"octavo", "grpc", "openai"})
+# A client whose own front dies without a word: only ours goes on by itself (docs/failures.md).
+GOES_ON = frozenset({"octavo"})
+
+
+@contextmanager
+def under(load: Load, *, unharmed: Collection[str] = ALL, settle_s: float = 10.0) -> Iterator[None]:
+    """Whatever happens meanwhile, answers of these kinds of clients end, and each of all is right as far as it came."""
+    since_s = time.time()
+    yield
+    time.sleep(settle_s)
+    until_s = time.time()
+    answers = load.answers(since_s, until_s)
+    errors = [answer for answer in answers if answer.error]
+    pauses = sorted(answer.pause_s for answer in answers if not answer.error) or [0.0]
+    figures = {
+        "seconds": round(until_s - since_s),
+        "answers": len(answers),
+        "wrong": sum(bool(answer.wrong) for answer in answers),
+        "errors": {kind: sum(answer.kind == kind for answer in errors) for kind in sorted(ALL)},
+        "longest_pause_s": round(pauses[-1], 2),
+        "median_pause_s": round(statistics.median(pauses), 2),
+    }
+    print(json.dumps(figures), flush=True)
+    assert answers, "the load has ended"
+    assert not figures["wrong"], [answer for answer in answers if answer.wrong][:3]
+    assert not (unexpected := [answer for answer in errors if answer.kind in unharmed]), unexpected[:5]
+
+
+def scale(what: str, *numbers: int) -> None:
+    """Scale a tier step by step."""
+    for number in numbers:
+        kubectl("scale", what, f"--replicas={number}")
+        until(lambda: _is_complete(what, number), f"{what} has {number} pods", 240)
+
+
+def _is_complete(what: str, number: int) -> bool:
+    status = get(what)["status"]
+    return status.get("readyReplicas", 0) == number == status["replicas"]
+
+
+def restart(*what: str) -> None:
+    """Restart tiers, all at once."""
+    for each in what:
+        kubectl("rollout", "restart", each)
+    rolled_out(*what, timeout_s=400)
+
+
+def kill(component: str, *flags: str) -> None:
+    """Delete one pod of a tier, and wait until as many are ready as before."""
+    before = names(component)
+    kubectl("delete", "pod", before[0], *flags, timeout_s=200)
+    until(lambda: sum(map(is_ready, pods(component))) == len(before), f"{component} is complete again", 240)
+
+
+NOW = ("--grace-period=0", "--force")
+
+HARMLESS: list[tuple[str, Callable[[], None]]] = [
+    ("executors to 3, 1, 2", lambda: scale(EXECUTOR, 3, 1, 2)),
+    ("schedulers to 1, 2", lambda: scale(SCHEDULER, 1, 2)),
+    ("fronts to 3, 1, 2", lambda: scale(FRONT, 3, 1, 2)),
+    ("executors restarted", lambda: restart(EXECUTOR)),
+    ("schedulers restarted", lambda: restart(SCHEDULER)),
+    ("fronts restarted", lambda: restart(FRONT)),
+    ("all restarted at once", lambda: restart(*TIERS)),
+    ("an executor deleted", lambda: kill("executor")),
+    ("a scheduler deleted", lambda: kill("scheduler")),
+    ("an executor killed", lambda: kill("executor", *NOW)),
+    ("a scheduler killed", lambda: kill("scheduler", *NOW)),
+]
+
+
+@pytest.mark.parametrize(("name", "fault"), HARMLESS, ids=[name for name, _ in HARMLESS])
+def test_no_client_notices(cell: Load, name: str, fault: Callable[[], None]) -> None:
+    with under(cell):
+        fault()
+
+
+def test_a_front_that_dies_is_noticed_by_clients_of_others_alone(cell: Load) -> None:
+    with under(cell, unharmed=GOES_ON):
+        kill("front", *NOW)
+
+
+def test_an_image_that_does_not_start_stops_the_update(cell: Load) -> None:
+    with under(cell):
+        for what, container in ((EXECUTOR, "executor"), (FRONT, "front")):
+            kubectl("set", "image", what, f"{container}=registry.example.com/octavo/none:0")
+        time.sleep(20)
+        reasons = [
+            status["state"].get("waiting", {}).get("reason")
+            for component in ("executor", "front")
+            for pod in pods(component)
+            for status in pod["status"].get("containerStatuses", [])
+        ]
+        assert {"ErrImagePull", "ImagePullBackOff"} & set(reasons)
+        for what in (EXECUTOR, FRONT):
+            kubectl("rollout", "undo", what)
+        rolled_out(EXECUTOR, FRONT)
+
+
+def test_a_node_is_drained(cell: Load) -> None:
+    node = get("nodes")[-1]["metadata"]["name"]
+    with under(cell):
+        kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s", timeout_s=310)
+        kubectl("uncordon", node)
+        until(lambda: all(map(is_ready, [*pods("executor"), *pods("scheduler"), *pods("front")])), "all is ready", 240)
+
+
+@pytest.mark.power
+def test_a_node_loses_its_power(cell: Load) -> None:
+    node = get("nodes")[-1]["metadata"]["name"]
+    with under(cell, unharmed=GOES_ON, settle_s=20):
+        machine("stop", node)
+        time.sleep(40)
+        machine("start", node)
+        until(lambda: all(map(is_ready, [*pods("executor"), *pods("scheduler"), *pods("front")])), "all is ready", 300)
+
+
+def test_no_executor_that_answers_was_retired_and_each_log_line_is_json(cell: Load) -> None:
+    for name in (*names("scheduler"), *names("front"), *names("executor")):
+        lines = logs(name)
+        assert all("event" in line or "message" in line for line in lines)
