@@ -106,8 +106,8 @@ class ExecutorConfig(_BatchConfig):
     cpu_kernels: Literal["auto", "native", "torch"] = Field(
         "auto",
         description=(
-            "Kernels for float32 on a CPU. native: C, compiled at the first start. auto: native if a C compiler and "
-            "AVX2 are available, else torch."
+            "Kernels for float32 on a CPU. native: C, compiled at the first start if they were not built ahead. "
+            "auto: native if AVX2 and the kernels or a C compiler are available, else torch."
         ),
     )
     numerics: Literal["fast", "invariant"] = Field(

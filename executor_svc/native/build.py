@@ -1,38 +1,82 @@
-"""Compile the C library of this package with the machine's compiler, once, into the user's cache.
+"""Compile the C library of this package: ahead, for the usual processors, or once, into the user's cache.
 
-The file name carries a hash of everything that could make another library: sources, flags, the compiler's
-version, and what the processor can do. So a cache may be shared by machines, and nothing in it goes stale.
+`python -m executor_svc.native.build` builds it for all LEVELS into this package, as the executor's image does; a start
+takes the one that fits. Where none does, the machine's compiler builds it for this processor.
+
+The file name carries a hash of everything that could make another library: sources and flags, and in the cache the
+compiler's version and what the processor can do. So a cache may be shared by machines, and nothing stale is taken.
 One process at a time builds, on all cores; who comes meanwhile waits and takes its file, which is renamed when whole.
 """
 
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from octavo_shared.process.events import Event
 from octavo_shared.process.user_cache import user_cache_directory
 
 SOURCE_DIRECTORY = Path(__file__).parent / "csrc"
+PREBUILT_DIRECTORY = Path(__file__).parent / "prebuilt"
 COMPILERS = ("gcc", "cc", "clang")
-FLAGS = (
-    "-std=c11",
-    "-O3",
-    "-march=native",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=off",  # a * b + c is rounded as it is written, wherever the compiler puts it
-    "-fopenmp",
-    "-fPIC",
-    "-shared",
-)
 TIMEOUT_S = 300
+
+
+def _flags(*processor: str) -> Sequence[str]:
+    return (
+        "-std=c11",
+        "-O3",
+        *processor,
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-ffp-contract=off",  # a * b + c is rounded as it is written, wherever the compiler puts it
+        "-fopenmp",
+        "-fPIC",
+        "-shared",
+    )
+
+
+FLAGS = _flags("-march=native")
+
+_V2 = frozenset({"pni", "ssse3", "sse4_1", "sse4_2", "cx16", "lahf_lm", "popcnt"})
+_V3 = _V2 | {"avx", "avx2", "fma", "f16c", "abm", "bmi1", "bmi2", "movbe", "xsave"}
+_VNNI = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"}
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Processors on which the macros of the compiler select one code in csrc: that which -march=native selects there.
+
+    Attributes:
+        flags: For the compiler.
+        needs: What these flags let the compiler use, as Linux names it.
+        lacks: With what the macros would select other code.
+    """
+
+    flags: Sequence[str]
+    needs: frozenset[str]
+    lacks: frozenset[str]
+
+
+LEVELS: Mapping[str, Level] = {
+    "avx2": Level(_flags("-march=x86-64-v3"), _V3, frozenset({"avx512f", "avx_vnni"})),
+    "avx512-vnni": Level(_flags("-march=x86-64-v4", "-mavx512vnni"), _VNNI, frozenset({"avx512_bf16"})),
+    "avx512-vnni-bf16": Level(
+        _flags("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), _VNNI | {"avx512_bf16"}, frozenset()
+    ),
+}
 
 
 class NativeUnavailableError(Exception):
@@ -54,6 +98,41 @@ def cache_directory() -> Path:
         raise NativeBrokenError("this user has no home directory: set OCTAVO_CACHE_DIR") from error
 
 
+def find_library() -> Path:
+    """Return the library for this processor: what was built ahead, else what the cache has, else compiled now.
+
+    Raises: NativeUnavailableError: as `build_library`; NativeBrokenError: so too, or this user has no cache.
+    """
+    return find_prebuilt(PREBUILT_DIRECTORY) or build_library(cache_directory())
+
+
+def find_prebuilt(directory: Path, *, sources: Path = SOURCE_DIRECTORY) -> Path | None:
+    """Return the library that was built ahead from these sources for processors like this one; None: there is none."""
+    features = _processor_features()
+    for name, level in LEVELS.items():
+        if level.needs <= features and not level.lacks & features:
+            path = _prebuilt_path(directory, name, sources)
+            return path if path.is_file() else None
+    return None
+
+
+def build_ahead(directory: Path, *, sources: Path = SOURCE_DIRECTORY) -> Sequence[Path]:
+    """Build the library for all LEVELS into a directory, as far as they are not there; return the files.
+
+    A machine of another kind than x86-64 has none.
+
+    Raises: NativeUnavailableError: no compiler; NativeBrokenError: its first error; OSError: the directory cannot be
+        written.
+    """
+    if not _is_x86_64():
+        return []
+    compiler = _find_compiler()
+    paths = {name: _prebuilt_path(directory, name, sources) for name in LEVELS}
+    for name, path in paths.items():
+        _build([compiler, *LEVELS[name].flags], sources, path)
+    return list(paths.values())
+
+
 def build_library(cache_directory: Path, *, flags: Sequence[str] = FLAGS, sources: Path = SOURCE_DIRECTORY) -> Path:
     """Return the compiled library, and compile it first if the cache does not have it.
 
@@ -65,27 +144,47 @@ def build_library(cache_directory: Path, *, flags: Sequence[str] = FLAGS, source
     Raises: NativeUnavailableError: no compiler, or a processor of another kind; NativeBrokenError: the compiler's
         first error, or the cache cannot be written.
     """
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if not _is_x86_64():
         raise NativeUnavailableError(f"the C library requires x86-64; this machine is {platform.machine()}")
     features = _processor_features()
     if not {"avx2", "fma", "f16c"} <= features:
         raise NativeUnavailableError("this CPU lacks AVX2, FMA or F16C")
-    compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
-    if compiler is None:
-        raise NativeUnavailableError(f"no C compiler was found ({', '.join(COMPILERS)}); install gcc")
-    path = cache_directory / f"octavo-{_key(compiler, flags, sources, features)}.so"
-    if path.is_file():
-        return path
+    compiler = _find_compiler()
+    key = _digest([_run([compiler, "--version"]), *flags, *sorted(features)], sources)
+    path = cache_directory / f"octavo-{key}.so"
     try:
-        cache_directory.mkdir(parents=True, exist_ok=True)
-        with _turn(cache_directory), tempfile.TemporaryDirectory(prefix=".build-", dir=cache_directory) as work:
-            if not path.is_file():
-                _compile([compiler, *flags], sources, Path(work) / path.name).replace(path)
+        _build([compiler, *flags], sources, path)
     except OSError as error:
         raise NativeBrokenError(
             f"{cache_directory} cannot be written: {error.strerror}; set OCTAVO_CACHE_DIR to a directory that can be"
         ) from error
     return path
+
+
+def _is_x86_64() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
+
+
+def _find_compiler() -> str:
+    compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
+    if compiler is None:
+        raise NativeUnavailableError(f"no C compiler was found ({', '.join(COMPILERS)}); install gcc")
+    return compiler
+
+
+def _prebuilt_path(directory: Path, name: str, sources: Path) -> Path:
+    return directory / f"octavo-{name}-{_digest(LEVELS[name].flags, sources)}.so"
+
+
+def _build(command: Sequence[str], sources: Path, path: Path) -> None:
+    """Compile a library unless it is there. Raises: OSError: its directory cannot be written."""
+    if path.is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _turn(path.parent), tempfile.TemporaryDirectory(prefix=".build-", dir=path.parent) as work:
+        if not path.is_file():
+            _logger.info(Event("compiling_kernels", compiler=command[0], library=str(path)))
+            _compile(command, sources, Path(work) / path.name).replace(path)
 
 
 @contextmanager
@@ -112,9 +211,9 @@ def _compile(command: Sequence[str], sources: Path, library: Path) -> Path:
     return library
 
 
-def _key(compiler: str, flags: Sequence[str], sources: Path, features: frozenset[str]) -> str:
+def _digest(parts: Sequence[str], sources: Path) -> str:
     hasher = hashlib.sha256()
-    for part in (_run([compiler, "--version"]), *flags, *sorted(features)):
+    for part in parts:
         hasher.update(part.encode() + b"\0")
     for path in sorted(sources.glob("*.[ch]")):
         hasher.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -147,3 +246,18 @@ def _processor_features() -> frozenset[str]:
         return frozenset()
     flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
     return frozenset(flags.split())
+
+
+def main() -> int:
+    """Build for all LEVELS into this package; return the exit code."""
+    try:
+        for path in build_ahead(PREBUILT_DIRECTORY):
+            print(path)
+    except (NativeUnavailableError, OSError) as error:
+        print(f"octavo executor: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

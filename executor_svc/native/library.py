@@ -1,6 +1,7 @@
 """ctypes bindings of dense work and attention: tensors in, pointers out."""
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from ctypes import byref
 from functools import partial
@@ -10,10 +11,13 @@ import numpy as np
 import torch
 
 from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, ScratchMemory, bind
-from executor_svc.native.build import build_library, cache_directory
+from executor_svc.native.build import find_library
 from executor_svc.native.model_structs import BatchStruct, LayerCacheStruct, ModelStruct, StepStruct
 from executor_svc.native.structs import EmbeddingStruct, MatrixStruct, NormStruct, NumberFormat, SegmentStruct
+from octavo_shared.process.events import Event
 from octavo_shared.step_wire.step import Int32Array
+
+_logger = logging.getLogger(__name__)
 
 
 class TeamStruct(ctypes.Structure):
@@ -237,11 +241,13 @@ class NativeLibrary:
 
 
 def load_library(num_threads: int) -> NativeLibrary:
-    """Return the library, compiled now if the user's cache does not have it.
+    """Return the library, compiled now if it was not built before.
 
     Args:
         num_threads: Threads of every parallel region.
 
     Raises: NativeUnavailableError: it cannot be had on this machine; the message says why.
     """
-    return NativeLibrary(build_library(cache_directory()), num_threads)
+    path = find_library()
+    _logger.info(Event("kernel_library", path=str(path)))
+    return NativeLibrary(path, num_threads)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from executor_svc.native.binding import INT, LONG, POINTER, Function, ScratchMemory, bind
-from executor_svc.native.build import build_library, cache_directory
+from executor_svc.native.build import find_library
 from executor_svc.native.library import TeamStruct
 from octavo.values.sampling_parameters import SamplingParameter, Stage, of_stage
 
@@ -248,11 +248,11 @@ def _outputs(wanted: npt.NDArray[np.void]) -> tuple[Int32Array, Float32Array]:
 
 
 def load_sampling(num_threads: int) -> NativeSampling:
-    """Return the functions, compiled first if the user's cache does not have the library.
+    """Return the functions, compiled first if the library was not built before.
 
     Args:
         num_threads: Most threads of a parallel region.
 
     Raises: NativeUnavailableError: they cannot be had on this machine; the message says why.
     """
-    return NativeSampling(build_library(cache_directory()), num_threads)
+    return NativeSampling(find_library(), num_threads)

@@ -11,6 +11,7 @@ from typing import Any
 
 from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.models.families import parse_config
+from executor_svc.native.library import NativeLibrary
 from executor_svc.numerics.identity import REVISION, probe_native
 from tests.numerics.architectures import SIZES
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
@@ -26,12 +27,14 @@ def current() -> dict[str, Any]:
     return {
         "revision": REVISION,
         "configurations": {name: _configuration(name) for name in sorted(FAMILY_ARCHITECTURES)},
-        "probe": {
-            f"{instructions} {name}": probe_native(library.path, **settings)
-            for instructions, library in sorted(libraries.items())
-            for name, settings in {**SETTINGS, **CACHES}.items()
-        },
+        "probe": {key: bits for _, library in sorted(libraries.items()) for key, bits in probe_of(library).items()},
     }
+
+
+def probe_of(library: NativeLibrary) -> dict[str, str]:
+    """Return the bits that a library computes, in all formats."""
+    formats = {**SETTINGS, **CACHES}
+    return {f"{library.instructions} {name}": probe_native(library.path, **each) for name, each in formats.items()}
 
 
 def recorded() -> dict[str, Any]:

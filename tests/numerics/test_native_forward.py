@@ -135,7 +135,7 @@ def test_every_family_and_every_kind_of_step(name: str, quantization: str, load:
 
 @pytest.mark.parametrize("lanes", LANES)
 def test_long_contexts_and_large_vocabularies(lanes: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor_svc.native.library.build_library", lambda _: library_path(lanes))
+    monkeypatch.setattr("executor_svc.native.library.find_library", lambda: library_path(lanes))
     changes = {"max_position_embeddings": 1_000, "vocab_size": LARGE_VOCABULARY}
     settings = {"num_device_blocks": 500, "changes": changes}
     ours, theirs = (load("Gemma2ForCausalLM", is_composed=composed, **settings) for composed in (False, True))

@@ -12,6 +12,9 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.selection import ChosenModel, choose_model
 from executor_svc.models.weight_format import ComputeDtype, Quantization
+from executor_svc.native import build
+from executor_svc.native.build import LEVELS, build_library
+from executor_svc.native.library import NativeLibrary
 from executor_svc.numerics import identity, probe
 from executor_svc.numerics.identity import Numerics, find_numerics, probe_native
 from executor_svc.numerics.probe_models import MAX_POSITION_EMBEDDINGS
@@ -180,6 +183,20 @@ def test_what_the_revision_stands_for_is_on_record() -> None:
     assert current["configurations"] == record["configurations"]
     assert current["revision"] == record["revision"]
     assert current["probe"].items() <= record["probe"].items()
+
+
+@pytest.mark.slow  # it compiles for a minute
+@pytest.mark.parametrize("name", LEVELS)
+def test_what_is_built_ahead_for_processors_like_this_has_the_bits_on_record(name: str) -> None:
+    level = LEVELS[name]
+    if not level.needs <= build._processor_features():
+        pytest.skip(f"this processor cannot run {name}")
+    library = NativeLibrary(build_library(build.cache_directory(), flags=level.flags), 1)
+
+    probe = record_numerics.probe_of(library)
+
+    assert len(probe) > 10
+    assert probe.items() <= record_numerics.recorded()["probe"].items()
 
 
 WHY_NOT = {
