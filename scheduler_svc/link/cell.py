@@ -272,7 +272,10 @@ class Cell:
                 self._on_change()
 
             group.create_task(self._tell_readiness())
-            await self._membership.watch(follow)
+            await self._membership.watch(follow, self._is_joined)
+
+    def _is_joined(self, address: str) -> bool:
+        return address in self._joined and self._joined[address].engine.is_reachable
 
     def _open(self, address: str) -> RemoteEngine:
         async def read_tokenizer(info: ExecutorInfo, fetch: Callable[[], Awaitable[Sequence[TokenizerFile]]]) -> None:
