@@ -16,6 +16,7 @@ from executor_svc.service.servicer import SERVICE_NAME, ExecutionServicer
 from executor_svc.worker.interface import Worker
 from octavo.execution.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
 from octavo_shared.errors import DeviceLostError, ModelLoadError, OctavoServiceError
+from octavo_shared.grpc.announce import Announcer
 from octavo_shared.grpc.exposure import warn_if_exposed
 from octavo_shared.grpc.grpc_metrics import CallMetrics, service_families
 from octavo_shared.grpc.grpc_server import (
@@ -112,7 +113,10 @@ async def _serve(config: ServiceConfig, load_worker: Callable[[], Worker]) -> bo
         await ports.set_ready(True)
         _logger.info(Event("ready"))
         announce_serving("executor", address)
+        announcer = Announcer(config.announce_to, lambda: servicer.is_attached)
+        announcing = asyncio.create_task(announcer.run(), name="announcements")
         reason = await _end_of_service(servicer, stop.wait())
+        announcing.cancel()
         if isinstance(reason, str) and config.shutdown_delay_s:
             reason = await _end_of_service(servicer, _leave(ports, servicer, reason, config.shutdown_delay_s))
         if isinstance(reason, DeviceLostError):

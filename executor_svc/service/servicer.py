@@ -83,8 +83,7 @@ class ExecutionServicer(ExecutionServiceServicer):
 
     def metrics(self) -> Iterator[Family]:
         """Yield the metrics of the executor as they are now."""
-        is_attached = bool(self._attachment.holder(self._clock()))
-        return executor_families(self._runner.meter, self._runner.info, is_attached=is_attached)
+        return executor_families(self._runner.meter, self._runner.info, is_attached=self.is_attached)
 
     async def load(self, load_worker: Callable[[], Worker]) -> None:
         """Make the worker on the step thread; until then calls are UNAVAILABLE. Raises what it raises."""
@@ -98,9 +97,14 @@ class ExecutionServicer(ExecutionServiceServicer):
         """Tell the scheduler that this executor ends, and let nobody attach any more; what is attached works on."""
         self._is_leaving = True
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether a scheduler has it."""
+        return bool(self._attachment.holder(self._clock()))
+
     async def wait_until_unused(self) -> None:
         """Return once no scheduler is attached; for one that leaves."""
-        while self._attachment.holder(self._clock()):
+        while self.is_attached:
             self._detached.clear()
             with contextlib.suppress(TimeoutError):  # a lease may have run out meanwhile
                 async with asyncio.timeout(LOOK_INTERVAL_S):

@@ -9,6 +9,7 @@ of them may name a peer that the next one does not know yet.
 
 import asyncio
 import logging
+import math
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -25,6 +26,9 @@ LOOK_UP_S = 1.0
 # How long a peer that answers stays one while no look-up names it, in seconds: what the DNS of Kubernetes says of a
 # headless Service is true for 30 s, a cache may keep it 30 s more, and some room.
 FORGET_AFTER_S = 90.0
+
+# How long one that has announced itself has to answer, in seconds, if look-ups do not name it yet.
+ANNOUNCED_S = 10.0
 
 Resolve = Callable[[str, int], Awaitable[set[str]]]
 
@@ -74,6 +78,8 @@ class Membership:
         self._interval_s = interval_s
         self._resolve = resolve
         self._forget_after_s = forget_after_s
+        self._changed = asyncio.Event()  # by an announcement
+        self._announced_at_s: dict[str, float] = {}  # by address: such a peer has a moment to answer
         self._answers: Callable[[str], bool] = lambda _: False
         # By name and address: since when look-ups miss it; None: the last one named it.
         self._missed_since_s: dict[str, dict[str, float | None]] = {name: {} for name in self._names}
@@ -106,15 +112,45 @@ class Membership:
                     for task in done:
                         task.result()
                     under_way = {name: task for name, task in under_way.items() if task not in done}
-                if self.addresses != last:
-                    last = self.addresses
-                    await on_change(last)
-                if not self._names:
-                    return
-                await asyncio.sleep(self._interval_s)
+                looks_again_at_s = asyncio.get_running_loop().time() + self._interval_s
+                is_due = False
+                while not is_due:
+                    self._changed.clear()
+                    if self.addresses != last:
+                        last = self.addresses
+                        await on_change(last)
+                    if not self._names:
+                        return
+                    try:
+                        async with asyncio.timeout_at(looks_again_at_s):
+                            await self._changed.wait()
+                    except TimeoutError:
+                        is_due = True
         finally:
             for task in under_way.values():
                 task.cancel()
+
+    async def look_for(self, host: str) -> None:
+        """A peer at this IP address says that it is there: add it if DNS has it under a name, else look the names up.
+
+        `10-0-0-5.NAME` is asked for: the DNS of Kubernetes answers that for each endpoint of a headless Service, and no
+        cache has been asked it before.
+        """
+        if any(address.rpartition(":")[0].strip("[]") == host for address in self.addresses):
+            return  # whoever dials it tries again soon
+        for name in self._names:
+            service, _, port = name.rpartition(":")
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            try:
+                found = await self._resolve(f"{host.replace('.', '-').replace(':', '-')}.{service}", int(port))
+            except OSError:
+                found = set()
+            if found == {address}:
+                self._missed_since_s[name][address] = None
+                self._announced_at_s[address] = monotonic_s()
+            else:
+                await self._look_up(name)
+        self._changed.set()
 
     async def _look_up(self, name: str) -> None:
         host, _, port = name.rpartition(":")
@@ -132,6 +168,8 @@ class Membership:
         for address in known.keys() - found:
             since_s = known[address]
             since_s = known[address] = now_s if since_s is None else since_s
-            if now_s - since_s >= self._forget_after_s or not self._answers(address):
+            is_new = now_s - self._announced_at_s.get(address, -math.inf) < ANNOUNCED_S
+            if now_s - since_s >= self._forget_after_s or not (is_new or self._answers(address)):
                 del known[address]
+                self._announced_at_s.pop(address, None)
         known.update(dict.fromkeys(found))
