@@ -25,6 +25,7 @@ PROTOS = Path(__file__).parents[2] / "protos"
 _PACKAGES = {
     "octavo.generation.v1": "For clients, on the scheduler's main port (`--listen`).",
     "octavo.admin.v1": "For operators, on a port of its own (`--admin-listen`).",
+    "octavo.discovery.v1": "For executors and schedulers that announce themselves, on `--health-listen`.",
     "octavo.execution.v1": "Between the two tiers, on the executor's port. Clients have no business here; people may "
     "look, with `GetBatchTable`.",
 }

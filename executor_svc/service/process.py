@@ -8,13 +8,15 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from executor_svc.service.servicer import SERVICE_NAME, ExecutionServicer
 from executor_svc.worker.interface import Worker
 from octavo.execution.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
 from octavo_shared.errors import DeviceLostError, ModelLoadError, OctavoServiceError
+from octavo_shared.grpc.announce import Announcer
 from octavo_shared.grpc.exposure import warn_if_exposed
 from octavo_shared.grpc.grpc_metrics import CallMetrics, service_families
 from octavo_shared.grpc.grpc_server import (
@@ -111,7 +113,12 @@ async def _serve(config: ServiceConfig, load_worker: Callable[[], Worker]) -> bo
         await ports.set_ready(True)
         _logger.info(Event("ready"))
         announce_serving("executor", address)
-        reason = await _end_of_service(servicer, stop)
+        announcer = Announcer(config.announce_to, lambda: servicer.is_attached)
+        announcing = asyncio.create_task(announcer.run(), name="announcements")
+        reason = await _end_of_service(servicer, stop.wait())
+        announcing.cancel()
+        if isinstance(reason, str) and config.shutdown_delay_s:
+            reason = await _end_of_service(servicer, _leave(ports, servicer, reason, config.shutdown_delay_s))
         if isinstance(reason, DeviceLostError):
             _logger.error(Event("device_lost", reason=str(reason)))
             await ports.set_ready(False)
@@ -123,9 +130,20 @@ async def _serve(config: ServiceConfig, load_worker: Callable[[], Worker]) -> bo
         servicer.close()
 
 
-async def _end_of_service(servicer: ExecutionServicer, stop: StopRequest) -> str | DeviceLostError:
-    """Return why the process has to end: it was told to, or its device is lost."""
-    stopping = asyncio.create_task(stop.wait())
+async def _leave(ports: Ports, servicer: ExecutionServicer, reason: str, delay_s: float) -> str:
+    """Work on for a scheduler that knows that this process ends, until it has detached; at most so long."""
+    _logger.info(Event("leaving", reason=reason, delay_s=delay_s))
+    await ports.set_ready(False)
+    servicer.leave()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(delay_s):
+            await servicer.wait_until_unused()
+    return reason
+
+
+async def _end_of_service(servicer: ExecutionServicer, ending: Coroutine[Any, Any, str]) -> str | DeviceLostError:
+    """Return why the process has to end: `ending` says so, or its device is lost."""
+    stopping = asyncio.create_task(ending)
     losing = asyncio.create_task(servicer.device_lost())
     await asyncio.wait({stopping, losing}, return_when=asyncio.FIRST_COMPLETED)
     if losing.done():

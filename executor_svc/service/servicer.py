@@ -6,6 +6,7 @@ in `executor_svc/service/step_stream.py`. Errors are raised; `octavo_shared/grpc
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import math
@@ -43,6 +44,10 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 MIN_LEASE_MS = 100
 MAX_LEASE_MS = 600_000
 
+LEAVING = "the executor is shutting down, and takes no scheduler any more"
+# How often one that leaves looks whether the lease of its scheduler has run out, in seconds.
+LOOK_INTERVAL_S = 0.5
+
 _logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -68,6 +73,8 @@ class ExecutionServicer(ExecutionServiceServicer):
         self._attachment = Attachment()
         self._runner = StepRunner(self._attachment, thread or StepThread())
         self._stream: StepStream | None = None
+        self._is_leaving = False
+        self._detached = asyncio.Event()
 
     @property
     def has_stream(self) -> bool:
@@ -76,8 +83,7 @@ class ExecutionServicer(ExecutionServiceServicer):
 
     def metrics(self) -> Iterator[Family]:
         """Yield the metrics of the executor as they are now."""
-        is_attached = bool(self._attachment.holder(self._clock()))
-        return executor_families(self._runner.meter, self._runner.info, is_attached=is_attached)
+        return executor_families(self._runner.meter, self._runner.info, is_attached=self.is_attached)
 
     async def load(self, load_worker: Callable[[], Worker]) -> None:
         """Make the worker on the step thread; until then calls are UNAVAILABLE. Raises what it raises."""
@@ -86,6 +92,23 @@ class ExecutionServicer(ExecutionServiceServicer):
     async def device_lost(self) -> DeviceLostError:
         """Return when the device computes nothing any more: the process must end."""
         return await self._runner.device_lost()
+
+    def leave(self) -> None:
+        """Tell the scheduler that this executor ends, and let nobody attach any more; what is attached works on."""
+        self._is_leaving = True
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a scheduler has it."""
+        return bool(self._attachment.holder(self._clock()))
+
+    async def wait_until_unused(self) -> None:
+        """Return once no scheduler is attached; for one that leaves."""
+        while self.is_attached:
+            self._detached.clear()
+            with contextlib.suppress(TimeoutError):  # a lease may have run out meanwhile
+                async with asyncio.timeout(LOOK_INTERVAL_S):
+                    await self._detached.wait()
 
     async def drain(self) -> None:
         """Let the running step end, answer it, drop the rest and end the stream as UNAVAILABLE."""
@@ -110,6 +133,8 @@ class ExecutionServicer(ExecutionServiceServicer):
     async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:  # noqa: N802
         """Give the executor to the caller once the running step has ended."""
         info = self._runner.worker.info
+        if self._is_leaving:
+            raise UnavailableError(LEAVING)
         wire_version = _negotiate(request)
         _check_attach(request)
         require_believable(request.incarnation, self._unix_s())
@@ -159,7 +184,9 @@ class ExecutionServicer(ExecutionServiceServicer):
         """Renew the lease."""
         self._renew(request.epoch, request.instance_id)
         return pb.HeartbeatResponse(
-            last_executed_step_id=self._runner.last_executed_step_id, step_cpu_time_us=self._runner.step_cpu_time_us
+            last_executed_step_id=self._runner.last_executed_step_id,
+            step_cpu_time_us=self._runner.step_cpu_time_us,
+            is_leaving=self._is_leaving,
         )
 
     async def Detach(self, request: pb.DetachRequest, context: Context) -> pb.DetachResponse:  # noqa: N802
@@ -169,6 +196,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         if request.largest_incarnation and self._attachment.scheduler_id:
             self._attachment.note_incarnation(self._attachment.scheduler_id, request.largest_incarnation)
         self._attachment.release(request.epoch)
+        self._detached.set()
         _logger.info(Event("detached", epoch=request.epoch))
         return pb.DetachResponse()
 

@@ -74,7 +74,7 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
         num_output_tokens=driver.num_output_tokens,
         num_void_rows=driver.num_void_rows,
         last_error=driver.last_trouble,
-        is_retired=driver.is_retired,
+        is_retired=driver.is_retired or driver.is_leaving,
         is_draining=driver.is_draining,
     )
     planner, session = driver.planner, driver.session

@@ -282,7 +282,7 @@ class SchedulerConfig(ClientSideConfig):
         le=600,
         description=(
             "Lease time: how long an executor stays reserved for this scheduler after its last heartbeat, in seconds. "
-            "Five heartbeats are sent per lease time."
+            "At least five heartbeats are sent per lease time, and one a second."
         ),
     )
     step_log: Path | None = Field(

@@ -83,6 +83,7 @@ class ExecutorDriver:
         instance_id: The executor process that answers at the address; empty: none did when last asked.
         holds_instance: Whether it is this driver that has it, or is about to: it may have several addresses.
         is_retired: Whether the address is gone from the fleet.
+        is_leaving: Whether the attached executor said that it is going to end.
         is_draining: Whether the executor process is to be emptied, so that it can be ended.
         work: Set by whoever changes something that the planner may act on.
     """
@@ -107,7 +108,7 @@ class ExecutorDriver:
         self.last_trouble = ""
         self.instance_id = ""
         self.holds_instance = False
-        self.is_retired = self.is_draining = False
+        self.is_retired = self.is_leaving = self.is_draining = False
         self._draining_instance_id = ""  # empty: that of the next attachment
         self.work = asyncio.Event()
         self._owner = owner
@@ -155,6 +156,16 @@ class ExecutorDriver:
             self._tell_fleet(self.planner)
         self.work.set()
 
+    async def _note_leaving(self) -> None:
+        """The executor says that it ends: it gets no new groups, and is detached when those that it has have ended."""
+        if self.is_leaving or self.planner is None:
+            return
+        self.is_leaving = True
+        log.info(Event("executor_leaving", executor=self.address, requests=len(self.planner.groups)))
+        self._tell_fleet(self.planner)
+        self.work.set()
+        await self._owner.on_addresses_changed()
+
     def drain(self, *, is_draining: bool) -> None:
         """Give the groups of this executor process to others, or take some again."""
         if is_draining != self.is_draining:
@@ -168,7 +179,8 @@ class ExecutorDriver:
 
     def _tell_fleet(self, planner: ExecutorPlanner) -> None:
         """Say which groups a planner takes and keeps."""
-        self._owner.fleet.set_takes_groups(planner, not (self.is_retired or self.is_draining))
+        takes_groups = not (self.is_retired or self.is_leaving or self.is_draining)
+        self._owner.fleet.set_takes_groups(planner, takes_groups)
         self._owner.fleet.set_draining(planner, self.is_draining)
 
     async def run(self) -> None:
@@ -188,8 +200,8 @@ class ExecutorDriver:
                 await asyncio.sleep(self._retry_pace.next_pause_s(monotonic_s()))
 
     async def _run_attachment(self) -> None:
-        """Attach and drive the executor until it is lost, or retired and out of work; its requests are kept."""
-        was_probed = False
+        """Attach and drive the executor until it is lost, or leaves and is out of work; its requests are kept."""
+        was_probed = self.is_leaving = False
         try:
             self._check_room()
             was_probed = not self._breaker.is_closed
@@ -210,6 +222,7 @@ class ExecutorDriver:
                 self._watch = StepWatch()
                 self.in_flight = InFlightLimit(self._settings.steps_in_flight)
                 session.on_heartbeat = self.in_flight.note_round_trip
+                session.on_leaving = self._note_leaving
                 self.last_trouble = ""
                 self._retry_pace.attached()
                 log.info(Event("attached", executor=self.address, epoch=session.epoch))
@@ -289,7 +302,7 @@ class ExecutorDriver:
         return is_open
 
     async def _drive(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
-        """Send and receive steps until one direction fails, or the retired executor has nothing left to do."""
+        """Send and receive steps until one direction fails, or the executor leaves and has nothing left to do."""
         self._arrived_at_s = None
         self._undelivered.clear()
         tasks = [
@@ -311,8 +324,8 @@ class ExecutorDriver:
             self._deliver(planner)  # whatever ended them, what was processed reaches its requests
 
     async def _send_steps(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
-        """Send steps when there is new work; return when the executor is retired and has no group left."""
-        while not (self.is_retired and not planner.groups):
+        """Send steps when there is new work; return when the executor leaves and has no group left."""
+        while not ((self.is_retired or self.is_leaving) and not planner.groups):
             self.work.clear()
             if not self._is_sending:
                 await self._send_what_is_due(planner, session)
@@ -370,7 +383,7 @@ class ExecutorDriver:
             if not self._breaker.is_closed:
                 self._breaker.close()
                 self._owner.fleet.set_probing(planner, False)
-            if self.is_retired:
+            if self.is_retired or self.is_leaving:
                 self.work.set()  # `_send_steps` ends once no group is left
             if not self._is_sending:
                 await self._send_what_is_due(planner, session)

@@ -89,7 +89,7 @@ class Drivers(Mapping[str, ExecutorDriver]):
     async def run(self) -> None:
         """Keep a running driver for each address of the membership; until cancelled."""
         try:
-            await self.membership.watch(self._follow)
+            await self.membership.watch(self._follow, self._is_attached)
             await asyncio.Event().wait()  # the addresses never change
         finally:
             for task in self._tasks:
@@ -112,6 +112,9 @@ class Drivers(Mapping[str, ExecutorDriver]):
             if address not in self:
                 self._start(address)
         await self._owner.on_addresses_changed()
+
+    def _is_attached(self, address: str) -> bool:
+        return address in self and self[address].planner is not None
 
     def _start(self, address: str) -> None:
         driver = self.add(address)

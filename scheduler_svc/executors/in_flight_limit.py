@@ -24,7 +24,7 @@ TOLERANCE = 0.005
 # The link is not always as fast as it was at best, and what comes late costs more than what comes early.
 LINK_MARGIN = 1.25
 
-NUM_KEPT_ROUND_TRIPS = 8  # of heartbeats: 16 s with the default lease
+NUM_KEPT_ROUND_TRIPS = 8  # of heartbeats: 8 s with the default lease
 NUM_KEPT_STEPS = 15
 ANSWERS_BETWEEN_CHOICES = 8
 # So many choices in a row have to ask for fewer steps before there are fewer; for more, one is enough.

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -35,6 +35,13 @@ log = logging.getLogger(__name__)
 
 # Resumes without a result between them. A stream that always breaks at the same message will not carry it.
 MAX_RESUMES_IN_A_ROW = 5
+
+# How late it is known at most that an executor leaves, in seconds: the answer of a heartbeat says so.
+LONGEST_HEARTBEAT_INTERVAL_S = 1.0
+
+
+async def stays() -> None:
+    """Do nothing: nobody wants to know that the executor leaves."""
 
 
 class ExecutorLostError(OctavoServiceError):
@@ -66,6 +73,7 @@ class ExecutorSession:
 
     Attributes:
         on_heartbeat: Called with the seconds that a heartbeat took until it was answered.
+        on_leaving: Awaited at each heartbeat whose answer says that the executor leaves.
         arrived_at_s: When the last message was read from the stream: monotonic time in seconds.
         write_began_at_s: When the write of the last step began, likewise.
         kept_blocks: Device blocks that the executor has kept from before, and their names, one after the other.
@@ -98,6 +106,7 @@ class ExecutorSession:
         self.arrived_at_s = 0.0
         self.write_began_at_s = 0.0
         self.on_heartbeat: Callable[[float], None] = lambda _: None
+        self.on_leaving: Callable[[], Awaitable[None]] = stays
         self.kept_blocks: tuple[Int32Array, bytes] = no_slots(), b""
 
     @property
@@ -245,12 +254,14 @@ class ExecutorSession:
         self._heartbeat_answered_at_s = monotonic_s()
         request = pb.HeartbeatRequest(epoch=self.epoch, instance_id=self.info.instance_id)
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(min(interval_s, LONGEST_HEARTBEAT_INTERVAL_S))
             sent_at_s = monotonic_s()
             try:
-                await self._stub.Heartbeat(request, timeout=interval_s)
+                response = await self._stub.Heartbeat(request, timeout=interval_s)
                 self._heartbeat_answered_at_s = monotonic_s()
                 self.on_heartbeat(self._heartbeat_answered_at_s - sent_at_s)
+                if response.is_leaving:
+                    await self.on_leaving()
             except grpc.aio.AioRpcError as error:
                 text = failure_text(error)
                 log.warning(Event("heartbeat_failed", executor=self._address, epoch=self.epoch, cause=text))

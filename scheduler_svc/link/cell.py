@@ -97,6 +97,7 @@ class Cell:
 
     Attributes:
         name: As above.
+        membership: As above.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Cell:
         name: str = "",
     ) -> None:
         self.name = name
-        self._membership = membership
+        self.membership = membership
         self._open_engine = open_engine
         self._load_tokenizer = load_tokenizer
         self._set_ready = set_ready
@@ -272,7 +273,10 @@ class Cell:
                 self._on_change()
 
             group.create_task(self._tell_readiness())
-            await self._membership.watch(follow)
+            await self.membership.watch(follow, self._is_joined)
+
+    def _is_joined(self, address: str) -> bool:
+        return address in self._joined and self._joined[address].engine.is_reachable
 
     def _open(self, address: str) -> RemoteEngine:
         async def read_tokenizer(info: ExecutorInfo, fetch: Callable[[], Awaitable[Sequence[TokenizerFile]]]) -> None:
@@ -414,7 +418,7 @@ class Cell:
         """Say something of all engines, each by its address if there are several."""
         said = {address: say(joined.engine) for address, joined in self._joined.items()}
         if not said:
-            return "; ".join(self._membership.troubles.values()) or "the name of the schedulers has no address"
+            return "; ".join(self.membership.troubles.values()) or "the name of the schedulers has no address"
         if len(said) == 1:
             return next(iter(said.values()))
         return "; ".join(f"{address}: {words}" for address, words in said.items())

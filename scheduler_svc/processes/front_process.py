@@ -17,6 +17,7 @@ import grpc.aio
 
 from octavo.calls.tls import TlsOptions, handshake_trouble
 from octavo.core.v1 import core_service_pb2 as pb
+from octavo_shared.grpc.announce import Announcements
 from octavo_shared.grpc.exposure import warn_if_exposed
 from octavo_shared.grpc.grpc_metrics import CallMetrics, service_families
 from octavo_shared.grpc.grpc_server import (
@@ -236,7 +237,11 @@ class FrontService:
         if self.front.openai is not None:
             ports["openai"] = self.front.openai
         if self._config.health_listen is not None:
-            ports["health"] = probe_server(self._config.health_listen, self._health)
+            ports["health"] = probe_server(
+                self._config.health_listen,
+                self._health,
+                Announcements(lambda: [cell.membership for cell in self.cells.values()]),
+            )
         if self._config.metrics_listen is not None:
             ports["metrics"] = MetricsServer(self._config.metrics_listen, self._collect)
         return ports

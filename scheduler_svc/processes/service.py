@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
+from octavo_shared.grpc.announce import Announcements, Announcer
 from octavo_shared.grpc.exposure import warn_if_exposed
 from octavo_shared.grpc.grpc_metrics import CallMetrics, service_families
 from octavo_shared.grpc.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
@@ -176,6 +177,9 @@ class SchedulerService:
             self._watching.append(asyncio.create_task(self.front.pace.watch(), name="pace"))
         else:
             self._watching.append(asyncio.create_task(self._watch_fronts(), name="fronts"))
+        if config.announce_to and config.engine_listen is not None:
+            announcer = Announcer(config.announce_to, self._has_standalone_fronts)
+            self._watching.append(asyncio.create_task(announcer.run(), name="announcements"))
         if self._tenants_file is not None:
             self._watching.append(asyncio.create_task(self._watch_tenants(self._tenants_file), name="tenants"))
         return address if self.front is not None else config.listen
@@ -281,6 +285,9 @@ class SchedulerService:
     def _front_states(self) -> Sequence[admin_pb2.FrontState]:
         return [] if self.link is None else self.link.states(self._num_fronts)
 
+    def _has_standalone_fronts(self) -> bool:
+        return self.link is not None and len(self.link.sessions) > len(self.link.own_sessions)
+
     def _num_fronts_joined(self) -> dict[LabelValues, float]:
         if self.link is None:
             return {}
@@ -326,7 +333,9 @@ class SchedulerService:
         if self.link is not None and config.engine_listen is not None:
             others["fronts"] = core_port(config, config.engine_listen, self.link, health)
         if config.health_listen is not None:
-            others["health"] = probe_server(config.health_listen, health)
+            others["health"] = probe_server(
+                config.health_listen, health, Announcements(lambda: [self.engine.drivers.membership])
+            )
         if config.metrics_listen is not None:
             others["metrics"] = MetricsServer(config.metrics_listen, self._metrics)
         return others

@@ -193,7 +193,7 @@ async def test_a_request_that_waits_goes_on_where_its_scheduler_is_back(
             return addresses
 
         stack.enter_context(pytest.MonkeyPatch.context()).setattr(
-            "octavo_shared.grpc.membership.Membership.__init__.__defaults__", (resolve,)
+            "octavo_shared.grpc.membership.Membership.__init__.__defaults__", (resolve, 0.0)
         )
         running = await stack.enter_async_context(
             front_of(first, engine=("dns:///octavo-engine:1",), resolve_interval_s=0.02)

@@ -49,7 +49,7 @@ class Directory:
         return set(self.addresses)
 
     def membership(self, *listed: str) -> Membership:
-        return Membership([*listed, "dns:///executors.example:50061"], 0.01, self.resolve)
+        return Membership([*listed, "dns:///executors.example:50061"], 0.01, self.resolve, forget_after_s=0.0)
 
 
 def slow_worker(**options: float) -> FakeWorker:
@@ -484,6 +484,32 @@ async def test_an_address_that_comes_back_while_its_executor_still_works_takes_r
         assert driver.session is not None
         assert driver.session.epoch == 1
         running.cancel()
+
+
+async def test_an_executor_that_every_other_look_up_misses_is_attached_once_and_stays() -> None:
+    """Name servers with a cache each: one of them names a new executor, and for a while the other does not."""
+    directory, num_missed = Directory(), 0
+
+    async def resolve(name: str, port: int) -> set[str]:
+        nonlocal num_missed
+        found = await directory.resolve(name, port)
+        if len(stack.engine.fleet.planners) < 2:
+            return found
+        num_missed += 1
+        return found if num_missed % 2 else found - {late.address}
+
+    members = Membership(["dns:///executors.example:50061"], 0.001, resolve)
+    async with running_stack(FakeWorker(), FakeWorker(), membership=members, ready=False) as stack:
+        _, late = stack.executors
+        directory.addresses = {executor.address for executor in stack.executors}
+        await until(lambda: num_missed > 20)
+        driver = stack.driver_of(late)
+        assert driver.session is not None
+        assert (driver.session.epoch, driver.is_retired, driver.num_losses) == (1, False, 0)
+
+        directory.addresses.remove(late.address)
+        await late.kill()
+        await until(lambda: late.address not in stack.engine.drivers)  # nobody answers there: one look-up is enough
 
 
 async def test_a_name_that_cannot_be_looked_up_keeps_its_executors() -> None:

@@ -53,6 +53,8 @@ from tests.simulation.step_thread import SimulatedStepThread
 MAX_MESSAGE_BYTES = 64 * 2**20
 CLIENT_KEEPALIVE_S = 50.0  # as octavo.Client asks for it
 LINK_KEEPALIVE_S = (KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS) / 1000
+# Short beside how long the name of a peer may be missing, so that both happen: it stays, and it is left.
+FORGET_AFTER_S = 2.0
 
 # How often a core looks whether its fronts have to be told how it is: less often than in production, as each look
 # costs a simulation time even where nothing happens, and fronts that know old things meet more.
@@ -138,7 +140,7 @@ class SimulatedScheduler:
         tokenizer = TokenizerFiles() if config.num_fronts else ModelTokenizer()
         self.incarnation = Incarnation(config.scheduler_id or self.address, self.surroundings.unix_s)
         self.engine = Engine(
-            Membership(config.executor, config.resolve_interval_s, self.resolve),
+            Membership(config.executor, config.resolve_interval_s, self.resolve, FORGET_AFTER_S),
             self._connect,
             engine_settings(config, self.tenants),
             tokenizer.load,
@@ -237,7 +239,7 @@ class SimulatedFront:
         """Join the core, and serve once that one has said how it is."""
         tokenizer = ModelTokenizer()
         cell = self.cell = Cell(
-            Membership(self.links, self.config.resolve_interval_s, self.resolve),
+            Membership(self.links, self.config.resolve_interval_s, self.resolve, FORGET_AFTER_S),
             self._open_engine,
             tokenizer.load,
             self._set_ready,

@@ -330,7 +330,9 @@ class ExecutorState(_message.Message):
     last_error: _builtins.str
     """Why it is not attached, in one sentence; empty: it is."""
     is_retired: _builtins.bool
-    """Whether its address is gone from the fleet: it ends what it runs and gets nothing new."""
+    """Whether its address is gone from the fleet, or it said that it is going to end: it ends what it runs and gets
+    nothing new.
+    """
     num_running_requests: _builtins.int
     """Requests in its batch."""
     num_swapped_requests: _builtins.int

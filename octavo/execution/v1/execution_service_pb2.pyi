@@ -460,6 +460,7 @@ class HeartbeatResponse(_message.Message):
 
     LAST_EXECUTED_STEP_ID_FIELD_NUMBER: _builtins.int
     STEP_CPU_TIME_US_FIELD_NUMBER: _builtins.int
+    IS_LEAVING_FIELD_NUMBER: _builtins.int
     last_executed_step_id: _builtins.int
     """The last step whose response was made; 0: none yet in this epoch."""
     step_cpu_time_us: _builtins.int
@@ -467,15 +468,20 @@ class HeartbeatResponse(_message.Message):
     process started. A step that takes too long while this grows is slow; while it does not, the step hangs. Absent:
     the executor does not tell.
     """
+    is_leaving: _builtins.bool
+    """Whether the executor is going to end: the scheduler gives it no new request, and detaches once those that run
+    there have ended. False: it stays, or does not tell.
+    """
     def __init__(
         self,
         *,
         last_executed_step_id: _builtins.int = ...,
         step_cpu_time_us: _builtins.int | None = ...,
+        is_leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_step_cpu_time_us", b"_step_cpu_time_us", "step_cpu_time_us", b"step_cpu_time_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_cpu_time_us", b"_step_cpu_time_us", "last_executed_step_id", b"last_executed_step_id", "step_cpu_time_us", b"step_cpu_time_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_cpu_time_us", b"_step_cpu_time_us", "is_leaving", b"is_leaving", "last_executed_step_id", b"last_executed_step_id", "step_cpu_time_us", b"step_cpu_time_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__step_cpu_time_us: _TypeAlias = _typing.Literal["step_cpu_time_us"]  # noqa: Y015
     _WhichOneofArgType__step_cpu_time_us: _TypeAlias = _typing.Literal["_step_cpu_time_us", b"_step_cpu_time_us"]  # noqa: Y015

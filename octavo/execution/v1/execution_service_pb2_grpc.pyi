@@ -53,6 +53,7 @@ class ExecutionServiceStub:
     It answers only after a running step has ended and queued older steps were dropped. The same
     `scheduler_id` takes over at once; another one waits for the lease to run out.
 
+    UNAVAILABLE: the model is still loading, or the executor is leaving; retry, there or elsewhere.
     FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
     left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, a lease
     outside the limits, or `keep` without CAPABILITY_NAMED_BLOCKS.
@@ -131,6 +132,7 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     It answers only after a running step has ended and queued older steps were dropped. The same
     `scheduler_id` takes over at once; another one waits for the lease to run out.
 
+    UNAVAILABLE: the model is still loading, or the executor is leaving; retry, there or elsewhere.
     FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
     left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, a lease
     outside the limits, or `keep` without CAPABILITY_NAMED_BLOCKS.
@@ -218,6 +220,7 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         It answers only after a running step has ended and queued older steps were dropped. The same
         `scheduler_id` takes over at once; another one waits for the lease to run out.
 
+        UNAVAILABLE: the model is still loading, or the executor is leaving; retry, there or elsewhere.
         FAILED_PRECONDITION: another scheduler holds a living lease; the message names it and the time
         left; retry after that. INVALID_ARGUMENT: an empty `scheduler_id`, no common wire version, a lease
         outside the limits, or `keep` without CAPABILITY_NAMED_BLOCKS.

@@ -15,7 +15,9 @@ import grpc
 from grpc_health.v1 import health as health_names
 from grpc_reflection.v1alpha import reflection
 
+from octavo.discovery.v1.discovery_service_pb2_grpc import add_DiscoveryServiceServicer_to_server
 from octavo_shared.errors import AddressError
+from octavo_shared.grpc.announce import Announcements
 from octavo_shared.grpc.grpc_metrics import CallMetrics
 from octavo_shared.grpc.grpc_status import StatusInterceptor
 from octavo_shared.grpc.health import Health
@@ -162,11 +164,14 @@ class Ports:
             await server.stop(0)
 
 
-def probe_server(listen: str, health: Health) -> GrpcServer:
-    """Return a plaintext server with nothing but health: the probes of Kubernetes speak no TLS."""
-    return GrpcServer(
+def probe_server(listen: str, health: Health, announcements: Announcements | None = None) -> GrpcServer:
+    """Return a plaintext server with health, and what takes announcements: the probes of Kubernetes speak no TLS."""
+    server = GrpcServer(
         listen=listen, max_message_bytes=_PROBE_MESSAGE_BYTES, service_names=(), health=health, flag="--health-listen"
     )
+    if announcements is not None:
+        add_DiscoveryServiceServicer_to_server(announcements, server.server)
+    return server
 
 
 async def shut_down(ports: Ports, reason: str, *, drain: Callable[[], Awaitable[None]], grace_s: float) -> bool:

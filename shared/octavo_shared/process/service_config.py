@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -33,6 +33,14 @@ class ServiceConfig(BaseModel):
         description=(
             "Listen address for health checks only, host:port. Always plaintext, so that Kubernetes can probe it. "
             "--listen also answers health checks."
+        ),
+    )
+    announce_to: tuple[Annotated[str, Field(pattern=ADDRESS_PATTERN)], ...] = Field(
+        (),
+        description=(
+            "Comma-separated addresses, host:port, of the --health-listen of those who look for this service: an "
+            "executor's schedulers, a scheduler's standalone fronts. dns:///name:port stands for every address of that "
+            "name. It tells them that it is ready, so that they need not wait for DNS caches. Fronts announce nothing."
         ),
     )
     metrics_listen: str | None = Field(

@@ -6,6 +6,7 @@ import pytest
 
 from octavo_shared.grpc import membership
 from octavo_shared.grpc.membership import Membership, resolve
+from tests.simulation.loop import SimulationLoop
 
 INTERVAL_S = 0.001
 
@@ -95,6 +96,36 @@ async def test_changes_are_told_and_only_changes() -> None:
     assert seen[1] == ["x:1", "y:1"]
     assert seen[-2] == ["y:1", "z:2"]
     assert seen[-1] == ["z:2"]
+
+
+def test_a_peer_that_answers_is_forgotten_when_no_look_up_has_named_it_for_a_while_and_another_one_at_once() -> None:
+    """In simulated time: `late` is named by every other look-up, `gone` and `silent` by none after the first."""
+    names, told = Names(pods={"late", "gone", "silent"}), list[tuple[float, list[str]]]()
+
+    async def look() -> None:
+        peers = Membership(["dns:///pods:1"], 5.0, names.resolve)
+
+        async def tell(addresses: list[str]) -> None:
+            told.append((loop.time() - begin_s, addresses))
+
+        begin_s = loop.time()
+        watching = asyncio.create_task(peers.watch(tell, lambda address: address != "silent:1"))
+        for second in range(1, 300):
+            await asyncio.sleep(1)
+            names.addresses["pods"] = {"late"} if second // 5 % 2 else set()
+        names.addresses.clear()  # what cannot be looked up is no word on who is there
+        await asyncio.sleep(300)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    loop = SimulationLoop("0")  # type: ignore[abstract]
+    try:
+        loop.run_until_complete(look())
+    finally:
+        loop.close()
+    assert [addresses for _, addresses in told] == [["gone:1", "late:1", "silent:1"], ["gone:1", "late:1"], ["late:1"]]
+    assert told[1][0] == pytest.approx(5, abs=0.5)
+    assert 90 <= told[2][0] <= 101
 
 
 async def test_a_name_that_cannot_be_looked_up_keeps_its_addresses_and_is_in_trouble(

@@ -28,7 +28,9 @@ class ToldMembership(Membership):
     def addresses(self) -> list[str]:
         return self._told
 
-    async def watch(self, on_change: Callable[[list[str]], Awaitable[None]]) -> None:
+    async def watch(
+        self, on_change: Callable[[list[str]], Awaitable[None]], answers: Callable[[str], bool] = lambda _: False
+    ) -> None:
         self._on_change = on_change
         await on_change(self._told)
 
