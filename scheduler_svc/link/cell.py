@@ -5,7 +5,8 @@
 
 A request runs at one of them, which `placement.py` chooses. Where that one goes away, or loses its last executor, its
 requests go on at another one that computes the same bits, else they wait for it. Nothing that runs is moved. Those that
-are used agree in the model, its weights, its name and its tokenizer (`agreement.py`).
+are used agree in the model, its weights, its name and its tokenizer (`agreement.py`). Where none is left, as while all
+schedulers are restarted, new requests wait for one as long as those that ran there.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from octavo_shared.process.asking import any_says_yes
 from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family, LabelValues, Metric
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from scheduler_svc.link.absence import LIMIT_S, Absence
 from scheduler_svc.link.agreement import Candidate, Kind, agree, merged
 from scheduler_svc.link.placement import choose_place, prefix_of
 from scheduler_svc.link.remote_engine import LOADING, ReadTokenizer, RemoteEngine
@@ -94,6 +96,8 @@ class Cell:
         set_ready: Called with whether new requests find an executor, when that changes.
         has_own_tokenizer: Whether the operator gives the tokenizer, so that the engines' files do not count.
         name: What clients call the model; "": what the schedulers call it.
+        awaits_others: Whether new requests wait when the last engine that took some takes no more. Not at a front of
+            the scheduler's own: no other engine comes, and clients may know another scheduler.
 
     Attributes:
         name: As above.
@@ -109,9 +113,12 @@ class Cell:
         *,
         has_own_tokenizer: bool = False,
         name: str = "",
+        awaits_others: bool = True,
     ) -> None:
         self.name = name
         self.membership = membership
+        self._awaits_others = awaits_others
+        self._absence = Absence(self._stop_waiting)  # of an engine that takes requests
         self._open_engine = open_engine
         self._load_tokenizer = load_tokenizer
         self._set_ready = set_ready
@@ -178,8 +185,12 @@ class Cell:
 
     async def wait_until_reachable(self) -> None:
         """See `EngineClient`."""
-        while not self._used and any(engine.is_away for engine in self.engines):
+        while not self._used and not self._is_leaving and self._is_one_expected:
             await self._changed.wait()
+
+    @property
+    def _is_one_expected(self) -> bool:
+        return self._absence.is_on or any(engine.is_away for engine in self.engines)
 
     @contextmanager
     def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
@@ -219,11 +230,16 @@ class Cell:
         """See `EngineClient`; an engine that cannot take it is passed over while others can."""
         refusal: OctavoServiceError | None = None
         tried: list[RemoteEngine] = []
+        began_s = asyncio.get_running_loop().time()
         while True:
             await self.wait_until_reachable()
             engines = [engine for engine in self._used if engine not in tried]
             if not engines and refusal is not None:
-                raise refusal
+                if not self._awaits_others or not isinstance(refusal, DrainingError | NoExecutorError):
+                    raise refusal
+                await self._wait_for_news(refusal, began_s + LIMIT_S)
+                tried.clear()
+                continue
             engine = self._place(request, engines or self.engines)
             tried.append(engine)
             try:
@@ -232,6 +248,19 @@ class Cell:
                 refusal = error
             else:
                 return
+
+    async def _wait_for_news(self, refusal: OctavoServiceError, until_s: float) -> None:
+        """Wait for the next word of an engine; none has one more often than every 50 ms. Raises the refusal: too long.
+
+        One that has just stopped taking requests refuses them before it has told so.
+        """
+        if self._is_leaving or not (self._used or self._is_one_expected):
+            raise refusal
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self._changed.wait()
+        except TimeoutError:
+            raise refusal from None
 
     def _place(self, request: EngineRequest, engines: Sequence[RemoteEngine]) -> RemoteEngine:
         if not engines:
@@ -321,12 +350,25 @@ class Cell:
 
     def _on_change(self) -> None:
         """An engine takes requests, or no more; or one has gone, or come."""
+        was_used = bool(self._used)
         self._choose()
+        if self._used:
+            self._absence.end()
+        elif was_used and self._awaits_others:
+            self._absence.begin()
         self._rescue()
         self._compare_keys()
         self._forget_gone()
+        self._wake()
+
+    def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def _stop_waiting(self, after_s: float) -> None:
+        """No engine has taken requests for so long: those that wait are refused, and new ones at once."""
+        log.warning(Event("no_engine_takes_requests", cause=self.why_not_ready, after_s=after_s))
+        asyncio.get_running_loop().call_soon(self._wake)  # the absence ends behind this
 
     def _choose(self) -> None:
         """Say which engines are used, and with them the model that new requests are checked for."""

@@ -223,11 +223,10 @@ class RemoteEngine:
 
     @property
     def waiting_requests(self) -> Sequence[tuple[int, EngineRequest]]:
-        """The requests that wait for it while it is away, or has no executor, with their numbers."""
-        if not self.is_away and (not self.is_reachable or self.state.has_executor):
-            return ()
+        """The requests that wait for it while it is away or has no executor, and those put back, with their numbers."""
+        waits = self.is_away or (self.is_reachable and not self.state.has_executor)
         live = ((number, remote) for number, remote in self._requests.items() if remote.aborted_with is None)
-        return [(number, remote.request) for number, remote in live]
+        return [(number, remote.request) for number, remote in live if waits or remote.is_put_back]
 
     def can_take_over(self, lost: "RemoteEngine") -> bool:
         """Whether it may go on with what another one had: it is the next one of its scheduler, or computes the same."""
@@ -280,7 +279,7 @@ class RemoteEngine:
 
     def abort(self, number: int, error: OctavoServiceError) -> None:
         """A request is to end."""
-        if self.is_away:
+        if self.is_away or ((remote := self._requests.get(number)) is not None and remote.is_put_back):
             self._end_here(number, error)
             return
         self._outbox.message.aborts.add(number=number, failure=encode_failure(error))
@@ -438,13 +437,15 @@ class RemoteEngine:
         if message.HasField("state"):
             await self._take_state(decode_state(message.state), stub)
         deliver(message, self._requests)
-        had_requests = bool(self._requests)
+        had_requests, is_put_back = bool(self._requests), False
         for ended in message.ended:
             if (request := self._requests.get(ended.number)) is not None:
                 request.end(ended)
-                del self._requests[ended.number]  # not before: one that cannot be read ends nothing
+                is_put_back |= request.is_put_back
+                if not request.is_put_back:
+                    del self._requests[ended.number]  # not before: one that cannot be read ends nothing
                 self._num_untold -= request.request.width
-        if had_requests and not self._requests:
+        if is_put_back or (had_requests and not self._requests):
             self._on_change()
         if message.HasField("state"):  # it counts what the rest of the message accepted or ended
             self._num_untold = sum(one.request.width for one in self._requests.values() if not one.queued.done())

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from octavo.core.v1 import core_service_pb2 as pb
-from octavo_shared.errors import OctavoServiceError, UnavailableError
+from octavo_shared.errors import DrainingError, OctavoServiceError, UnavailableError
 from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.link.ends import decode_ended
 from scheduler_svc.link.failures import decode_failure
@@ -43,6 +43,7 @@ class RemoteRequest:
         queued: Done once the engine has queued it, or refused it.
         aborted_with: Why it was aborted; None: it was not.
         losses: What speaks against it, as its engine said last.
+        is_put_back: Whether the engine that was to go on with it takes none any more; another one may.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class RemoteRequest:
         "_num_tokens_of",
         "_number",
         "aborted_with",
+        "is_put_back",
         "losses",
         "queued",
         "request",
@@ -65,6 +67,7 @@ class RemoteRequest:
         self._checked_for = checked_for
         self.queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.aborted_with: OctavoServiceError | None = None
+        self.is_put_back = False
         self.losses = request.losses
         self._core = core
         self._number = number
@@ -89,6 +92,7 @@ class RemoteRequest:
             self._end_by_tokens()
             request = replace(request, continuation=self.sink.so_far())
         self._num_tokens_of = request.num_known_tokens
+        self.is_put_back = False
         was_queued = self.queued.done()
         return encode_submission(
             self._number, request, model.info.model_hash, model.max_model_len, was_queued=was_queued
@@ -168,8 +172,12 @@ class RemoteRequest:
         self._core.abort(self._number, error)
 
     def end(self, message: pb.RequestEnd) -> None:
-        """The engine has ended it, or refused it."""
+        """The engine has ended it, or refused it: one that was queued before is put back if others may take it."""
         error = decode_failure(message.failure) if message.HasField("failure") else None
+        if not message.HasField("ended") and isinstance(error, DrainingError) and self.queued.done():
+            self.is_put_back = self.aborted_with is None
+        if self.is_put_back:
+            return
         if message.HasField("ended"):
             self._end(message.ended, error)
         else:

@@ -147,6 +147,7 @@ class FrontService:
             partial(self._set_ready, name),
             has_own_tokenizer=config.tokenizer is not None,
             name=name,
+            awaits_others=not config.is_started_by_scheduler,
         )
 
     @property

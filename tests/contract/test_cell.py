@@ -1,25 +1,30 @@
 """One front and several schedulers: where requests run, what happens when one goes, and which of them are used."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any
 
+import aiohttp
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.client import Client
-from octavo.errors import LostTooOftenError
-from octavo.values.outputs import Output
+from octavo.errors import LostTooOftenError, UnavailableError
+from octavo.values.outputs import Finished, Output
 from octavo.values.sampling_params import SamplingParams
+from octavo_shared.errors import DrainingError
 from scheduler_svc.config.client_side_config import FrontConfig
 from scheduler_svc.executors import circuit_breaker
 from scheduler_svc.executors.circuit_breaker import Backoff
+from scheduler_svc.link import absence
 from scheduler_svc.link.cell import Cell, cell_families
 from scheduler_svc.processes.front_process import FrontService
 from tests.contract.test_loss_policy import POISON_LENGTH, Mortal
-from tests.support.stack import Stack, running_stack, until
+from tests.support.stack import ExecutorProcess, Stack, running_scheduler, running_stack, until
 
 SHORT = SamplingParams(max_tokens=10, ignore_eos=True)
 LONG = SamplingParams(max_tokens=150, temperature=1.0, ignore_eos=True, logprobs=0)
@@ -248,3 +253,103 @@ async def test_a_scheduler_of_another_model_is_not_used_until_the_others_are_dra
             await stack.engine.drain(0.1)
         await until(lambda: running.cell.model.reproducibility.weights_digest == "new")  # type: ignore[union-attr]
         assert len(await running.ask(1)) == 1
+
+
+@dataclass(slots=True)
+class Moving:
+    """A front, two schedulers of which one has the only executor, and how to have the other one take it."""
+
+    running: Running
+    http_port: str
+    serving: Stack
+    standby: Stack
+
+    async def move(self) -> None:
+        """Restart the scheduler that has the executor as Kubernetes does: its streams take all of the drain."""
+        await self.serving.service.stop("it is replaced")
+        await until(lambda: self.standby.engine.fleet.planners)
+
+
+@asynccontextmanager
+async def two_schedulers_of_one_executor() -> AsyncIterator[Moving]:
+    """Run them, and a front that has joined both."""
+    link: dict[str, Any] = {"fronts": 0, "engine_listen": "127.0.0.1:0", "engine_insecure": True}
+    async with AsyncExitStack() as stack:
+        executor = ExecutorProcess(FakeWorker(step_ms=5))
+        await executor.start()
+        stack.push_async_callback(executor.kill)
+        first = await stack.enter_async_context(running_scheduler(executor, scheduler_id="first", **link))
+        second = await stack.enter_async_context(
+            running_scheduler(executor, ready=False, scheduler_id="second", **link)
+        )
+        await until(lambda: "holds the lease" in second.engine.last_trouble)
+        engines = engine_port(first), engine_port(second)
+        running = await stack.enter_async_context(front_of(first, openai_listen="127.0.0.1:0", engine=engines))
+        yield Moving(running, running.front.ports.other_addresses["openai"], first, second)
+
+
+async def test_new_requests_and_those_that_run_wait_while_an_executor_changes_schedulers() -> None:
+    """At every door: neither scheduler takes requests meanwhile, and both are there."""
+    async with two_schedulers_of_one_executor() as moving, aiohttp.ClientSession() as http:
+        running, is_over = moving.running, asyncio.Event()
+
+        async def generate(number: int) -> int:
+            [output] = await running.ask(number, params=SHORT)
+            return len(output.token_ids)
+
+        async def stream(number: int) -> int:
+            last = [event async for _, event in running.client.stream_many([[40 + number]], SHORT)][-1]
+            assert isinstance(last, Finished), last
+            return len(last.outputs[0].token_ids)
+
+        async def post(number: int) -> int:
+            body = {"model": "fake", "prompt": [40 + number], "max_tokens": 10, "ignore_eos": True}
+            async with http.post(f"http://{moving.http_port}/v1/completions", json=body) as answer:
+                assert answer.status == HTTPStatus.OK, await answer.text()
+                return int((await answer.json())["usage"]["completion_tokens"])
+
+        async def again_and_again(ask: Callable[[int], Awaitable[int]]) -> list[int]:
+            answers = []
+            for number in itertools.count():
+                answers.append(await ask(number % 20))
+                if is_over.is_set():
+                    return answers
+            raise AssertionError
+
+        long = asyncio.create_task(running.ask(*range(4), params=replace(LONG, max_tokens=300)))
+        doors = [asyncio.create_task(again_and_again(ask)) for ask in (generate, stream, post)]
+        await until(lambda: len(moving.serving.engine.requests) >= 4)
+        await moving.move()
+        is_over.set()
+        assert [len(answer.token_ids) for answer in await long] == 4 * [300]
+        for answers in await asyncio.gather(*doors):
+            assert set(answers) == {10}
+
+
+async def test_they_wait_for_a_limited_time_and_where_no_executor_ever_was_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(absence, "LIMIT_S", 0.3)
+    async with cell_of(FakeWorker()) as running:
+        await running.stacks[0].executor.kill()
+        await until(lambda: not running.cell._used)
+        for least_s, most_s in ((0.05, 5.0), (0.0, 0.2)):
+            began_s = asyncio.get_running_loop().time()
+            with pytest.raises(UnavailableError, match="no executor is attached"):
+                await running.ask(1, params=SHORT)
+            assert least_s <= asyncio.get_running_loop().time() - began_s <= most_s
+
+
+async def test_what_an_engine_does_not_go_on_with_as_it_stops_goes_on_at_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise DrainingError("it has stopped just now, and the front has not heard of it")
+
+    expected = await alone(*range(12))
+    async with cell_of(*(FakeWorker(step_ms=2) for _ in range(3))) as running:
+        answers = asyncio.create_task(running.ask(*range(12)))
+        await until(lambda: min(running.running) >= 3)
+        monkeypatch.setattr(running.stacks[1].engine, "_admitting_model", refuse)
+        await cut(running.stacks[0])
+        assert await answers == expected

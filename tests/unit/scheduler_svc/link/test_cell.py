@@ -69,7 +69,7 @@ def test_a_full_queue_refuses_whom_all_engines_name_and_who_fills_it_with_what_i
         pass
 
 
-def test_whichever_engine_answers_first_what_most_serve_is_used_until_its_engines_are_gone() -> None:
+async def test_whichever_engine_answers_first_what_most_serve_is_used_until_its_engines_are_gone() -> None:
     """A front that starts while a model is changed for another one."""
 
     def serves(weights: str) -> CoreState:
@@ -92,7 +92,7 @@ def test_whichever_engine_answers_first_what_most_serve_is_used_until_its_engine
         assert tell(cell, 4, serves("new")) == ("old" if is_silent else "new")
 
 
-def test_whoever_cannot_be_placed_hears_why() -> None:
+async def test_whoever_cannot_be_placed_hears_why() -> None:
     draining = replace(FULL, is_draining=True, why_not_ready="the scheduler is draining")
     alone = replace(FULL, has_executor=False, why_not_ready="no executor is attached", last_trouble="refused")
     rows: list[tuple[tuple[CoreState, ...], type[Exception], str]] = [
