@@ -52,7 +52,13 @@ class Load:
     def start(self, num_streams: int) -> None:
         """Start them, and return once they run."""
         source = (Path(__file__).parent / "load.py").read_text(encoding="utf-8")
-        command = ["python", "/load/load.py", "octavo-scheduler:50051", "http://octavo-openai:8080/v1", str(num_streams)]
+        command = [
+            "python",
+            "/load/load.py",
+            "octavo-scheduler:50051",
+            "http://octavo-openai:8080/v1",
+            str(num_streams),
+        ]
         restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         pod = {
             "metadata": {"name": self.name, "labels": {"octavo/client": "true"}},
@@ -63,7 +69,11 @@ class Load:
                 "terminationGracePeriodSeconds": 1,
                 "nodeSelector": {"kubernetes.io/hostname": get("nodes")[0]["metadata"]["name"]},
                 "tolerations": [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}],
-                "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+                "securityContext": {
+                    "runAsNonRoot": True,
+                    "runAsUser": 65532,
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
                 "containers": [
                     {
                         "name": "load",
@@ -76,7 +86,7 @@ class Load:
                 ],
                 "volumes": [{"name": "load", "configMap": {"name": "load"}}],
             },
-        }  # fmt: skip
+        }
         config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "load"}, "data": {"load.py": source}}
         for item in (config, pod):
             kubectl("apply", "--filename", "-", stdin=json.dumps(item))

@@ -23,7 +23,14 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.generation.v1.generation_service_pb2_grpc import GenerationServiceStub
 from octavo.values.outputs import Delta
 
-PROMPTS = ["The capital of Japan is", "Once upon a time", "Water boils when", "A prime number is", "Dear Sir,", "1, 2, 3,"]
+PROMPTS = [
+    "The capital of Japan is",
+    "Once upon a time",
+    "Water boils when",
+    "A prime number is",
+    "Dear Sir,",
+    "1, 2, 3,",
+]
 NUM_TOKENS = 48
 SAMPLING = ({"temperature": 0.0}, {"temperature": 0.8, "seed": 7})
 
@@ -49,9 +56,7 @@ async def by_grpc(stub: Any, case: Case) -> AsyncIterator[str]:
 async def by_openai(client: AsyncOpenAI, case: Case) -> AsyncIterator[str]:
     """Yield the texts of an answer, from openai's client as it comes."""
     model = (await client.models.list()).data[0].id
-    answer = await client.completions.create(
-        model=model, prompt=case[0], max_tokens=NUM_TOKENS, stream=True, **case[1]
-    )
+    answer = await client.completions.create(model=model, prompt=case[0], max_tokens=NUM_TOKENS, stream=True, **case[1])
     async for chunk in answer:
         yield chunk.choices[0].text if chunk.choices else ""
 
@@ -66,7 +71,9 @@ async def run(kind: str, texts: AsyncIterator[str], expected: str) -> None:
             pause_s, last_s = max(pause_s, now_s - last_s), now_s
             text += part
     except (OctavoError, grpc.aio.AioRpcError, OpenAIError) as failure:
-        error = f"{type(failure).__name__}: {failure.details() if isinstance(failure, grpc.aio.AioRpcError) else failure}"
+        error = (
+            f"{type(failure).__name__}: {failure.details() if isinstance(failure, grpc.aio.AioRpcError) else failure}"
+        )
     ended_s = time.time()
     line = {"kind": kind, "began_s": began_s, "ended_s": ended_s, "pause_s": max(pause_s, ended_s - last_s)}
     print(json.dumps({**line, "error": error, "wrong": "" if error or text == expected else text}), flush=True)
@@ -76,7 +83,10 @@ async def main(address: str, url: str, num_streams: int) -> None:
     """Learn the answers while nothing is broken, then run the streams."""
     async with Client(address) as client:
         await client.wait_until_ready(60)
-        answers = {index: (await client.generate(case[0], max_tokens=NUM_TOKENS, **case[1])).outputs[0].text for index, case in enumerate(CASES)}
+        answers = {
+            index: (await client.generate(case[0], max_tokens=NUM_TOKENS, **case[1])).outputs[0].text
+            for index, case in enumerate(CASES)
+        }
     print(json.dumps({"kind": "answers", "began_s": time.time(), "num": len(answers)}), flush=True)
 
     async def stream(number: int) -> None:
@@ -89,7 +99,11 @@ async def main(address: str, url: str, num_streams: int) -> None:
             for index in itertools.count(number):
                 case, expected = CASES[index % len(CASES)], answers[index % len(CASES)]
                 kind = ("octavo", "grpc", "openai")[number % 3]
-                texts = {"octavo": by_octavo(client, case), "grpc": by_grpc(stub, case), "openai": by_openai(openai, case)}
+                texts = {
+                    "octavo": by_octavo(client, case),
+                    "grpc": by_grpc(stub, case),
+                    "openai": by_openai(openai, case),
+                }
                 await run(kind, texts[kind], expected)
 
     async with asyncio.TaskGroup() as group:

@@ -1,10 +1,11 @@
-"""What breaks on a cluster, under streams of known answers: none is wrong or lost, and no client notices but a pause."""
+"""What breaks on a cluster, under streams of known answers: none is wrong or lost; no client notices but a pause."""
 
 import json
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -46,7 +47,7 @@ def scale(what: str, *numbers: int) -> None:
     """Scale a tier step by step."""
     for number in numbers:
         kubectl("scale", what, f"--replicas={number}")
-        until(lambda: _is_complete(what, number), f"{what} has {number} pods", 240)
+        until(partial(_is_complete, what, number), f"{what} has {number} pods", 240)
 
 
 def _is_complete(what: str, number: int) -> bool:

@@ -73,6 +73,7 @@ def check_network(manifests: Manifests) -> list[str]:
         expected_in -= _CLIENT_PATHS["scheduler"]
     expected_out = {path for path in expected_in if path[0] in tiers}
     expected_out |= {path for path in _ANNOUNCEMENTS if tiers.issuperset(path[:2])}
+    expected_out |= {path for path in expected_in if path[0] == CLIENTS}
     expected_out |= {(tier, DNS, f"{protocol} 53") for tier in tiers for protocol in ("TCP", "UDP")}
     if manifests.of_kind("PodMonitor"):
         expected_in |= {(PROMETHEUS, tier, port) for tier, port in _METRICS.items() if tier in tiers}
@@ -106,7 +107,12 @@ def _denies_everything(policy: Object, direction: str) -> bool:
 
 def _paths(manifests: Manifests, direction: str) -> Iterator[Path]:
     for policy in manifests.of_kind("NetworkPolicy"):
-        for pod in manifests.selected(policy["spec"]["podSelector"]):
+        selector = policy["spec"]["podSelector"]
+        if direction == "Egress" and selector == _PEERS[CLIENTS]["podSelector"]:
+            for rule in policy["spec"]["egress"]:
+                for peer in _peers(manifests, policy, rule["to"]):
+                    yield from ((CLIENTS, peer, port) for port in _ports(rule, manifests.pod_templates(), peer))
+        for pod in manifests.selected(selector):
             for rule in policy["spec"].get(direction.lower(), []):
                 for peer in _peers(manifests, policy, rule.get("from" if direction == "Ingress" else "to")):
                     callee = [pod] if direction == "Ingress" else manifests.pod_templates()

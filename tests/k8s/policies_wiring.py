@@ -15,8 +15,8 @@ MADE_BY_HAND = {
     ("Secret", "octavo-registry"),
     ("ConfigMap", "octavo-clients-ca"),
 }
-# The endpoint picker, whose chart brings its pods.
-PICKER = "inferencepool"
+# Pods of others: those of the endpoint picker, which its chart brings, and clients.
+OF_OTHERS = ("inferencepool", "octavo/client")
 LABELS = ((("name", "octavo"), ("instance", None)), (("part-of", "octavo"),))
 WORKLOADS = ("Deployment", "StatefulSet", "LeaderWorkerSet")
 
@@ -29,7 +29,7 @@ def check_selectors(manifests: Manifests) -> list[str]:
             findings.append(f"{title(item)}: selects no pod")
             continue
         selector = _selector(item)
-        if selector is None or PICKER in str(selector):
+        if selector is None or any(label in str(selector) for label in OF_OTHERS):
             continue
         if not manifests.selected(selector):
             findings.append(f"{title(item)}: selects no pod")
@@ -69,7 +69,7 @@ _PLAINTEXT = {"grpc": "kubernetes.io/h2c", "openai": "http"}
 
 
 def check_services(manifests: Manifests) -> list[str]:
-    """Ports lead to named ports of every selected container; names of peers are complete; certificates have the names."""
+    """Ports lead to named ports of every selected container; peers find all pods; certificates have the names."""
     findings = []
     for item in manifests.of_kind("Service"):
         labels = item["spec"]["selector"]

@@ -8,13 +8,7 @@ import pytest
 
 from tests.k8s.checks import CHECKS
 from tests.k8s.manifests import COMBINATIONS, COMPONENTS, K8S, OVERLAYS, REPOSITORY, components, overlay, renamed, title
-from tests.k8s.policies_updates import (
-    DNS_CACHE_S,
-    DNS_TTL_S,
-    ENDPOINTS_S,
-    RESOLVE_INTERVAL_S,
-    seconds_until_known,
-)
+from tests.k8s.policies_settings import load_settings
 from tests.k8s.policies_wiring import MADE_BY_HAND
 
 RENDERINGS = [*OVERLAYS, *map("+".join, COMBINATIONS)]
@@ -57,18 +51,17 @@ def test_every_component_is_in_the_documentation() -> None:
     assert [name for name in (*OVERLAYS, *COMPONENTS) if f"`{name}`" not in page] == []
 
 
-def test_the_sum_of_an_update_is_in_the_documentation() -> None:
+def test_the_times_of_an_end_are_in_the_documentation() -> None:
     page = (REPOSITORY / "docs/kubernetes.md").read_text(encoding="utf-8")
-    manifests = overlay("production")
-    container = next(pod for pod in manifests.pod_templates() if pod.component == "front").containers[0]
-    probe = container["readinessProbe"]
-    probes_s = probe["periodSeconds"] * probe["failureThreshold"]
+    alone, cell = overlay("cpu-demo"), components("fronts")
+    pods = [(manifests, pod) for manifests in (alone, cell) for pod in manifests.pod_templates()]
+    settings = {(m is cell, pod.component): load_settings(m, pod, pod.containers[0])[0] for m, pod in pods}
+    delay = {tier: f"{config.shutdown_delay_s:g}" for (_, tier), config in settings.items() if config}
+    grace = {key: f"{config.shutdown_grace_s:g}" for key, config in settings.items() if config}
 
-    assert (
-        f"readiness probes {probes_s} s + endpoints {ENDPOINTS_S} s + DNS TTL {DNS_TTL_S} s + "
-        f"DNS cache {DNS_CACHE_S} s + resolve_interval_s {RESOLVE_INTERVAL_S:g} s = "
-        f"{seconds_until_known(manifests, container):g} s"
-    ) in page
+    assert f"(`shutdown_delay_s`) | {delay['scheduler']} | {delay['front']} s | {delay['executor']} s," in page
+    drains = f"{grace[False, 'scheduler']} s; with `fronts` {grace[True, 'scheduler']} s | {grace[True, 'front']} s"
+    assert f"(`shutdown_grace_s`) | {drains} | {grace[True, 'executor']} s:" in page
 
 
 def test_the_endpoint_picker_reads_names_that_are_served() -> None:
