@@ -115,6 +115,7 @@ def test_a_worker_whose_kernels_cannot_be_built_warns(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(build, "PREBUILT_DIRECTORY", tmp_path)  # none are there
 
     info = load_worker(ExecutorConfig(model=str(tiny_models["gqa"].directory), num_device_blocks=4)).info
 
