@@ -16,6 +16,7 @@ from octavo.client import Client
 from octavo.errors import DeadlineError, NotConnectedError, UnavailableError
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.values.outputs import Accepted, Delta, Event, FailedRequest, Finished, PromptLogprobs
+from octavo_shared.grpc import grpc_server
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import Stack, running_stack, until
 
@@ -536,3 +537,18 @@ async def test_what_has_no_executor_yet_is_refused_at_once() -> None:
         with pytest.raises(UnavailableError, match="no executor"):
             await client.generate(PROMPT, max_tokens=3)
         assert len(sent) == 1
+
+
+async def test_a_connection_has_an_age_and_no_call_is_cut_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients look a name up with each connection, so a front that comes gets its share of those that are there."""
+    monkeypatch.setattr(grpc_server, "CLIENT_CONNECTION_AGE_MS", 300)
+    async with (
+        running_stack(FakeWorker(step_ms=SLOW_MS)) as stack,
+        Cutter(stack.address) as cutter,
+        Client(cutter.address, resume_timeout_s=0) as client,  # it hides nothing
+    ):
+        long = asyncio.create_task(client.generate(PROMPT, max_tokens=400, ignore_eos=True))
+        while cutter.num_connections < 4:
+            await client.generate([60, 61], max_tokens=3)
+            assert not long.done(), "its connection is the only one, or was cut"
+        assert (await long).num_resumptions == 0
