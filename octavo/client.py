@@ -2,8 +2,8 @@
 
 Values are in octavo/values/outputs.py, errors in octavo/errors.py. An answer whose call is cut goes on in another
 call (octavo/calls/resumption.py): callers get each token once, and notice a pause. A request that no scheduler has
-accepted goes to other addresses only, each once. Callers who want more catch `OverloadedError` and `UnavailableError`
-and decide.
+accepted goes to other addresses, each once, and where one goes away that was there, again for as long
+(`GenerationCalls._pause_before`). Callers who want more catch `OverloadedError` and `UnavailableError` and decide.
 """
 
 import asyncio
@@ -64,7 +64,8 @@ class Client(PoolingCalls):
         tls: How to speak TLS; None: plaintext. The files are read when the client is opened.
         token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
         resume_timeout_s: How long to try to go on with an answer whose call was cut, in seconds from the first loss
-            since something new came; 0: the error is raised at once.
+            since something new came, and to send a request again that a scheduler refused as it went away; 0: the error
+            is raised at once.
         model: Which of the models at the address all calls are for, by its name; "": the only one.
 
     Raises:

@@ -30,7 +30,7 @@ import grpc
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2
 
-from octavo.values.status_details import LOST_TOO_OFTEN, names_us, packed_details, reason_of, unpack_detail
+from octavo.values.status_details import DRAINING, LOST_TOO_OFTEN, names_us, packed_details, reason_of, unpack_detail
 from octavo.values.wording import sentence
 
 if TYPE_CHECKING:
@@ -96,7 +96,14 @@ class ResourceExhaustedError(OctavoError):
 
 
 class UnavailableError(OctavoError):
-    """The request cannot be served now; it may be sent again later."""
+    """The request cannot be served now; it may be sent again later.
+
+    Attributes:
+        goes_away: Whether the scheduler says that it goes away, or was there before and answers no more: another one
+            may be there in a moment.
+    """
+
+    goes_away = False
 
     def but(self, further: str) -> "UnavailableError":
         """Return the same error with a longer sentence."""
@@ -212,7 +219,9 @@ def from_status(status_code: grpc.StatusCode, message: str, details: Sequence[an
         case grpc.StatusCode.UNAVAILABLE if reason_of(details) == LOST_TOO_OFTEN:
             return LostTooOftenError(message)
         case grpc.StatusCode.UNAVAILABLE:
-            return UnavailableError(message)
+            error = UnavailableError(message)
+            error.goes_away = reason_of(details) == DRAINING
+            return error
         case grpc.StatusCode.CANCELLED:
             # A call that the caller cancels raises asyncio.CancelledError, so CANCELLED is the server's. gRPC
             # itself answers so, without a reason, when more calls wait than a server has taken up.

@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import grpc
@@ -62,6 +63,19 @@ _END_WITHIN_S = 1.0
 _WATCH_AGAIN_S = 0.2
 
 
+@dataclass(slots=True)
+class Attempts:
+    """Where a request was sent that nobody has accepted.
+
+    Attributes:
+        window: How long it is sent again.
+        refusals: What came of it since the last pause, by address.
+    """
+
+    window: ResumeWindow
+    refusals: dict[Endpoint, OctavoError] = field(default_factory=dict)
+
+
 class GenerationCalls(SchedulerChannel):
     """Makes the calls. `Client` has the arguments, and the methods for callers.
 
@@ -111,7 +125,7 @@ class GenerationCalls(SchedulerChannel):
         shows_provenance = message.include_provenance
         self._ask_for_what_is_known(message)
         request = ResumableRequest(message, self._resume_window(), shows_provenance=shows_provenance)
-        endpoint, tried = self._endpoint(), set[Endpoint]()
+        endpoint, attempts = self._endpoint(), Attempts(self._resume_window("accepted"))
         while True:
             try:
                 async with aclosing(self._call(request, endpoint, deadline_s)) as events:
@@ -121,15 +135,32 @@ class GenerationCalls(SchedulerChannel):
             except OctavoError as error:
                 if request.is_accepted:
                     pause_s = request.pause_s(error, now_s())
-                elif not self._forget_unknown_field(message, error):
-                    tried.add(endpoint)
-                    other = self._untried(tried) if is_elsewhere_better(error) else None
-                    if other is None:
-                        raise
-                    endpoint = other
-            if request.is_accepted:
-                await _pause(request, pause_s, deadline_s)
-                endpoint = self._endpoint()
+                elif self._forget_unknown_field(message, error):
+                    continue
+                else:
+                    pause_s = self._pause_before(attempts, endpoint, error)
+            if pause_s:
+                await _pause(pause_s, deadline_s, request)
+            endpoint = self._untried(attempts.refusals) or self._endpoint()
+
+    def _pause_before(self, attempts: "Attempts", endpoint: Endpoint, error: OctavoError) -> float:
+        """Return how long to wait until a request that nobody has accepted is sent again.
+
+        It goes to all other addresses at once. If none takes it, and a scheduler goes away that was there, it goes to
+        all of them again and again, after pauses.
+
+        Raises: OctavoError: it is not sent again; `error`, or why that scheduler went.
+        """
+        if not is_elsewhere_better(error):
+            raise error
+        attempts.refusals[endpoint] = error
+        if self._untried(attempts.refusals) is not None:
+            return 0.0
+        leaving = [each for each in attempts.refusals.values() if isinstance(each, UnavailableError) and each.goes_away]
+        if not leaving and attempts.window.first_loss is None:
+            raise error
+        attempts.refusals.clear()
+        return attempts.window.pause_s(leaving[0] if leaving else error, now_s())
 
     async def _call(
         self, request: ResumableRequest, endpoint: Endpoint, deadline_s: float | None
@@ -182,8 +213,8 @@ class GenerationCalls(SchedulerChannel):
         if last is not None:
             yield last
 
-    def _resume_window(self) -> ResumeWindow:
-        return ResumeWindow(self._resume_timeout_s, self._random)
+    def _resume_window(self, wanted: str = "resumed") -> ResumeWindow:
+        return ResumeWindow(self._resume_timeout_s, self._random, wanted)
 
     def _ask_for_what_is_known(self, message: generation_service_pb2.GenerateRequest) -> None:
         """Set the fields that a continuation needs, those that the scheduler knows."""
@@ -239,18 +270,18 @@ class GenerationCalls(SchedulerChannel):
     async def _answer(
         self, method: "_Method[_Request, _Response]", request: _Request, *, timeout_s: float | None = None
     ) -> _Response:
-        """Return the answer to a call that has one, of the first address that can give it, each within a time limit."""
-        tried: set[Endpoint] = set()
-        endpoint: Endpoint | None = self._endpoint()
+        """Return the answer to a call that has one, of the first address that can give it, within a time limit."""
+        deadline_s = None if timeout_s is None else now_s() + timeout_s
+        endpoint, attempts = self._endpoint(), Attempts(self._resume_window("accepted"))
         while True:
-            assert endpoint is not None
+            left_s = None if deadline_s is None else deadline_s - now_s()
             try:
-                return await self._answer_of(endpoint, method, request, timeout_s)
+                return await self._answer_of(endpoint, method, request, left_s)
             except UnavailableError as error:
-                tried.add(endpoint)
-                endpoint = self._untried(tried)
-                if endpoint is None or not is_elsewhere_better(error):
-                    raise
+                pause_s = self._pause_before(attempts, endpoint, error)
+            if pause_s:
+                await _pause(pause_s, deadline_s)
+            endpoint = self._untried(attempts.refusals) or self._endpoint()
 
     async def _answer_of(
         self,
@@ -261,9 +292,11 @@ class GenerationCalls(SchedulerChannel):
     ) -> _Response:
         """Return the answer of one address."""
         try:
-            return message_of(await method(self._stub(endpoint))(request, timeout=timeout_s, metadata=self._metadata))
+            answer = await method(self._stub(endpoint))(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise self._failed(error, endpoint) from error
+        self._answering.add(endpoint)
+        return message_of(answer)
 
     @staticmethod
     def _stub(endpoint: Endpoint) -> "_Stub":
@@ -278,12 +311,13 @@ async def _next_within(patience_s: float | None, responses: AsyncIterator[_Respo
         return await anext(responses, None)
 
 
-async def _pause(request: ResumableRequest, pause_s: float, deadline_s: float | None) -> None:
-    """Wait. Raises DeadlineError: the deadline comes first."""
+async def _pause(pause_s: float, deadline_s: float | None, request: ResumableRequest | None = None) -> None:
+    """Wait. Raises DeadlineError: the deadline comes first; it has what came of the request's answer."""
     if deadline_s is not None and (left_s := deadline_s - now_s()) <= pause_s:
         await asyncio.sleep(left_s)
         error = DeadlineError(TIME_LIMIT_PASSED)
-        error.keep(request.answer.unfinished_outputs())
+        if request is not None:
+            error.keep(request.answer.unfinished_outputs())
         raise error
     await asyncio.sleep(pause_s)
 

@@ -116,10 +116,15 @@ class ManyRequests:
         error = event.error
         if isinstance(error, OverloadedError) and not request.is_accepted:
             return error.retry_after_s
-        if isinstance(error, UnavailableError) and not request.is_taken and self._has_other_addresses:
+        if isinstance(error, UnavailableError) and not request.is_taken and self._leaves(error):
             raise error
         try:
             return request.pause_s(error, asyncio.get_running_loop().time())
         except OctavoError as final:
             del self._live[index]
             return FailedRequest(event.prompt, final)
+
+    def _leaves(self, error: UnavailableError) -> bool:
+        """Return whether to look for another scheduler, or another one at the address once nothing runs here."""
+        is_idle = not any(self._requests[index].is_taken for index in self._live)
+        return self._has_other_addresses or (error.goes_away and is_idle)

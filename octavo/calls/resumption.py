@@ -35,13 +35,15 @@ class ResumeWindow:
         timeout_s: How long, from the first loss since something new came; 0: not at all.
         random: Returns a number from 0 to 1: pauses are shorter by up to half, so that the clients of a scheduler do
             not come back all at once.
+        wanted: What schedulers are to do with it, for people.
 
     Attributes:
         first_loss: Since something new came; None: nothing was lost.
     """
 
-    def __init__(self, timeout_s: float, random: Callable[[], float]) -> None:
+    def __init__(self, timeout_s: float, random: Callable[[], float], wanted: str = "resumed") -> None:
         self.timeout_s = timeout_s
+        self._wanted = wanted
         self.first_loss: UnavailableError | None = None
         self._random = random
         self._lost_at_s = 0.0
@@ -69,7 +71,9 @@ class ResumeWindow:
             raise self.first_loss
         if left_s <= 0:
             last = "" if str(error) == str(self.first_loss) else f"; the last time, {error}"
-            raise self.first_loss.but(f", and no scheduler resumed it within {self.timeout_s:g} s{last}") from error
+            raise self.first_loss.but(
+                f", and no scheduler {self._wanted} it within {self.timeout_s:g} s{last}"
+            ) from error
         pause_s = max(at_least_s, self._next_pause_s * (1 - self._random() / 2))
         self._next_pause_s = min(LONGEST_PAUSE_S, 2 * self._next_pause_s)
         return min(pause_s, left_s)

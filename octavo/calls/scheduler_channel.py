@@ -151,6 +151,10 @@ class SchedulerChannel:
         ours = self._to_octavo_error(error, endpoint)
         if is_elsewhere_better(ours):
             self._move_on(endpoint)
+        if is_from_service(error):
+            self._answering.add(endpoint)
+        elif isinstance(ours, UnavailableError):
+            ours.goes_away = endpoint in self._answering
         return ours
 
     def _to_octavo_error(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> OctavoError:

@@ -20,6 +20,9 @@ ERROR_DOMAIN = "octavo"
 # The reason in ErrorInfo of a request that seems to break executors: UNAVAILABLE, and not to be sent again.
 LOST_TOO_OFTEN = "LOST_TOO_OFTEN"
 
+# That of a service which goes away and takes nothing new: UNAVAILABLE, and somebody else may be there in a moment.
+DRAINING = "DRAINING"
+
 
 def is_from_service(error: grpc.aio.AioRpcError) -> bool:
     """Return whether a service of Octavo ended the call, rather than gRPC for a broken connection, or a proxy."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
+from octavo_shared.grpc import grpc_server
 from octavo_shared.grpc.grpc_metrics import CallMetrics
 from octavo_shared.grpc.grpc_server import GrpcServer
 from octavo_shared.grpc.health import Health
@@ -115,6 +116,7 @@ class Front:
             readers=[KeepBodies(PROMPT_METHODS)],
             call_metrics=call_metrics,
             is_shared=is_shared,
+            max_connection_age_ms=grpc_server.CLIENT_CONNECTION_AGE_MS,
         )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, self.main.server)
 

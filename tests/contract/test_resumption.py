@@ -16,6 +16,7 @@ from octavo.client import Client
 from octavo.errors import DeadlineError, NotConnectedError, UnavailableError
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.values.outputs import Accepted, Delta, Event, FailedRequest, Finished, PromptLogprobs
+from octavo_shared.grpc import grpc_server
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import Stack, running_stack, until
 
@@ -59,6 +60,10 @@ class Cutter:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
         host, port = self._server.sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
+
+    def lead_to(self, address: str) -> None:
+        """Lead new connections to another scheduler."""
+        self._port = int(address.rpartition(":")[2])
 
     def cut(self) -> None:
         """Break every connection."""
@@ -473,3 +478,77 @@ async def test_a_refused_continuation_says_what_was_lost_and_why_it_cannot_go_on
         ):
             await running
         call.cancel()
+
+
+async def _all_calls(client: Client) -> list[Any]:
+    """Make a call of each kind."""
+
+    async def run_many() -> Event | FailedRequest:
+        return [event async for _, event in client.stream_many([PROMPT], max_tokens=3)][-1]
+
+    return [*await asyncio.gather(client.generate(PROMPT, max_tokens=3), client.get_model(), run_many())]
+
+
+@pytest.mark.parametrize("how", ["draining", "lost"])
+async def test_a_request_that_a_scheduler_refuses_as_it_goes_is_accepted_by_the_next_one_at_its_address(
+    how: str,
+) -> None:
+    """As behind the name of a Service: one address, and others behind it than before."""
+    async with (
+        running_stack() as first,
+        running_stack() as second,
+        Cutter(first.address) as cutter,
+        Client(cutter.address) as client,
+    ):
+        await client.get_model()
+        if how == "draining":
+            await first.engine.start_draining()
+        else:
+            cutter.close()
+        sent = record_requests(client)
+        running = asyncio.create_task(_all_calls(client))
+        await until(lambda: len(sent) > 1)  # it was refused, and sent again
+        cutter.lead_to(second.address)
+        if how == "draining":
+            cutter.cut()
+        else:
+            await cutter.listen()
+        [output, _, last] = await running
+        assert output.num_resumptions == 0
+        assert isinstance(last, Finished)
+
+
+async def test_a_request_that_a_scheduler_refuses_as_it_goes_is_sent_again_for_a_limited_time() -> None:
+    async with running_stack() as stack, Client(stack.address, resume_timeout_s=0.3) as client:
+        await stack.engine.start_draining()
+        sent = record_requests(client)
+        with pytest.raises(UnavailableError, match=r"draining.*, and no scheduler accepted it within 0\.3 s"):
+            await client.generate(PROMPT, max_tokens=3)
+        assert len(sent) > 2
+        with pytest.raises(DeadlineError):
+            await client.generate(PROMPT, max_tokens=3, timeout_s=0.1)
+
+
+async def test_what_has_no_executor_yet_is_refused_at_once() -> None:
+    async with running_stack(None, ready=False) as stack, Client(stack.address) as client:
+        await stack.executor.kill()
+        await until(lambda: not stack.engine.fleet.planners)
+        sent = record_requests(client)
+        with pytest.raises(UnavailableError, match="no executor"):
+            await client.generate(PROMPT, max_tokens=3)
+        assert len(sent) == 1
+
+
+async def test_a_connection_has_an_age_and_no_call_is_cut_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients look a name up with each connection, so a front that comes gets its share of those that are there."""
+    monkeypatch.setattr(grpc_server, "CLIENT_CONNECTION_AGE_MS", 300)
+    async with (
+        running_stack(FakeWorker(step_ms=SLOW_MS)) as stack,
+        Cutter(stack.address) as cutter,
+        Client(cutter.address, resume_timeout_s=0) as client,  # it hides nothing
+    ):
+        long = asyncio.create_task(client.generate(PROMPT, max_tokens=400, ignore_eos=True))
+        while cutter.num_connections < 4:
+            await client.generate([60, 61], max_tokens=3)
+            assert not long.done(), "its connection is the only one, or was cut"
+        assert (await long).num_resumptions == 0

@@ -31,6 +31,10 @@ HANDSHAKE_TIMEOUT_MS = 10_000
 # One without a call for so long is closed: clients open another when they need it.
 _MAX_IDLE_MS = 600_000
 
+# Clients look a name up again when a connection ends: so those of the ports where they call are ended at this age, and
+# processes that come get their share of clients that are there. Calls that run on it go on to their end.
+CLIENT_CONNECTION_AGE_MS = 30_000
+
 # Time after which a start is worth a word, in seconds: the first attempts to connect have had their answers.
 SILENCE_S = 2.0
 
@@ -54,6 +58,7 @@ class GrpcServer:
         call_metrics: Around all of them: counts the calls by the status that they end with; None: nobody counts.
         flag: The setting that `listen` comes from, for people.
         is_shared: Whether other processes of ours bind the port too, and the kernel deals connections to all.
+        max_connection_age_ms: Age at which a connection takes no more calls; None: none.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class GrpcServer:
         call_metrics: CallMetrics | None = None,
         flag: str = "--listen",
         is_shared: bool = False,
+        max_connection_age_ms: int | None = None,
     ) -> None:
         self._listen = listen
         self._flag = flag
@@ -77,7 +83,10 @@ class GrpcServer:
         self.health = health or Health(service_names)
         self.server = grpc.aio.server(
             interceptors=[*([call_metrics] if call_metrics else []), *interceptors, StatusInterceptor(), *readers],
-            options=_options(max_request_bytes or max_message_bytes, max_message_bytes, is_shared=is_shared),
+            options=[
+                *_options(max_request_bytes or max_message_bytes, max_message_bytes, is_shared=is_shared),
+                *([] if max_connection_age_ms is None else [("grpc.max_connection_age_ms", max_connection_age_ms)]),
+            ],
         )
         self.health.add_to(self.server)
         if service_names:

@@ -23,11 +23,12 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from octavo.values.status_details import DETAILS_KEY, ERROR_DOMAIN, LOST_TOO_OFTEN
+from octavo.values.status_details import DETAILS_KEY, DRAINING, ERROR_DOMAIN, LOST_TOO_OFTEN
 from octavo_shared.errors import (
     CacheTooSmallError,
     CallerError,
     DeadlineTooShortError,
+    DrainingError,
     ExecutorFaultError,
     FencedError,
     InvalidFieldError,
@@ -112,7 +113,8 @@ def rpc_status(error: Exception) -> status_pb2.Status:
     for detail in _details(error):
         status.details.add().Pack(detail)
     # Tells this status from one that gRPC makes up when a connection breaks.
-    reason = LOST_TOO_OFTEN if isinstance(error, LostTooOftenError) else status_code(error).name
+    reasons = {LostTooOftenError: LOST_TOO_OFTEN, DrainingError: DRAINING}
+    reason = reasons.get(type(error), status_code(error).name)
     origin = error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN)
     status.details.add().Pack(origin)
     return status
