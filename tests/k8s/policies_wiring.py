@@ -62,7 +62,7 @@ def _selector(item: Object) -> Object | None:
 
 
 # Services whose name stands for all pods of a tier, ready or not; clients are led to ready ones by one address.
-OF_PEERS = ("-engine", "-executor", "-front")
+OF_PEERS = ("-engine", "-executor", "-fronts")
 
 # What the ports of services without certificates speak.
 _PLAINTEXT = {"grpc": "kubernetes.io/h2c", "openai": "http"}
