@@ -35,4 +35,4 @@ def _summary(package: str) -> str:
     names = [f"{root}{path}{end}" for root in ("", "shared/") for end in (".py", "/__init__.py")]
     [source] = [_REPOSITORY / name for name in names if (_REPOSITORY / name).is_file()]
     docstring = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8")))
-    return docstring.splitlines()[0] if docstring else "Stubs, generated from `protos/`."
+    return docstring.splitlines()[0] if docstring else "Stubs, from `protos/`."
