@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 # The suite starts hundreds of processes; each would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo dev test test-all check protos baseline record-release models bench bench-peers bench-pages bench-core gpu-check mutants chaos coverage resolve-check pythons strangers checkov k8s-check monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
+.PHONY: help demo dev test test-all check protos baseline record-release models bench bench-peers bench-pages bench-core gpu-check mutants chaos coverage resolve-check pythons strangers checkov k8s-check cluster-test monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
 
 help:
 	@echo "make demo      a real model answers, and an executor is killed in the middle of it"
@@ -35,6 +35,7 @@ help:
 	@echo "make chaos     kill, stop and cut off real processes under streams, compare every answer, print a table (1.5 hours)"
 	@echo "make protos    write the stubs anew after a change in protos/"
 	@echo "make coverage  branch coverage of the scheduler's core"
+	@echo "make cluster-test  the manifests applied to a Kubernetes cluster, and what runs there broken; see tests/cluster/run.sh"
 	@echo "make k8s-check manifests and Containerfiles: rendered, validated, linted, each check with a planted mistake"
 	@echo "make monitoring-check alerts, dashboard and metrics, with Prometheus' own promtool"
 	@echo "make images    build the container images with buildah (images/build.sh says what can be chosen)"
@@ -185,6 +186,11 @@ checkov: $(INSTALLED) $(CHECKOV)
 
 k8s-check: $(INSTALLED) checkov
 	$(BIN)/python -m pytest --quiet tests/k8s
+
+# On a cluster: tests/cluster/run.sh says what it needs.
+cluster-test: $(INSTALLED)
+	$(BIN)/octavo model prepare smollm2
+	tests/cluster/run.sh
 
 images:
 	images/build.sh

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.kube import NAMESPACE, OVERLAYS, apply, get, kubectl, rolled_out, until
+from tests.cluster.kube import NAMESPACE, OVERLAYS, Object, apply, get, kubectl, rolled_out, until
 
 LOAD_IMAGE = "registry.example.com/octavo/client:test"
 MODELS = Path("/var/tmp/octavo-models")
@@ -20,16 +20,33 @@ MODELS = Path("/var/tmp/octavo-models")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of this folder; skip them where there is no cluster."""
-    reason = None
-    if not os.environ.get("KUBECONFIG"):
-        reason = "no cluster: KUBECONFIG is not set; `make cluster-test` starts one"
-    elif shutil.which("kubectl") is None:
-        reason = "no kubectl"
+    # Never a cluster that somebody happens to work with.
+    is_asked = os.environ.get("OCTAVO_CLUSTER_TEST") and shutil.which("kubectl")
+    reason = None if is_asked else "no cluster: `make cluster-test` starts or takes one"
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.cluster)
             if reason is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pod_of_ours(name: str, image: str, command: list[str], labels: dict[str, str]) -> Object:
+    """Return a restricted pod, for the first node; a drain of the others leaves it alone."""
+    container = {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": command,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "nodeSelector": {"kubernetes.io/hostname": get("nodes")[0]["metadata"]["name"]},
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
 @dataclass(frozen=True)
@@ -59,34 +76,9 @@ class Load:
             "http://octavo-openai:8080/v1",
             str(num_streams),
         ]
-        restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-        pod = {
-            "metadata": {"name": self.name, "labels": {"octavo/client": "true"}},
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "spec": {
-                "restartPolicy": "Never",
-                "terminationGracePeriodSeconds": 1,
-                "nodeSelector": {"kubernetes.io/hostname": get("nodes")[0]["metadata"]["name"]},
-                "tolerations": [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}],
-                "securityContext": {
-                    "runAsNonRoot": True,
-                    "runAsUser": 65532,
-                    "seccompProfile": {"type": "RuntimeDefault"},
-                },
-                "containers": [
-                    {
-                        "name": "load",
-                        "image": LOAD_IMAGE,
-                        "imagePullPolicy": "IfNotPresent",
-                        "command": command,
-                        "securityContext": restricted,
-                        "volumeMounts": [{"name": "load", "mountPath": "/load"}],
-                    }
-                ],
-                "volumes": [{"name": "load", "configMap": {"name": "load"}}],
-            },
-        }
+        pod = pod_of_ours(self.name, LOAD_IMAGE, command, {"octavo/client": "true"})
+        pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "load", "mountPath": "/load"}]
+        pod["spec"]["volumes"] = [{"name": "load", "configMap": {"name": "load"}}]
         config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "load"}, "data": {"load.py": source}}
         for item in (config, pod):
             kubectl("apply", "--filename", "-", stdin=json.dumps(item))
@@ -112,10 +104,13 @@ class Load:
 
 @pytest.fixture(scope="session")
 def namespace() -> Iterator[None]:
-    """An empty namespace, which is gone at the end."""
-    subprocess.run(["kubectl", "delete", "namespace", NAMESPACE, "--ignore-not-found"], check=True, timeout=300)
+    """No namespace yet; it is gone at the end, unless it is to be looked at."""
+    keeps = "OCTAVO_CLUSTER_KEEP" in os.environ
+    there = subprocess.run(["kubectl", "get", "namespace", NAMESPACE], capture_output=True, check=False).returncode == 0
+    if there and not keeps:
+        pytest.exit(f"the cluster has a namespace {NAMESPACE}, which these tests would delete", returncode=1)
     yield
-    if "OCTAVO_CLUSTER_KEEP" not in os.environ:
+    if not keeps:
         subprocess.run(["kubectl", "delete", "namespace", NAMESPACE, "--ignore-not-found"], check=True, timeout=300)
 
 
@@ -128,7 +123,8 @@ def installed(overlay: str) -> Iterator[Load]:
     time.sleep(5)
     yield load
     load.stop()
-    kubectl("delete", "--wait", "--kustomize", str(OVERLAYS / overlay), timeout_s=300)
+    if "OCTAVO_CLUSTER_KEEP" not in os.environ:
+        kubectl("delete", "--wait", "--kustomize", str(OVERLAYS / overlay), timeout_s=300)
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from openai import AsyncOpenAI, OpenAIError
 
 from octavo.client import Client
 from octavo.errors import OctavoError
+from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.generation.v1.generation_service_pb2_grpc import GenerationServiceStub
 from octavo.values.outputs import Delta
@@ -47,7 +48,9 @@ async def by_octavo(client: Client, case: Case) -> AsyncIterator[str]:
 
 async def by_grpc(stub: Any, case: Case) -> AsyncIterator[str]:
     """Yield the texts of an answer, from a plain channel, which sends nothing twice."""
-    request = pb.GenerateRequest(text=case[0], sampling_params={"max_tokens": NUM_TOKENS, **case[1]})
+    request = pb.GenerateRequest(
+        text=case[0], sampling_params=generation_pb2.SamplingParams(max_tokens=NUM_TOKENS, **case[1])
+    )
     async for message in stub.Generate(request):
         if message.HasField("delta"):
             yield message.delta.text

@@ -49,4 +49,4 @@ done
 mkdir -p /var/tmp/octavo-models/smollm2
 cp "$("$(dirname "$python")/octavo" model path smollm2)" /var/tmp/octavo-models/smollm2/
 chmod -R a+rX /var/tmp/octavo-models
-"$python" -m pytest -m cluster -v -s "${@:-tests/cluster}"
+OCTAVO_CLUSTER_TEST=1 "$python" -m pytest -m cluster -v -s "${@:-tests/cluster}"
