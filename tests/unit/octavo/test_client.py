@@ -255,7 +255,7 @@ async def test_nobody_at_the_address_is_said_with_the_address() -> None:
 
 
 async def test_unavailable_without_the_schedulers_word_is_a_lost_connection(stand_in: StandIn) -> None:
-    async with Client(stand_in.address) as client:
+    async with Client(stand_in.address, resume_timeout_s=0) as client:
         with pytest.raises(UnavailableError, match="is draining"):
             await client.generate("drain")
         with pytest.raises(UnavailableError) as caught:
