@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from executor_svc.service.servicer import SERVICE_NAME, ExecutionServicer
@@ -25,6 +25,7 @@ from octavo_shared.grpc.grpc_server import (
     Ports,
     announce_listening,
     announce_serving,
+    leave,
     probe_server,
     shut_down,
 )
@@ -132,12 +133,8 @@ async def _serve(config: ServiceConfig, load_worker: Callable[[], Worker]) -> bo
 
 async def _leave(ports: Ports, servicer: ExecutionServicer, reason: str, delay_s: float) -> str:
     """Work on for a scheduler that knows that this process ends, until it has detached; at most so long."""
-    _logger.info(Event("leaving", reason=reason, delay_s=delay_s))
-    await ports.set_ready(False)
     servicer.leave()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(delay_s):
-            await servicer.wait_until_unused()
+    await leave(ports, reason, delay_s, servicer.wait_until_unused())
     return reason
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
+from aiohttp.http import HttpProcessingError, RawRequestMessage
 from aiohttp.http_exceptions import InvalidURLError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
@@ -98,6 +98,10 @@ class HttpConnections:
         if len(self._silent) > MAX_SILENT:
             next(iter(self._silent)).cancel()
 
+    def leave(self) -> None:
+        """Close each connection behind its next answer, which says so."""
+        self._server.is_leaving = True
+
     async def stop(self, grace_s: float) -> None:
         """Close idle connections, end requests that run after `grace_s` seconds, then close the rest."""
         silent = list(self._silent)
@@ -174,8 +178,15 @@ class _Server(web.Server):
         answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         **options: Any,
     ) -> None:
-        super().__init__(answer, **options)
+        super().__init__(answer, request_factory=self._request, **options)
         self.refuse = refuse
+        self.is_leaving = False
+
+    def _request(self, message: RawRequestMessage, *arguments: Any) -> web.BaseRequest:
+        """Make a request, behind whose answer the connection is closed if the process leaves."""
+        if self.is_leaving:
+            message = message._replace(should_close=True)
+        return web.BaseRequest(message, *arguments, loop=self._loop)
 
     def __call__(self) -> RequestHandler:
         """Return the handler of a connection."""

@@ -60,6 +60,10 @@ class HttpPort:
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self._listeners]
         return f"{self._listen.rpartition(':')[0]}:{self._listeners[0].getsockname()[1]}"
 
+    def leave(self) -> None:
+        """Go on, and close each connection behind its next answer."""
+        self._connections.leave()
+
     async def stop(self, grace_s: float) -> None:
         """Take no more connections; end requests that run after `grace_s` seconds."""
         for task in self._accepting:

@@ -25,6 +25,7 @@ from octavo_shared.grpc.grpc_server import (
     Ports,
     announce_listening,
     announce_when_ready,
+    leave,
     probe_server,
     shut_down,
 )
@@ -176,6 +177,8 @@ class FrontService:
         deadline_s = None
         try:
             reason = await _why_to_stop(stopping, tasks)
+            if self.is_listening.is_set():
+                await leave(self.ports, reason, self._config.shutdown_delay_s)
             deadline_s = time.monotonic() + grace_s
             if self.is_listening.is_set():
                 await shut_down(self.ports, reason, drain=self._drain, grace_s=grace_s)

@@ -12,7 +12,7 @@ from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
 from octavo_shared.grpc.announce import Announcements, Announcer
 from octavo_shared.grpc.exposure import warn_if_exposed
 from octavo_shared.grpc.grpc_metrics import CallMetrics, service_families
-from octavo_shared.grpc.grpc_server import GrpcServer, Port, Ports, probe_server, shut_down
+from octavo_shared.grpc.grpc_server import GrpcServer, Port, Ports, leave, probe_server, shut_down
 from octavo_shared.grpc.health import Health
 from octavo_shared.grpc.membership import Membership
 from octavo_shared.grpc.tls import server_tls
@@ -248,6 +248,7 @@ class SchedulerService:
 
     async def stop(self, reason: str) -> None:
         """End in order: not ready, no new requests, live ones within the grace period, then the rest."""
+        await leave(self._ports, reason, self._config.shutdown_delay_s)
         deadline_s = time.monotonic() + self._grace_s
         drain_s = self._grace_s * DRAIN_SHARE
 

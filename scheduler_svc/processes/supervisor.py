@@ -121,7 +121,7 @@ class Supervisor:
         """End all: engine and fronts take nothing new, and live requests have the grace period."""
         for process in self._processes:
             process.stop()
-        await asyncio.wait(keeping, timeout=self._config.shutdown_grace_s + END_S)
+        await asyncio.wait(keeping, timeout=self._config.shutdown_delay_s + self._config.shutdown_grace_s + END_S)
         for process in self._processes:
             process.kill()
         await asyncio.gather(*keeping)
@@ -191,7 +191,7 @@ async def wait_for_orphans(config: SchedulerConfig) -> None:
         config.metrics_listen,
     )
     awaited = [*of_clients, *(listen for listen in others if listen is not None)]
-    longest_s = config.shutdown_grace_s + END_S
+    longest_s = config.shutdown_delay_s + config.shutdown_grace_s + END_S
     print(
         f"{NOTICE}fronts of another scheduler listen on {config.listen}; if that was killed, they finish their calls "
         f"first: waiting up to {longest_s:.0f} s",

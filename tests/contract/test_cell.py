@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -9,14 +10,18 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
+import grpc.aio
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.client import Client
 from octavo.errors import LostTooOftenError, UnavailableError
+from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo.generation.v1.generation_service_pb2_grpc import GenerationServiceStub
 from octavo.values.outputs import Finished, Output
 from octavo.values.sampling_params import SamplingParams
 from octavo_shared.errors import DrainingError
+from octavo_shared.grpc import grpc_server
 from scheduler_svc.config.client_side_config import FrontConfig
 from scheduler_svc.executors import circuit_breaker
 from scheduler_svc.executors.circuit_breaker import Backoff
@@ -37,6 +42,8 @@ class Running:
     stacks: list[Stack]
     front: FrontService
     client: Client
+    task: asyncio.Task[None]
+    stopping: asyncio.Future[str]
 
     @property
     def cell(self) -> Cell:
@@ -76,10 +83,42 @@ async def front_of(*stacks: Stack, **settings: object) -> AsyncIterator[Running]
         await front.is_ready.wait()
         await until(lambda: sum(engine.model is not None for engine in front.cells[""].engines) >= len(stacks))
         async with Client(front.address, resume_timeout_s=0) as client:  # nobody hides what a front lets through
-            yield Running(list(stacks), front, client)
+            yield Running(list(stacks), front, client, task, told)
     finally:
-        told.set_result("the test ends")
+        if not told.done():
+            told.set_result("the test ends")
         await task
+
+
+@dataclass(slots=True)
+class Service:
+    """An address that leads to another one, as Services of Kubernetes do: a connection stays where it was made."""
+
+    leads_to: str
+    address: str = ""
+
+    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry the bytes of a connection both ways."""
+        host, _, port = self.leads_to.rpartition(":")
+        other_reader, other_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(carry(reader, other_writer), carry(other_reader, writer), return_exceptions=True)
+
+
+async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Carry bytes until they end."""
+    while part := await reader.read(2**16):
+        writer.write(part)
+    writer.close()
+
+
+@asynccontextmanager
+async def service_of(address: str) -> AsyncIterator[Service]:
+    """Run a Service that leads to an address."""
+    service = Service(address)
+    server = await asyncio.start_server(service.relay, "127.0.0.1", 0)
+    service.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        yield service
 
 
 @asynccontextmanager
@@ -353,3 +392,38 @@ async def test_what_an_engine_does_not_go_on_with_as_it_stops_goes_on_at_the_nex
         monkeypatch.setattr(running.stacks[1].engine, "_admitting_model", refuse)
         await cut(running.stacks[0])
         assert await answers == expected
+
+
+async def test_while_a_front_leaves_it_serves_and_its_clients_connect_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_server, "CLIENT_CONNECTION_AGE_MS", 300)
+    settings = {"shutdown_delay_s": 2.0, "openai_listen": "127.0.0.1:0"}
+    async with (
+        scheduler_with(FakeWorker(step_ms=1), "scheduler-0") as stack,
+        front_of(stack, **settings) as leaving,
+        front_of(stack, **settings) as staying,
+        service_of(leaving.front.address) as service,
+        grpc.aio.insecure_channel(service.address) as channel,
+        aiohttp.ClientSession() as session,
+    ):
+        stub: Any = GenerationServiceStub(channel)
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[40, 41]))
+        url = f"http://{leaving.front.ports.other_addresses['openai']}/v1/models"
+        answered = Counter[str | None]()
+
+        async def ask() -> None:
+            await stub.Generate(request).read()
+            if not leaving.stopping.done() or not answered["close"]:
+                async with session.get(url) as answer:
+                    assert answer.status == HTTPStatus.OK
+                    answered[answer.headers.get("Connection")] += 1
+
+        await ask()
+        assert answered == {None: 1}
+        service.leads_to = staying.front.address  # as Kubernetes does with a pod that ends
+        leaving.stopping.set_result("the test says so")
+        while not leaving.task.done():
+            await ask()  # no error
+        assert answered["close"] == 1
+        await ask()

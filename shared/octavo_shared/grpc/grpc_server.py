@@ -7,7 +7,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from types import MappingProxyType
 from typing import Protocol
 
@@ -114,6 +114,9 @@ class GrpcServer:
         """Say through health whether the process takes work."""
         await self.health.set_ready(ready)
 
+    def leave(self) -> None:
+        """Nothing: connections of clients have an age."""
+
     async def stop(self, grace_s: float) -> None:
         """Stop taking calls; end those still running after `grace_s` seconds."""
         await self.server.stop(grace_s)
@@ -127,6 +130,9 @@ class Port(Protocol):
 
         Raises: AddressError: it cannot be bound.
         """
+
+    def leave(self) -> None:
+        """Go on, and have clients connect elsewhere from now on."""
 
     async def stop(self, grace_s: float) -> None:
         """Stop taking calls; end those still running after `grace_s` seconds."""
@@ -165,6 +171,12 @@ class Ports:
         """Say through health whether the process takes work."""
         await self._main.set_ready(ready)
 
+    async def leave(self) -> None:
+        """Go on, not ready, and have clients connect elsewhere from now on."""
+        await self._main.health.leave()
+        for server in self._others.values():
+            server.leave()
+
     async def stop(self, grace_s: float) -> None:
         """Stop taking calls; end those still running after `grace_s` seconds, and watches of the health at once."""
         self._main.health.end_watches()
@@ -181,6 +193,16 @@ def probe_server(listen: str, health: Health, announcements: Announcements | Non
     if announcements is not None:
         add_DiscoveryServiceServicer_to_server(announcements, server.server)
     return server
+
+
+async def leave(ports: Ports, reason: str, delay_s: float, until: Awaitable[object] | None = None) -> None:
+    """Work on for a while, or until something, with everybody told to go elsewhere (`shutdown_delay_s`)."""
+    if delay_s:
+        _logger.info(Event("leaving", reason=reason, delay_s=delay_s))
+        await ports.leave()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await (until or asyncio.Event().wait())
 
 
 async def shut_down(ports: Ports, reason: str, *, drain: Callable[[], Awaitable[None]], grace_s: float) -> bool:

@@ -25,13 +25,20 @@ class Health:
     def __init__(self, service_names: Sequence[str]) -> None:
         self._ready_names = ("", READINESS, *service_names)
         self._servicer = _Servicer()
+        self._is_leaving = False
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Let a server answer for this process."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)  # type: ignore[no-untyped-call]
 
+    async def leave(self) -> None:
+        """Not be ready any more, whatever is said later: the process ends."""
+        self._is_leaving = True
+        await self.set_ready(False)
+
     async def set_ready(self, ready: bool) -> None:
         """Say whether the process takes work."""
+        ready &= not self._is_leaving
         statuses = health_pb2.HealthCheckResponse
         await self._servicer.set(LIVENESS, statuses.SERVING)
         for name in self._ready_names:

@@ -6,7 +6,8 @@ installed can log, and every handler can read its text:
     event=attached executor=10.0.0.7:50061 epoch=3
 
 `configure_logging` chooses how a process writes them: as such text, or as one JSON object a line; then whatever else
-the process prints becomes such an object, too, since a collector of logs reads nothing else. A line is for a change of state, of the service or of one request; never for a token, and never with a prompt.
+the process prints becomes such an object, too, since a collector of logs reads nothing else. A line is for a change of
+state, of the service or of one request; never for a token, and never with a prompt.
 """
 
 import io

@@ -82,6 +82,9 @@ class MetricsServer:
         serve.start()
         return f"{host}:{self._server.server_port}"
 
+    def leave(self) -> None:
+        """Nothing: scrapes go on until the end."""
+
     async def stop(self, grace_s: float) -> None:
         """Take no scrapes any more. Nothing is waited for: a scrape takes milliseconds."""
         server, self._server = self._server, None
