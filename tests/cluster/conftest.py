@@ -129,7 +129,7 @@ def installed(overlay: str) -> Iterator[Load]:
 
 @pytest.fixture(scope="module")
 def cell(namespace: None) -> Iterator[Load]:
-    """Two fronts, two schedulers, two executors, under load."""
+    """Two fronts, two schedulers, three executors, under load."""
     yield from installed("cell")
 
 

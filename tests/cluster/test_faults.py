@@ -73,7 +73,7 @@ def kill(component: str, *flags: str) -> None:
 NOW = ("--grace-period=0", "--force")
 
 HARMLESS: list[tuple[str, Callable[[], None]]] = [
-    ("executors to 3, 1, 2", lambda: scale(EXECUTOR, 3, 1, 2)),
+    ("executors to 4, 1, 3", lambda: scale(EXECUTOR, 4, 1, 3)),
     ("schedulers to 1, 2", lambda: scale(SCHEDULER, 1, 2)),
     ("fronts to 3, 1, 2", lambda: scale(FRONT, 3, 1, 2)),
     ("executors restarted", lambda: restart(EXECUTOR)),
