@@ -186,7 +186,7 @@ class _Server(web.Server):
         """Make a request, behind whose answer the connection is closed if the process leaves."""
         if self.is_leaving:
             message = message._replace(should_close=True)
-        return web.BaseRequest(message, *arguments, loop=self._loop)
+        return web.BaseRequest(message, *arguments, self._loop)
 
     def __call__(self) -> RequestHandler:
         """Return the handler of a connection."""
