@@ -182,11 +182,13 @@ class _Server(web.Server):
         self.refuse = refuse
         self.is_leaving = False
 
-    def _request(self, message: RawRequestMessage, *arguments: Any) -> web.BaseRequest:
+    def _request(
+        self, message: RawRequestMessage, payload: Any, protocol: Any, writer: Any, task: "asyncio.Task[None]"
+    ) -> web.BaseRequest:
         """Make a request, behind whose answer the connection is closed if the process leaves."""
         if self.is_leaving:
             message = message._replace(should_close=True)
-        return web.BaseRequest(message, *arguments, self._loop)
+        return web.BaseRequest(message, payload, protocol, writer, task, self._loop)
 
     def __call__(self) -> RequestHandler:
         """Return the handler of a connection."""
