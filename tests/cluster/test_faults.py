@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -30,6 +31,7 @@ def under(load: Load, *, unharmed: Collection[str] = ALL, settle_s: float = 10.0
     answers = load.answers(since_s, until_s)
     errors = [answer for answer in answers if answer.error]
     pauses = sorted(answer.pause_s for answer in answers if not answer.error) or [0.0]
+    began_s = sorted(answer.began_s for answer in answers if not answer.error)
     figures = {
         "seconds": round(until_s - since_s),
         "answers": len(answers),
@@ -37,6 +39,8 @@ def under(load: Load, *, unharmed: Collection[str] = ALL, settle_s: float = 10.0
         "errors": {kind: sum(answer.kind == kind for answer in errors) for kind in sorted(ALL)},
         "longest_pause_s": round(pauses[-1], 2),
         "median_pause_s": round(statistics.median(pauses), 2),
+        # In which nobody's request was taken.
+        "longest_gap_s": round(max((later - one for one, later in pairwise(began_s)), default=0.0), 2),
     }
     print(json.dumps(figures), flush=True)
     assert answers, "the load has ended"
@@ -136,6 +140,12 @@ def test_a_node_loses_its_power(cell: Load) -> None:
 
 
 def test_no_executor_that_answers_was_retired_and_each_log_line_is_json(cell: Load) -> None:
-    for name in (*names("scheduler"), *names("front"), *names("executor")):
-        lines = logs(name)
-        assert all("event" in line or "message" in line for line in lines)
+    for name in (*names("front"), *names("executor")):
+        assert all("event" in line or "message" in line for line in logs(name))
+    for name in names("scheduler"):
+        retired = set()
+        for line in logs(name):
+            if line.get("event") == "retired":
+                retired.add(line["executor"])
+            # Addresses of pods are not given again so soon.
+            assert not (line.get("event") == "attached" and line["executor"] in retired), line
