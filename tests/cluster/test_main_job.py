@@ -29,8 +29,8 @@ def commands(heading: str) -> list[str]:
     text = PAGE.read_text(encoding="utf-8")
     section = re.split(r"^##+ ", text.split(f" {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
     blocks = "\n".join(re.findall(r"```console\n(.*?)```", section, re.DOTALL))
-    joined = re.sub(r"\n(?!\$ )\s*", " ", blocks)
-    return [re.sub(r"\s*# ☸$", "", line.removeprefix("$ ")) for line in joined.splitlines() if line.startswith("$ ")]
+    joined = re.sub(r"\n(?!\$ |\n)\s*", " ", blocks)
+    return [re.sub(r"\s*# ☸ *$", "", line.removeprefix("$ ")) for line in joined.splitlines() if line.startswith("$ ")]
 
 
 @pytest.fixture(scope="module")
