@@ -12,10 +12,17 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.kube import NAMESPACE, OVERLAYS, Object, apply, get, kubectl, rolled_out, until
+from tests.cluster.kube import NAMESPACE, OVERLAYS, Object, apply, get, kubectl, machine, rolled_out, until
 
 LOAD_IMAGE = "registry.example.com/octavo/client:test"
 MODELS = Path("/var/tmp/octavo-models")
+# Each with one of its definitions.
+ADDONS = {
+    "cert-manager": "certificates.cert-manager.io",
+    "keda": "scaledobjects.keda.sh",
+    "prometheus": "podmonitors.monitoring.coreos.com",
+    "envoy-gateway": "backendtlspolicies.gateway.networking.k8s.io",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -137,3 +144,33 @@ def cell(namespace: None) -> Iterator[Load]:
 def single(namespace: None) -> Iterator[Load]:
     """One scheduler and two executors, under load."""
     yield from installed("single")
+
+
+@pytest.fixture(scope="session")
+def addons(namespace: None) -> None:
+    """What `production` needs of a cluster: it is there, or the program that runs the cluster adds it."""
+    there = kubectl("get", "crd", "--output", "name")
+    missing = [name for name, definition in ADDONS.items() if f"/{definition}\n" not in there]
+    if missing and os.environ.get("CLUSTER", "kind") not in ("kind", "k3s"):
+        try:
+            for name in missing:
+                machine("add", name)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no {', '.join(missing)}: {error.stderr.decode()}")
+    elif missing:
+        pytest.skip(f"the cluster has no {', '.join(missing)}")
+
+
+@pytest.fixture(scope="module")
+def gpus(namespace: None) -> Iterator[None]:
+    """Nodes say that they have GPUs."""
+    path = "/status/capacity/nvidia.com~1gpu"
+    nodes = [node["metadata"]["name"] for node in get("nodes") if "nvidia.com/gpu" not in node["status"]["capacity"]]
+
+    def patch(change: Object) -> None:
+        for node in nodes:
+            kubectl("patch", "node", node, "--subresource=status", "--type=json", "--patch", json.dumps([change]))
+
+    patch({"op": "add", "path": path, "value": "2"})
+    yield
+    patch({"op": "remove", "path": path})

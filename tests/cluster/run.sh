@@ -3,7 +3,8 @@
 #
 # KUBECONFIG  a cluster that is there; without it CLUSTER starts one, and ends it
 # CLUSTER     how images get into its nodes: kind, k3s, or a program with the commands `up`, `load IMAGE.tar`, `stop NODE`,
-#             `start NODE` and `down`; the tests that cut a node's power need the program
+#             `start NODE` and `down`; the tests that cut a node's power need the program. The overlay `production` needs
+#             cert-manager, KEDA, Prometheus and Envoy Gateway: they are there, or the program has the command `add NAME`
 # PYTHON      by default the one of .venv
 #
 # Builds the images with images/local.sh (root, buildah). Everything that it starts ends with it.
