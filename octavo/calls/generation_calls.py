@@ -160,7 +160,11 @@ class GenerationCalls(SchedulerChannel):
         if not leaving and attempts.window.first_loss is None:
             raise error
         attempts.refusals.clear()
-        return attempts.window.pause_s(leaving[0] if leaving else error, now_s())
+        try:
+            return attempts.window.pause_s(leaving[0] if leaving else error, now_s())
+        except UnavailableError:
+            self._answering.clear()  # they are not there: the next request is not kept waiting for them
+            raise
 
     async def _call(
         self, request: ResumableRequest, endpoint: Endpoint, deadline_s: float | None
