@@ -93,8 +93,8 @@ class GenerationCalls(SchedulerChannel):
     channel_options = (
         # Find a scheduler that vanished without a word. It allows pings this often (octavo_shared/grpc/grpc_server.py),
         # also while a request waits in the queue and nothing else is sent.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_time_ms", 6_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.http2.max_pings_without_data", 0),
     )
 
