@@ -93,8 +93,8 @@ class GenerationCalls(SchedulerChannel):
     channel_options = (
         # Find a scheduler that vanished without a word. It allows pings this often (octavo_shared/grpc/grpc_server.py),
         # also while a request waits in the queue and nothing else is sent.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_time_ms", 6_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.http2.max_pings_without_data", 0),
     )
 
@@ -160,7 +160,11 @@ class GenerationCalls(SchedulerChannel):
         if not leaving and attempts.window.first_loss is None:
             raise error
         attempts.refusals.clear()
-        return attempts.window.pause_s(leaving[0] if leaving else error, now_s())
+        try:
+            return attempts.window.pause_s(leaving[0] if leaving else error, now_s())
+        except UnavailableError:
+            self._answering.clear()  # they are not there: the next request is not kept waiting for them
+            raise
 
     async def _call(
         self, request: ResumableRequest, endpoint: Endpoint, deadline_s: float | None

@@ -52,9 +52,9 @@ from scheduler_svc.telemetry.vllm_metrics import vllm_families
 # What the names of the settings of TLS to the engine begin with.
 FLAGS = "--engine-tls"
 
-# An engine that a network has cut off is noticed after both of these, in milliseconds.
-KEEPALIVE_TIME_MS = 10_000
-KEEPALIVE_TIMEOUT_MS = 5_000
+# An engine that a network has cut off is noticed after both of these, in milliseconds; after the second one while we send.
+KEEPALIVE_TIME_MS = 6_000
+KEEPALIVE_TIMEOUT_MS = 2_500
 
 # Share of the grace period that traces have in any case, also where the last calls took all of it.
 FLUSH_SHARE = 0.1

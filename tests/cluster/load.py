@@ -77,6 +77,7 @@ async def run(kind: str, texts: AsyncIterator[str], expected: str) -> None:
         error = (
             f"{type(failure).__name__}: {failure.details() if isinstance(failure, grpc.aio.AioRpcError) else failure}"
         )
+        await asyncio.sleep(0.1)  # a plain client that is refused at once asks again at once
     ended_s = time.time()
     line = {"kind": kind, "began_s": began_s, "ended_s": ended_s, "pause_s": max(pause_s, ended_s - last_s)}
     print(json.dumps({**line, "error": error, "wrong": "" if error or text == expected else text}), flush=True)

@@ -29,8 +29,13 @@ def commands(heading: str) -> list[str]:
     text = PAGE.read_text(encoding="utf-8")
     section = re.split(r"^##+ ", text.split(f" {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
     blocks = "\n".join(re.findall(r"```console\n(.*?)```", section, re.DOTALL))
-    joined = re.sub(r"\n(?!\$ |\n)\s*", " ", blocks)
-    return [re.sub(r"\s*# ☸ *$", "", line.removeprefix("$ ")) for line in joined.splitlines() if line.startswith("$ ")]
+    found: list[str] = []
+    for line in re.sub(r" *# ☸$", "", blocks, flags=re.MULTILINE).splitlines():
+        if line.startswith("$ "):
+            found.append(line.removeprefix("$ "))
+        elif found and line.strip():
+            found[-1] += f"\n{line}"
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +57,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield
     server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +133,7 @@ def test_a_model_that_is_not_there_is_said(demo: None) -> None:
     def words() -> str:
         found = kubectl("get", "pods", "--selector", "app.kubernetes.io/component=executor", "--output", "json")
         states = [s for item in json.loads(found)["items"] for s in item["status"].get("containerStatuses", [])]
-        return " ".join(s.get("lastState", {}).get("terminated", {}).get("message", "") for s in states)
+        return " ".join(s.get("lastState", {}).get("terminated", {}).get("message", "") for s in states).strip()
 
     message = until(words, "the container has ended", 180)
 

@@ -25,11 +25,17 @@ def stand_in(stand_in: StandIn) -> StandIn:
     return stand_in
 
 
+# A client that waits less long for a scheduler that was there.
+IMPATIENT = (
+    "from octavo.calls import resumption; resumption.DEFAULT_RESUME_TIMEOUT_S = 1.0; import octavo.cli as it; it.main()"
+)
+
+
 @asynccontextmanager
 async def chatting(*flags: str) -> AsyncIterator[tuple[Terminal, asyncio.subprocess.Process]]:
     """Run a chat in a terminal, and end it with Ctrl-D."""
     async with terminal() as screen:
-        command = (sys.executable, "-m", "octavo.cli", "chat", *flags)
+        command = (sys.executable, "-c", IMPATIENT, "chat", *flags)
         environment = {**os.environ, "TERM": "xterm", "INPUTRC": os.devnull}
         process = await asyncio.create_subprocess_exec(
             *command, stdin=screen.theirs, stdout=screen.theirs, stderr=screen.theirs, env=environment
