@@ -52,7 +52,7 @@ from scheduler_svc.telemetry.vllm_metrics import vllm_families
 # What the names of the settings of TLS to the engine begin with.
 FLAGS = "--engine-tls"
 
-# An engine that a network has cut off is noticed after both of these, in milliseconds; after the second one while we send.
+# An engine that a network has cut off is noticed after both of these, in milliseconds; while we send, after the second.
 KEEPALIVE_TIME_MS = 6_000
 KEEPALIVE_TIMEOUT_MS = 2_500
 
