@@ -304,8 +304,9 @@ BUGS = (
     Bug(
         "an executor whose address came back gets no requests",
         f"{EXECUTORS}/driver.py",
-        "            self._tell_fleet(self.planner)\n        self.work.set()\n\n    def drain",
-        "            self._owner.fleet.set_takes_groups(self.planner, False)\n        self.work.set()\n\n    def drain",
+        "            self._tell_fleet(self.planner)\n        self.work.set()\n\n    async def _note_leaving",
+        "            self._owner.fleet.set_takes_groups(self.planner, False)\n        self.work.set()\n\n"
+        "    async def _note_leaving",
     ),
     Bug(
         "the next step is not decided when a result is there",
@@ -329,8 +330,8 @@ BUGS = (
     Bug(
         "an abort is lost while the engine is away",
         f"{LINK}/remote_engine.py",
-        "        if self.is_away:\n            self._end_here(number, error)\n            return\n",
-        "",
+        "        if self.is_away or ((remote := self._requests.get(number)) is not None and remote.is_put_back):\n",
+        "        if (remote := self._requests.get(number)) is not None and remote.is_put_back:\n",
     ),
     Bug(
         "what was aborted goes on at the next engine, if the one before may not have heard of it",
@@ -489,8 +490,8 @@ BUGS = (
     Bug(
         "the requests of a scheduler that is gone wait for it, and another one has nothing to do",
         f"{LINK}/cell.py",
-        "        self._choose()\n        self._rescue()\n",
-        "        self._choose()\n",
+        "            self._absence.begin()\n        self._rescue()\n",
+        "            self._absence.begin()\n",
     ),
     Bug(
         "all fronts stay at one scheduler for ever",
