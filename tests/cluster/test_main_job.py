@@ -90,6 +90,7 @@ class Shell:
         self._at_end.callback(process.wait)
         self._at_end.callback(process.terminate)
         assert process.stdout is not None
+        self._at_end.callback(process.stdout.close)
         line = process.stdout.readline()
         assert line.startswith("Forwarding from"), f"{command}: {line}"
         return line
