@@ -85,8 +85,10 @@ class JsonLines(io.TextIOBase):
         self._begun = ""  # the line that has no end yet
 
     def write(self, text: str) -> int:
-        """Write the lines that end in `text`."""
-        *lines, self._begun = (self._begun + text).split("\n")
+        """Write the lines that end in `text`; of a line that begins anew, as progress bars do, what a terminal shows."""
+        *ended, begun = (self._begun + text).split("\n")
+        self._begun = begun[max(0, begun.rstrip("\r").rfind("\r") + 1) :]
+        lines = (line.rstrip("\r").rpartition("\r")[2] for line in ended)
         for line in filter(None, lines):
             time = _rfc3339(datetime.now(UTC))
             self._stream.write(json_line({"time": time, "level": self._level, "message": line}) + "\n")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo_shared.process.events import Event, FieldValue, JsonFormatter, TextFormatter
+from octavo_shared.process.events import Event, FieldValue, JsonFormatter, JsonLines, TextFormatter
 from tests.support.each_row import each_row
 
 
@@ -85,3 +85,13 @@ def test_a_traceback_stays_in_the_line(written: tuple[logging.Logger, io.StringI
         logger.exception(Event("rpc_failed", method="/a/B"))
     [line] = stream.getvalue().splitlines()
     assert "KeyError: 'gone'" in json.loads(line)["traceback"]
+
+
+def test_of_a_progress_bar_a_json_line_has_what_a_terminal_shows_and_nothing_piles_up() -> None:
+    stream = io.StringIO()
+    lines = JsonLines(stream, "error")
+    for number in range(1000):
+        lines.write(f"\r{number} of 1000")
+        assert len(lines._begun) < 20
+    lines.write("\nnext\r\n")
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["999 of 1000", "next"]
