@@ -85,7 +85,7 @@ class JsonLines(io.TextIOBase):
         self._begun = ""  # the line that has no end yet
 
     def write(self, text: str) -> int:
-        """Write the lines that end in `text`; of a line that begins anew, as progress bars do, what a terminal shows."""
+        """Write the lines that end in `text`; of one that begins anew, as progress bars do, what a terminal shows."""
         *ended, begun = (self._begun + text).split("\n")
         self._begun = begun[max(0, begun.rstrip("\r").rfind("\r") + 1) :]
         lines = (line.rstrip("\r").rpartition("\r")[2] for line in ended)
