@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -75,3 +76,16 @@ def logs(pod: str, *flags: str) -> list[Object]:
 def machine(*arguments: str) -> None:
     """Tell the program that runs the cluster something, such as `stop node-2`, a cut of power."""
     subprocess.run([os.environ["CLUSTER"], *arguments], check=True, timeout=120, capture_output=True)
+
+
+def kill_for(seconds: float, *parts: str) -> None:
+    """Kill programs of the cluster that run on this machine, such as `etcd`, and start them again after a while."""
+    commands = {int(path.parent.name): path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
+    pids = [pid for pid, command in commands.items() if Path(command.split(b"\0")[0].decode()).name in parts]
+    assert len(pids) >= len(parts), f"not all of {parts} run here"
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"{parts} have ended")
+    time.sleep(seconds)
+    machine("up")
+    until(lambda: kubectl("version"), "the API server answers")
