@@ -1,6 +1,6 @@
 """Compile the C library of this package: ahead, for the usual processors, or once, into the user's cache.
 
-`python -m executor_svc.native.build` builds it for all LEVELS into this package, or into the directory that it is given,
+`python -m executor_svc.native.build` builds it for all LEVELS into this package, or into a directory that it is given,
 and prints the files: the executor's image has them. A start takes the one that fits; where none does, the machine's
 compiler builds it for this processor.
 
