@@ -78,14 +78,22 @@ def machine(*arguments: str) -> None:
     subprocess.run([os.environ["CLUSTER"], *arguments], check=True, timeout=120, capture_output=True)
 
 
-def kill_for(seconds: float, *parts: str) -> None:
-    """Kill programs of the cluster that run on this machine, such as `etcd`, and start them again after a while."""
-    commands = {int(path.parent.name): path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
-    pids = [pid for pid, command in commands.items() if Path(command.split(b"\0")[0].decode()).name in parts]
-    assert len(pids) >= len(parts), f"not all of {parts} run here"
+def kill_for(seconds: float, part: str, node: str = "") -> None:
+    """Kill a program of the cluster that runs on this machine, such as `etcd`, and start it again after a while.
+
+    Args:
+        seconds: How long it is away.
+        part: Name of the program.
+        node: Only the one of this node.
+    """
+    commands = {
+        int(path.parent.name): path.read_text(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline")
+    }
+    pids = [pid for pid, command in commands.items() if Path(command.split("\0")[0]).name == part and node in command]
+    assert pids, f"no {part} runs here"
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"{parts} have ended")
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"{part} has ended")
     time.sleep(seconds)
     machine("up")
     until(lambda: kubectl("version"), "the API server answers")

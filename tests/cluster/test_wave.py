@@ -14,7 +14,7 @@ from tests.cluster.conftest import Load
 from tests.cluster.kube import NAMESPACE, OVERLAYS, Object, apply, get, is_ready, kubectl, logs, names, pods, until
 from tests.cluster.test_faults import under
 
-NUM_STREAMS = 12
+NUM_STREAMS = 16
 # Within the pod, so that neither a scrape nor kubectl rounds the time; metrics have no TLS.
 FIRST_STEP = """
 import re, time, urllib.request
