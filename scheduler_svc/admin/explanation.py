@@ -134,7 +134,7 @@ def _fits(
     troubles = _troubles(engine, now_s)
     fits = []
     for planner, obstacle in obstacles:
-        demand = None if group.pooling is not None else planner.admissions.demand_of(group)
+        demand = None if group.pooling is not None else planner.admissions.demand_of(group, group.requires)
         reasons = [] if obstacle is None else [obstacle.reason]
         if planner in troubles and not reasons:
             reasons.append(troubles[planner])

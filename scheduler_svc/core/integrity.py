@@ -84,6 +84,7 @@ def _check_slotted_things(planner: ExecutorPlanner) -> None:
                 followers[named] += 1
         assert loaded == pool.keys, "the things of the table are not those of the slots"
         assert pool.num_followers == [followers[slot] for slot in range(pool.num_slots)], "followers are miscounted"
+        assert pool.num_loading == pool.states.count(SlotState.LOADING), "loads are miscounted"
         num_in_use = len(followers) + pool.num_loading
         assert pool.num_in_use == num_in_use, "a slot counts as unused that somebody uses or loads, or the other way"
         present = [key for key in pool.keys if key is not None]

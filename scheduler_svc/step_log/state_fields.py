@@ -250,6 +250,7 @@ def _put_slots(make: Callable[[bytes], Any], slots: SlotPool[Any], items: list[A
     if not are_as_many or not {*unused} <= {*range(slots.num_slots)}:
         raise SnapshotError(f"a planner has {len(keys)} slots of a kind instead of {slots.num_slots}")
     slots.keys, slots.states, slots.errors = keys, states, errors
+    slots.num_loading = states.count(SlotState.LOADING)
     slots.num_followers, slots.num_loads = num_followers, num_loads
     slots._slot_of = {key.digest: slot for slot, key in enumerate(keys) if key is not None}
     slots._unused = OrderedDict.fromkeys(unused)

@@ -16,7 +16,7 @@ from contextlib import closing
 from octavo.values.wording import counted
 from scheduler_svc.core.blocks.block_manager import AdmissionPlan, BlockManager
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.sequence import Requirements, SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
 from scheduler_svc.core.step.demand import Demand, Obstacle, Wait, fit, obstacle_of_batch
 from scheduler_svc.core.step.pooled_groups import PooledGroups, pooled_words
@@ -208,24 +208,24 @@ class Admissions:
         """Return what the group takes that could be admitted now, or why it cannot be; None: a text takes nothing."""
         if why := self.why_never(group):
             return Obstacle(Wait.NEVER, why)
-        requires = group.requires
+        requires, uses_things = group.requires, bool(self._things.used_by(group))
         return fit(
             requires,
-            lambda: self.demand_of(group),
+            lambda: self.demand_of(group, requires),
             num_free_slots=self._batch.num_free_slots,
-            loads=self._things.obstacle_of_loads(requires),
+            loads=self._things.obstacle_of_loads(requires) if uses_things else None,
             returning=self._obstacle_of_turn(group),
-            things=self._things.obstacle_of_slots(requires),
+            things=self._things.obstacle_of_slots(requires) if uses_things else None,
         )
 
-    def demand_of(self, group: SequenceGroup) -> Demand:
+    def demand_of(self, group: SequenceGroup, requires: Requirements) -> Demand:
         """Return what a group that waits takes here, whether it has to wait or not."""
         plan, prefills = self._blocks.plan_admission(group), self._prefills
         lead = plan.sequences[0]
         is_long = prefills.is_long(len(lead.sequence.token_ids) - len(lead.found) * self._blocks.block_size)
         has_too_many_long = is_long and not prefills.has_room_for_long
         is_coming = self._blocks.waits_for_prefix(plan)
-        return Demand(group.requires, plan.num_needed, plan.num_free, has_too_many_long, is_coming, plan)
+        return Demand(requires, plan.num_needed, plan.num_free, has_too_many_long, is_coming, plan)
 
     def _obstacle_of_turn(self, group: SequenceGroup) -> Obstacle | None:
         first_return = self._groups.first_return

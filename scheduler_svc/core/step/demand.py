@@ -105,4 +105,6 @@ def fit(
         return _LONG
     if demand.is_prefix_coming:
         return _PREFIX_IS_COMING
-    return demand.obstacle_of_blocks or (demand if has_budget else FULL)
+    if demand.num_blocks > demand.num_free_blocks:
+        return demand.obstacle_of_blocks
+    return demand if has_budget else FULL

@@ -60,6 +60,7 @@ class SlotPool(Generic[Key]):
         num_followers: Sequences that run and use it, for each slot.
         errors: Why nobody can use what was loaded, for each slot; empty: that is not known.
         num_loads: Things that were loaded so far.
+        num_loading: Slots whose load has not ended.
     """
 
     def __init__(self, num_slots: int, *, tells_loads: bool = False) -> None:
@@ -68,7 +69,7 @@ class SlotPool(Generic[Key]):
         self.states = [SlotState.EMPTY] * num_slots
         self.num_followers = [0] * num_slots
         self.errors = [""] * num_slots
-        self.num_loads = 0
+        self.num_loads = self.num_loading = 0
         self._slot_of: dict[bytes, int] = {}  # by digest
         # What nobody uses, and what is empty; the next one to be taken comes first.
         self._unused: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_slots))
@@ -87,11 +88,6 @@ class SlotPool(Generic[Key]):
     def num_in_use(self) -> int:
         """Slots whose thing some running sequence uses, or that are being loaded."""
         return len(self.keys) - len(self._unused)
-
-    @property
-    def num_loading(self) -> int:
-        """Slots whose load has not ended."""
-        return self.states.count(SlotState.LOADING)
 
     def slot_of(self, key: Key) -> int | None:
         """Return the slot that holds a thing; None: none does."""
@@ -131,12 +127,14 @@ class SlotPool(Generic[Key]):
         self.states[slot] = SlotState.READY
         if self.tells_loads:
             self.states[slot] = SlotState.LOADING
+            self.num_loading += 1
             del self._unused[slot]
         return Taken(slot, is_new=True, is_dropped=former is not None)
 
     def end_load(self, slot: int, error: str = "") -> None:
         """The executor tells the end of a load; `error`: why nobody can use it; empty: all can."""
         self.states[slot], self.errors[slot] = SlotState.READY, error
+        self.num_loading -= 1
         self._unused[slot] = None
 
     def follow(self, key: Key) -> None:

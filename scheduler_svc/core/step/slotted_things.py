@@ -142,7 +142,10 @@ class SlottedThings:
 
     def load_bytes(self, user: User) -> int:
         """Return a bound of what a step's message takes to load what is not there yet."""
-        return sum(pool.load_bytes(key) for pool, key in self.used_by(user))
+        num_bytes = 0
+        for pool, key in self.used_by(user):
+            num_bytes += pool.load_bytes(key)
+        return num_bytes
 
     def load_ahead(self, plan: StepPlan, user: User) -> None:
         """Have the step begin the loads that somebody waits for, if there are slots and the bytes for them."""
@@ -160,4 +163,7 @@ class SlottedThings:
     @property
     def num_loading(self) -> int:
         """Loads that have not ended."""
-        return sum(pool.num_loading for pool in self.pools)
+        num_loading = 0
+        for pool in self.pools:  # every step asks: no generator
+            num_loading += pool.num_loading
+        return num_loading
