@@ -250,8 +250,8 @@ BUGS = (
     Bug(
         "smaller executor: what was accepted elsewhere is cut short there",
         f"{CORE}/step/admission.py",
-        "        if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:\n",
-        "        if (group.stop_conditions.accepted_len or 0) < 0:\n",
+        "        if accepted_len is not None and accepted_len > limits.max_model_len:\n",
+        "        if accepted_len is not None and accepted_len < 0:\n",
     ),
     Bug(
         "poison: a request that breaks executors never ends",
