@@ -371,7 +371,7 @@ def play(workload: Workload, num_steps_in_flight: int) -> Driver:
     for allocator in (driver.planner.blocks.allocator, driver.planner.swapped.host):
         assert allocator.num_free_blocks == allocator.num_blocks
     assert not driver.executor.table.live.any()
-    assert not driver.planner.batch.grammar_slots.num_in_use
+    assert not driver.planner.batch.things.grammars.num_in_use
     return driver
 
 

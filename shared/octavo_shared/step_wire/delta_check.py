@@ -135,8 +135,8 @@ class _Projection:
         if len(admission.block_ids) > table.block_tables.shape[1]:
             raise InvalidStepError(f"slot {slot} has {len(admission.block_ids)} blocks, more than a table holds")
         self._require_blocks(np.full_like(admission.block_ids, slot), admission.block_ids)
-        if admission.grammar_slot is not None:
-            self._require_grammar(slot, admission.grammar_slot)
+        if (grammar_slot := admission.resources.grammar_slot) is not None:
+            self._require_grammar(slot, grammar_slot)
         self._write_to(*_OF_A_SEQUENCE)
         self.live[slot], self.active[slot] = True, False
         self.num_tokens[slot] = num_tokens

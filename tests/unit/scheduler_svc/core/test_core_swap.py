@@ -160,8 +160,8 @@ def test_nothing_comes_back_in_a_step_that_preempts() -> None:
 
     assert len(out.blocks_to_swap_out) == 3
     assert len(out.delta.admissions) == 0
-    needs = bench.planner.admissions.needs_to_swap_in(b)
-    assert (needs.has_blocks, needs.has_slots) == (True, True)
+    admissions = bench.planner.admissions
+    assert admissions.obstacle_to_swap_in(admissions.demand_to_swap_in(b)) is None
     bench.process()
     bench.run()
     assert bench.outputs["b"] == [212, 213, 214, 215]
