@@ -103,7 +103,6 @@ def limits(draw: st.DrawFn) -> CoreLimits:
         preemption_mode=draw(st.sampled_from([None, None, *PreemptionMode])),
         prefill_mode=draw(st.sampled_from([PrefillMode.CHUNKED, *PrefillMode])),
         sliding_window=draw(st.sampled_from([0, 0, 0, 3, 8])),
-        num_lookahead_tokens=draw(st.sampled_from([0, 0, 1, 4])),
         long_prefill_threshold=draw(st.sampled_from([0, 0, 3])),
         prefix_caching=draw(st.booleans()),
         flags_rows=num_grammar_slots > 0,
