@@ -138,7 +138,7 @@ def _check_registered_blocks(planner: ExecutorPlanner, *, has_key: bool) -> None
             hashes = planner.blocks.hash_tokens(batch.table.token_ids[slot, :num_tokens], sequence.group.cache_salt)
         else:
             hashes = sequence.block_hashes[: num_tokens // planner.blocks.block_size]
-        for index, block in enumerate(batch.table.blocks_of(slot).tolist()):
+        for index, block in enumerate(batch.held_blocks(slot).tolist(), int(batch.first_blocks[slot])):
             registered = cache.hash_of(block)
             is_named_by_content = hashes[index : index + 1] == [registered]
             assert registered is None or is_named_by_content, "a registered block is not full, or holds something else"

@@ -97,8 +97,3 @@ class CoreLimits:
         slides = self.sliding_window > 0 and num_resident_tokens <= self.num_blocks * self.block_size
         assert not self.is_generative or slides or self.max_model_len <= self.num_blocks * self.block_size
         assert self.max_long_prefills >= 1
-
-    @property
-    def caches_prefixes(self) -> bool:
-        """Whether blocks are found again: not where they fall out of a sliding window."""
-        return self.prefix_caching and not self.sliding_window

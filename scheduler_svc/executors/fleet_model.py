@@ -81,7 +81,7 @@ class FleetModel:
             self.update_limits()
             numerics = Numerics(session.info.numerics_id, session.info.weights_digest)
             self._report_kinds(numerics, address, session.info.kv_cache_dtype)
-            names_blocks = session.names_blocks and limits.caches_prefixes
+            names_blocks = session.names_blocks and limits.prefix_caching
             limits = replace(
                 limits, names_blocks=names_blocks, flags_rows=session.flags_rows, tells_loads=session.tells_loads
             )

@@ -8,7 +8,8 @@ The watermark keeps a share of the pool back from admissions and swap-ins, so th
 just entered is not preempted by the next growth. Running sequences may use all of it.
 
 Under a sliding window a sequence needs blocks for the window and one step's chunk only: those that
-fell out of the window are freed while it goes on, and their entries in the block table are stale.
+fell out of the window are freed while it goes on, and their entries in the block table are stale. A prefix is found
+again wherever the blocks of its last window are still there.
 
 Sharing. Full blocks are shared through the prefix cache and inside a group; they are never written
 again. Forks also share the last, partial block: whoever writes into it first gets a copy, and the
@@ -35,14 +36,21 @@ from scheduler_svc.core.step.step_size import admission_bytes, rules_bytes
 class SequenceBlocks:
     """What `sequence` gets in an admission: blocks that are there already, then new ones.
 
-    `found` holds its registered prefix. `num_shared` counts the blocks that it shares with the lead,
-    which computes them in this admission; one of the two is empty.
+    `found` holds its registered prefix, but for the first `num_skipped` blocks, which are out of the window.
+    `num_shared` counts the blocks that it shares with the lead, which computes them in this admission; one of the two
+    is empty.
     """
 
     sequence: Sequence
     found: IndexArray
     num_shared: int
     num_new: int
+    num_skipped: int = 0
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks of its prefix that nobody computes again."""
+        return self.num_skipped + len(self.found)
 
 
 @dataclass(slots=True)
@@ -73,13 +81,13 @@ class BlockManager:
     def __init__(self, limits: CoreLimits, prefix_key: bytes = b"", holders: BlockHolders | None = None) -> None:
         self.block_size = limits.block_size
         self.prefix_cache: PrefixCache | None = None
-        if limits.caches_prefixes:
+        if limits.prefix_caching:
             self.prefix_cache = PrefixCache(limits.num_blocks, holders, sends_names=limits.names_blocks)
         self.allocator = BlockAllocator(limits.num_blocks, self.prefix_cache)
         self.num_watermark_blocks = math.ceil(limits.num_blocks * limits.watermark)
         self.hasher = BlockHasher(prefix_key, limits.block_size)
         # Tokens of a sequence that have blocks at once; more only without a window.
-        window = limits.sliding_window
+        window = self._window = limits.sliding_window
         self._max_resident_tokens = window + limits.max_num_batched_tokens if window else limits.max_model_len
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -110,9 +118,11 @@ class BlockManager:
 
         The watermark does not hold back a group that would have the pool for itself.
         """
-        sequences = group.sequences_to_compute
-        num_shared = self._num_shared_blocks(sequences)
-        planned = [self._plan_sequence(sequence, num_shared if rank else 0) for rank, sequence in enumerate(sequences)]
+        lead, *others = group.sequences_to_compute
+        planned = [self._plan_sequence(lead, 0)]
+        # Of a lead that begins behind a window the first blocks are gone.
+        num_shared = 0 if planned[0].num_skipped else self._num_shared_blocks([lead, *others])
+        planned += [self._plan_sequence(sequence, num_shared) for sequence in others]
         num_revived = self._num_unused([blocks.found for blocks in planned])
         num_needed = num_revived + sum(blocks.num_new for blocks in planned) + self._num_fork_blocks(group)
         num_free = self.allocator.num_free_blocks
@@ -132,12 +142,14 @@ class BlockManager:
                 present = tables[0][: blocks.num_shared]
                 self.allocator.acquire(present)
             new = self.allocator.allocate(blocks.num_new)
-            tables.append(np.concatenate((present, new), dtype=np.int32) if len(present) else new)
+            skipped = np.zeros(blocks.num_skipped, np.int32)
+            parts = [part for part in (skipped, present) if len(part)]
+            tables.append(np.concatenate((*parts, new), dtype=np.int32) if parts else new)
         return tables
 
     def waits_for_prefix(self, plan: AdmissionPlan) -> bool:
         """Return whether a step in flight computes the next block of the group's prefix."""
-        lead, num_found = plan.sequences[0].sequence, len(plan.sequences[0].found)
+        lead, num_found = plan.sequences[0].sequence, plan.sequences[0].num_cached
         if lead.group.lacks_prompt_logprobs:
             return False
         return self.is_being_computed(lead.block_hashes[: self._max_hit(lead)], num_found)
@@ -164,16 +176,31 @@ class BlockManager:
         return hashes
 
     def _plan_sequence(self, sequence: Sequence, num_shared: int) -> SequenceBlocks:
-        found = NO_BLOCKS
+        num_skipped, found = 0, NO_BLOCKS
         if self.prefix_cache is not None:
             hashes = self.hash_blocks(sequence)
             if not sequence.group.lacks_prompt_logprobs:
-                found = self.prefix_cache.match(hashes, self._max_hit(sequence))
-        if len(found) >= num_shared:
+                num_skipped, found = self._find(self.prefix_cache, hashes[: self._max_hit(sequence)])
+        if num_skipped + len(found) >= num_shared:
             num_shared = 0
         else:
-            found = NO_BLOCKS
-        return SequenceBlocks(sequence, found, num_shared, self.num_blocks_of(sequence) - len(found) - num_shared)
+            num_skipped, found = 0, NO_BLOCKS
+        num_present = num_skipped + len(found) + num_shared
+        num_resident_tokens = num_skipped * self.block_size + self._max_resident_tokens
+        num_blocks = self.num_blocks_for(min(len(sequence.token_ids), num_resident_tokens))
+        return SequenceBlocks(sequence, found, num_shared, max(0, num_blocks - num_present), num_skipped)
+
+    def _find(self, cache: PrefixCache, hashes: list[bytes]) -> tuple[int, IndexArray]:
+        """Return the longest registered prefix: how many of its blocks are out of the window, and the others."""
+        if not self._window:
+            return 0, cache.match(hashes, len(hashes))
+        end = cache.longest_window(hashes, self.first_block_seen)
+        first = self.first_block_seen(end)
+        return first, cache.match(hashes[first:], end - first)
+
+    def first_block_seen(self, num_blocks: int) -> int:
+        """Return the first block that the token behind so many blocks sees."""
+        return max(0, num_blocks * self.block_size - self._window + 1) // self.block_size if self._window else 0
 
     def _num_unused(self, found: list[IndexArray]) -> int:
         """Return how many of the blocks that sequences of a group found are cached and not used."""

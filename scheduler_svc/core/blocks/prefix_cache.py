@@ -17,7 +17,7 @@ acknowledged before it went there, and a step moves blocks before it reads any: 
 Pure. Read next: `block_allocator.py`, which keeps registered blocks when nobody uses them.
 """
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
@@ -114,6 +114,20 @@ class PrefixCache:
                 break
             found.append(block_id)
         return np.array(found, np.intp) if found else NO_BLOCKS
+
+    def longest_window(self, hashes: list[bytes], first_seen: Callable[[int], int]) -> int:
+        """Return the most blocks, [<= num_hashes], behind which the next token finds all that it sees registered.
+
+        Args:
+            hashes: Of a sequence's full blocks.
+            first_seen: Says which block is the first one that the token behind so many blocks sees.
+        """
+        block_of_hash, num_in_a_row, longest = self._block_of_hash, 0, 0
+        for end, block_hash in enumerate(hashes, 1):
+            num_in_a_row = num_in_a_row + 1 if block_hash in block_of_hash else 0
+            if num_in_a_row >= end - first_seen(end):
+                longest = end
+        return longest
 
     def blocks_of(self, hashes: list[bytes]) -> IndexArray:
         """Return the block that is registered under each hash, -1 where none is, [num_hashes]."""

@@ -53,7 +53,7 @@ class Footprint(NamedTuple):
         if len(sequences) > 1:  # it has forked: what its sequences share, and what is cached of each, takes a plan
             plan = blocks.plan_admission(group)
             num_tokens = sum(planned.num_new for planned in plan.sequences) * blocks.block_size
-            num_lead_tokens = len(lead.token_ids) - len(plan.sequences[0].found) * blocks.block_size
+            num_lead_tokens = len(lead.token_ids) - plan.sequences[0].num_cached * blocks.block_size
             return cls(requires, blocks.block_size, num_tokens, num_lead_tokens, plan.num_needed, [])
         num_blocks = blocks.num_blocks_of(lead) if group.is_lone else blocks.num_blocks_ever_needed(group)
         names: list[bytes] = []

@@ -60,7 +60,7 @@ class Inbox:
 
     def __init__(self, limits: CoreLimits) -> None:
         num_chunk_tokens = limits.max_num_batched_tokens if limits.sliding_window else 0
-        self.kind = limits.block_size, limits.sliding_window + num_chunk_tokens, limits.caches_prefixes
+        self.kind = limits.block_size, limits.sliding_window + num_chunk_tokens, limits.prefix_caching
         self.assignments: list[Assignment] = []
         self.refused: set[SequenceGroup] = set()
         self.num_slots = self.num_blocks = self.num_tokens = self.num_long = 0

@@ -222,7 +222,7 @@ class Admissions:
         """Return what a group that waits takes here, whether it has to wait or not."""
         plan, prefills = self._blocks.plan_admission(group), self._prefills
         lead = plan.sequences[0]
-        is_long = prefills.is_long(len(lead.sequence.token_ids) - len(lead.found) * self._blocks.block_size)
+        is_long = prefills.is_long(len(lead.sequence.token_ids) - lead.num_cached * self._blocks.block_size)
         has_too_many_long = is_long and not prefills.has_room_for_long
         is_coming = self._blocks.waits_for_prefix(plan)
         return Demand(requires, plan.num_needed, plan.num_free, has_too_many_long, is_coming, plan)
@@ -280,7 +280,7 @@ class Admissions:
 
     def _admit_group(self, plan: StepPlan, group: SequenceGroup, allocation: AdmissionPlan) -> None:
         pending_forks = () if group.is_lone else group.live_sequences[len(allocation.sequences) :]
-        self._note_admission(plan, group, len(allocation.sequences[0].found) * self._blocks.block_size)
+        self._note_admission(plan, group, allocation.sequences[0].num_cached * self._blocks.block_size)
         for pool, _ in self._things.used_by(group):
             pool.bind(group)
         if group.beam_search is not None:
@@ -289,7 +289,7 @@ class Admissions:
         tables = self._blocks.allocate(allocation)
         lead = None
         for blocks, block_ids in zip(allocation.sequences, tables, strict=True):
-            num_computed_blocks = len(blocks.found) + blocks.num_shared
+            num_computed_blocks = blocks.num_cached + blocks.num_shared
             prefill = self._prefills.start(
                 plan,
                 blocks.sequence,
@@ -297,6 +297,7 @@ class Admissions:
                 num_computed_blocks * self._blocks.block_size,
                 lead=lead if blocks.num_shared else None,
                 pending_forks=pending_forks,
+                num_skipped_blocks=blocks.num_skipped,
             )
             lead = lead or prefill
 

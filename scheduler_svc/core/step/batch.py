@@ -240,15 +240,23 @@ class Batch:
         return self.table.block_tables[slot, self.first_blocks[slot] : self.table.num_blocks[slot]]
 
     def slide_window(self, slot: int, position: int) -> None:
-        """Free the blocks of a slot that the token at `position`, its next one, does not see any more."""
+        """Free the blocks of a slot that the token at `position`, its next one, does not see any more.
+
+        With a prefix cache only acknowledged ones: they are registered first, and stay until they are evicted.
+        """
         if self._window:
+            if self.blocks.prefix_cache is not None:
+                position = min(position, int(self.num_computed_tokens[slot]))
             self._move_window(slot, max(0, position - self._window + 1) // self.blocks.block_size)
 
     def slide_windows(self, slots: BoolArray) -> None:
         """Free the blocks that the next tokens of decoding `slots`, [max_num_seqs] bool, do not see any more."""
         if not self._window:
             return
-        firsts = np.maximum(self.table.num_scheduled_tokens - self._window + 1, 0) // self.blocks.block_size
+        positions = self.table.num_scheduled_tokens
+        if self.blocks.prefix_cache is not None:
+            positions = np.minimum(positions, self.num_computed_tokens)
+        firsts = np.maximum(positions - self._window + 1, 0) // self.blocks.block_size
         for slot in (slots & (firsts > self.first_blocks)).nonzero()[0].tolist():
             self._move_window(slot, int(firsts[slot]))
 
@@ -256,6 +264,7 @@ class Batch:
         """Free the blocks of a slot before `first`, if there are some."""
         former = int(self.first_blocks[slot])
         if first > former:
+            self.register_blocks(slot)
             self.blocks.allocator.free(self.table.block_tables[slot, former:first])
             self.first_blocks[slot] = first
 

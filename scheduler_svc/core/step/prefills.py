@@ -190,13 +190,24 @@ class Prefills:
         self.running = [prefill for prefill in self.running if prefill.sequence.group is not group]
 
     def without_room(self) -> list[Prefill]:
-        """Return the prefills that cannot go on because the next token has no block (sliding windows only)."""
+        """Return the prefills that cannot go on because the next token has no block (sliding windows only).
+
+        One that waits for a step in flight, which may free some, is not among them.
+        """
         if not self._limits.sliding_window:
             return []
-        size = self._batch.blocks.block_size
+        size, computed = self._batch.blocks.block_size, self._batch.num_computed_tokens
         for prefill in self.running:
             self._batch.slide_window(prefill.sequence.slot, prefill.num_scheduled_tokens)
-        return [prefill for prefill in self.running if prefill.num_scheduled_tokens == len(prefill.block_ids) * size]
+        return [
+            prefill
+            for prefill in self.running
+            if prefill.num_scheduled_tokens == len(prefill.block_ids) * size
+            and (
+                self._batch.blocks.prefix_cache is None
+                or computed[prefill.sequence.slot] >= prefill.num_scheduled_tokens
+            )
+        ]
 
     def _send_chunk(self, plan: StepPlan, prefill: Prefill) -> None:
         """Give a prefill its next chunk, maybe none."""

@@ -1,8 +1,11 @@
 """Sliding windows: blocks that fell out are freed and given away; what a sequence needs is the window."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from scheduler_svc.core.blocks.block_manager import BlockManager
+from scheduler_svc.core.blocks.prefix_cache import PrefixCache
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.step.batch import Batch
@@ -59,10 +62,10 @@ def test_a_block_is_freed_when_the_next_token_sees_none_of_it(position: int, num
     assert int(bench.planner.batch.first_blocks[0]) == num_freed
 
 
-@each_row((8, [0, 2, 0, 0]), (0, [0, 0, 0, 0]))
-def test_the_windows_of_the_named_slots_slide(window: int, first_blocks: list[int]) -> None:
+@each_row((8, False, [0, 2, 0, 0]), (0, True, [0, 0, 0, 0]))
+def test_the_windows_of_the_named_slots_slide(window: int, is_cached: bool, first_blocks: list[int]) -> None:
     """With a window of 8 the token at position 15 sees 8 to 15: blocks 0 and 1 are out, at position 10 none is."""
-    limits = window_limits(window=window, blocks=16)
+    limits = replace(window_limits(window=window, blocks=16), prefix_caching=is_cached)
     batch = Batch(limits, BlockManager(limits), FcfsPolicy())
     for slot, position in enumerate([15, 15, 10]):
         batch.table.block_tables[slot, :4] = batch.blocks.allocator.allocate(4)
@@ -160,8 +163,43 @@ def test_forks_share_the_blocks_of_the_window() -> None:
     assert bench.num_free_blocks == 6
 
 
-def test_prefixes_are_not_cached_under_a_window() -> None:
-    assert Bench(window_limits()).planner.blocks.prefix_cache is None
+def test_a_prefix_is_found_wherever_its_last_window_is() -> None:
+    """With a window of 6 the token behind three blocks of 4 sees positions 7 to 12: blocks 1 and 2."""
+    bench = Bench(window_limits(blocks=8))
+    bench.add(0, 14, max_tokens(1))
+    bench.run()
+    cache = bench.planner.blocks.prefix_cache
+    assert cache is not None
+    assert len(cache) == 3
+
+    bench.add(0, 14, max_tokens(1))
+    [admission] = bench.schedule().delta.admissions
+
+    assert admission.num_computed_tokens == 12
+    assert admission.block_ids[0] == 0, "it is out of the window, and another one stands in"
+    assert bench.planner.blocks.allocator.ref_counts.sum() == len(admission.block_ids) - 1
+    bench.process()
+    bench.run()
+
+
+@each_row(({0, 1, 2, 3, 4, 5}, 6), ({0, 1, 2, 4, 5}, 6), ({0, 1, 2, 4}, 3), ({0, 2, 4}, 1), ({1, 2, 3}, 4), ({1, 3}, 0))
+def test_blocks_that_nobody_sees_may_be_gone(registered: set[int], longest: int) -> None:
+    """The token behind a block sees two blocks, or one if there is but one."""
+    cache, names = PrefixCache(8), [bytes([name]) for name in range(6)]
+    cache.register([names[block] for block in registered], sorted(registered))
+
+    assert cache.longest_window(names, lambda end: max(0, end - 2)) == longest
+
+
+def test_what_left_the_window_is_found_until_it_is_evicted() -> None:
+    """An answer goes on behind its own prompt, whose first blocks fell out while it was made."""
+    bench = Bench(window_limits(blocks=12))
+    a = bench.add(0, 5, max_tokens(12))
+    while a.live_sequences:
+        bench.step()
+    cache = bench.planner.blocks.prefix_cache
+    assert cache is not None
+    assert len(cache) == 4, "16 tokens are computed"
 
 
 def test_a_group_whose_windows_fit_nowhere_is_never_taken() -> None:
