@@ -1,7 +1,8 @@
 """Compile the C library of this package: ahead, for the usual processors, or once, into the user's cache.
 
-`python -m executor_svc.native.build` builds it for all LEVELS into this package, as the executor's image does; a start
-takes the one that fits. Where none does, the machine's compiler builds it for this processor.
+`python -m executor_svc.native.build` builds it for all LEVELS into this package, or into a directory that it is given,
+and prints the files: the executor's image has them. A start takes the one that fits; where none does, the machine's
+compiler builds it for this processor.
 
 The file name carries a hash of everything that could make another library: sources and flags, and in the cache the
 compiler's version and what the processor can do. So a cache may be shared by machines, and nothing stale is taken.
@@ -249,9 +250,10 @@ def _processor_features() -> frozenset[str]:
 
 
 def main() -> int:
-    """Build for all LEVELS into this package; return the exit code."""
+    """Build for all LEVELS into this package, or into the directory that is named; return the exit code."""
+    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else PREBUILT_DIRECTORY
     try:
-        for path in build_ahead(PREBUILT_DIRECTORY):
+        for path in build_ahead(directory):
             print(path)
     except (NativeUnavailableError, OSError) as error:
         print(f"octavo executor: {error}", file=sys.stderr)

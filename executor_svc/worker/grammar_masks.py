@@ -283,8 +283,8 @@ class GrammarMasks:
         for load in delta.grammar_loads:
             self._begin_load(load)
         for admission in delta.admissions:
-            if admission.grammar_slot is not None:
-                grammar = self._slots[admission.grammar_slot]
+            if (named := admission.resources.grammar_slot) is not None:
+                grammar = self._slots[named]
                 self._outputs[admission.slot] = _Output(grammar, grammar.kept.beginning)
         if self._outputs:
             for fork in delta.beam_forks:  # now: the beam may go on before its copy has a mask

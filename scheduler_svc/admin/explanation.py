@@ -13,7 +13,7 @@ from octavo.values.wording import counted, duration_text
 from scheduler_svc.admin.life import ended_state, milliseconds
 from scheduler_svc.admin.state import RequestLocation, RequestLocations, num_output_tokens
 from scheduler_svc.core.sequence import Placed, SequenceGroup
-from scheduler_svc.core.step.admission import WAITS_FOR_GRAMMAR, Obstacle, Wait, lack_of_grammar_slots
+from scheduler_svc.core.step.demand import Demand, Obstacle, Wait
 from scheduler_svc.core.step.executor_planner import DRAINING, ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
@@ -134,20 +134,11 @@ def _fits(
     troubles = _troubles(engine, now_s)
     fits = []
     for planner, obstacle in obstacles:
-        plan = None if group.pooling is not None else planner.blocks.plan_admission(group)
+        demand = None if group.pooling is not None else planner.admissions.demand_of(group, group.requires)
         reasons = [] if obstacle is None else [obstacle.reason]
         if planner in troubles and not reasons:
             reasons.append(troubles[planner])
-        fits.append(
-            admin_pb2.ExecutorFit(
-                executor=addresses.get(planner, ""),
-                obstacle="; ".join(reasons),
-                num_needed_blocks=0 if plan is None else plan.num_needed,
-                num_free_blocks=planner.blocks.allocator.num_free_blocks if plan is None else plan.num_free,
-                num_needed_slots=group.num_slots,
-                num_free_slots=planner.batch.num_free_slots,
-            )
-        )
+        fits.append(_fit_of(planner, addresses.get(planner, ""), "; ".join(reasons), demand))
     return fits
 
 
@@ -178,25 +169,22 @@ def _troubles(engine: Engine, now_s: float) -> dict[ExecutorPlanner, str]:
 
 def _swap_in_fit(planner: ExecutorPlanner, group: SequenceGroup, executor: str) -> admin_pb2.ExecutorFit:
     """Return what the way back of a swapped group takes, and what is in its way."""
-    needs = planner.admissions.needs_to_swap_in(group)
-    obstacle = ""
-    if group.has_inflight_tokens:
-        obstacle = tokens_in_flight_text(group)
-    elif not needs.has_blocks:
-        obstacle = f"needs {counted(needs.num_needed_blocks, 'block')}, {needs.num_free_blocks} free"
-    elif not needs.has_slots:
-        obstacle = f"needs {counted(needs.num_needed_slots, 'slot')} of the batch, {needs.num_free_slots} free"
-    elif not needs.has_grammar_slot:
-        obstacle = lack_of_grammar_slots(planner.limits.num_grammar_slots).reason
-    elif needs.waits_for_grammar:
-        obstacle = WAITS_FOR_GRAMMAR.reason
+    admissions = planner.admissions
+    demand = admissions.demand_to_swap_in(group)
+    obstacle = admissions.obstacle_to_swap_in(demand)
+    reason = tokens_in_flight_text(group) if group.has_inflight_tokens else "" if obstacle is None else obstacle.reason
+    return _fit_of(planner, executor, reason, demand)
+
+
+def _fit_of(planner: ExecutorPlanner, executor: str, reason: str, demand: Demand | None) -> admin_pb2.ExecutorFit:
+    """Return what a group takes of a planner, and what is there; no demand: it is a text, which takes nothing."""
     return admin_pb2.ExecutorFit(
         executor=executor,
-        obstacle=obstacle,
-        num_needed_blocks=needs.num_needed_blocks,
-        num_free_blocks=needs.num_free_blocks,
-        num_needed_slots=needs.num_needed_slots,
-        num_free_slots=needs.num_free_slots,
+        obstacle=reason,
+        num_needed_blocks=0 if demand is None else demand.num_blocks,
+        num_free_blocks=planner.blocks.allocator.num_free_blocks if demand is None else demand.num_free_blocks,
+        num_needed_slots=0 if demand is None else demand.requires.num_slots,
+        num_free_slots=planner.batch.num_free_slots,
     )
 
 

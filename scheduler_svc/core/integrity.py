@@ -3,10 +3,11 @@
 import operator
 from collections import Counter
 
-from octavo_shared.step_wire.table_columns import NO_GRAMMAR
+from octavo_shared.step_wire.table_columns import NO_GRAMMAR as NO_SLOT
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.core.step.batch import running_sequences
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
+from scheduler_svc.core.step.slot_pool import SlotState
 from scheduler_svc.core.step.swapping import NO_BLOCK
 
 
@@ -16,7 +17,7 @@ def check_integrity(planner: ExecutorPlanner, *, has_key: bool = True) -> None:
     Without the key of the hashes those that a sequence carries are not computed again.
     """
     _check_slots(planner)  # the others go from slot to slot
-    _check_grammar_slots(planner)
+    _check_slotted_things(planner)
     _check_blocks(planner)
     _check_host_blocks(planner)
     _check_lengths(planner)
@@ -67,24 +68,29 @@ def _check_slots(planner: ExecutorPlanner) -> None:
     assert batch.num_free_slots >= 0, "more slots are promised than there are"
 
 
-def _check_grammar_slots(planner: ExecutorPlanner) -> None:
-    """9: a running sequence finds its grammar in a slot, which has as many followers as sequences follow it."""
-    slots, table = planner.batch.grammar_slots, planner.table
-    followers: Counter[int] = Counter()
-    for sequence in running_sequences(planner.batch.running):
-        grammar, grammar_slot = sequence.group.grammar, int(table.grammar_slot[sequence.slot])
-        if grammar is None:
-            assert grammar_slot == NO_GRAMMAR, "a sequence follows a grammar that nobody asked for"
-            continue
-        assert slots.slot_of(grammar) == grammar_slot, "a sequence follows another grammar than its own"
-        assert not slots.is_loading[grammar_slot], "a sequence follows a grammar that is not loaded yet"
-        followers[grammar_slot] += 1
-    assert table.grammars == slots.grammars, "the grammars of the table are not those of the slots"
-    assert slots.num_followers == [followers[slot] for slot in range(slots.num_slots)], "followers are miscounted"
-    num_in_use = len(followers) + slots.num_loading
-    assert slots.num_in_use == num_in_use, "a slot is taken for unused that somebody follows or loads, or the other way"
-    loaded = [grammar for grammar in slots.grammars if grammar is not None]
-    assert slots.num_loaded == len(set(loaded)) == len(loaded), "a grammar is loaded twice"
+def _check_slotted_things(planner: ExecutorPlanner) -> None:
+    """9: a live slot names READY things only; a thing has as many followers as running sequences use it."""
+    table, things = planner.table, planner.batch.things
+    for pool in things.pools:
+        (column, loaded), followers = pool.in_table(table), Counter[int]()
+        for sequence in running_sequences(planner.batch.running):
+            [wanted] = [pool.slot_of(key) for place, key in things.used_by(sequence.group) if place is pool] or [
+                NO_SLOT
+            ]
+            named = int(column[sequence.slot])
+            assert named == wanted, "a sequence uses another thing than its own, or one that nobody asked for"
+            if named != NO_SLOT:
+                assert pool.states[named] is SlotState.READY, "a sequence uses a thing that is not loaded yet"
+                followers[named] += 1
+        assert loaded == pool.keys, "the things of the table are not those of the slots"
+        assert pool.num_followers == [followers[slot] for slot in range(pool.num_slots)], "followers are miscounted"
+        assert pool.num_loading == pool.states.count(SlotState.LOADING), "loads are miscounted"
+        num_in_use = len(followers) + pool.num_loading
+        assert pool.num_in_use == num_in_use, "a slot counts as unused that somebody uses or loads, or the other way"
+        present = [key for key in pool.keys if key is not None]
+        assert pool.num_loaded == len(set(present)) == len(present), "a thing is loaded twice"
+        are_empty = [state is SlotState.EMPTY for state in pool.states]
+        assert are_empty == [key is None for key in pool.keys], "a slot is EMPTY and holds a thing, or the other way"
 
 
 def _check_lengths(planner: ExecutorPlanner) -> None:

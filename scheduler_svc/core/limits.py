@@ -44,7 +44,6 @@ class CoreLimits:
         preemption_mode: None: RECOMPUTE for a group with one live sequence (its prefix is often still
             cached, and moving blocks costs both ways), SWAP for several.
         sliding_window: Every layer sees only so many last tokens; 0: some layer sees all.
-        num_lookahead_tokens: Places that a decode has behind its next token, for drafted tokens.
         long_prefill_threshold: A sequence with more tokens to compute is a long prefill: it gets at
             most so many a step, and `max_long_prefills` of them run at once; 0: nothing is long.
         prefix_caching: Whether full blocks are found again by their content.
@@ -76,7 +75,6 @@ class CoreLimits:
     preemption_mode: PreemptionMode | None = None
     prefill_mode: PrefillMode = PrefillMode.CHUNKED
     sliding_window: int = 0
-    num_lookahead_tokens: int = 0
     long_prefill_threshold: int = 0
     max_long_prefills: int = 1
     prefix_caching: bool = True

@@ -33,7 +33,7 @@ from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.beam_search import BeamSearch
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
-from scheduler_svc.request.provenance import ENDED, Progress, Provenance
+from scheduler_svc.request.provenance import ENDED, Numerics, Progress, Provenance
 
 
 class SequenceStatus(enum.Enum):
@@ -65,6 +65,24 @@ class Placed(NamedTuple):
     num_rows: int
     other: str = ""
     other_cost: int = 0
+
+
+class Requirements(NamedTuple):
+    """What a group requires of an executor, whatever runs there; its blocks and bytes depend on their sizes there.
+
+    Attributes:
+        num_slots: Slots of the batch that it may need at once.
+        pooling: The task that the model must do; None: it generates.
+        grammar: What its outputs must follow; None: nothing.
+        matcher_id: Of the only matcher that they may follow it by; empty: any.
+        numerics: The only kind that may go on with it; None: any.
+    """
+
+    num_slots: int
+    pooling: PoolingTask | None
+    grammar: Grammar | None
+    matcher_id: str
+    numerics: Numerics | None
 
 
 @dataclass(slots=True, eq=False)
@@ -186,6 +204,12 @@ class SequenceGroup:
         if self.pooling is not None:
             return 0
         return self.beam_search.beam_width if self.beam_search is not None else len(self.live_sequences)
+
+    @property
+    def requires(self) -> Requirements:
+        """What it requires of an executor now."""
+        numerics = self.provenance.preferred(self.progress) if self.requires_same_numerics else None
+        return Requirements(self.num_slots, self.pooling, self.grammar, self.matcher_id, numerics)
 
     @property
     def is_forked(self) -> bool:

@@ -428,7 +428,7 @@ class ExecutorDriver:
                 continue  # its result came meanwhile
             hangs = self._watch.look(step_id, cpu_time_us, longest_s + HANG_AFTER_S)
             took = f"it has been running for {running_s:.1f} s; similar steps take at most {longest_s:.3f} s"
-            guided = largest_grammar(planner.batch.running, planner.batch.grammar_slots)
+            guided = largest_grammar(planner.batch.running, planner.batch.things.grammars)
             if hangs and planner.hangs(now_s, HANG_AFTER_S):
                 if guided:
                     log.warning(Event("hung_step_has_grammars", executor=self.address, step_id=step_id, **guided))

@@ -44,7 +44,6 @@ class PlannerSettings:
     prefill_mode: PrefillMode = PrefillMode.CHUNKED
     long_prefill_threshold: int = 0
     max_long_prefills: int = 1
-    num_lookahead_tokens: int = 0
     prefix_caching: bool = True
     max_message_bytes: int = NO_LIMIT
 
@@ -83,7 +82,7 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
     max_num_seqs = min(settings.max_num_seqs or NO_LIMIT, info.max_num_seqs, token_budget)
     num_other_bytes = other_bytes(
         num_slots=max_num_seqs,
-        num_block_appends=max_num_seqs * (2 + settings.num_lookahead_tokens) + token_budget // info.block_size_tokens,
+        num_block_appends=max_num_seqs * 2 + token_budget // info.block_size_tokens,
         num_block_moves=info.num_host_blocks,
     )
     num_blocks = max_model_len // info.block_size_tokens + 2
@@ -114,7 +113,6 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         preemption_mode=settings.preemption_mode,
         prefill_mode=settings.prefill_mode,
         sliding_window=info.sliding_window_tokens,
-        num_lookahead_tokens=settings.num_lookahead_tokens,
         long_prefill_threshold=settings.long_prefill_threshold,
         max_long_prefills=settings.max_long_prefills,
         prefix_caching=settings.prefix_caching,

@@ -11,7 +11,7 @@ Pure. Used by `driver.py`.
 from collections.abc import Iterable
 
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.grammar_slots import GrammarSlots
+from scheduler_svc.core.step.slotted_things import GrammarSlots
 
 # Of processor time between two looks, in microseconds: with less the threads stand still, though they may wake up.
 LEAST_CPU_US = 2_000

@@ -34,7 +34,6 @@ Described = TypeVar("Described", CoreLimits, ExecutorInfo)
 # What a log may ask of whoever replays it: about a gigabyte for the pools of all executors, counted in blocks.
 MAX_BLOCKS = 2**24
 _BLOCKS_OF_A_SLOT = 64
-_MAX_LOOKAHEAD_TOKENS = 2**12
 _MAX_BLOCK_SIZE = 2**16
 MAX_OUTPUTS = 2**16
 _MAX_BEAM_WIDTH = 2**12
@@ -63,7 +62,6 @@ def decode_limits(message: pb.CoreJoined) -> CoreLimits:
         ("block_size", 1, _MAX_BLOCK_SIZE),
         ("max_num_seqs", 1, MAX_BLOCKS),
         ("max_model_len", 1, MAX_MODEL_LEN),
-        ("num_lookahead_tokens", 0, _MAX_LOOKAHEAD_TOKENS),
         ("num_blocks", int(limits.is_generative), MAX_BLOCKS),
         ("num_grammar_slots", 0, _MAX_GRAMMAR_SLOTS),
     ):

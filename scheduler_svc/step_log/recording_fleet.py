@@ -219,7 +219,7 @@ class RecordingFleet(Fleet):
 
     def _header(self) -> pb.LogHeader:
         header = self._writer.header(monotonic_s(), self.queue.shares)
-        header.num_earlier_calls, header.num_earlier_cores = self._num_calls, self._num_cores
+        header.num_earlier_calls = self._num_calls
         for planner in self.planners:
             number = self._number_of[planner]
             described = encoding.core_message(

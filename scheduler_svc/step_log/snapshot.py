@@ -127,7 +127,7 @@ def _parts(fleet: Fleet) -> list[Any]:
     for planner in fleet.planners:
         batch, device, host = planner.batch, planner.blocks.allocator, planner.swapped.host
         parts += [planner, planner.step_cost, planner.pace, batch, batch.table, batch.stop_checker, planner.beam_batch]
-        parts += [batch.grammar_slots, planner.prefills, planner.preempted, planner.preemption, planner.swapped]
+        parts += [*batch.things.pools, planner.prefills, planner.preempted, planner.preemption, planner.swapped]
         parts += [planner.pooled]
         parts += [device, device._cached_blocks, host, host._cached_blocks]
         parts += [] if planner.blocks.prefix_cache is None else [planner.blocks.prefix_cache]

@@ -32,10 +32,11 @@ from scheduler_svc.core.step.batch import Batch
 from scheduler_svc.core.step.beam_batch import BeamBatch
 from scheduler_svc.core.step.beam_batch import Continuation as BeamContinuation
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.grammar_slots import GrammarSlots
 from scheduler_svc.core.step.pooled_groups import PooledGroups
 from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
 from scheduler_svc.core.step.prefills import Prefill, Prefills
+from scheduler_svc.core.step.slot_pool import SlotPool, SlotState
+from scheduler_svc.core.step.slotted_things import GrammarSlots
 from scheduler_svc.core.step.step_cost import StepCost, Sums
 from scheduler_svc.core.step.step_pace import StepPace
 from scheduler_svc.core.step.step_plan import StepInFlight
@@ -226,30 +227,32 @@ def _put_table(table: BatchTable, items: list[Any]) -> None:
         table.token_rules[slot] = rule
 
 
-_GRAMMAR_SLOTS: Mapping[str, Any] = {
+# Of the slots of one kind, with the contents of what they hold.
+_SLOTS: Mapping[str, Any] = {
     "bodies": list[bytes | None],
+    "states": list[SlotState],
     **dict.fromkeys(("num_followers", "unused"), list[int]),
     "num_loads": int,
-    "is_loading": list[bool],
     "errors": list[str],
 }
 
 
-def _get_grammar_slots(slots: GrammarSlots) -> list[Any]:
-    bodies = [None if grammar is None else grammar.body for grammar in slots.grammars]
-    return [bodies, slots.num_followers, list(slots._unused), slots.num_loads, slots.is_loading, slots.errors]
+def _get_slots(slots: SlotPool[Any]) -> list[Any]:
+    bodies = [None if key is None else key.body for key in slots.keys]
+    return [bodies, slots.states, slots.num_followers, list(slots._unused), slots.num_loads, slots.errors]
 
 
-def _put_grammar_slots(slots: GrammarSlots, items: list[Any]) -> None:
-    """Give slots their grammars; `check_integrity` sees whether somebody follows them."""
-    bodies, num_followers, unused, num_loads, is_loading, errors = items
-    are_as_many = {*map(len, (bodies, num_followers, is_loading, errors))} == {slots.num_slots}
+def _put_slots(make: Callable[[bytes], Any], slots: SlotPool[Any], items: list[Any]) -> None:
+    """Give slots what they hold; `check_integrity` sees whether somebody uses it."""
+    bodies, states, num_followers, unused, num_loads, errors = items
+    keys = [None if body is None else make(body) for body in bodies]
+    are_as_many = {*map(len, (keys, states, num_followers, errors))} == {slots.num_slots}
     if not are_as_many or not {*unused} <= {*range(slots.num_slots)}:
-        raise SnapshotError(f"a planner has {len(bodies)} grammar slots instead of {slots.num_slots}")
-    slots.grammars = [None if body is None else Grammar(body) for body in bodies]
+        raise SnapshotError(f"a planner has {len(keys)} slots of a kind instead of {slots.num_slots}")
+    slots.keys, slots.states, slots.errors = keys, states, errors
+    slots.num_loading = states.count(SlotState.LOADING)
     slots.num_followers, slots.num_loads = num_followers, num_loads
-    slots.is_loading, slots.errors = is_loading, errors
-    slots._slot_of = {grammar.digest: slot for slot, grammar in enumerate(slots.grammars) if grammar is not None}
+    slots._slot_of = {key.digest: slot for slot, key in enumerate(keys) if key is not None}
     slots._unused = OrderedDict.fromkeys(unused)
 
 
@@ -344,7 +347,7 @@ def _all_forms() -> dict[type, Form]:
     cache |= {"unsent_names": list[bytes], "written": dict[int, list[bytes]]}
     for form in (
         Form(BatchTable, {**_COLUMNS, **_ROWS}, _get_table, _put_table),
-        Form(GrammarSlots, _GRAMMAR_SLOTS, _get_grammar_slots, _put_grammar_slots),
+        Form(GrammarSlots, _SLOTS, _get_slots, functools.partial(_put_slots, Grammar)),
         Form(EvictionOrder, {"block_ids": IndexArray}, lambda order: [order.block_ids], _put_order),
         Form(PrefixCache, cache, _get_cache, _put_cache),
         Form(BeamSearch, _SEARCH, _get_search, _put_search),

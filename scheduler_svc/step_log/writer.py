@@ -239,7 +239,6 @@ class StepLogWriter:
         """Begin the next file; the oldest ones go that would be too much with it."""
         self._close_file()
         self._name = self._name._replace(number=self._name.number + 1)
-        header.file_number = self._name.number
         self._names.begin_file()
         path = self._settings.directory / str(self._name)
         self._make_room(path)

@@ -278,7 +278,7 @@ def _cache_families(planners: dict[str, ExecutorPlanner]) -> Iterator[Family]:
 
 
 def _grammar_families(engine: Engine, planners: dict[str, ExecutorPlanner]) -> Iterator[Family]:
-    grammar_slots = {address: planner.batch.grammar_slots for address, planner in planners.items()}
+    grammar_slots = {address: planner.batch.things.grammars for address, planner in planners.items()}
     states: dict[LabelValues, float] = {}
     for address, slots in grammar_slots.items():
         states[address, "used"] = slots.num_in_use

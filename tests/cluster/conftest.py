@@ -69,9 +69,16 @@ class Answer:
 
 
 class Load:
-    """Streams of known answers against the Services of the namespace, from a pod in it."""
+    """Streams of known answers against the Services of the namespace, from a pod in it.
+
+    With the name of a Secret, which has ca.crt, tls.crt and tls.key, by TLS; `token` is what its clients show.
+    """
 
     name = "load"
+
+    def __init__(self, secret: str = "", token: str = "") -> None:
+        self._secret = secret
+        self._token = token
 
     def start(self, num_streams: int) -> None:
         """Start them, and return once they run."""
@@ -80,12 +87,15 @@ class Load:
             "python",
             "/load/load.py",
             "octavo-scheduler:50051",
-            "http://octavo-openai:8080/v1",
+            f"http{'s' if self._secret else ''}://octavo-openai:8080/v1",
             str(num_streams),
+            *(["/tls", self._token] if self._secret else []),
         ]
         pod = pod_of_ours(self.name, LOAD_IMAGE, command, {"octavo/client": "true"})
-        pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "load", "mountPath": "/load"}]
-        pod["spec"]["volumes"] = [{"name": "load", "configMap": {"name": "load"}}]
+        volumes = {"load": {"configMap": {"name": "load"}}}
+        volumes |= {"tls": {"secret": {"secretName": self._secret}}} if self._secret else {}
+        pod["spec"]["containers"][0]["volumeMounts"] = [{"name": each, "mountPath": f"/{each}"} for each in volumes]
+        pod["spec"]["volumes"] = [{"name": each, **source} for each, source in volumes.items()]
         config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "load"}, "data": {"load.py": source}}
         for item in (config, pod):
             kubectl("apply", "--filename", "-", stdin=json.dumps(item))
@@ -121,12 +131,17 @@ def namespace() -> Iterator[None]:
         subprocess.run(["kubectl", "delete", "namespace", NAMESPACE, "--ignore-not-found"], check=True, timeout=300)
 
 
+def num_streams() -> int:
+    """Return how many streams a load has."""
+    return int(os.environ.get("OCTAVO_CLUSTER_STREAMS", "32"))
+
+
 def installed(overlay: str) -> Iterator[Load]:
     """Yield the load of a cell that runs."""
     apply(OVERLAYS / overlay)
     rolled_out("deployment/octavo-executor", "statefulset/octavo-scheduler")
     load = Load()
-    load.start(int(os.environ.get("OCTAVO_CLUSTER_STREAMS", "32")))
+    load.start(num_streams())
     time.sleep(5)
     yield load
     load.stop()

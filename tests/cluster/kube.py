@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -75,3 +76,24 @@ def logs(pod: str, *flags: str) -> list[Object]:
 def machine(*arguments: str) -> None:
     """Tell the program that runs the cluster something, such as `stop node-2`, a cut of power."""
     subprocess.run([os.environ["CLUSTER"], *arguments], check=True, timeout=120, capture_output=True)
+
+
+def kill_for(seconds: float, part: str, node: str = "") -> None:
+    """Kill a program of the cluster that runs on this machine, such as `etcd`, and start it again after a while.
+
+    Args:
+        seconds: How long it is away.
+        part: Name of the program.
+        node: Only the one of this node.
+    """
+    commands = {
+        int(path.parent.name): path.read_text(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline")
+    }
+    pids = [pid for pid, command in commands.items() if Path(command.split("\0")[0]).name == part and node in command]
+    assert pids, f"no {part} runs here"
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"{part} has ended")
+    time.sleep(seconds)
+    machine("up")
+    until(lambda: kubectl("version"), "the API server answers")

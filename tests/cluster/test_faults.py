@@ -5,14 +5,26 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 
 import pytest
 
 from tests.cluster.conftest import Load
-from tests.cluster.kube import get, is_ready, kubectl, logs, machine, names, pods, rolled_out, until
+from tests.cluster.kube import (
+    NAMESPACE,
+    get,
+    is_ready,
+    kill_for,
+    kubectl,
+    logs,
+    machine,
+    names,
+    pods,
+    rolled_out,
+    until,
+)
 
 EXECUTOR, SCHEDULER, FRONT = "deployment/octavo-executor", "statefulset/octavo-scheduler", "deployment/octavo-front"
 TIERS = (EXECUTOR, SCHEDULER, FRONT)
@@ -74,6 +86,34 @@ def kill(component: str, *flags: str) -> None:
     until(lambda: sum(map(is_ready, pods(component))) == len(before), f"{component} is complete again", 240)
 
 
+def evict(component: str) -> None:
+    """Evict one pod of a tier, as a drain does; its disruption budget allows that."""
+    before = names(component)
+    name = before[0]
+    metadata = {"name": name, "namespace": NAMESPACE}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
+    kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(eviction))
+    until(lambda: name not in names(component), f"{name} goes")
+    until(lambda: sum(map(is_ready, pods(component))) == len(before), f"{component} is complete again", 240)
+
+
+def exceed_memory(component: str) -> None:
+    """Let the first process of a pod be killed by the pod's limit of memory; its container starts again."""
+    [name, *_] = names(component)
+    # The kernel takes the largest process of a container: many small ones push the first one out.
+    takes = "import os, time\nwhile os.fork(): time.sleep(0.1)\nkept = b'x' * (32 << 20)\ntime.sleep(300)"
+    with suppress(AssertionError):  # it may end with its container
+        kubectl("exec", name, "--", "python", "-c", takes)
+    until(lambda: _last_end(name) == "OOMKilled", f"{name} was killed by its limit")
+    until(lambda: all(map(is_ready, pods(component))), f"{component} is complete again", 240)
+
+
+def _last_end(name: str) -> str:
+    [status] = get("pod", name)["status"]["containerStatuses"]
+    return str({**status["lastState"], **status["state"]}.get("terminated", {}).get("reason", ""))
+
+
 NOW = ("--grace-period=0", "--force")
 
 HARMLESS: list[tuple[str, Callable[[], None]]] = [
@@ -88,6 +128,10 @@ HARMLESS: list[tuple[str, Callable[[], None]]] = [
     ("a scheduler deleted", lambda: kill("scheduler")),
     ("an executor killed", lambda: kill("executor", *NOW)),
     ("a scheduler killed", lambda: kill("scheduler", *NOW)),
+    ("an executor evicted", lambda: evict("executor")),
+    ("a front evicted", lambda: evict("front")),
+    ("an executor above its memory", lambda: exceed_memory("executor")),
+    ("a scheduler above its memory", lambda: exceed_memory("scheduler")),
 ]
 
 
@@ -127,9 +171,12 @@ def test_a_node_is_drained(cell: Load) -> None:
         until(lambda: all(map(is_ready, [*pods("executor"), *pods("scheduler"), *pods("front")])), "all is ready", 240)
 
 
-@pytest.mark.skipif(
-    os.environ.get("CLUSTER", "kind") in ("kind", "k3s"), reason="CLUSTER is no program that cuts power"
+of_this_machine = pytest.mark.skipif(
+    os.environ.get("CLUSTER", "kind") in ("kind", "k3s"), reason="CLUSTER is no program that runs it on this machine"
 )
+
+
+@of_this_machine
 def test_a_node_loses_its_power(cell: Load) -> None:
     node = get("nodes")[-1]["metadata"]["name"]
     with under(cell, unharmed=GOES_ON, settle_s=20):
@@ -137,6 +184,26 @@ def test_a_node_loses_its_power(cell: Load) -> None:
         time.sleep(40)
         machine("start", node)
         until(lambda: all(map(is_ready, [*pods("executor"), *pods("scheduler"), *pods("front")])), "all is ready", 300)
+
+
+@of_this_machine
+@pytest.mark.parametrize(
+    ("part", "seconds"),
+    [("etcd", 0), ("kubelet", 60), ("kube-apiserver", 60)],
+    ids=["etcd started again", "a kubelet killed for a minute", "API server and DNS away for a minute"],
+)
+def test_the_cluster_itself_fails(cell: Load, part: str, seconds: float) -> None:
+    dns = ("deployment/coredns", "--namespace=kube-system")
+    with under(cell):
+        if part == "kube-apiserver":
+            kubectl("scale", *dns, "--replicas=0")
+            until(lambda: not get("pods", "--namespace=kube-system", "--selector=k8s-app=kube-dns"), "DNS is away")
+        kill_for(seconds, part, get("nodes")[-1]["metadata"]["name"] if part == "kubelet" else "")
+        if part == "kube-apiserver":
+            kubectl("scale", *dns, "--replicas=2")
+            kubectl("rollout", "status", *dns)
+        until(lambda: all(map(is_ready, [*pods("executor"), *pods("scheduler"), *pods("front")])), "all is ready", 240)
+        kill("executor", *NOW)
 
 
 def test_no_executor_that_answers_was_retired_and_each_log_line_is_json(cell: Load) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.conftest import LOAD_IMAGE, pod_of_ours
+from tests.cluster.conftest import LOAD_IMAGE, Load, num_streams, pod_of_ours
 from tests.cluster.kube import NAMESPACE, OVERLAYS, ROOT, Object, get, is_ready, kubectl, pods, until
+from tests.cluster.test_faults import kill, under
 from tests.cluster.test_main_job import commands
 from tests.k8s import manifests
 
@@ -227,6 +228,51 @@ def test_another_token_counts_without_a_restart(production: Production) -> None:
     # Each front reads the file by itself.
     until(lambda: production.outside(old) == REFUSED, "the old token is gone")
     assert [pod["metadata"]["uid"] for tier in TIERS for pod in pods(tier)] == before
+
+
+CERTIFICATES = {
+    "octavo-front-tls": ("front", "clients"),
+    "octavo-front-internal-tls": ("front", "internal"),
+    "octavo-scheduler-tls": ("scheduler", "clients"),
+    "octavo-scheduler-internal-tls": ("scheduler", "internal"),
+    "octavo-executor-tls": ("executor", "internal"),
+}
+
+
+def certificate_of(secret: str) -> str:
+    """Return the certificate that lies in a Secret."""
+    return b64decode(get("secret", secret)["data"]["tls.crt"]).decode()
+
+
+def test_certificates_are_renewed_under_streams(production: Production) -> None:
+    load = Load("client-tls", production.token)
+    load.start(num_streams())
+    old = {secret: certificate_of(secret) for secret in CERTIFICATES}
+    issuing = {"type": "Issuing", "status": "True", "reason": "ManuallyTriggered", "message": "as `cmctl renew` does"}
+    with under(load):
+        for secret in CERTIFICATES:
+            conditions = [*get("certificate", secret)["status"]["conditions"], issuing]
+            patch = json.dumps({"status": {"conditions": conditions}})
+            kubectl("patch", "certificate", secret, "--subresource=status", "--type=merge", "--patch", patch)
+        until(lambda: all(certificate_of(secret) != old[secret] for secret in CERTIFICATES), "cert-manager renews", 120)
+        began_s = time.monotonic()
+        new = {secret: certificate_of(secret) for secret in CERTIFICATES}
+
+        def is_mounted(secret: str) -> bool:
+            tier, folder = CERTIFICATES[secret]
+            read = ("cat", f"/etc/octavo-tls/{folder}/tls.crt")
+            return all(kubectl("exec", pod["metadata"]["name"], "--", *read) == new[secret] for pod in pods(tier))
+
+        until(lambda: all(map(is_mounted, CERTIFICATES)), "kubelets have written them", 180)
+        print(json.dumps({"mounted_s": round(time.monotonic() - began_s)}), flush=True)
+        serves = "import ssl; print(ssl.get_server_certificate(('octavo-openai', 8080)))"
+        shown = kubectl("exec", "within", "--", "python", "-c", serves)
+        assert new["octavo-front-tls"].startswith(shown.strip()), "the front shows the old one"
+        # All links anew, one pod after the other.
+        for tier in TIERS:
+            kill(tier)
+        time.sleep(30)
+    load.stop()
 
 
 @contextmanager

@@ -62,7 +62,7 @@ async def test_more_grammars_than_slots_wait_for_each_other_and_plain_requests_f
         answers = await texts(stack, *(guided(number, pattern) for number, pattern in enumerate(patterns)), plain)
         assert all(re.fullmatch(pattern, text) for pattern, text in zip(patterns, answers, strict=False))
         [planner] = stack.engine.fleet.planners
-        slots = planner.batch.grammar_slots
+        slots = planner.batch.things.grammars
         assert (slots.num_in_use, slots.num_loaded, slots.num_loads) == (0, 1, 5)
         found = {
             family.name: [sample.value for sample in family.samples] for family in scheduler_families(stack.engine)
@@ -101,4 +101,4 @@ async def test_a_slow_load_ends_beside_a_plain_stream_and_on_an_idle_executor() 
         assert re.fullmatch(PATTERN, text_of(answer))
         # Nobody else runs: steps without work bring the end of the load.
         assert re.fullmatch("[xy]{3}", text_of(await collect(stack, guided(2, "[xy]{3}"))))
-        assert planner.batch.grammar_slots.num_loads == 2
+        assert planner.batch.things.grammars.num_loads == 2

@@ -146,7 +146,6 @@ def random_schedule(seed: int, num_blocks: int) -> Schedule:
         watermark=float(random.choice([0.0, 0.1])),
         prefill_mode=list(PrefillMode)[random.integers(2)],
         long_prefill_threshold=int(random.choice([0, 6])),
-        num_lookahead_tokens=int(random.choice([0, 2])),
     )
     return Schedule(
         num_blocks + 3 + int(random.choice([0, 5, 20])),

@@ -27,6 +27,7 @@ from octavo_shared.step_wire.step import (
     Admission,
     Fork,
     GrammarLoad,
+    Resources,
     RowFlag,
     SamplingRow,
     Step,
@@ -126,7 +127,8 @@ class Play:
             slot, [*sequence.prompt, *sequence.output], NUM_TOKENS + 8, sequence.sampling, len(sequence.prompt)
         )
         entry.token_rules = sequence.rules
-        entry.grammar_slot = None if sequence.grammar is None else GRAMMARS.index(sequence.grammar)
+        if sequence.grammar is not None:
+            entry.resources = Resources(GRAMMARS.index(sequence.grammar))
         return entry
 
     def admit(self, sequences: Sequence[Output], first_slot: int = 0, forks: tuple[Fork, ...] = ()) -> None:
@@ -288,7 +290,7 @@ def test_candidates_of_beams_are_allowed_tokens(worker: Worker) -> None:
     play = Play(worker)
     beam = SamplingRow(num_candidates=4)
     driver = play.driver
-    entry = replace(driver.admission(0, list(b"prompt"), 40, beam), grammar_slot=0)
+    entry = replace(driver.admission(0, list(b"prompt"), 40, beam), resources=Resources(0))
     result = driver.execute(TableDelta(admissions=(entry,), prefill_chunks=pairs((0, 6))))
     output: list[int] = []
     for _ in range(8):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.admission import Obstacle
+from scheduler_svc.core.step.demand import Obstacle
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.core.waiting.tenant_shares import TenantShares

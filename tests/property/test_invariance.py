@@ -107,15 +107,13 @@ def examples(draw: st.DrawFn) -> Example:
     drawn = draw(st.lists(requests(common), min_size=1, max_size=8))
     block_size = draw(st.sampled_from([1, 3, 4, 16]))
     max_num_seqs = MAX_SEQUENCES + draw(st.integers(0, 8))
-    num_lookahead_tokens = draw(st.sampled_from([0, 0, 2]))
-    most_blocks = MAX_SEQUENCES * -(-(MAX_LENGTH + num_lookahead_tokens) // block_size) + 1
+    most_blocks = MAX_SEQUENCES * -(-MAX_LENGTH // block_size) + 1
     budget = max_num_seqs + draw(st.sampled_from([0, 1, 7, 30, 200]))
     settings = PlannerSettings(
         watermark=draw(st.sampled_from([0.0, 0.01, 0.3])),
         preemption_mode=draw(st.sampled_from([None, *PreemptionMode])),
         prefill_mode=draw(st.sampled_from(PrefillMode)),
         long_prefill_threshold=draw(st.sampled_from([0, 0, 5])),
-        num_lookahead_tokens=num_lookahead_tokens,
         prefix_caching=draw(st.booleans()),
     )
     indices = st.integers(0, len(drawn) - 1)

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.core.fleet.capacity import Capacity, Demand, num_expected_tokens
+from scheduler_svc.core.fleet.capacity import Capacity, Footprint, num_expected_tokens
 from scheduler_svc.core.fleet.placement import Offer, Placement
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.waiting_queue import Turn
@@ -77,9 +77,9 @@ def test_a_group_is_offered_to_the_cheapest_executor_that_has_room(
         costs = {}
         for number, inbox in enumerate(dispatcher.inboxes):
             capacity = Capacity.of(inbox, is_serving=False, number=number)
-            demand = Demand.of(newcomer, inbox.planner)
+            footprint = Footprint.of(newcomer, inbox.planner)
             found = len(inbox.planner.blocks.plan_admission(newcomer).sequences[0].found)
-            if capacity.obstacle(turn, demand, found) is None:
+            if capacity.obstacle(turn, footprint, found) is None:
                 costs[inbox.planner] = cost_by_definition(bench, capacity, newcomer)
         offer = placement.choose(turn)
         assert isinstance(offer, Offer) == bool(costs)

@@ -15,6 +15,7 @@ from octavo_shared.step_wire.step import (
     Int32Array,
     PoolingInput,
     PoolingTask,
+    Resources,
     SamplingRow,
     Step,
     TableDelta,
@@ -57,7 +58,7 @@ def admission(num: int, rules: TokenRules | None) -> Admission:
             INT32_MAX,
         ),
         traceparent="00-" + "f" * 52,
-        grammar_slot=INT32_MAX,
+        resources=Resources(INT32_MAX),
     )
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.admission import Obstacle
+from scheduler_svc.core.step.demand import Obstacle
 from tests.support.driving import Bench, group, max_tokens, small_limits
 from tests.support.fleet import Member
 from tests.support.fleet_driving import FleetBench

@@ -102,19 +102,21 @@ BUGS = (
     # Grammars
     Bug(
         "a grammar that a sequence follows is dropped",
-        f"{CORE}/step/grammar_slots.py",
+        f"{CORE}/step/slot_pool.py",
         "        self._unused.pop(slot, None)\n",
         "        pass\n",
     ),
     Bug(
         "an output forgets its grammar when it is admitted again",
         f"{CORE}/step/prefills.py",
-        "        grammar_slot = None if group.grammar is None else",
-        "        grammar_slot = None if group.grammar is None or len(token_ids) > group.num_prompt_tokens else",
+        "        resources = self._batch.things.load(plan, group)\n",
+        "        resources = self._batch.things.load(plan, group)\n"
+        "        if len(token_ids) > group.num_prompt_tokens:\n"
+        "            resources = type(resources)()\n",
     ),
     Bug(
         "a grammar slot is never free again",
-        f"{CORE}/step/grammar_slots.py",
+        f"{CORE}/step/slot_pool.py",
         "        self.num_followers[slot] -= 1\n",
         "        pass\n",
         LIVENESS,
@@ -248,8 +250,8 @@ BUGS = (
     Bug(
         "smaller executor: what was accepted elsewhere is cut short there",
         f"{CORE}/step/admission.py",
-        "        if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:\n",
-        "        if (group.stop_conditions.accepted_len or 0) < 0:\n",
+        "        if accepted_len is not None and accepted_len > limits.max_model_len:\n",
+        "        if accepted_len is not None and accepted_len < 0:\n",
     ),
     Bug(
         "poison: a request that breaks executors never ends",

@@ -11,7 +11,7 @@ import numpy as np
 from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.limits import CoreLimits, PrefillMode
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.admission import Obstacle, Wait
+from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from tests.support.fleet import Member, VirtualFleet
 

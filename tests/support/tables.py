@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.step import Admission, GrammarLoad, SamplingRow, TableDelta, pairs
+from octavo_shared.step_wire.step import Admission, GrammarLoad, Resources, SamplingRow, TableDelta, pairs
 
 COLUMNS = (
     "live",
@@ -51,7 +51,7 @@ def admission(
         num_computed_tokens=num_computed_tokens,
         block_ids=np.array(blocks, np.int32),
         sampling=sampling or SamplingRow(),
-        grammar_slot=grammar_slot,
+        resources=Resources(grammar_slot),
     )
 
 

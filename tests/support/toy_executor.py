@@ -140,7 +140,7 @@ class ToyExecutor:
     def _loaded(self, step: Step) -> tuple[GrammarLoaded, ...]:
         """Tell which loads end; nobody may follow a grammar, or drop it, before it was told."""
         delta = step.delta
-        used = [*delta.grammar_drops, *(entry.grammar_slot for entry in delta.admissions)]
+        used = [*delta.grammar_drops, *(entry.resources.grammar_slot for entry in delta.admissions)]
         assert not self._loading.keys() & used, "a step uses a grammar that is not loaded yet"
         assert not {load.slot for load in delta.grammar_loads} & {*used[len(delta.grammar_drops) :]}
         self._loading.update({load.slot: self._num_load_steps for load in delta.grammar_loads})

@@ -103,7 +103,6 @@ def limits(draw: st.DrawFn) -> CoreLimits:
         preemption_mode=draw(st.sampled_from([None, None, *PreemptionMode])),
         prefill_mode=draw(st.sampled_from([PrefillMode.CHUNKED, *PrefillMode])),
         sliding_window=draw(st.sampled_from([0, 0, 0, 3, 8])),
-        num_lookahead_tokens=draw(st.sampled_from([0, 0, 1, 4])),
         long_prefill_threshold=draw(st.sampled_from([0, 0, 3])),
         prefix_caching=draw(st.booleans()),
         flags_rows=num_grammar_slots > 0,
@@ -371,7 +370,7 @@ def play(workload: Workload, num_steps_in_flight: int) -> Driver:
     for allocator in (driver.planner.blocks.allocator, driver.planner.swapped.host):
         assert allocator.num_free_blocks == allocator.num_blocks
     assert not driver.executor.table.live.any()
-    assert not driver.planner.batch.grammar_slots.num_in_use
+    assert not driver.planner.batch.things.grammars.num_in_use
     return driver
 
 

@@ -37,7 +37,6 @@ class LogHeader(_message.Message):
     FORMAT_VERSION_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
     LOG_ID_FIELD_NUMBER: _builtins.int
-    FILE_NUMBER_FIELD_NUMBER: _builtins.int
     STARTED_AT_UNIX_US_FIELD_NUMBER: _builtins.int
     STARTED_AT_S_FIELD_NUMBER: _builtins.int
     HAS_MASKED_TOKENS_FIELD_NUMBER: _builtins.int
@@ -45,7 +44,6 @@ class LogHeader(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     NUM_EARLIER_CALLS_FIELD_NUMBER: _builtins.int
-    NUM_EARLIER_CORES_FIELD_NUMBER: _builtins.int
     CORES_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
@@ -54,8 +52,6 @@ class LogHeader(_message.Message):
     """Release of the scheduler."""
     log_id: _builtins.str
     """A random name of this log, the same in all of its files, 32 hexadecimal digits."""
-    file_number: _builtins.int
-    """Number of the file, from 1."""
     started_at_unix_us: _builtins.int
     """When the file was begun, in microseconds since 1970."""
     started_at_s: _builtins.float
@@ -72,8 +68,6 @@ class LogHeader(_message.Message):
     """
     num_earlier_calls: _builtins.int
     """Calls that were recorded before this file."""
-    num_earlier_cores: _builtins.int
-    """Cores that joined before this file."""
     @_builtins.property
     def cores(self) -> _containers.RepeatedCompositeFieldContainer[Global___CoreJoined]:
         """What the cores of the snapshot serve, by number."""
@@ -88,7 +82,6 @@ class LogHeader(_message.Message):
         format_version: _builtins.int = ...,
         release: _builtins.str = ...,
         log_id: _builtins.str = ...,
-        file_number: _builtins.int = ...,
         started_at_unix_us: _builtins.int = ...,
         started_at_s: _builtins.float = ...,
         has_masked_tokens: _builtins.bool = ...,
@@ -96,13 +89,12 @@ class LogHeader(_message.Message):
         policy: _builtins.str = ...,
         snapshot: _builtins.bytes | None = ...,
         num_earlier_calls: _builtins.int = ...,
-        num_earlier_cores: _builtins.int = ...,
         cores: _abc.Iterable[Global___CoreJoined] | None = ...,
         tenants: Global___TenantShares | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "snapshot", b"snapshot", "tenants", b"tenants"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "core_digest", b"core_digest", "cores", b"cores", "file_number", b"file_number", "format_version", b"format_version", "has_masked_tokens", b"has_masked_tokens", "log_id", b"log_id", "num_earlier_calls", b"num_earlier_calls", "num_earlier_cores", b"num_earlier_cores", "policy", b"policy", "release", b"release", "snapshot", b"snapshot", "started_at_s", b"started_at_s", "started_at_unix_us", b"started_at_unix_us", "tenants", b"tenants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "core_digest", b"core_digest", "cores", b"cores", "format_version", b"format_version", "has_masked_tokens", b"has_masked_tokens", "log_id", b"log_id", "num_earlier_calls", b"num_earlier_calls", "policy", b"policy", "release", b"release", "snapshot", b"snapshot", "started_at_s", b"started_at_s", "started_at_unix_us", b"started_at_unix_us", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__snapshot: _TypeAlias = _typing.Literal["snapshot"]  # noqa: Y015
     _WhichOneofArgType__snapshot: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot"]  # noqa: Y015

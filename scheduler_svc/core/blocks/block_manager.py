@@ -15,7 +15,6 @@ again. Forks also share the last, partial block: whoever writes into it first ge
 last one that is left writes in place (copy-on-write; Kwon et al. 2023, section 4.4).
 """
 
-import enum
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -30,14 +29,6 @@ from scheduler_svc.core.blocks.prefix_cache import NO_BLOCKS, BlockHasher, Prefi
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.step_size import admission_bytes, rules_bytes
-
-
-class AllocStatus(enum.Enum):
-    """Whether a group can have its blocks."""
-
-    OK = "ok"
-    LATER = "later"
-    """Not now: others use the blocks."""
 
 
 @dataclass(slots=True)
@@ -62,10 +53,9 @@ class AdmissionPlan:
     the free blocks it takes, `num_free` those there are, less the watermark.
     """
 
-    status: AllocStatus
-    sequences: tuple[SequenceBlocks, ...] = ()
-    num_needed: int = 0
-    num_free: int = 0
+    sequences: tuple[SequenceBlocks, ...]
+    num_needed: int
+    num_free: int
 
 
 class BlockManager:
@@ -116,7 +106,7 @@ class BlockManager:
         return admission_bytes(num_tokens, num_blocks, 0 if rules is None else rules_bytes(rules))
 
     def plan_admission(self, group: SequenceGroup) -> AdmissionPlan:
-        """Say whether the group can have its blocks now, and which.
+        """Say which blocks the group would get now, and how many there are.
 
         The watermark does not hold back a group that would have the pool for itself.
         """
@@ -128,11 +118,10 @@ class BlockManager:
         num_free = self.allocator.num_free_blocks
         if num_free < self.allocator.num_blocks:  # somebody uses some
             num_free -= self.num_watermark_blocks
-        status = AllocStatus.OK if num_needed <= num_free else AllocStatus.LATER
-        return AdmissionPlan(status, tuple(planned), num_needed, max(0, num_free))
+        return AdmissionPlan(tuple(planned), num_needed, max(0, num_free))
 
     def allocate(self, plan: AdmissionPlan) -> list[Int32Array]:
-        """Take the blocks of a plan that is OK; return the block table of each sequence."""
+        """Take the blocks of a plan, which are there; return the block table of each sequence."""
         for blocks in plan.sequences:  # first of all: what was found must not be evicted for what is new
             if len(blocks.found):
                 self.allocator.acquire(blocks.found)

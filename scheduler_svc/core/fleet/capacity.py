@@ -9,10 +9,9 @@ Pure. Read next: `dispatcher.py`.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from octavo_shared.grammar.grammar import Grammar
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox
-from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.admission import Wait
+from scheduler_svc.core.sequence import Requirements, SequenceGroup
+from scheduler_svc.core.step.demand import Demand, Obstacle, Wait, fit
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.waiting_queue import Turn
 
@@ -21,40 +20,41 @@ EXPECTED_OUTPUT_TOKENS = 128
 
 # Of a length; and tokens of a step that is being decided: its planner asks because it has some of its budget left.
 _NO_LIMIT = 2**62
+_RETURNS_FIRST = Obstacle(Wait.IN_LINE, "preempted requests resume first")
 
 
-class Demand(NamedTuple):
+class Footprint(NamedTuple):
     """What a group takes of a planner, as if nothing of it were cached; of one that has forked, as things are there.
 
     Attributes:
+        requires: Of any executor.
         block_size: Tokens in a block.
         num_tokens: To compute before it has its first one.
         num_lead_tokens: Those of its first sequence.
         num_blocks: Blocks of the pool.
-        num_slots: Slots of the batch.
         block_names: Of the blocks that may be found in the prefix cache.
     """
 
+    requires: Requirements
     block_size: int
     num_tokens: int
     num_lead_tokens: int
     num_blocks: int
-    num_slots: int
     block_names: list[bytes]
 
     @classmethod
-    def of(cls, group: SequenceGroup, planner: ExecutorPlanner) -> "Demand":
+    def of(cls, group: SequenceGroup, planner: ExecutorPlanner) -> "Footprint":
         """Return what a group takes of a planner."""
-        blocks = planner.blocks
+        blocks, requires = planner.blocks, group.requires
         if group.pooling is not None:
-            return cls(blocks.block_size, group.num_prompt_tokens, 0, 0, 0, [])
+            return cls(requires, blocks.block_size, group.num_prompt_tokens, 0, 0, [])
         sequences = group.sequences if group.is_lone else group.sequences_to_compute
         lead = sequences[0]
         if len(sequences) > 1:  # it has forked: what its sequences share, and what is cached of each, takes a plan
             plan = blocks.plan_admission(group)
             num_tokens = sum(planned.num_new for planned in plan.sequences) * blocks.block_size
             num_lead_tokens = len(lead.token_ids) - len(plan.sequences[0].found) * blocks.block_size
-            return cls(blocks.block_size, num_tokens, num_lead_tokens, plan.num_needed, group.num_slots, [])
+            return cls(requires, blocks.block_size, num_tokens, num_lead_tokens, plan.num_needed, [])
         num_blocks = blocks.num_blocks_of(lead) if group.is_lone else blocks.num_blocks_ever_needed(group)
         names: list[bytes] = []
         if blocks.prefix_cache is not None and not group.lacks_prompt_logprobs:
@@ -62,14 +62,14 @@ class Demand(NamedTuple):
             if len(names) * blocks.block_size == len(lead.token_ids):
                 names = names[:-1]  # one token at least is computed, for its logits
         num_tokens = len(lead.token_ids)
-        return cls(blocks.block_size, num_tokens, num_tokens, num_blocks, group.num_slots, names)
+        return cls(requires, blocks.block_size, num_tokens, num_tokens, num_blocks, names)
 
     def assignment(self, turn: Turn, capacity: "Capacity", num_cached_blocks: int) -> Assignment:
         """Return what the group takes of a planner that has its first blocks in the prefix cache."""
         num_cached_tokens = num_cached_blocks * self.block_size
         is_long = capacity.planner.prefills.is_long(self.num_lead_tokens - num_cached_tokens)
         num_blocks, num_tokens = self.num_blocks - num_cached_blocks, self.num_tokens - num_cached_tokens
-        return Assignment(turn, self.num_slots, num_blocks, num_tokens, is_long)
+        return Assignment(turn, self.requires.num_slots, num_blocks, num_tokens, is_long)
 
 
 @dataclass(slots=True, eq=False)
@@ -149,43 +149,41 @@ class Capacity:
         """Return the capacity of a step that nobody has a part of yet."""
         return replace(self, num_tokens=self.planner.limits.max_num_batched_tokens)
 
-    def obstacle(self, turn: Turn, demand: Demand, num_cached_blocks: int) -> Wait | None:
+    def obstacle(self, turn: Turn, footprint: Footprint, num_cached_blocks: int) -> Wait | None:
         """Return how a group has to wait that stands first in line; None: the planner can take it."""
-        planner, group, blocks = self.planner, turn.group, self.planner.blocks
-        if not is_open_to(planner, group):
+        planner = self.planner
+        if not is_open_to(planner, turn.group):
             return Wait.NEVER
         if planner.is_probing and (planner.groups or self.inbox.assignments):
             return Wait.IN_LINE
-        if group.pooling is not None:
-            return None if self.num_tokens > 0 else Wait.IN_LINE
-        if self.first_return is not None and self.first_return <= turn[:2]:
-            return Wait.IN_LINE
-        if demand.num_slots > self.num_free_slots:
-            return Wait.IN_LINE
-        if group.grammar is not None and not self.has_grammar_slot_for(group.grammar):
-            return Wait.SKIPPED
-        if self.num_long <= 0 and planner.prefills.is_long(
-            demand.num_lead_tokens - num_cached_blocks * blocks.block_size
-        ):
-            return Wait.SKIPPED
-        if blocks.is_being_computed(demand.block_names, num_cached_blocks):
-            return Wait.SKIPPED
-        has_room = self.num_tokens > 0 and self._has_blocks_for(group, demand, num_cached_blocks)
-        return None if has_room else Wait.IN_LINE
+        is_behind = self.first_return is not None and self.first_return <= turn[:2]
+        fitted = fit(
+            footprint.requires,
+            lambda: self._demand_of(turn.group, footprint, num_cached_blocks),
+            num_free_slots=self.num_free_slots,
+            loads=None,  # they begin once the planner has the group
+            returning=_RETURNS_FIRST if is_behind else None,
+            things=self.obstacle_of_slots(footprint.requires),
+            has_budget=self.num_tokens > 0,
+        )
+        return fitted.wait if isinstance(fitted, Obstacle) else None
 
-    def has_grammar_slot_for(self, grammar: Grammar) -> bool:
-        """Return whether a grammar finds a slot beside those of what was dispatched here."""
-        dispatched = (given.group.grammar for given in self.inbox.assignments)
-        coming = [other for other in dispatched if other is not None]
-        return self.planner.batch.grammar_slots.have_room_for([grammar, *coming])
+    def obstacle_of_slots(self, requires: Requirements) -> Obstacle | None:
+        """Return why slotted things find no slot beside those of what was dispatched here; None: they do."""
+        dispatched = (given.group for given in self.inbox.assignments)
+        return self.planner.batch.things.obstacle_of_slots(requires, dispatched)
 
-    def _has_blocks_for(self, group: SequenceGroup, demand: Demand, num_cached_blocks: int) -> bool:
-        if demand.num_blocks <= self.num_free_blocks:
-            return True
-        if demand.num_blocks - num_cached_blocks > self.num_free_blocks:
-            return False
-        # It depends on how many of the cached blocks nobody uses: these count as free.
-        return self.planner.blocks.plan_admission(group).num_needed <= self.num_free_blocks
+    def _demand_of(self, group: SequenceGroup, footprint: Footprint, num_cached_blocks: int) -> Demand:
+        planner, num_free, num_needed = self.planner, self.num_free_blocks, footprint.num_blocks
+        if num_needed > num_free:
+            num_needed -= num_cached_blocks
+            if num_needed <= num_free:
+                # It depends on how many of the cached blocks nobody uses: these count as free.
+                num_needed = planner.blocks.plan_admission(group).num_needed
+        num_lead_tokens = footprint.num_lead_tokens - num_cached_blocks * footprint.block_size
+        has_too_many_long = self.num_long <= 0 and planner.prefills.is_long(num_lead_tokens)
+        is_coming = planner.blocks.is_being_computed(footprint.block_names, num_cached_blocks)
+        return Demand(footprint.requires, num_needed, num_free, has_too_many_long, is_coming)
 
     def give(self, assignment: Assignment) -> None:
         """Put an assignment into the inbox of the planner."""

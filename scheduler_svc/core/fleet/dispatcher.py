@@ -31,8 +31,10 @@ from scheduler_svc.core.fleet.inbox import Assignment, Inbox
 from scheduler_svc.core.fleet.placement import Offer, Placement
 from scheduler_svc.core.fleet.tenant_cap import TenantCap
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Obstacle, Wait
+from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS
+from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
+from scheduler_svc.core.step.slotted_things import kinds_of
 from scheduler_svc.core.waiting.waiting_queue import Turn, WaitingQueue
 
 # Groups that one call dispatches: some 15 microseconds each (docs/benchmarks.md).
@@ -208,7 +210,7 @@ class Dispatcher:
         self, placement: Placement, skipped: list[SequenceGroup], closed: list[Turn], now_s: float
     ) -> Iterator[SequenceGroup]:
         queue, server, cap = self.queue, placement.server, self._tenant_cap()
-        lacks_grammar_slot = False  # for one in line before
+        lacking: set[str] = set()  # kinds of slots, for those in line before
         lacks_room = False  # for one in line before: none but texts are dispatched
         kept = {inbox.planner: -math.inf for inbox in self.inboxes if inbox.planner.is_draining}
         for _ in range(MAX_DISPATCHED_GROUPS):
@@ -229,7 +231,7 @@ class Dispatcher:
                 if not queue.num_texts or len(skipped) == MAX_PASSED_GROUPS:
                     return
                 continue
-            waits_behind = lacks_grammar_slot and turn.group.grammar is not None
+            waits_behind = bool(lacking) and not lacking.isdisjoint(kinds_of(turn.group))
             offer = Wait.SKIPPED if waits_behind else placement.choose(turn)
             if offer is Wait.IN_LINE:
                 made_way = self._make_way(placement, turn)
@@ -266,8 +268,8 @@ class Dispatcher:
                 self.unplaceable.add(turn.group)
             else:
                 skipped.append(turn.group)
-                if waits_behind or placement.lacks_grammar_slot(turn.group):
-                    lacks_grammar_slot = True
+                if waits_behind or placement.lacks_slot(turn.group):
+                    lacking.update(kinds_of(turn.group))
                     self._note_grammar_wait(turn.group)
                 if len(skipped) == MAX_PASSED_GROUPS:
                     return

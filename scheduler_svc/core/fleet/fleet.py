@@ -16,14 +16,14 @@ from collections.abc import Callable
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Int32Array, StepResult
 from scheduler_svc.core.blocks.block_holders import ALL_CORES
-from scheduler_svc.core.fleet.capacity import Demand, is_open_to
+from scheduler_svc.core.fleet.capacity import Footprint, is_open_to
 from scheduler_svc.core.fleet.dispatcher import Dispatcher
 from scheduler_svc.core.fleet.inbox import Inbox
 from scheduler_svc.core.fleet.inbox_queue import InboxQueue
 from scheduler_svc.core.fleet.placement import avoids
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.step.admission import Obstacle, Wait
+from scheduler_svc.core.step.demand import FULL, Obstacle, Wait
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
@@ -208,9 +208,9 @@ class Fleet:
 
     def num_cached_tokens(self, group: SequenceGroup) -> int:
         """Return how many tokens of a group that has not run some planner has in its prefix cache."""
-        demands = [Demand.of(group, planner) for planner in self.planners]
-        depths = [self.dispatcher.holders.depths(demand.block_names, ALL_CORES) for demand in demands]
-        counts = [held[0].num_blocks * demand.block_size for held, demand in zip(depths, demands, strict=True) if held]
+        footprints = [Footprint.of(group, planner) for planner in self.planners]
+        depths = [self.dispatcher.holders.depths(footprint.block_names, ALL_CORES) for footprint in footprints]
+        counts = [held[0].num_blocks * it.block_size for held, it in zip(depths, footprints, strict=True) if held]
         return max(counts, default=0)
 
     def can_take(self, group: SequenceGroup) -> bool:
@@ -268,7 +268,7 @@ class Fleet:
             return planner
         obstacles = [obstacle for _, obstacle in self.obstacles(group, now_s) if obstacle is not None]
         if not obstacles:
-            return Obstacle(Wait.IN_LINE, "it fits, and waits for token budget in a step")
+            return FULL
         obstacle = min(obstacles, key=lambda obstacle: _MOST_HOPEFUL_FIRST.index(obstacle.wait))
         if obstacle.wait is Wait.NEVER and not self.dispatcher.has_no_hope(group):
             return Obstacle(Wait.SKIPPED, f"{obstacle.reason}; waiting for an executor that can hold it")

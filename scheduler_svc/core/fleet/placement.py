@@ -15,13 +15,13 @@ import bisect
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from octavo_shared.grammar.grammar import Grammar
 from scheduler_svc.core.blocks.block_holders import BlockHolders
-from scheduler_svc.core.fleet.capacity import Capacity, Demand, is_open_to, num_expected_tokens
+from scheduler_svc.core.fleet.capacity import Capacity, Footprint, is_open_to, num_expected_tokens
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox
-from scheduler_svc.core.sequence import Placed, SequenceGroup
-from scheduler_svc.core.step.admission import Wait
+from scheduler_svc.core.sequence import Placed, Requirements, SequenceGroup
+from scheduler_svc.core.step.demand import Wait
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
+from scheduler_svc.core.step.slotted_things import kinds_of
 from scheduler_svc.core.waiting.waiting_queue import Turn
 
 _WORST_COST = 2**62
@@ -96,50 +96,51 @@ class Placement:
         group = turn.group
         if self._leaves_to_others(capacity.planner, group) or avoids(capacity.planner, group, self._staying):
             return False
-        demand = Demand.of(group, capacity.planner)
-        depths = self._holders.depths(demand.block_names, capacity.bit)
+        footprint = Footprint.of(group, capacity.planner)
+        depths = self._holders.depths(footprint.block_names, capacity.bit)
         num_cached_blocks = depths[0].num_blocks if depths else 0
-        return capacity.with_budget().obstacle(turn, demand, num_cached_blocks) in (None, Wait.SKIPPED)
+        return capacity.with_budget().obstacle(turn, footprint, num_cached_blocks) in (None, Wait.SKIPPED)
 
     def _choose(self, turn: Turn, row_cost: int, ranked: Sequence[Ranked]) -> Offer | Wait:
         """Return where a group is to be computed, of some planners, or how it waits."""
         group, kind = turn.group, None
-        best: tuple[Capacity, Assignment, Demand] | None = None
+        best: tuple[Capacity, Assignment, Footprint] | None = None
         other: tuple[int, str] = 0, ""
         best_cost, waits = (_WORST_COST, 0), set[Wait]()
         is_forked = not group.is_lone and group.is_forked
         for rank_cost, *_, capacity in ranked:
             if is_forked or capacity.inbox.kind is not kind:
                 kind = capacity.inbox.kind
-                demand = Demand.of(group, capacity.planner)
-                depths = self._holders.depths(demand.block_names, self._members)
-            num_cached_tokens = depths[0].num_blocks * demand.block_size if depths else 0
-            if rank_cost + demand.num_tokens - num_cached_tokens >= best_cost[0]:
+                footprint = Footprint.of(group, capacity.planner)
+                depths = self._holders.depths(footprint.block_names, self._members)
+            num_cached_tokens = depths[0].num_blocks * footprint.block_size if depths else 0
+            if rank_cost + footprint.num_tokens - num_cached_tokens >= best_cost[0]:
                 break  # not even with the longest prefix; and those behind it have more to compute
             num_cached_blocks = next((depth.num_blocks for depth in depths if depth.members & capacity.bit), 0)
-            wait = self._obstacle(capacity, turn, demand, num_cached_blocks)
+            wait = self._obstacle(capacity, turn, footprint, num_cached_blocks)
             if wait is not None:
                 waits.add(wait)
                 continue
-            assignment = demand.assignment(turn, capacity, num_cached_blocks)
+            assignment = footprint.assignment(turn, capacity, num_cached_blocks)
             cost = rank_cost + assignment.num_tokens, -capacity.num_free_blocks
             if cost < best_cost:
                 if best is not None:
                     other = best_cost[0], best[0].planner.name
-                best, best_cost = (capacity, assignment, demand), cost
+                best, best_cost = (capacity, assignment, footprint), cost
             elif not other[1] or cost[0] < other[0]:
                 other = cost[0], capacity.planner.name
         if best is not None:
-            capacity, assignment, demand = best
-            return Offer(capacity, assignment, _placed(best_cost[0], capacity, demand, assignment, other))
+            capacity, assignment, footprint = best
+            return Offer(capacity, assignment, _placed(best_cost[0], capacity, footprint, assignment, other))
         if Wait.SKIPPED in waits:
             return Wait.SKIPPED
         return Wait.IN_LINE if any(is_open_to(inbox.planner, group) for inbox in self.takers) else Wait.NEVER
 
-    def lacks_grammar_slot(self, group: SequenceGroup) -> bool:
-        """Return whether no planner with room has a slot for the grammar of a group that waits."""
-        return group.grammar is not None and not any(
-            is_open_to(capacity.planner, group) and capacity.has_grammar_slot_for(group.grammar)
+    def lacks_slot(self, group: SequenceGroup) -> bool:
+        """Return whether no planner with room has slots for the things of a group that waits, which uses some."""
+        requires = group.requires
+        return bool(kinds_of(requires)) and not any(
+            is_open_to(capacity.planner, group) and capacity.obstacle_of_slots(requires) is None
             for capacity in self._capacities.values()
         )
 
@@ -191,17 +192,17 @@ class Placement:
         capacity = self._capacities[self.server]
         if self._is_of_another_kind(assignment.group, capacity.planner):
             return False
-        demand = Demand.of(assignment.group, capacity.planner)
-        depths = self._holders.depths(demand.block_names, capacity.bit)
+        footprint = Footprint.of(assignment.group, capacity.planner)
+        depths = self._holders.depths(footprint.block_names, capacity.bit)
         num_cached_blocks = depths[0].num_blocks if depths else 0
-        own = demand.assignment(turn, capacity, num_cached_blocks)
+        own = footprint.assignment(turn, capacity, num_cached_blocks)
         row_cost = self._row_cost(assignment.group)
         cost = capacity.cost(row_cost) + own.num_tokens
         cost_there = there.load + there.num_rows * row_cost + assignment.num_tokens
-        is_obstructed = self._obstacle(capacity, turn, demand, num_cached_blocks) is not None
+        is_obstructed = self._obstacle(capacity, turn, footprint, num_cached_blocks) is not None
         if is_obstructed or cost >= cost_there:
             return False
-        assignment.group.placed = _placed(cost, capacity, demand, own, (cost_there, there.name))
+        assignment.group.placed = _placed(cost, capacity, footprint, own, (cost_there, there.name))
         capacity.count(own)
         return True
 
@@ -221,10 +222,10 @@ class Placement:
         preferred = group.provenance.preferred(group.progress) if group.provenance.spans else None
         return preferred is not None and preferred != planner.numerics
 
-    def _obstacle(self, capacity: Capacity, turn: Turn, demand: Demand, num_cached_blocks: int) -> Wait | None:
+    def _obstacle(self, capacity: Capacity, turn: Turn, footprint: Footprint, num_cached_blocks: int) -> Wait | None:
         """Return how a group waits for a room; None: it can go there."""
         group = turn.group
-        if group.grammar is not None and self._waits_for_load(capacity.planner, group.grammar):
+        if self._waits_for_load(capacity.planner, footprint.requires):
             return Wait.SKIPPED
         if group in capacity.inbox.refused:
             return Wait.IN_LINE
@@ -232,13 +233,13 @@ class Placement:
             return Wait.SKIPPED
         if self._leaves_to_others(capacity.planner, group):
             return Wait.IN_LINE
-        return capacity.obstacle(turn, demand, num_cached_blocks)
+        return capacity.obstacle(turn, footprint, num_cached_blocks)
 
-    def _waits_for_load(self, planner: ExecutorPlanner, grammar: Grammar) -> bool:
-        """Return whether a grammar is being loaded by a planner that has to load it, or first by another one."""
-        if not planner.batch.grammar_slots.waits_for(grammar):
+    def _waits_for_load(self, planner: ExecutorPlanner, requires: Requirements) -> bool:
+        """Return whether what a group uses is being loaded by a planner that must load it, or first by another one."""
+        if not planner.batch.things.waits_for_load(requires):
             return False
-        return any(capacity.planner.batch.grammar_slots.loads(grammar) for capacity in self._capacities.values())
+        return any(capacity.planner.batch.things.is_loading(requires) for capacity in self._capacities.values())
 
     @property
     def _staying(self) -> list[ExecutorPlanner]:
@@ -257,9 +258,11 @@ class Placement:
             bisect.insort(ranked, capacity.rank(row_cost))
 
 
-def _placed(cost: int, capacity: Capacity, demand: Demand, assignment: Assignment, other: tuple[int, str]) -> Placed:
+def _placed(
+    cost: int, capacity: Capacity, footprint: Footprint, assignment: Assignment, other: tuple[int, str]
+) -> Placed:
     num_tokens, (other_cost, name) = assignment.num_tokens, other
-    num_cached_tokens = demand.num_tokens - num_tokens
+    num_cached_tokens = footprint.num_tokens - num_tokens
     return Placed(capacity.planner.name, cost, num_tokens, num_cached_tokens, capacity.num_rows, name, other_cost)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from scheduler_svc.core.fleet.inbox import Inbox
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.admission import Obstacle, Wait
+from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.core.waiting.tenant_shares import TenantShares
 
 

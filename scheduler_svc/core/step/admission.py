@@ -6,21 +6,19 @@ that fills the pool would stop all others. The head of the queue waits for slots
 it waits too, or a large request would starve. Three kinds of groups are passed over instead, because
 what they wait for is sure to end: those whose prefix a step in flight computes, long prefills while
 `max_long_prefills` of them run, and those whose grammar is being loaded, or finds no slot while running groups use all.
+The rule is in `demand.py`.
 Texts to be pooled need neither slots nor blocks, and so pass groups that wait for these.
 """
 
-import enum
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass
 
 from octavo.values.wording import counted
-from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.step_wire.step import RowFlag
-from scheduler_svc.core.blocks.block_manager import AdmissionPlan, AllocStatus, BlockManager
+from scheduler_svc.core.blocks.block_manager import AdmissionPlan, BlockManager
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.sequence import Requirements, SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
+from scheduler_svc.core.step.demand import Demand, Obstacle, Wait, fit, obstacle_of_batch
 from scheduler_svc.core.step.pooled_groups import PooledGroups, pooled_words
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepPlan
@@ -30,66 +28,6 @@ from scheduler_svc.request.provenance import UNKNOWN, Numerics
 
 # Groups that a step passes over. A look costs the time of a prefix lookup, and the next step looks again.
 MAX_PASSED_GROUPS = 64
-
-
-class Wait(enum.Enum):
-    """How a group waits that is not admitted."""
-
-    IN_LINE = "in_line"
-    """With everybody behind it."""
-    SKIPPED = "skipped"
-    """Others may pass it."""
-    NEVER = "never"
-    """For ever: it does not fit here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """Why a group is not admitted now: `reason` in words, for people."""
-
-    wait: Wait
-    reason: str
-
-
-HALF_OPEN = Obstacle(Wait.IN_LINE, "the executor failed recently; it gets one request until a step has finished")
-
-
-def lack_of_slots(num_needed: int, num_free: int) -> Obstacle:
-    """Return the obstacle of a group that needs more slots than are free."""
-    return Obstacle(Wait.IN_LINE, f"needs {counted(num_needed, 'slot')} of the batch, {num_free} free")
-
-
-def lack_of_grammar_slots(num_slots: int) -> Obstacle:
-    """Return the obstacle of a group whose grammar has no slot, of so many."""
-    return Obstacle(Wait.SKIPPED, f"waits for a grammar slot: requests that run use all {num_slots}")
-
-
-WAITS_FOR_GRAMMAR = Obstacle(Wait.SKIPPED, "waits for its grammar, which the executor compiles")
-
-
-@dataclass(frozen=True, slots=True)
-class SwapInNeeds:
-    """What the swap-in of a swapped group takes, and what is there for it.
-
-    `has_grammar_slot`: whether its grammar has a slot, or needs none. `waits_for_grammar`: whether it is to be loaded.
-    """
-
-    num_needed_blocks: int
-    num_free_blocks: int
-    num_needed_slots: int
-    num_free_slots: int
-    has_grammar_slot: bool
-    waits_for_grammar: bool
-
-    @property
-    def has_blocks(self) -> bool:
-        """Whether the blocks suffice."""
-        return self.num_needed_blocks <= self.num_free_blocks
-
-    @property
-    def has_slots(self) -> bool:
-        """Whether the slots suffice."""
-        return self.num_needed_slots <= self.num_free_slots
 
 
 class Admissions:
@@ -125,6 +63,7 @@ class Admissions:
         self._pooled = pooled
         self._groups = groups
         self._numerics = numerics
+        self._things = running.batch.things
 
     # From the host pool --------------------------------------------------------------------------
 
@@ -133,43 +72,32 @@ class Admissions:
         for group in sorted(self._swapped, key=self._groups.turn_of):
             if group.has_inflight_tokens or not plan.token_budget:
                 return
-            if self._batch.grammar_slots.waits_for(group.grammar):
-                self._load_ahead(plan, group)
+            if self._things.waits_for_load(group):
+                self._things.load_ahead(plan, group)
                 continue
-            needs = self.needs_to_swap_in(group)
-            if not self._batch.running and not needs.has_blocks:
+            demand = self.demand_to_swap_in(group)
+            if not self._batch.running and demand.obstacle_of_blocks is not None:
                 self._groups.recompute_swapped(plan, group)
                 return
             if not self._can_ever_be_sent(group):  # it has grown out of a message; the queue ends it
                 self._groups.recompute_swapped(plan, group)
                 continue
-            has_all = needs.has_blocks and needs.has_slots and needs.has_grammar_slot
-            if not (has_all and self._fits_message(plan, group)):
+            if self.obstacle_to_swap_in(demand) is not None or not self._fits_message(plan, group):
                 return
             self._swap_in_group(plan, group)
 
-    def needs_to_swap_in(self, group: SequenceGroup) -> SwapInNeeds:
-        """Return what the swap-in of a swapped group takes. While anything runs, the watermark is not free for it."""
+    def demand_to_swap_in(self, group: SequenceGroup) -> Demand:
+        """Return what the way back of a swapped group takes. While anything runs, the watermark is not free for it."""
         reserve = self._blocks.num_watermark_blocks if self._batch.running else 0
-        return SwapInNeeds(
-            num_needed_blocks=self._swapped.num_blocks_to_swap_in(group),
-            num_free_blocks=max(0, self._blocks.allocator.num_free_blocks - reserve),
-            num_needed_slots=group.num_slots,
-            num_free_slots=self._batch.num_free_slots,
-            has_grammar_slot=self._has_grammar_slot(group),
-            waits_for_grammar=self._batch.grammar_slots.waits_for(group.grammar),
-        )
+        num_free_blocks = max(0, self._blocks.allocator.num_free_blocks - reserve)
+        return Demand(group.requires, self._swapped.num_blocks_to_swap_in(group), num_free_blocks)
 
-    def _has_grammar_slot(self, group: SequenceGroup) -> bool:
-        return group.grammar is None or self._batch.grammar_slots.have_room_for([group.grammar])
-
-    def _load_ahead(self, plan: StepPlan, group: SequenceGroup) -> None:
-        """Have this step begin to load the grammar that a group waits for, if there are a slot and the bytes for it."""
-        slots, grammar = self._batch.grammar_slots, group.grammar
-        if grammar is None or not slots.waits_for(grammar) or slots.loads(grammar):
-            return
-        if slots.have_room_for([grammar]) and slots.load_bytes(grammar) <= plan.num_admissible_bytes:
-            slots.load(plan, grammar)
+    def obstacle_to_swap_in(self, demand: Demand) -> Obstacle | None:
+        """Return what is in the way of a swapped group; None: nothing but budget and message."""
+        requires = demand.requires
+        obstacle = demand.obstacle_of_blocks or obstacle_of_batch(requires, self._batch.num_free_slots)
+        obstacle = obstacle or self._things.obstacle_of_slots(requires)
+        return obstacle or (self._things.obstacle_of_loads(requires) if self._things.waits_for_load(requires) else None)
 
     def _swap_in_group(self, plan: StepPlan, group: SequenceGroup) -> None:
         moves, sequences = self._swapped.swap_in(group)
@@ -227,17 +155,18 @@ class Admissions:
             if verdict is None:
                 if not self._admit_text(plan, group):
                     return
-            elif isinstance(verdict, AdmissionPlan):
+            elif isinstance(verdict, Demand):
                 if not self._fits_message(plan, group):
                     return
                 self._queue.remove(group)
-                self._admit_group(plan, group, verdict)
+                assert verdict.plan is not None
+                self._admit_group(plan, group, verdict.plan)
             elif verdict.wait is Wait.SKIPPED:
-                self._load_ahead(plan, group)
+                self._things.load_ahead(plan, group)
                 num_passed += 1
             elif verdict.wait is Wait.IN_LINE:
                 return
-            elif (flag := self._flag_of_grammar(group)) or (group.has_outgrown and not self.must_not_go_on(group)):
+            elif (flag := self._things.failed_flag(group)) or (group.has_outgrown and not self.must_not_go_on(group)):
                 self._queue.remove(group)
                 group.end()
                 plan.fail(group, verdict.reason, flag)
@@ -252,32 +181,17 @@ class Admissions:
 
     def _message_bytes(self, group: SequenceGroup) -> int:
         num_bytes = sum(self._blocks.admission_bytes(sequence) for sequence in group.sequences_to_compute)
-        return num_bytes if group.grammar is None else num_bytes + self._batch.grammar_slots.load_bytes(group.grammar)
+        return num_bytes + self._things.load_bytes(group)
 
     def can_ever_admit(self, group: SequenceGroup) -> bool:
         """Return whether the group may run here, and fits into an empty batch with one token more for each sequence."""
-        if group.pooling is not None:
-            return self._pooled.can_ever_admit(group)
-        if not self._fits_but_for_blocks(group):
-            return False
-        # `CoreLimits`: whoever has the pool for itself can grow to its end
-        return group.is_lone or self._blocks.can_ever_allocate(group)
+        return not self.why_never(group)
 
     def lacks_blocks_only(self, group: SequenceGroup) -> bool:
         """Return whether the sequences of a group need more than the whole cache, and nothing else keeps it out."""
         if group.pooling is not None or group.is_lone:
             return False
-        return self._fits_but_for_blocks(group) and not self._blocks.can_ever_allocate(group)
-
-    def _fits_but_for_blocks(self, group: SequenceGroup) -> bool:
-        if not self._limits.is_generative or self.must_not_go_on(group):
-            return False
-        if (group.stop_conditions.accepted_len or 0) > self._limits.max_model_len:
-            return False
-        longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
-        if longest >= self._limits.max_model_len:
-            return False
-        return group.is_lone or (group.num_slots <= self._limits.max_num_seqs and self._can_ever_be_sent(group))
+        return not self._why_never_but_for_blocks(group) and not self._blocks.can_ever_allocate(group)
 
     def must_not_go_on(self, group: SequenceGroup) -> bool:
         """Return whether a group that waits needs another kind of executor.
@@ -285,91 +199,75 @@ class Admissions:
         One that follows its grammar as the one did that it began at; or the kind that made what there is of it, if it
         requires that.
         """
-        if group.grammar is not None and self._why_not_followed(group, group.grammar):
-            return True
-        if not group.requires_same_numerics:
-            return False
-        return group.provenance.preferred(group.progress) not in (None, self._numerics)
+        if not (group.requires_same_numerics or self._things.used_by(group)):
+            return False  # as most
+        requires = group.requires
+        return bool(self._things.why_never(requires)) or requires.numerics not in (None, self._numerics)
 
-    def _why_not_followed(self, group: SequenceGroup, grammar: Grammar) -> str:
-        """Say why outputs cannot follow a grammar here; empty: they can."""
-        limits = self._limits
-        if not limits.num_grammar_slots:
-            return "the request has a grammar, and this executor follows none (the capability GRAMMARS)"
-        if group.matcher_id not in ("", limits.matcher_id):
-            return (
-                f"the request's grammar goes with the matcher {group.matcher_id!r}, this executor has "
-                f"{limits.matcher_id!r}; they may allow other tokens"
-            )
-        if len(grammar.body) > limits.max_grammar_bytes:
-            return f"its grammar has {len(grammar.body)} bytes; this executor takes {limits.max_grammar_bytes}"
-        return ""
+    def judge(self, group: SequenceGroup) -> Demand | Obstacle | None:
+        """Return what the group takes that could be admitted now, or why it cannot be; None: a text takes nothing."""
+        if why := self.why_never(group):
+            return Obstacle(Wait.NEVER, why)
+        requires, uses_things = group.requires, bool(self._things.used_by(group))
+        return fit(
+            requires,
+            lambda: self.demand_of(group, requires),
+            num_free_slots=self._batch.num_free_slots,
+            loads=self._things.obstacle_of_loads(requires) if uses_things else None,
+            returning=self._obstacle_of_turn(group),
+            things=self._things.obstacle_of_slots(requires) if uses_things else None,
+        )
 
-    def _flag_of_grammar(self, group: SequenceGroup) -> RowFlag | None:
-        """Return the flag that the rows of a group would have because its grammar could not be loaded; None: none."""
-        has_failed = group.grammar is not None and self._batch.grammar_slots.error_of(group.grammar)
-        return RowFlag.GRAMMAR_FAILED if has_failed else None
+    def demand_of(self, group: SequenceGroup, requires: Requirements) -> Demand:
+        """Return what a group that waits takes here, whether it has to wait or not."""
+        plan, prefills = self._blocks.plan_admission(group), self._prefills
+        lead = plan.sequences[0]
+        is_long = prefills.is_long(len(lead.sequence.token_ids) - len(lead.found) * self._blocks.block_size)
+        has_too_many_long = is_long and not prefills.has_room_for_long
+        is_coming = self._blocks.waits_for_prefix(plan)
+        return Demand(requires, plan.num_needed, plan.num_free, has_too_many_long, is_coming, plan)
 
-    def _obstacle_of_grammar(self, grammar: Grammar) -> Obstacle | None:
-        """Return why a grammar cannot be followed now where the executor tells the ends of loads; None: it can."""
-        slots = self._batch.grammar_slots
-        if error := slots.error_of(grammar):
-            return Obstacle(Wait.NEVER, error)
-        if not slots.waits_for(grammar):
-            return None
-        if not slots.have_room_for([grammar]):
-            return lack_of_grammar_slots(slots.num_slots)
-        return WAITS_FOR_GRAMMAR
-
-    def judge(self, group: SequenceGroup) -> AdmissionPlan | Obstacle | None:
-        """Return the blocks with which the group could be admitted now, or why it cannot be; None: it needs none."""
-        if not self.can_ever_admit(group):
-            return Obstacle(Wait.NEVER, self.why_never(group))
-        if group.pooling is not None:
-            return None
-        if group.grammar is not None and (obstacle := self._obstacle_of_grammar(group.grammar)):
-            return obstacle
+    def _obstacle_of_turn(self, group: SequenceGroup) -> Obstacle | None:
         first_return = self._groups.first_return
-        if first_return is not None and first_return <= (self._batch.order_of(group)[0], self._queue.counter_of(group)):
-            return Obstacle(Wait.IN_LINE, f"preempted requests resume first: {len(self._groups.returning)}")
-        if group.num_slots > (num_free_slots := self._batch.num_free_slots):
-            return lack_of_slots(group.num_slots, num_free_slots)
-        if not self._has_grammar_slot(group):
-            return lack_of_grammar_slots(self._limits.num_grammar_slots)
-        allocation = self._blocks.plan_admission(group)
-        if self._is_long(allocation) and not self._prefills.has_room_for_long:
-            return Obstacle(
-                Wait.SKIPPED, ("its prompt is long, and --max-long-prefills long prompts are already being computed")
-            )
-        if self._blocks.waits_for_prefix(allocation):
-            return Obstacle(Wait.SKIPPED, "a step in flight is computing the next block of its prefix")
-        if allocation.status is AllocStatus.LATER:
-            needed = counted(allocation.num_needed, "block")
-            return Obstacle(Wait.IN_LINE, f"needs {needed}, {allocation.num_free} free")
-        return allocation
+        if first_return is None or first_return > (self._batch.order_of(group)[0], self._queue.counter_of(group)):
+            return None
+        return Obstacle(Wait.IN_LINE, f"preempted requests resume first: {len(self._groups.returning)}")
 
     def why_never(self, group: SequenceGroup) -> str:
-        """Say which rule of `can_ever_admit` the group breaks, with the numbers."""
+        """Say which rule of `can_ever_admit` the group breaks, with the numbers; empty: none."""
         if group.pooling is not None:
             return self._pooled.why_never(group)
-        if not self._limits.is_generative:
-            return f"the model generates nothing; it gives {pooled_words(self._limits.pooling_tasks)}"
-        if group.grammar is not None and (why := self._why_not_followed(group, group.grammar)):
+        if why := self._why_never_but_for_blocks(group):
             return why
+        if group.is_lone or self._blocks.can_ever_allocate(group):
+            return ""  # `CoreLimits`: whoever has the pool for itself can grow to its end
+        limits = self._limits
+        return (
+            f"the request needs {self._blocks.num_blocks_ever_needed(group)} blocks, but the whole KV cache has only "
+            f"{limits.num_blocks} blocks of {limits.block_size} tokens; --kv-cache-gib and --kv-cache-dtype of the "
+            "executor set its size"
+        )
+
+    def _why_never_but_for_blocks(self, group: SequenceGroup) -> str:
+        limits = self._limits
+        if not limits.is_generative:
+            return f"the model generates nothing; it gives {pooled_words(limits.pooling_tasks)}"
         if self.must_not_go_on(group):
-            return (
+            return self._things.why_never(group.requires) or (
                 f"{group.provenance.spans[-1].numerics.described} computed its tokens so far, this one is "
                 f"{self._numerics.described}, and the request requires the same numerics (require_same_numerics)"
             )
-        limits, longest = self._limits, max(len(sequence.token_ids) for sequence in group.live_sequences)
         accepted_len = group.stop_conditions.accepted_len
         if accepted_len is not None and accepted_len > limits.max_model_len:
             return (
                 f"the request was accepted for {accepted_len} tokens (a prompt of {group.num_prompt_tokens}); this "
                 f"executor holds sequences of {limits.max_model_len}"
             )
+        longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
         if longest >= limits.max_model_len:
             return f"{longest} tokens plus one output token exceed max_model_len, {limits.max_model_len}"
+        if group.is_lone:
+            return ""
         if group.num_slots > limits.max_num_seqs:
             return f"the request needs {counted(group.num_slots, 'slot')} of the batch, which has {limits.max_num_seqs}"
         if not self._can_ever_be_sent(group):
@@ -378,21 +276,13 @@ class Admissions:
                 f"{self._message_bytes(group)} bytes; {limits.max_admitted_bytes} are left of "
                 "--max-message-bytes of the scheduler or the executor"
             )
-        num_blocks = self._blocks.num_blocks_ever_needed(group)
-        return (
-            f"the request needs {num_blocks} blocks, but the whole KV cache has only {limits.num_blocks} blocks of "
-            f"{limits.block_size} tokens; --kv-cache-gib and --kv-cache-dtype of the executor set its size"
-        )
-
-    def _is_long(self, allocation: AdmissionPlan) -> bool:
-        lead = allocation.sequences[0]
-        return self._prefills.is_long(len(lead.sequence.token_ids) - len(lead.found) * self._blocks.block_size)
+        return ""
 
     def _admit_group(self, plan: StepPlan, group: SequenceGroup, allocation: AdmissionPlan) -> None:
         pending_forks = () if group.is_lone else group.live_sequences[len(allocation.sequences) :]
         self._note_admission(plan, group, len(allocation.sequences[0].found) * self._blocks.block_size)
-        if group.grammar is not None:
-            group.matcher_id = self._limits.matcher_id
+        for pool, _ in self._things.used_by(group):
+            pool.bind(group)
         if group.beam_search is not None:
             self._beam_batch.start(group)
         self._batch.add(group)

@@ -94,12 +94,12 @@ class AdmittedGroups:
     def first_return(self) -> tuple[int, float] | None:
         """The first turn of those that are to come back: who has no earlier one waits for them. None: nobody is.
 
-        For those that wait for their grammar nobody does.
+        For those that wait for the end of a load nobody does.
         """
         if not (returning := self.returning):
             return None
-        slots = self._batch.grammar_slots
-        return min((self.turn_of(group) for group in returning if not slots.waits_for(group.grammar)), default=None)
+        waits = self._batch.things.waits_for_load
+        return min((self.turn_of(group) for group in returning if not waits(group)), default=None)
 
     # Ends ----------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from octavo_shared.step_wire.step import NO_LOGPROBS, BoolArray, Int32Array, nex
 from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.step.grammar_slots import GrammarSlots
+from scheduler_svc.core.step.slotted_things import SlottedThings
 from scheduler_svc.core.stopping import StopChecker
 from scheduler_svc.core.waiting.policy import Policy
 
@@ -53,18 +53,17 @@ class Batch:
         vacated_slots, is_vacated: Slots without a sequence that the next step releases, as a list and as a column.
         shares_last_block: Slots whose last, partial block may be shared, since they were forked.
         wants_logprobs: Slots whose tokens must come with their log-probability.
-        grammar_slots: Those of the executor.
+        things: What is in the slots of the executor that sequences share.
         num_claimed_slots: Free slots that running groups have a claim to: their sequences will fork into them.
         solo: The running group that joined last of those that run alone; None: none does.
     """
 
     def __init__(self, limits: CoreLimits, blocks: BlockManager, policy: Policy) -> None:
         num_slots = limits.max_num_seqs
-        num_grammar_slots = limits.num_grammar_slots
         self.table = BatchTable(
-            num_slots, limits.max_model_len, limits.block_size, limits.num_blocks, num_grammar_slots
+            num_slots, limits.max_model_len, limits.block_size, limits.num_blocks, limits.num_grammar_slots
         )
-        self.grammar_slots = GrammarSlots(num_grammar_slots, tells_loads=limits.tells_loads)
+        self.things = SlottedThings(limits)
         self.blocks = blocks
         self.stop_checker = StopChecker(num_slots, limits.max_model_len, limits.eos_token_ids)
         self.running: list[SequenceGroup] = []
@@ -179,18 +178,18 @@ class Batch:
         self._tenant_of_slot[slot] = self._tenant_numbers[group.tenant]
         if group.sampling.num_logprobs != NO_LOGPROBS and group.beams is None:
             self.wants_logprobs[slot] = True
-        if group.grammar is not None:
-            self.grammar_slots.follow(group.grammar)
+        for pool, key in self.things.used_by(group):
+            pool.follow(key)
         return slot
 
     def vacate(self, sequence: Sequence) -> None:
         """Take a sequence out of its slot; its blocks are the caller's business. The next step releases the slot."""
-        slot, grammar, cache = sequence.slot, sequence.group.grammar, self.blocks.prefix_cache
+        slot, cache = sequence.slot, self.blocks.prefix_cache
         self._claim(sequence.group, 1)
         if cache is not None:
             cache.stop_writing(slot)
-        if grammar is not None:
-            self.grammar_slots.leave(grammar)
+        for pool, key in self.things.used_by(sequence.group):
+            pool.leave(key)
         self.is_decoding[slot] = False
         self.shares_last_block.discard(slot)
         self.wants_logprobs[slot] = False

@@ -31,7 +31,7 @@ class Decodes:
 class BlockNeeds:
     """What the next tokens of decodes take: `num_blocks` in all, copies and beams included.
 
-    `short_slots`, ascending, has a slot as many times as it needs blocks at its end.
+    `short_slots`, ascending, need one at their end.
     """
 
     num_blocks: int
@@ -42,7 +42,7 @@ class BlockAppender:
     """Says how many blocks decodes need, and gives them out.
 
     Args:
-        limits: Block size, lookahead, longest sequence.
+        limits: Block size.
         running: Who may decode: slots, and the beams that are ready.
     """
 
@@ -101,16 +101,10 @@ class BlockAppender:
                         num_free -= needs[sequence.slot]
 
     def _short_slots(self, slots: BoolArray) -> IndexArray:
-        """Return the slots whose next token, with its lookahead, has no block: each as often as it needs one."""
-        table, size = self._batch.table, self._limits.block_size
-        lookahead = self._limits.num_lookahead_tokens
-        room = table.num_blocks * size - table.num_scheduled_tokens
-        short: IndexArray = (slots & (room <= lookahead)).nonzero()[0]
-        if not lookahead:
-            return short
-        ends = np.minimum(table.num_scheduled_tokens[short] + 1 + lookahead, self._limits.max_model_len)
-        counts = -(-ends // size) - table.num_blocks[short]
-        return np.repeat(short, np.maximum(counts, 0))
+        """Return the slots whose next token has no block, ascending."""
+        table = self._batch.table
+        num_places = table.num_blocks * self._limits.block_size
+        return (slots & (num_places <= table.num_scheduled_tokens)).nonzero()[0]
 
     def _sharing_slots(self, slots: BoolArray) -> list[int]:
         """Return those of `slots` that write into a block that was shared when they were forked."""

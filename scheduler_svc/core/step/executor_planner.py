@@ -41,7 +41,7 @@ Invariants, asserted by `integrity.py` and tested after every step:
  7. A block that somebody writes into has one reference; those that a lead computes for its siblings are
     not read before they are full.
  8. A registered block holds what its hash says, in all tokens; only full blocks are registered.
- 9. The grammar of a running sequence is in the slot that its admission named; a slot that somebody follows, or
+ 9. A live slot names READY things only, each in the slot that its admission named; a thing that somebody uses, or
     whose load has not ended, is not dropped.
 
 Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `block_appender.py`, `prefills.py`,
@@ -59,11 +59,12 @@ from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
-from scheduler_svc.core.step.admission import HALF_OPEN, Admissions, Obstacle, Wait
+from scheduler_svc.core.step.admission import Admissions
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
 from scheduler_svc.core.step.batch import BY_ORDER, Batch
 from scheduler_svc.core.step.block_appender import Decodes
 from scheduler_svc.core.step.decoding import Decoding
+from scheduler_svc.core.step.demand import HALF_OPEN, Obstacle, Wait
 from scheduler_svc.core.step.pooled_groups import PooledGroups
 from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
 from scheduler_svc.core.step.result_check import check_result
@@ -276,7 +277,7 @@ class ExecutorPlanner:
         self.pace.learn(workload, duration_s)
         self._was_processed = True
         if self.limits.tells_loads:
-            self.batch.grammar_slots.end_loads(result.grammars_loaded)
+            self.batch.things.end_loads(result)
         updates = self._results.take(self.in_flight.popleft(), result)
         self.groups.requeue()
         return updates
@@ -317,7 +318,7 @@ class ExecutorPlanner:
 
         An idle executor answers nothing.
         """
-        is_idle = not (self.in_flight or self._was_processed) and self.batch.grammar_slots.num_loading
+        is_idle = not (self.in_flight or self._was_processed) and self.batch.things.num_loading
         return self._progress_at_s + POLL_INTERVAL_S if is_idle else None
 
     @property

@@ -63,21 +63,8 @@ class PooledGroups:
         """Tokens that are computed for them."""
         return sum(group.num_prompt_tokens for group in self.groups)
 
-    @property
-    def max_num_tokens(self) -> int:
-        """The longest text that a step computes."""
-        return min(self._limits.max_model_len, self._limits.max_num_batched_tokens)
-
-    def can_ever_admit(self, group: SequenceGroup) -> bool:
-        """Return whether an empty step could compute the group."""
-        return (
-            group.pooling in self._limits.pooling_tasks
-            and group.num_prompt_tokens <= self.max_num_tokens
-            and self.message_bytes(group) <= self._limits.max_admitted_bytes
-        )
-
     def why_never(self, group: SequenceGroup) -> str:
-        """Say which rule of `can_ever_admit` the group breaks, with the numbers."""
+        """Say why not even an empty step could compute the group, with the numbers; empty: it could."""
         limits, num_tokens = self._limits, group.num_prompt_tokens
         assert group.pooling is not None
         if group.pooling not in limits.pooling_tasks:
@@ -91,6 +78,8 @@ class PooledGroups:
                 f"the text has {num_tokens} tokens; a step computes it whole, and has {limits.max_num_batched_tokens} "
                 "(--max-num-batched-tokens of the scheduler or the executor)"
             )
+        if self.message_bytes(group) <= limits.max_admitted_bytes:
+            return ""
         return (
             f"the text and its answer take up to {self.message_bytes(group)} bytes; {limits.max_admitted_bytes} are "
             "left of --max-message-bytes of the scheduler or the executor"

@@ -133,7 +133,7 @@ class Prefills:
         """
         group, token_ids = sequence.group, sequence.token_ids
         plan.num_admissible_bytes -= self._batch.blocks.admission_bytes(sequence)
-        grammar_slot = None if group.grammar is None else self._batch.grammar_slots.load(plan, group.grammar)
+        resources = self._batch.things.load(plan, group)
         slot = self._batch.enter(sequence, len(token_ids), num_computed_tokens, num_skipped_blocks)
         sequence.token_ids = no_slots()
         plan.admissions.append(
@@ -149,7 +149,7 @@ class Prefills:
                 group.token_rules,
                 group.num_prompt_logprobs if group.lacks_prompt_logprobs and lead is None else NO_LOGPROBS,
                 group.traceparent,
-                grammar_slot,
+                resources,
             )
         )
         prefill = Prefill(

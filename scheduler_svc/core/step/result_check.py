@@ -12,6 +12,7 @@ from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.step import BoolArray, Float32Array, Int32Array, PoolingTask, RowFlag, RowFlags, StepResult
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.step.batch import Batch
+from scheduler_svc.core.step.slot_pool import SlotState
 from scheduler_svc.core.step.step_plan import StepInFlight
 
 # 0: the row has a token.
@@ -74,13 +75,14 @@ def _refuse_what_nobody_asked_for(result: StepResult, layout: StepLayout) -> Non
 
 
 def _check_loads(result: StepResult, batch: Batch) -> None:
-    slots, is_loading = batch.grammar_slots, batch.grammar_slots.is_loading
-    told = [loaded.slot for loaded in result.grammars_loaded]
-    unasked = [slot for slot in told if slot >= slots.num_slots or not is_loading[slot] or told.count(slot) > 1]
-    if unasked:
-        raise ExecutorFaultError(
-            f"step {result.step_id} tells of a load into grammar slot {unasked[0]} that is not due"
-        )
+    for pool, ends in batch.things.told(result):
+        due = {slot for slot, state in enumerate(pool.states) if state is SlotState.LOADING}
+        told = [end.slot for end in ends]
+        unasked = [slot for slot in told if slot not in due or told.count(slot) > 1]
+        if unasked:
+            raise ExecutorFaultError(
+                f"step {result.step_id} tells of a load into {pool.kind} {unasked[0]} that is not due"
+            )
 
 
 def _check_flags(flags: RowFlags, num_rows: int, step_id: int, limits: CoreLimits) -> None:

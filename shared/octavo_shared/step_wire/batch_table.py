@@ -161,7 +161,8 @@ class BatchTable(TableColumns):
         self.cache_salt[slot] = admission.cache_salt
         self.token_rules[slot] = admission.token_rules
         self.num_prompt_logprobs[slot] = admission.num_prompt_logprobs
-        self.grammar_slot[slot] = NO_GRAMMAR if admission.grammar_slot is None else admission.grammar_slot
+        grammar_slot = admission.resources.grammar_slot
+        self.grammar_slot[slot] = NO_GRAMMAR if grammar_slot is None else grammar_slot
 
     def _fork(self, fork: Fork) -> None:
         """Copy the parent as it is now; the child is inactive."""

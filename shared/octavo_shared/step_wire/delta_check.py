@@ -148,8 +148,8 @@ class _Projection:
                 raise InvalidStepError(f"slot {slot} has more computed tokens than its blocks hold")
             if count > group.block_ids.shape[1]:
                 raise InvalidStepError(f"slot {slot} has {count} blocks, more than a table holds")
-        if admission.grammar_slot is not None:
-            self._require_grammar(slot, admission.grammar_slot)
+        if (grammar_slot := admission.resources.grammar_slot) is not None:
+            self._require_grammar(slot, grammar_slot)
         self._write_to(*_OF_A_SEQUENCE)
         self._write_to_blocks()
         self.live[slot], self.active[slot] = True, False

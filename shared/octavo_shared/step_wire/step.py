@@ -8,6 +8,7 @@ their form on the wire.
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +78,15 @@ def find_repeated(numbers: Int32Array) -> int | None:
     return int(repeated[0]) if len(repeated) else None
 
 
+class Resources(NamedTuple):
+    """Which slots of an executor hold what an output uses; None: it uses none of that kind."""
+
+    grammar_slot: int | None = None
+
+
+NO_RESOURCES = Resources()
+
+
 @dataclass(slots=True)
 class Admission:
     """A sequence that enters the table.
@@ -86,8 +96,7 @@ class Admission:
     chunk; another slot may still be computing them. `token_rules` are those of its group; its forks have
     them too. `num_prompt_logprobs`: with how many alternatives the log-probabilities of its prompt are
     wanted; those are answered by the chunks that compute the prompt. `traceparent`: the span of its request, as
-    W3C Trace Context writes it; None: it is not traced. `grammar_slot`: of the grammar that its output follows, and
-    that of its forks; None: none.
+    W3C Trace Context writes it; None: it is not traced. `resources`: what its output uses, and those of its forks.
     """
 
     slot: int
@@ -101,7 +110,7 @@ class Admission:
     token_rules: TokenRules | None = None
     num_prompt_logprobs: int = NO_LOGPROBS
     traceparent: str | None = None
-    grammar_slot: int | None = None
+    resources: Resources = NO_RESOURCES
 
 
 def next_generation(generation: int) -> int:

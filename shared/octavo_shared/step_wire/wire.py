@@ -20,6 +20,7 @@ from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.step import (
     BLOCK_NAME_BYTES,
     NO_LOGPROBS,
+    NO_RESOURCES,
     Admission,
     Float32Array,
     Fork,
@@ -29,6 +30,7 @@ from octavo_shared.step_wire.step import (
     PoolingInput,
     PoolingOutput,
     PoolingTask,
+    Resources,
     SamplingRow,
     Step,
     StepResult,
@@ -121,7 +123,11 @@ def feature_bits_of(step: Step) -> int:
     """Return the bits of the capabilities whose fields a step has."""
     bits = 1 << Capability.NAMED_BLOCKS if step.block_names else 0
     delta = step.delta
-    if delta.grammar_loads or delta.grammar_drops or any(a.grammar_slot is not None for a in delta.admissions):
+    if (
+        delta.grammar_loads
+        or delta.grammar_drops
+        or any(a.resources.grammar_slot is not None for a in delta.admissions)
+    ):
         bits |= 1 << Capability.GRAMMARS
     if step.pooling_inputs:
         bits |= 1 << Capability.POOLING
@@ -279,7 +285,7 @@ def encode_admission(admission: Admission) -> step_pb2.Admission:
         token_rules=None if admission.token_rules is None else encode_rules(admission.token_rules),
         num_prompt_logprobs=_unless(NO_LOGPROBS, admission.num_prompt_logprobs),
         traceparent=admission.traceparent,
-        grammar_slot=admission.grammar_slot,
+        grammar_slot=admission.resources.grammar_slot,
     )
 
 
@@ -297,7 +303,7 @@ def decode_admission(message: step_pb2.Admission) -> Admission:
         token_rules=decode_rules(message.token_rules) if message.HasField("token_rules") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
         traceparent=message.traceparent if message.HasField("traceparent") else None,
-        grammar_slot=message.grammar_slot if message.HasField("grammar_slot") else None,
+        resources=Resources(message.grammar_slot) if message.HasField("grammar_slot") else NO_RESOURCES,
     )
 
 

@@ -12,6 +12,7 @@ from octavo_shared.step_wire.step import (
     Admission,
     Fork,
     GrammarLoad,
+    Resources,
     SamplingRow,
     TableDelta,
     no_slots,
@@ -177,7 +178,7 @@ CHILD = Fork(parent_slot=0, slot=3, generation=1, sampling=SamplingRow())
 def test_a_fork_has_the_salt_the_rules_and_the_grammar_of_its_parent_and_answers_no_prompt(delta: TableDelta) -> None:
     table, rules = small_table(), TokenRules(banned_token_ids=slots(7))
     parent = admission(num_tokens=2)
-    parent.cache_salt, parent.token_rules, parent.num_prompt_logprobs, parent.grammar_slot = 5, rules, 1, 2
+    parent.cache_salt, parent.token_rules, parent.num_prompt_logprobs, parent.resources = 5, rules, 1, Resources(2)
     loads = (GrammarLoad(2, Grammar(b"one")),)
     table.apply(TableDelta(grammar_loads=loads, admissions=(parent,), prefill_chunks=pairs((0, 2))))
 
@@ -277,7 +278,7 @@ def test_digest_differs_after_any_change(delta: TableDelta) -> None:
     replace(admission(), cache_salt=5),
     replace(admission(), token_rules=TokenRules(banned_token_ids=slots(7))),
     replace(admission(), num_prompt_logprobs=0),
-    replace(admission(), grammar_slot=0),
+    replace(admission(), resources=Resources(0)),
 )
 def test_digest_covers_each_part_of_an_admission(entry: Admission) -> None:
     table, other = small_table(), small_table()

@@ -11,6 +11,7 @@ from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import (
+    NO_RESOURCES,
     Admission,
     Fork,
     GrammarLoad,
@@ -18,6 +19,7 @@ from octavo_shared.step_wire.step import (
     PoolingInput,
     PoolingOutput,
     PoolingTask,
+    Resources,
     SamplingRow,
     Step,
     StepResult,
@@ -101,7 +103,7 @@ def full_step() -> Step:
         token_rules=RULES,
         num_prompt_logprobs=3,
         traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-        grammar_slot=0,
+        resources=Resources(grammar_slot=0),
     )
     plainer = dataclasses.replace(
         admission,
@@ -111,7 +113,7 @@ def full_step() -> Step:
         token_rules=None,
         num_prompt_logprobs=-1,
         traceparent=None,
-        grammar_slot=None,
+        resources=NO_RESOURCES,
     )
     delta = TableDelta(
         released_slots=np.array([0, 7], np.int32),
@@ -146,7 +148,7 @@ def test_a_step_with_everything_survives_the_wire() -> None:
 
 @each_row(
     (TableDelta(), 0),
-    (TableDelta(admissions=(dataclasses.replace(full_step().delta.admissions[0], grammar_slot=None),)), 0),
+    (TableDelta(admissions=(dataclasses.replace(full_step().delta.admissions[0], resources=NO_RESOURCES),)), 0),
     (TableDelta(admissions=full_step().delta.admissions), 1 << 4),
     (TableDelta(grammar_drops=(0,)), 1 << 4),
     (TableDelta(grammar_loads=(GrammarLoad(0, Grammar(b"")),)), 1 << 4),

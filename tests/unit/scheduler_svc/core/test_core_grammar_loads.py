@@ -8,12 +8,12 @@ from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import GrammarLoaded, RowFlag
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.core.step.admission import WAITS_FOR_GRAMMAR, Obstacle, Wait
+from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.core.step.executor_planner import POLL_INTERVAL_S
+from scheduler_svc.core.step.slotted_things import GrammarSlots
 from tests.support.driving import Bench, admitted, max_tokens, small_limits
 from tests.support.each_row import each_row
 from tests.support.toy_executor import BROKEN
-from tests.unit.scheduler_svc.core.step.test_grammar_slots import new_plan
 from tests.unit.scheduler_svc.core.test_core_grammars import grammars_of
 
 ONE, TWO, NONSENSE = Grammar(b"one"), Grammar(b"two"), Grammar(b"broken one")
@@ -30,7 +30,7 @@ def test_who_waits_for_a_load_is_passed_and_admitted_first_once_it_is_told() -> 
     bench.add(1, 2, max_tokens(3))
     first = bench.schedule()
     assert (grammars_of(first), admitted(first)) == (([], [(0, ONE)], [None]), [200])
-    assert bench.planner.obstacle(waiting, 0.0) == WAITS_FOR_GRAMMAR
+    assert bench.planner.obstacle(waiting, 0.0) == GrammarSlots.waits
     bench.add(2, 2, grammar=Grammar(ONE.body))
     bench.process()
     bench.step()
@@ -113,13 +113,17 @@ def test_a_swapped_group_whose_grammar_is_gone_has_it_loaded_again_and_holds_up_
     swapped = bench.add(1, 11, max_tokens(8), grammar=ONE)
     while not bench.planner.swapped.groups:
         bench.step()
-    slots, planner = bench.planner.batch.grammar_slots, bench.planner
-    assert planner.groups.first_return is not None
+    slots, planner = bench.planner.batch.things.grammars, bench.planner
+    assert planner.groups.returning == [swapped]
     for grammar in (TWO, Grammar(b"three")):
-        slots.load(plan := new_plan(), grammar)
-    assert plan.grammar_drops
-    assert planner.admissions.needs_to_swap_in(swapped).waits_for_grammar
+        taken = slots.take(grammar)
+    assert taken.is_dropped
+    assert planner.batch.things.waits_for_load(swapped)
     assert planner.groups.first_return is None
+    slots.end_load(taken.slot)
+    slots.end_load(slots.take(ONE).slot, "the executor fails its rows")
+    demand = planner.admissions.demand_to_swap_in(swapped)._replace(num_blocks=0)
+    assert planner.admissions.obstacle_to_swap_in(demand) is None, "it would wait for ever"
 
 
 @each_row([0, 0], [1], [2])

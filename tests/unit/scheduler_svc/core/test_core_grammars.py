@@ -9,11 +9,10 @@ from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import RowFlag, Step
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.core.step.admission import Obstacle, Wait
+from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import Bench, admitted, delivered, group, max_tokens, only_admission, small_limits
 from tests.support.each_row import each_row
-from tests.unit.scheduler_svc.core.step.test_grammar_slots import new_plan
 
 ONE, TWO, THREE = (Grammar(b"grammar %d" % number) for number in range(3))
 
@@ -22,7 +21,7 @@ def grammars_of(step: Step) -> tuple[list[int], list[tuple[int, Grammar]], list[
     """Return what a step drops, what it loads, and which slots its admissions name."""
     delta = step.delta
     loads = [(load.slot, load.grammar) for load in delta.grammar_loads]
-    return list(delta.grammar_drops), loads, [admission.grammar_slot for admission in delta.admissions]
+    return list(delta.grammar_drops), loads, [admission.resources.grammar_slot for admission in delta.admissions]
 
 
 def test_equal_grammars_share_a_slot_and_outputs_without_one_have_none() -> None:
@@ -55,7 +54,7 @@ def test_forks_hold_the_slot_of_their_lead_until_the_last_one_ends() -> None:
     bench = Bench(small_limits(grammar_slots=1))
     forked = bench.add(0, 2, max_tokens(9), num_sequences=3, grammar=ONE)
     bench.step()
-    slots = bench.planner.batch.grammar_slots
+    slots = bench.planner.batch.things.grammars
     assert slots.num_followers == [3]
     for sequence in forked.sequences[:2]:
         bench.planner.finish(sequence)
@@ -71,7 +70,7 @@ def test_a_preempted_group_gives_its_slot_up_and_names_it_again(mode: Preemption
     bench.add(1, 11, max_tokens(4), grammar=ONE)
     steps = bench.run(num_steps_in_flight=2)
     assert bench.planner.preemption.num_preemptions[mode] == 1
-    named = [admission.grammar_slot for step in steps for admission in step.delta.admissions]
+    named = [admission.resources.grammar_slot for step in steps for admission in step.delta.admissions]
     assert named == [None, 0, 0]
     assert sum(len(step.delta.grammar_loads) for step in steps) == 1
 
@@ -86,12 +85,15 @@ def test_a_swapped_group_waits_for_a_slot_and_says_so() -> None:
     swapped = bench.add(1, 11, grammar=ONE)
     while not bench.planner.swapped.groups:
         bench.step()
-    bench.planner.batch.grammar_slots.follow(ONE)
-    assert bench.planner.admissions.needs_to_swap_in(swapped).has_grammar_slot, "somebody has its grammar"
-    bench.planner.batch.grammar_slots.leave(ONE)
-    bench.planner.batch.grammar_slots.load(new_plan(), TWO)
-    bench.planner.batch.grammar_slots.follow(TWO)
-    assert not bench.planner.admissions.needs_to_swap_in(swapped).has_grammar_slot
+    admissions, grammars = bench.planner.admissions, bench.planner.batch.things.grammars
+    demand = admissions.demand_to_swap_in(swapped)._replace(num_blocks=0)
+    grammars.follow(ONE)
+    assert admissions.obstacle_to_swap_in(demand) is None, "somebody has its grammar"
+    grammars.leave(ONE)
+    grammars.take(TWO)
+    grammars.follow(TWO)
+    verdict = admissions.obstacle_to_swap_in(demand)
+    assert verdict == Obstacle(Wait.SKIPPED, "waits for a grammar slot: requests that run use all 1")
 
 
 def test_a_message_carries_no_more_grammars_than_fit() -> None:
@@ -163,7 +165,7 @@ def test_a_flag_of_a_grammar_ends_the_whole_group_and_nobody_else(value: RowFlag
     [failure] = updates.failures
     assert (failure.group.request_id, failure.flag, failure.message) == ("a", value, "output 1 at token 1")
     assert bench.running == "b"
-    assert not bench.planner.batch.grammar_slots.num_in_use
+    assert not bench.planner.batch.things.grammars.num_in_use
 
 
 def test_flags_of_grammars_are_a_fault_of_an_executor_that_agreed_on_none() -> None:
@@ -183,4 +185,4 @@ def test_an_admission_names_the_slot_after_a_loss_of_the_executor() -> None:
     other = Bench(small_limits(grammar_slots=1))
     other.queue.add(lost)
     admission = only_admission(step := other.schedule())
-    assert (admission.grammar_slot, len(step.delta.grammar_loads), len(admission.token_ids)) == (0, 1, 4)
+    assert (admission.resources.grammar_slot, len(step.delta.grammar_loads), len(admission.token_ids)) == (0, 1, 4)

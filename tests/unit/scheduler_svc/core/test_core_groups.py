@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 
 from octavo_shared.step_wire.token_rules import TokenRules
-from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
+from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import Bench, admitted, chunks, delivered, group, max_tokens, small_limits
 from tests.support.each_row import each_row
 
@@ -232,16 +232,17 @@ def test_forks_have_the_token_rules_and_the_salt_of_their_group(beam_width: int)
 # When blocks lack ------------------------------------------------------------------------------------
 
 
-def test_nobody_is_admitted_while_an_output_is_held_back_for_lack_of_blocks() -> None:
-    """Each output of `a` needs two blocks for drafted tokens, three are free, and a step in flight may end one."""
-    bench = Bench(small_limits(blocks=6, num_lookahead_tokens=4))
-    bench.add(0, 12, StopConditions(max_tokens=4, stop_token_ids=frozenset({113})), num_sequences=2)
-    bench.schedule()
-    bench.add(1, 1, max_tokens(1))
+def test_nobody_is_admitted_while_beams_are_held_back_for_lack_of_blocks() -> None:
+    """The beams of `a` need two blocks, one is free, and `b` cannot make room: its candidates are on their way."""
+    bench = Bench(small_limits(blocks=7, budget=12, max_num_seqs=6))
+    for arrival, num_tokens in enumerate((12, 11)):
+        bench.add(arrival, num_tokens, max_tokens(3), beam_search=BeamSearchParams(2))
+        bench.schedule()
+    bench.process()
+    bench.add(2, 1, max_tokens(1))
 
-    step = bench.schedule()
+    assert bench.try_schedule() is None
 
-    assert step.delta.appended_blocks[:, 0].tolist() == [0, 0]
-    assert (bench.num_free_blocks, len(step.delta.admissions)) == (1, 0)
+    assert (bench.running, bench.waiting, bench.num_free_blocks) == ("ab", "c", 1)
     bench.run()
-    assert (bench.outputs["a0"], bench.outputs["a1"], bench.outputs["b"]) == ([112, 113], [113], [201])
+    assert bench.outputs["c"] == [301]

@@ -2,7 +2,7 @@
 
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.admission import Obstacle, Wait
+from scheduler_svc.core.step.demand import Obstacle, Wait
 from tests.support.driving import Bench, group, small_limits
 from tests.support.each_row import each_row
 

@@ -21,7 +21,6 @@ def window_limits(
     max_num_seqs: int = 4,
     host_blocks: int = 0,
     mode: PreemptionMode | None = None,
-    num_lookahead_tokens: int = 0,
 ) -> CoreLimits:
     """Return limits under which a sequence may have all the blocks, and needs 3 of them."""
     return small_limits(
@@ -33,7 +32,6 @@ def window_limits(
         host_blocks=host_blocks,
         preemption_mode=mode,
         prefix_caching=True,
-        num_lookahead_tokens=num_lookahead_tokens,
     )
 
 
@@ -187,54 +185,6 @@ def test_a_prefill_without_room_preempts_the_last_group() -> None:
     assert any(len(step.delta.appended_blocks) and chunks(step) for step in steps)
     assert bench.outputs["a"] == [120]
     assert bench.outputs["c"] == list(range(304, 320))
-
-
-# Lookahead ---------------------------------------------------------------------------------------
-
-
-def test_a_decode_has_places_for_drafted_tokens_behind_its_next_one() -> None:
-    bench = Bench(small_limits(num_lookahead_tokens=5))
-    bench.add(0, 4)
-    bench.step()
-
-    step = bench.schedule()
-
-    assert step.delta.appended_blocks[:, 0].tolist() == [0, 0]  # positions 4 to 9
-    assert int(bench.planner.table.num_blocks[0]) == 3
-
-
-def test_lookahead_takes_no_places_beyond_the_longest_sequence() -> None:
-    bench = Bench(small_limits(num_lookahead_tokens=5, max_model_len=10))
-    bench.add(0, 4)
-
-    bench.run()
-
-    assert len(bench.outputs["a"]) == 6
-    assert len(bench.blocks_of(bench.planner.batch.sequence_in_slot[0])) == 3
-
-
-def test_the_next_block_is_taken_when_the_lookahead_reaches_it() -> None:
-    bench = Bench(small_limits(num_lookahead_tokens=1))
-    bench.add(0, 1)
-    grown = []
-    for _ in range(5):
-        step = bench.schedule()
-        bench.process()
-        grown.append(len(step.delta.appended_blocks))
-
-    assert grown == [0, 0, 0, 1, 0]  # the step that computes position 3 has a place for 4
-
-
-def test_drafted_places_count_when_blocks_lack() -> None:
-    bench = Bench(small_limits(num_lookahead_tokens=4, blocks=6, budget=16))
-    bench.add(0, 7, max_tokens(6))
-    bench.add(1, 7, max_tokens(6))
-    bench.add(2, 7, max_tokens(6))
-
-    bench.run()
-
-    assert sum(bench.planner.preemption.num_preemptions.values()) > 0
-    assert bench.outputs["c"] == list(range(307, 313))
 
 
 def test_beams_give_back_what_fell_out_of_the_window() -> None:

@@ -149,24 +149,6 @@ def test_a_swapped_group_goes_on_without_computing_anything_again() -> None:
     assert bench.outputs["b"] == [212, 213, 214, 215]
 
 
-def test_nothing_comes_back_in_a_step_that_preempts() -> None:
-    """`b` makes room for the drafted tokens of both. It has none on its way back, so that it would fit at once."""
-    bench = Bench(small_limits(blocks=9, budget=24, host_blocks=8, preemption_mode=SWAP, num_lookahead_tokens=4))
-    bench.add(0, 12, max_tokens(4))
-    b = bench.add(1, 12, max_tokens(4))
-    bench.step()
-
-    out = bench.schedule()
-
-    assert len(out.blocks_to_swap_out) == 3
-    assert len(out.delta.admissions) == 0
-    needs = bench.planner.admissions.needs_to_swap_in(b)
-    assert (needs.has_blocks, needs.has_slots) == (True, True)
-    bench.process()
-    bench.run()
-    assert bench.outputs["b"] == [212, 213, 214, 215]
-
-
 def test_swapped_groups_come_back_before_newcomers_are_admitted() -> None:
     bench = bench_with_victim(SWAP)
     bench.schedule()

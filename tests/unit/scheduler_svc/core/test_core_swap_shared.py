@@ -5,6 +5,7 @@ import pytest
 from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.core.waiting.policy import PriorityPolicy
 from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import Bench, max_tokens, small_limits
@@ -84,8 +85,9 @@ def test_a_swapped_group_waits_for_the_slots_that_more_urgent_ones_took() -> Non
     while bench.running != "cde":
         bench.step()
 
-    needs = bench.planner.admissions.needs_to_swap_in(b)
-    assert (needs.has_blocks, needs.num_needed_slots, needs.num_free_slots) == (True, 2, 1)
+    admissions = bench.planner.admissions
+    obstacle = admissions.obstacle_to_swap_in(admissions.demand_to_swap_in(b))
+    assert obstacle == Obstacle(Wait.IN_LINE, "needs 2 slots of the batch, 1 free")
     bench.step()
 
     assert (bench.running, list(bench.planner.swapped)) == ("cde", [b])
@@ -105,7 +107,7 @@ def test_a_swapped_group_does_not_take_the_room_that_a_preemption_made() -> None
         bench.process()
 
     assert (bench.waiting, list(bench.planner.swapped)) == ("a", [b])
-    assert bench.planner.admissions.needs_to_swap_in(b).has_blocks
+    assert bench.planner.admissions.demand_to_swap_in(b).obstacle_of_blocks is None
     assert len(step.delta.admissions) == 0
 
 

@@ -5,12 +5,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import no_slots
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import Sequence, SequenceStatus
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.prefills import Prefill
+from scheduler_svc.core.step.slot_pool import SlotState
 from tests.support.driving import Bench, small_limits
 from tests.support.each_row import each_row
 
@@ -212,4 +214,41 @@ def test_a_fault_is_noticed(fault: Fault) -> None:
     fault(bench.planner)
 
     with pytest.raises(AssertionError, match=FAULTS[fault]):
+        check_integrity(bench.planner)
+
+
+# 9: slotted things -----------------------------------------------------------------------------------
+
+
+def begin_its_load_again(planner: ExecutorPlanner) -> None:
+    planner.batch.things.grammars.states[0] = SlotState.LOADING
+    planner.batch.things.grammars.num_loading += 1
+
+
+def give_its_slot_away(planner: ExecutorPlanner) -> None:
+    planner.batch.things.grammars._unused[0] = None
+    planner.batch.things.grammars.take(Grammar(b"two"))
+
+
+def count_a_follower_twice(planner: ExecutorPlanner) -> None:
+    planner.batch.things.grammars.num_followers[0] += 1
+
+
+FAULTS_OF_SLOTS: dict[Fault, str] = {
+    begin_its_load_again: "a sequence uses a thing that is not loaded yet",
+    give_its_slot_away: "a sequence uses another thing than its own",
+    count_a_follower_twice: "followers are miscounted",
+}
+
+
+@each_row(*FAULTS_OF_SLOTS)
+def test_a_fault_of_a_slot_that_a_running_row_names_is_noticed(fault: Fault) -> None:
+    bench = Bench(small_limits(grammar_slots=1))
+    bench.add(0, 2, grammar=Grammar(b"one"))
+    bench.step()
+    check_integrity(bench.planner)
+
+    fault(bench.planner)
+
+    with pytest.raises(AssertionError, match=FAULTS_OF_SLOTS[fault]):
         check_integrity(bench.planner)

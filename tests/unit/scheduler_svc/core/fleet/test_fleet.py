@@ -6,7 +6,8 @@ from itertools import product
 
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
-from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Obstacle, Wait
+from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS
+from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from tests.support.driving import group, max_tokens, small_limits

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from octavo_shared.grammar.grammar import Grammar
-from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS, Obstacle, Wait
+from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS
+from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.request.parameters import StopConditions
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench, two_planners

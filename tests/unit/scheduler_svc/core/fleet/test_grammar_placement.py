@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from octavo_shared.grammar.grammar import Grammar
-from scheduler_svc.core.step.admission import Obstacle, Wait
+from scheduler_svc.core.step.demand import Obstacle, Wait
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet import Member
 from tests.support.fleet_driving import FleetBench
@@ -45,7 +45,7 @@ def test_what_has_begun_goes_on_only_at_an_equal_matcher() -> None:
     equal = bench.attach(limits)
     bench.run()
     assert len(bench.outputs[0, 0].token_ids) == 5
-    assert equal.planner.batch.grammar_slots.num_loads == 1
+    assert equal.planner.batch.things.grammars.num_loads == 1
 
 
 def test_a_group_goes_to_the_executor_that_has_a_slot_for_its_grammar() -> None:

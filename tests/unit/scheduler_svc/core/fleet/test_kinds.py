@@ -1,7 +1,7 @@
 """A group that has output goes on at an executor of the kind that made it, if there is a choice."""
 
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.admission import Obstacle
+from scheduler_svc.core.step.demand import Obstacle
 from scheduler_svc.request.parameters import BeamSearchParams
 from scheduler_svc.request.provenance import Numerics
 from tests.support.driving import group, max_tokens, small_limits

@@ -9,7 +9,7 @@ from scheduler_svc.core.fleet.inbox import Inbox
 from scheduler_svc.core.fleet.placement import Offer, Placement
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.admission import Wait
+from scheduler_svc.core.step.demand import Wait
 from scheduler_svc.core.waiting.waiting_queue import Turn
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.each_row import each_row

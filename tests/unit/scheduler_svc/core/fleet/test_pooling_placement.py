@@ -5,7 +5,7 @@ from dataclasses import replace
 from octavo_shared.step_wire.step import PoolingTask
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.admission import Obstacle, Wait
+from scheduler_svc.core.step.demand import Obstacle, Wait
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench
 

@@ -1,0 +1,110 @@
+"""What a group takes of a planner, and the one rule of what keeps it out.
+
+Admissions know exactly what is cached (`Admissions.judge`). The dispatcher knows it in numbers, and counts what it
+dispatched before (`Capacity.obstacle`). Both ask `fit`, and explanations tell what it says.
+
+Pure. Read next: `admission.py`, `core/fleet/capacity.py`.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from octavo.values.wording import counted
+from scheduler_svc.core.blocks.block_manager import AdmissionPlan
+from scheduler_svc.core.sequence import Requirements
+
+
+class Wait(enum.Enum):
+    """How a group waits that is not admitted."""
+
+    IN_LINE = "in_line"
+    """With everybody behind it."""
+    SKIPPED = "skipped"
+    """Others may pass it."""
+    NEVER = "never"
+    """For ever: it does not fit here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a group is not admitted now: `reason` in words, for people."""
+
+    wait: Wait
+    reason: str
+
+
+FULL = Obstacle(Wait.IN_LINE, "it fits, and waits for token budget in a step")
+HALF_OPEN = Obstacle(Wait.IN_LINE, "the executor failed recently; it gets one request until a step has finished")
+_LONG = Obstacle(Wait.SKIPPED, "its prompt is long, and --max-long-prefills long prompts are already being computed")
+_PREFIX_IS_COMING = Obstacle(Wait.SKIPPED, "a step in flight is computing the next block of its prefix")
+
+
+class Demand(NamedTuple):
+    """What a group takes of a planner now.
+
+    Attributes:
+        requires: What it takes of any executor.
+        num_blocks, num_free_blocks: Blocks that it takes, and those that are there for it.
+        has_too_many_long: Whether it is a long prefill, and so many run already.
+        is_prefix_coming: Whether a step in flight computes the next block of its prefix.
+        plan: How it would get its blocks; None: these are numbers only.
+    """
+
+    requires: Requirements
+    num_blocks: int
+    num_free_blocks: int
+    has_too_many_long: bool = False
+    is_prefix_coming: bool = False
+    plan: AdmissionPlan | None = None
+
+    @property
+    def obstacle_of_blocks(self) -> Obstacle | None:
+        """Why the blocks do not suffice; None: they do."""
+        if self.num_blocks <= self.num_free_blocks:
+            return None
+        return Obstacle(Wait.IN_LINE, f"needs {counted(self.num_blocks, 'block')}, {self.num_free_blocks} free")
+
+
+def obstacle_of_batch(requires: Requirements, num_free_slots: int) -> Obstacle | None:
+    """Return why the slots of the batch do not suffice; None: they do."""
+    if requires.num_slots <= num_free_slots:
+        return None
+    return Obstacle(Wait.IN_LINE, f"needs {counted(requires.num_slots, 'slot')} of the batch, {num_free_slots} free")
+
+
+def fit(
+    requires: Requirements,
+    look: Callable[[], Demand],
+    *,
+    num_free_slots: int,
+    loads: Obstacle | None,
+    returning: Obstacle | None,
+    things: Obstacle | None,
+    has_budget: bool = True,
+) -> Demand | Obstacle | None:
+    """Return what a group takes that fits, or why it does not fit now; None: it fits, and is a text to be pooled.
+
+    Args:
+        requires: What the group takes of any executor.
+        look: Looks for its blocks, which costs more than all else.
+        num_free_slots: Of the batch.
+        loads: Why its slotted things are not READY, as far as it waits for that.
+        returning: That others were preempted, and come back before it.
+        things: Why its slotted things find no slot.
+        has_budget: Whether there are tokens left in the step.
+    """
+    if requires.pooling is not None:
+        return None if has_budget else FULL
+    obstacle = loads or returning or obstacle_of_batch(requires, num_free_slots) or things
+    if obstacle is not None:
+        return obstacle
+    demand = look()
+    if demand.has_too_many_long:
+        return _LONG
+    if demand.is_prefix_coming:
+        return _PREFIX_IS_COMING
+    if demand.num_blocks > demand.num_free_blocks:
+        return demand.obstacle_of_blocks
+    return demand if has_budget else FULL
