@@ -5,6 +5,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 
@@ -65,11 +66,18 @@ def wanted() -> Iterator[list[tuple[float, int]]]:
         process.terminate()
         process.wait()
         reader.join()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def seconds(text: str) -> float:
     """Return the time of an ISO date."""
     return datetime.fromisoformat(text).timestamp()
+
+
+def first_step(name: str) -> float:
+    """Return when an executor had run its first step, once it has."""
+    return float(kubectl("exec", name, "--", "python", "-c", FIRST_STEP))
 
 
 def taken_apart(pod: Object, first_step_s: float) -> dict[str, float]:
@@ -106,7 +114,8 @@ def test_a_wave_of_load(wave: Load) -> None:
             until(lambda: len(names("executor")) == 3, "two more executors are wanted", 300)
             new = [name for name in names("executor") if name not in first]
             until(lambda: len([pod for pod in pods("executor") if _runs(pod)]) == 3, "their containers run")
-            steps = [float(kubectl("exec", name, "--", "python", "-c", FIRST_STEP)) for name in new]
+            with ThreadPoolExecutor() as at_once:
+                steps = list(at_once.map(first_step, new))
             for pod, first_step_s in zip(
                 [pod for pod in pods("executor") if pod["metadata"]["name"] in new], steps, strict=True
             ):
