@@ -5,6 +5,7 @@ kernels need (`AttentionPlan`), and every layer of the model calls the plan. All
 arguments: there is no current step anywhere.
 """
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Protocol, runtime_checkable
 
@@ -31,6 +32,8 @@ class LayerCache:
     # Of FP8: what all elements of the layer are multiplied by.
     key_scale: float = 1.0
     value_scale: float = 1.0
+    # The cache group of the layer: which block tables its blocks are in.
+    group: int = 0
 
     @property
     def block_size(self) -> int:
@@ -110,11 +113,37 @@ class AttentionPlan(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class GroupedPlan:
+    """One step of a model with several cache groups: a plan for each, whose block tables differ."""
+
+    plans: Sequence[AttentionPlan]
+
+    def attend(
+        self, qkv: torch.Tensor, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
+    ) -> torch.Tensor:
+        """Attend by the plan of the layer's group; see `AttentionPlan.attend`."""
+        return self.plans[cache.group].attend(qkv, rotation, cache, layer)
+
+
+def join_plans(plans: Sequence[AttentionPlan]) -> AttentionPlan:
+    """Return one plan of those of all cache groups."""
+    return plans[0] if len(plans) == 1 else GroupedPlan(plans)
+
+
+def first_caches(caches: Sequence[LayerCache]) -> list[LayerCache]:
+    """Return the cache of the first layer of each cache group: it stands for all of them."""
+    first: dict[int, LayerCache] = {}
+    for cache in caches:
+        first.setdefault(cache.group, cache)
+    return [first[group] for group in sorted(first)]
+
+
 class AttentionBackend(Protocol):
     """Makes plans; holds no state of a step."""
 
     def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> AttentionPlan:
-        """Prepare a step. `cache` stands for all layers: shapes, dtype and device are equal."""
+        """Prepare a step of one cache group. `cache` stands for its layers: shapes, dtype and device are equal."""
 
 
 @runtime_checkable

@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from octavo_shared.errors import StepFailedError
 from octavo_shared.step_wire.batch_table import BatchTable, IndexArray, StepLayout
+from octavo_shared.step_wire.cache_group import CacheGroup
 from octavo_shared.step_wire.step import Fork, Int32Array, Step, TableDelta
+from octavo_shared.step_wire.table_columns import BlockTables
 
 UInt64Array = npt.NDArray[np.uint64]
 
@@ -31,10 +33,10 @@ class Histories:
     """
 
     def __init__(self, table: BatchTable) -> None:
-        max_num_blocks = table.block_tables.shape[1]
+        largest = max(group.block_size for group in table.groups)  # the others divide it
+        num_positions = -(-table.max_model_len // largest) * largest
         # np.zeros maps memory lazily: a row costs memory only up to its longest sequence.
-        self.by_block = np.zeros((table.max_num_seqs, max_num_blocks, table.block_size), np.uint64)
-        self.by_position = self.by_block.reshape(table.max_num_seqs, -1)
+        self.by_position = np.zeros((table.max_num_seqs, num_positions), np.uint64)
         self._num_hashed = np.zeros(table.max_num_seqs, np.int32)
         self._powers = _powers(BASE, table.max_model_len)
         self._inverse_powers = _powers(pow(BASE, -1, 2**64), table.max_model_len)
@@ -81,23 +83,14 @@ class Histories:
 
 
 class HistoryCache:
-    """The device and host block pools. Not emptied by an attach, like a real cache.
+    """The device and host block pools of a cache group. Not emptied by an attach, like a real cache."""
 
-    Args:
-        num_device_blocks: Blocks of the device pool.
-        num_host_blocks: Blocks of the host pool.
-        block_size: Tokens in a block.
-        sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
-    """
-
-    def __init__(
-        self, num_device_blocks: int, num_host_blocks: int, block_size: int, sliding_window_tokens: int
-    ) -> None:
-        self._device = np.zeros((num_device_blocks, block_size), np.uint64)
-        self._host = np.zeros((num_host_blocks, block_size), np.uint64)
-        self._block_size = block_size
+    def __init__(self, group: CacheGroup) -> None:
+        self._block_size = block_size = group.block_size_tokens
+        self._device = np.zeros((group.num_device_blocks, block_size), np.uint64)
+        self._host = np.zeros((group.num_host_blocks, block_size), np.uint64)
         self._offsets = np.arange(block_size)
-        self._sliding_window_tokens = sliding_window_tokens
+        self._window_tokens = group.window_tokens
 
     def move(self, step: Step) -> None:
         """Swap out, swap in, copy: in this order."""
@@ -110,7 +103,7 @@ class HistoryCache:
                 sources, targets = moves.T
                 target[targets] = source[sources]
 
-    def write(self, table: BatchTable, layout: StepLayout, histories: Histories) -> None:
+    def write(self, tables: BlockTables, layout: StepLayout, histories: Histories) -> None:
         """Write the tokens of the whole batch.
 
         Raises: StepFailedError: two rows write different histories into one place.
@@ -120,7 +113,7 @@ class HistoryCache:
             slots, positions = slots.repeat(layout.lengths), positions.repeat(layout.lengths)
             positions += _counting_up(layout.lengths)
         indices, offsets = np.divmod(positions, self._block_size)
-        block_ids = table.block_tables[slots, indices].astype(np.intp)
+        block_ids = tables.block_ids[slots, indices].astype(np.intp)
         hashes = histories.by_position[slots, positions]
         self._device[block_ids, offsets] = hashes
         lost = self._device[block_ids, offsets] != hashes
@@ -131,7 +124,7 @@ class HistoryCache:
                 "where another sequence writes a different history in the same step"
             )
 
-    def check_reads(self, table: BatchTable, layout: StepLayout, histories: Histories) -> None:
+    def check_reads(self, tables: BlockTables, layout: StepLayout, histories: Histories) -> None:
         """Check every position that attention reads: from the first one that a row's first token sees to its last.
 
         Raises: StepFailedError: a place is unwritten or holds another history.
@@ -145,9 +138,10 @@ class HistoryCache:
         slots, indices = layout.slots.astype(np.intp).repeat(num_blocks), _counting_up(num_blocks)
         if begins is not None:
             indices += first_blocks.repeat(num_blocks)
-        block_ids = table.block_tables[slots, indices].astype(np.intp)
+        block_ids = tables.block_ids[slots, indices].astype(np.intp)
         found = self._device[block_ids]  # [total blocks, block_size]
-        wrong = found != histories.by_block[slots, indices]
+        by_block = histories.by_position.reshape(len(histories.by_position), -1, self._block_size)  # a view
+        wrong = found != by_block[slots, indices]
         # The first block of a row is read from where the window begins, the last one to where the row ends.
         last = num_blocks.cumsum() - 1
         wrong[last] &= self._offsets < (ends - last_blocks * self._block_size)[:, None]
@@ -163,9 +157,9 @@ class HistoryCache:
 
     def _first_read(self, starts: Int32Array) -> IndexArray | None:
         """Return the first position that the token at each of `starts` sees; None: it sees all."""
-        if not self._sliding_window_tokens:
+        if not self._window_tokens:
             return None
-        return np.maximum(starts - (self._sliding_window_tokens - 1), 0).astype(np.intp)
+        return np.maximum(starts - (self._window_tokens - 1), 0).astype(np.intp)
 
 
 def _counting_up(lengths: Int32Array | IndexArray) -> IndexArray:

@@ -92,9 +92,9 @@ class ScriptedWorker(FakeWorker):
         self._answer_to = answer
         self._chat_template = chat_template
 
-    def reset(self) -> None:
+    def reset(self, *, uses_groups: bool = False) -> None:
         """See `FakeWorker`."""
-        super().reset()
+        super().reset(uses_groups=uses_groups)
         self._said: dict[int, Sequence[int]] = {}  # by slot
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:

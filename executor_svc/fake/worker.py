@@ -23,6 +23,7 @@ from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.worker.grammar_masks import GrammarMasks, grammar_support
 from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step, num_pooled_tokens, table_of
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.cache_group import CacheGroup, split_moves
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import UNKNOWN_TOKEN, BoolArray, Int32Array, PoolingTask, RowFlag, Step, StepResult
 
@@ -42,6 +43,7 @@ class FakeWorker:
         token_us: Time that each token of a step adds, in microseconds.
         eos_probability: Chance that a token is the end of the sequence, 0 to 1.
         sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
+        cache_groups: Those that it offers; empty: it has one table.
         nan_token_id: Behind it logits are NaN; -1: behind none.
         max_grammar_slots: Grammar slots; 0: it follows no grammars, as without llguidance.
         has_grammar_threads: Whether grammars are compiled, and masks made, on threads.
@@ -75,6 +77,7 @@ class FakeWorker:
         token_us: float = 0.0,
         eos_probability: float = 0.0,
         sliding_window_tokens: int = 0,
+        cache_groups: tuple[CacheGroup, ...] = (),
         nan_token_id: int = -1,
         max_grammar_slots: int = 256,
         has_grammar_threads: bool = False,
@@ -132,6 +135,7 @@ class FakeWorker:
             num_scores=NUM_SCORES if has_pooling else 0,
             num_token_types=2 if has_pooling else 1,
             is_generative=is_generative,
+            cache_groups=cache_groups,
         )
         self._step_ms = step_ms
         self._token_us = token_us
@@ -140,7 +144,8 @@ class FakeWorker:
         self._sleep = sleep
         self._clock = clock
         self._language = FakeLanguage(eos_probability)
-        self._cache = HistoryCache(num_device_blocks, num_host_blocks, block_size_tokens, sliding_window_tokens)
+        self._uses_groups = False
+        self._lay_out()
         self.reset()
 
     @property
@@ -158,11 +163,19 @@ class FakeWorker:
         """Processor time of the threads that follow grammars, in microseconds."""
         return self._grammar_masks.cpu_time_us
 
-    def reset(self) -> None:
+    def reset(self, *, uses_groups: bool = False) -> None:
         """Empty the batch table: a scheduler has attached. The cache contents stay."""
-        self._table = table_of(self._info)
+        if (uses_groups and bool(self._info.cache_groups)) is not self._uses_groups:
+            self._uses_groups = not self._uses_groups
+            self._lay_out()
+        self._table = table_of(self._info, uses_groups=self._uses_groups)
         self._grammar_masks.reset()
         self._histories = Histories(self._table)
+
+    def _lay_out(self) -> None:
+        """Make empty pools, of each cache group or of all layers together."""
+        self._groups = self._info.groups(agreed=self._uses_groups)
+        self._caches = [HistoryCache(group) for group in self._groups]
 
     def execute(self, step: Step) -> StepResult:
         """Apply the step to the table, check it, record and return the sampled tokens.
@@ -174,15 +187,17 @@ class FakeWorker:
         begin_s = self._clock()
         if self._faults is not None:
             self._faults.begin_step()
-        check_step(step, self._info)
+        check_step(step, self._info, uses_groups=self._uses_groups)
         layout = self._table.apply(step.delta)
         self._grammar_masks.follow(step.delta)
         loaded = self._grammar_masks.take_loaded()
         digest = check_layout(step, layout, self._table, self._info.max_num_batched_tokens)
         self._histories.follow(self._table, step.delta, layout)
-        self._cache.move(step)
-        self._cache.write(self._table, layout, self._histories)
-        self._cache.check_reads(self._table, layout, self._histories)
+        moves = split_moves(step, self._groups)
+        for cache, own, tables in zip(self._caches, moves, self._table.groups, strict=True):
+            cache.move(own)
+            cache.write(tables, layout, self._histories)
+            cache.check_reads(tables, layout, self._histories)
         result = self._answer(step, layout)
         result.pooling_outputs = tuple(pool(text, self._nan_token_id) for text in step.pooling_inputs)
         result.table_digest, result.grammars_loaded = digest, loaded

@@ -155,9 +155,3 @@ class ModelConfig:
     def num_hidden_layers(self) -> int:
         """Number of layers."""
         return len(self.layers)
-
-    @property
-    def sliding_window_tokens(self) -> int:
-        """Return the tokens after which no layer sees one any more, 0: some layer sees all."""
-        windows = [layer.attention.window_tokens for layer in self.layers]
-        return 0 if None in windows else max(window for window in windows if window is not None)

@@ -63,12 +63,11 @@ class Decoder:
         """What the executor needs to know of the model."""
         config = self.config
         return ModelShape(
-            num_layers=config.num_hidden_layers,
             num_kv_heads=self._shard.num_kv_heads,
             head_dim=config.head_dim,
             vocab_size=config.vocab_size,
             max_position_embeddings=config.max_position_embeddings,
-            sliding_window_tokens=config.sliding_window_tokens,
+            layer_windows=tuple(layer.attention.window_tokens for layer in config.layers),
         )
 
     @property

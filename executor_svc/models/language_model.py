@@ -13,13 +13,22 @@ from executor_svc.attention.interface import AttentionPlan, LayerCache
 class ModelShape:
     """The sizes that the cache and the scheduler depend on."""
 
-    num_layers: int
     num_kv_heads: int  # of this rank
     head_dim: int
     vocab_size: int
     max_position_embeddings: int
-    # After so many tokens no layer sees one any more; 0: some layer sees all.
-    sliding_window_tokens: int
+    layer_windows: tuple[int | None, ...]  # last tokens that each layer sees, the token itself included; None: all
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return len(self.layer_windows)
+
+    @property
+    def sliding_window_tokens(self) -> int:
+        """Return the tokens after which no layer sees one any more; 0: some layer sees all."""
+        windows = [window or 0 for window in self.layer_windows]
+        return 0 if 0 in windows else max(windows)
 
 
 class LanguageModel(Protocol):

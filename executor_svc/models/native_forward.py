@@ -90,7 +90,9 @@ class NativeForward:
         self._slopes = [np.array(kind.attention.alibi_slopes or (), np.float32) for kind in distinct]
         self._kinds = (AttentionKindStruct * len(distinct))()
         for kind, like, slopes in zip(self._kinds, distinct, self._slopes, strict=True):
-            kind.step = _constant_step(model.config, caches[0], like.attention, slopes, in_bfloat16=in_bfloat16)
+            cache = caches[layers.index(like)]  # layers that attend alike are in one cache group
+            kind.group = cache.group
+            kind.step = _constant_step(model.config, cache, like.attention, slopes, in_bfloat16=in_bfloat16)
             kind.window = like.attention.window_tokens or 0
             kind.rotation = None if like.rope is None else addressof(self._rotations[ropes[like.rope]])
         self._layers = (LayerStruct * len(layers))()

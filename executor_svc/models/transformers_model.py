@@ -106,14 +106,12 @@ def _on_paged_attention(model: Any) -> TransformersModel:
 
 
 def _shape(config: Any, attention: AttentionFacts) -> ModelShape:
-    windows = [layer.window_tokens for layer in attention.layers]
     return ModelShape(
-        num_layers=len(attention.layers),
         num_kv_heads=attention.num_kv_heads,
         head_dim=attention.head_dim,
         vocab_size=config.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
-        sliding_window_tokens=0 if None in windows else max(window for window in windows if window is not None),
+        layer_windows=tuple(layer.window_tokens for layer in attention.layers),
     )
 
 

@@ -53,7 +53,7 @@ class RotationStruct(ctypes.Structure):
 class AttentionKindStruct(ctypes.Structure):
     """`AttentionKind` of forward.c."""
 
-    _fields_ = (("step", StepStruct), ("window", LONG), ("rotation", POINTER))
+    _fields_ = (("step", StepStruct), ("window", LONG), ("rotation", POINTER), ("group", LONG))
 
 
 class LayerStruct(ctypes.Structure):
@@ -81,14 +81,20 @@ class ModelStruct(ctypes.Structure):
     )
 
 
+class BlockTablesStruct(ctypes.Structure):
+    """`BlockTables` of forward.c."""
+
+    _fields_ = (("block_ids", POINTER), ("width", LONG), ("block_size", LONG))
+
+
 class BatchStruct(ctypes.Structure):
     """`Batch` of forward.c."""
 
     _fields_ = (
         ("token_ids", POINTER),
-        ("block_tables", POINTER),
+        ("tables", POINTER),
         ("max_model_len", LONG),
-        ("table_width", LONG),
+        ("num_groups", LONG),
         ("num_rows", LONG),
         ("slots", POINTER),
         ("starts", POINTER),

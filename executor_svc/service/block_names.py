@@ -18,10 +18,10 @@ NAMES_OF_A_PAGE = 65_536
 
 
 class BlockNames:
-    """The names of one pool.
+    """The names of the blocks of all cache groups.
 
     Args:
-        num_blocks: Size of the device pool.
+        num_blocks: Of all device pools.
 
     Attributes:
         is_being_listed: Whether a scheduler is to read what was kept: no step may run before.
@@ -109,5 +109,5 @@ def _written(step: Step, table: BatchTable, was_active: BoolArray) -> Sequence[I
         slots = np.concatenate((slots, chunk_slots.repeat(lengths)))
         rows = [np.arange(end - length, end) for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
         positions = np.concatenate((positions, *rows))
-    in_tables = table.block_tables[slots, positions // table.block_size]
-    return in_tables, step.blocks_to_swap_in[:, 1], step.blocks_to_copy[:, 1]
+    in_tables = [group.block_ids[slots, positions // group.block_size] + group.first_id for group in table.groups]
+    return *in_tables, step.blocks_to_swap_in[:, 1], step.blocks_to_copy[:, 1]

@@ -157,9 +157,12 @@ class StepRunner:
         def begin_epoch() -> int:
             self._finish_all()
             self._require_device()
-            if not keeps_names or self._failure is not None:  # a step that failed may have written anything
-                self._names.clear()
-            worker.reset()
+            uses_groups = Capability.CACHE_GROUPS in agreement.capabilities
+            is_laid_out = uses_groups is (Capability.CACHE_GROUPS in self._agreement.capabilities)
+            worker.reset(uses_groups=uses_groups)
+            # A step that failed may have written anything.
+            if not (keeps_names and is_laid_out) or self._failure is not None:
+                self._names = BlockNames(worker.table.num_block_ids)
             self._log = KeptResponses()
             self._next_step_id = 1
             self._agreement = agreement

@@ -76,10 +76,10 @@ class TracedWorker:
         """Return the files of the model's tokenizer."""
         return self._worker.tokenizer_files()
 
-    def reset(self) -> None:
+    def reset(self, *, uses_groups: bool = False) -> None:
         """Empty the batch table: the spans of what was in it end with an error."""
         self.end_all("a scheduler attached anew")
-        self._worker.reset()
+        self._worker.reset(uses_groups=uses_groups)
 
     def launch(self, step: Step) -> RunningStep:
         """Launch the step; see `executor_svc.worker.interface.Worker.launch`."""

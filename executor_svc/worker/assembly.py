@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from executor_svc.cache.block_count import (
     why_short,
 )
 from executor_svc.cache.cache_engine import MAX_STAGED_BLOCKS, CacheEngine, CacheShape
+from executor_svc.cache.cache_groups import GroupedCacheEngine, size_groups
 from executor_svc.checkpoint.pooling_modules import PoolingModules
 from executor_svc.device.memory import GpuMemory, gpu_memory
 from executor_svc.device.probe import device_probe
@@ -47,9 +48,10 @@ from executor_svc.worker.largest_step import NUM_DEVICE_BLOCKS, run_largest_step
 from executor_svc.worker.last_tokens import LastTokens
 from executor_svc.worker.model_runner import ModelRunner, Runner
 from executor_svc.worker.native_runner import NativeRunner
-from executor_svc.worker.torch_worker import TorchWorker
+from executor_svc.worker.torch_worker import MovesBlocks, TorchWorker
 from executor_svc.worker.warm_up import warm_up
 from octavo_shared.process.events import Event
+from octavo_shared.step_wire.cache_group import CacheGroup
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import PoolingTask
 
@@ -176,8 +178,14 @@ class _Parts:
         """Make a worker with so many blocks."""
         chosen, config, identity = self.chosen, self.config, self.identity
         model, backend = chosen.model, chosen.attention
-        shape, scales = cache_shape_of(chosen), chosen.cache_scales
-        cache_engine = CacheEngine(shape, blocks.device, blocks.host, self.device, scales)
+        shape = cache_shape_of(chosen)
+        groups = size_groups(
+            shape,
+            model.shape.layer_windows,
+            blocks,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
         grammars, pooler = self._grammar_support(), self._pooler()
         info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
@@ -208,29 +216,27 @@ class _Parts:
             pooling_tasks=frozenset() if pooler is None else frozenset(pooler.heads),
             embedding_size=0 if pooler is None else pooler.size_of(PoolingTask.EMBED),
             is_generative=identity.is_generative,
+            cache_groups=groups,
         )
         last_tokens = self._last_tokens()
-        graphs: DecodeGraphs | None = None
-        capture = graph_capture(self.device) if has_graphs and self.graph_sizes else None
-        if capture is not None:
-            begin_s = time.perf_counter()
-            graphs = self._make_graphs(cache_engine.layers, last_tokens, self.graph_sizes, capture)
-            num_seconds = round(time.perf_counter() - begin_s, 1)
-            _logger.info(Event("cuda_graphs", sizes=len(self.graph_sizes), seconds=num_seconds))
         native = load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None
         sampler = Sampler(native, device_sampling(self.device))
-        runner: Runner = ModelRunner(model, cache_engine.layers, backend, last_tokens, graphs)
-        forward = native_forward(model, backend, chosen.library, cache_engine.layers)
-        if forward is not None and not sampler.samples_on_device:  # it reads all tokens from the batch table
-            runner = NativeRunner(model, forward, config.max_num_seqs)
+
+        def lay_out(uses_groups: bool) -> tuple[Runner, MovesBlocks]:
+            caches = self._make_caches(shape, blocks, groups if uses_groups else ())
+            forward = native_forward(model, backend, chosen.library, caches.layers)
+            if forward is not None and not sampler.samples_on_device:  # it reads all tokens from the batch table
+                return NativeRunner(model, forward, config.max_num_seqs), caches
+            graphs = self._capture_graphs(caches.layers, last_tokens) if has_graphs and self.graph_sizes else None
+            return ModelRunner(model, caches.layers, backend, last_tokens, graphs), caches
+
         probe = device_probe(self.device)
         has_masks = grammars.num_slots and self.group.rank == 0
         masks = GrammarMasks(grammars.load_tokenizer, has_threads=True) if has_masks else None
         return TorchWorker(
             info,
-            runner,
+            lay_out,
             last_tokens,
-            cache_engine,
             sampler,
             identity.tokenizer_files,
             self.group,
@@ -238,6 +244,33 @@ class _Parts:
             masks,
             pooler,
         )
+
+    def _make_caches(self, shape: CacheShape, blocks: BlockCounts, groups: Sequence[CacheGroup]) -> MovesBlocks:
+        """Return pools for each group, or for all layers together if there are none."""
+        scales = self.chosen.cache_scales
+        if not groups:
+            return CacheEngine(shape, blocks.device, blocks.host, self.device, scales)
+        engines = [
+            CacheEngine(
+                replace(shape, num_layers=len(group.layers)),
+                group.num_device_blocks,
+                group.num_host_blocks,
+                self.device,
+                [scales[layer] for layer in group.layers] if scales else (),
+            )
+            for group in groups
+        ]
+        return GroupedCacheEngine(groups, engines)
+
+    def _capture_graphs(self, caches: Sequence[LayerCache], last_tokens: LastTokens) -> DecodeGraphs | None:
+        capture = graph_capture(self.device)
+        if capture is None:
+            return None
+        begin_s = time.perf_counter()
+        graphs = self._make_graphs(caches, last_tokens, self.graph_sizes, capture)
+        num_seconds = round(time.perf_counter() - begin_s, 1)
+        _logger.info(Event("cuda_graphs", sizes=len(self.graph_sizes), seconds=num_seconds))
+        return graphs
 
     def _pooler(self) -> Pooler | None:
         """Return what makes vectors of texts; None: the model makes none."""

@@ -13,7 +13,14 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from executor_svc.attention.interface import AttentionBackend, DecodeBatch, DecodePlanner, LayerCache
+from executor_svc.attention.interface import (
+    AttentionBackend,
+    DecodeBatch,
+    DecodePlanner,
+    LayerCache,
+    first_caches,
+    join_plans,
+)
 from executor_svc.device.memory import GpuMemory
 from executor_svc.device.transfer import to_device
 from executor_svc.models.language_model import LanguageModel
@@ -141,15 +148,18 @@ class DecodeGraphs:
         device = model.device
         self._sizes = sizes
         largest = sizes[-1]
-        self._spare_block_id = len(caches[0].keys) - 1
+        self._first_caches = first_caches(caches)
+        self._spare_block_ids = [len(cache.keys) - 1 for cache in self._first_caches]
         self._rows = torch.arange(largest, device=device)
-        # Token id, slot in the batch table, position, slot of the cache; a padding row in each column.
-        padding = np.array([0, 0, 0, self._spare_block_id * caches[0].block_size], np.int64)
+        # Token id, slot in the batch table, position, slot of the cache of each group; a padding row in each column.
+        spare = [len(cache.keys) * cache.block_size - cache.block_size for cache in self._first_caches]
+        padding = np.array([0, 0, 0, *spare], np.int64)
         self._padding = np.repeat(padding[:, None], largest, axis=1)
         self._inputs = to_device(self._padding.copy(), device)
-        self._block_tables = torch.full(
-            (largest, max_num_blocks), self._spare_block_id, dtype=torch.int32, device=device
-        )
+        self._block_tables = [
+            torch.full((largest, max_num_blocks), block_id, dtype=torch.int32, device=device)
+            for block_id in self._spare_block_ids
+        ]
         with torch.inference_mode():
             self._replays = {size: capture(partial(self._forward, size)) for size in reversed(self._sizes)}
 
@@ -165,25 +175,29 @@ class DecodeGraphs:
         """
         num_rows = len(layout.slots)
         size = next(size for size in self._sizes if size >= num_rows)
-        slots, positions, block_size = layout.slots, layout.starts, table.block_size
+        slots, positions = layout.slots, layout.starts
         inputs = self._padding.copy()
-        inputs[:, :num_rows] = (
-            table.token_ids[slots, positions],
-            slots,
-            positions,
-            table.block_tables[slots, positions // block_size].astype(np.int64) * block_size + positions % block_size,
-        )
+        inputs[:3, :num_rows] = table.token_ids[slots, positions], slots, positions
+        for row, group in enumerate(table.groups, 3):
+            inputs[row, :num_rows] = group.places_of(slots, positions)
         self._inputs.copy_(to_device(inputs, self._inputs.device))
-        num_blocks = int(positions.max()) // block_size + 1
-        block_tables = np.full((size, num_blocks), self._spare_block_id, np.int32)
-        block_tables[:num_rows] = table.block_tables[slots, :num_blocks]
-        self._block_tables[:size, :num_blocks].copy_(to_device(block_tables, self._block_tables.device))
+        for group, spare_block_id, tables in zip(table.groups, self._spare_block_ids, self._block_tables, strict=True):
+            num_blocks = int(positions.max()) // group.block_size + 1
+            block_tables = np.full((size, num_blocks), spare_block_id, np.int32)
+            block_tables[:num_rows] = group.block_ids[slots, :num_blocks]
+            tables[:size, :num_blocks].copy_(to_device(block_tables, tables.device))
         return self._replays[size]()[:num_rows]
 
     def _forward(self, size: int) -> torch.Tensor:
         """Run the model on the first `size` rows of the tensors that stay; return [size, hidden_size]."""
-        token_ids, slots, positions, slot_mapping = self._inputs[:, :size]
-        batch = DecodeBatch((positions + 1).int(), self._block_tables[:size], slot_mapping)
-        plan = self._planner.decode_plan(batch, self._caches[0])
+        token_ids, slots, positions, *slot_mappings = self._inputs[:, :size]
+        num_visible = (positions + 1).int()
+        groups = zip(self._block_tables, slot_mappings, self._first_caches, strict=True)
+        plan = join_plans(
+            [
+                self._planner.decode_plan(DecodeBatch(num_visible, tables[:size], slot_mapping), cache)
+                for tables, slot_mapping, cache in groups
+            ]
+        )
         known = self._last_tokens.choose(token_ids, slots)
         return self._model.forward(known, positions, self._caches, plan, self._rows[:size])

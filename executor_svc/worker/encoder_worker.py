@@ -54,7 +54,7 @@ class EncoderWorker:
         """0: it has no such threads."""
         return 0
 
-    def reset(self) -> None:
+    def reset(self, *, uses_groups: bool = False) -> None:
         """Empty the batch table: a scheduler has attached."""
         self._table = table_of(self._info)
 

@@ -5,11 +5,15 @@ Two implementations: `executor_svc.worker.torch_worker.TorchWorker` (the model) 
 one thread only, so a worker needs no locks.
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from octavo_shared.errors import InvalidStepError, StepFailedError
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.cache_group import CacheGroup, firsts_of
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.request_check import check_known_ids, check_number, check_pooled, check_rules
 from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, StepResult
@@ -72,8 +76,12 @@ class Worker(Protocol):
         Any thread may ask.
         """
 
-    def reset(self) -> None:
-        """Empty the batch table: a scheduler has attached. The cache contents stay."""
+    def reset(self, *, uses_groups: bool = False) -> None:
+        """Empty the batch table: a scheduler has attached. The cache contents stay, unless its layout changes.
+
+        Args:
+            uses_groups: Whether CACHE_GROUPS is agreed; without it all layers share one block table and one pool.
+        """
 
     def launch(self, step: Step) -> RunningStep:
         """Apply the step to the table and start it.
@@ -95,30 +103,19 @@ def execute(worker: Worker, step: Step) -> StepResult:
     return worker.launch(step).finish()
 
 
-def table_of(info: ExecutorInfo) -> BatchTable:
+def table_of(info: ExecutorInfo, *, uses_groups: bool = False) -> BatchTable:
     """Return an empty batch table of an executor's sizes."""
-    return BatchTable(
-        info.max_num_seqs,
-        info.max_model_len,
-        info.block_size_tokens,
-        info.num_device_blocks,
-        info.num_grammar_slots,
-    )
+    first, *others = ((g.block_size_tokens, g.num_device_blocks) for g in info.groups(agreed=uses_groups))
+    return BatchTable(info.max_num_seqs, info.max_model_len, *first, info.num_grammar_slots, others)
 
 
-def check_step(step: Step, info: ExecutorInfo) -> None:
+def check_step(step: Step, info: ExecutorInfo, *, uses_groups: bool = False) -> None:
     """Check what the table cannot: the moved blocks exist, the model knows the tokens of histories and rules.
 
     Raises: InvalidStepError: they do not.
     """
-    if len(step.blocks_to_copy):
-        _check_blocks(step, "device", step.blocks_to_copy, info.num_device_blocks)
-    if len(step.blocks_to_swap_out):
-        _check_blocks(step, "device", step.blocks_to_swap_out[:, 0], info.num_device_blocks)
-        _check_blocks(step, "host", step.blocks_to_swap_out[:, 1], info.num_host_blocks)
-    if len(step.blocks_to_swap_in):
-        _check_blocks(step, "host", step.blocks_to_swap_in[:, 0], info.num_host_blocks)
-        _check_blocks(step, "device", step.blocks_to_swap_in[:, 1], info.num_device_blocks)
+    if len(step.blocks_to_copy) or len(step.blocks_to_swap_out) or len(step.blocks_to_swap_in):
+        _check_moves(step, info.groups(agreed=uses_groups))
     if not info.is_generative and step.delta.admissions:
         raise InvalidStepError(f"step {step.step_id} admits a sequence; the model computes vectors or scores alone")
     if step.pooling_inputs:
@@ -129,6 +126,28 @@ def check_step(step: Step, info: ExecutorInfo) -> None:
             raise InvalidStepError(
                 f"the grammar for grammar slot {load.slot} has {len(load.grammar.body)} bytes; the limit is "
                 f"{info.max_grammar_bytes}"
+            )
+
+
+def _check_moves(step: Step, groups: Seq[CacheGroup]) -> None:
+    device, host = ("device", firsts_of(groups)), ("host", firsts_of(groups, on_host=True))
+    ends = (
+        (step.blocks_to_copy, device, device),
+        (step.blocks_to_swap_out, device, host),
+        (step.blocks_to_swap_in, host, device),
+    )
+    for moves, (source, source_firsts), (destination, destination_firsts) in ends:
+        _check_blocks(step, source, moves[:, 0], int(source_firsts[-1]))
+        _check_blocks(step, destination, moves[:, 1], int(destination_firsts[-1]))
+        of_source, of_destination = (
+            np.searchsorted(firsts, blocks, side="right")
+            for firsts, blocks in ((source_firsts, moves[:, 0]), (destination_firsts, moves[:, 1]))
+        )
+        if len(apart := (of_source != of_destination).nonzero()[0]):
+            blocks = moves[apart[0]].tolist()
+            raise InvalidStepError(
+                f"step {step.step_id} moves {source} block {blocks[0]} to {destination} block {blocks[1]}, which is of "
+                "another cache group"
             )
 
 

@@ -12,7 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, LayerCache
+from executor_svc.attention.interface import (
+    AttentionBackend,
+    AttentionMetadata,
+    LayerCache,
+    first_caches,
+    join_plans,
+)
 from executor_svc.device.transfer import index_to_device
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.worker.decode_graphs import DecodeGraphs
@@ -27,7 +33,7 @@ class ModelInput:
 
     token_ids: torch.Tensor  # [num_tokens] int64
     positions: torch.Tensor  # [num_tokens] int64
-    attention: AttentionMetadata
+    attention: list[AttentionMetadata]  # one a cache group
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,7 @@ class ModelRunner:
         self.model = model
         self.last_tokens = last_tokens
         self._caches = caches
+        self._first_caches = first_caches(caches)
         self._backend = backend
         self._graphs = graphs
 
@@ -92,7 +99,8 @@ class ModelRunner:
             hidden = self._graphs.run(table, layout)
             return SampleLogits(self.model.logits(hidden), layout.sample_rows)
         inputs = prepare_input(table, layout, self.last_tokens)
-        plan = self._backend.plan(inputs.attention, self._caches[0])
+        groups = zip(inputs.attention, self._first_caches, strict=True)
+        plan = join_plans([self._backend.plan(metadata, cache) for metadata, cache in groups])
         wanted, num_logit_rows, logit_rows = wanted_tokens(layout)
         hidden = self.model.forward(
             inputs.token_ids, inputs.positions, self._caches, plan, index_to_device(wanted, self.model.device)
@@ -122,22 +130,24 @@ def wanted_tokens(layout: StepLayout) -> tuple[Int32Array, int, Int32Array]:
 
 def prepare_input(table: BatchTable, layout: StepLayout, last_tokens: LastTokens) -> ModelInput:
     """Lay the tokens of all rows flat, in row order."""
-    lengths, block_size, device = layout.lengths, table.block_size, last_tokens.device
+    lengths, device = layout.lengths, last_tokens.device
     row_begins = np.cumsum(lengths) - lengths
     # Position of a token: its index in the step, less where its row begins, plus where the row starts.
     positions = np.arange(lengths.sum()) + np.repeat(layout.starts - row_begins, lengths)
     slots = np.repeat(layout.slots, lengths)
-    block_ids = table.block_tables[slots, positions // block_size].astype(np.int64)
-    max_num_blocks = -(-int((layout.starts + lengths).max()) // block_size)
+    longest = int((layout.starts + lengths).max())
     return ModelInput(
         token_ids=last_tokens.fill_in(table.token_ids[slots, positions], slots),
         positions=index_to_device(positions, device),
-        attention=AttentionMetadata(
-            starts=layout.starts,
-            lengths=lengths,
-            block_tables=table.block_tables[layout.slots, :max_num_blocks],
-            slot_mapping=index_to_device(block_ids * block_size + positions % block_size, device),
-        ),
+        attention=[
+            AttentionMetadata(
+                starts=layout.starts,
+                lengths=lengths,
+                block_tables=group.block_ids[layout.slots, : -(-longest // group.block_size)],
+                slot_mapping=index_to_device(group.places_of(slots, positions), device),
+            )
+            for group in table.groups
+        ],
     )
 
 

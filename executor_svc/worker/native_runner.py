@@ -3,13 +3,15 @@
 The library reads the batch table in place. See `model_runner.py` for the same with any model.
 """
 
+from ctypes import Array, addressof
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_forward import NativeForward
-from executor_svc.native.model_structs import BatchStruct
+from executor_svc.native.model_structs import BatchStruct, BlockTablesStruct
 from executor_svc.worker.model_runner import SampleLogits, wanted_tokens
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 
@@ -27,6 +29,7 @@ class NativeRunner:
         self.model = model
         self._forward = forward
         self._batch = BatchStruct()
+        self._tables: Array[BlockTablesStruct] = (BlockTablesStruct * 0)()
         # The last step, which the batch points into. Decodes of the same sequences differ in where they start alone.
         self._prepared: tuple[BatchTable, StepLayout, bool] | None = None
         self._computed = SampleLogits(None, np.empty(0, np.int32))
@@ -62,11 +65,15 @@ class NativeRunner:
             self._hidden = torch.empty(num_wanted, self._forward.hidden_size)
         if self._logits.shape[0] < num_logit_rows:
             self._logits = torch.empty(num_logit_rows, self._forward.vocab_size)
+        self._tables = (BlockTablesStruct * len(table.groups))()
+        for struct, group in zip(self._tables, table.groups, strict=True):
+            struct.block_ids, struct.width = _address(group.block_ids), group.block_ids.shape[1]
+            struct.block_size = group.block_size
         self._batch = BatchStruct(
             token_ids=_address(table.token_ids),
-            block_tables=_address(table.block_tables),
+            tables=addressof(self._tables),
             max_model_len=table.max_model_len,
-            table_width=table.block_tables.shape[1],
+            num_groups=len(table.groups),
             num_rows=len(layout.slots),
             slots=_address(layout.slots),
             starts=_address(self._starts),

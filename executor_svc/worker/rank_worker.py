@@ -58,10 +58,10 @@ class LeaderWorker:
         """Processor time of the threads that rank 0's steps wait for, in microseconds."""
         return self._worker.helper_cpu_time_us
 
-    def reset(self) -> None:
+    def reset(self, *, uses_groups: bool = False) -> None:
         """Empty the batch table of every rank."""
-        self._channel.send(FrameKind.RESET)
-        self._worker.reset()
+        self._channel.send(FrameKind.RESET, bytes([uses_groups]))
+        self._worker.reset(uses_groups=uses_groups)
 
     def launch(self, step: Step) -> RunningStep:
         """Launch a step on every rank; see `Worker.launch`. If it failed in the middle, the process ends."""
@@ -117,7 +117,7 @@ def follow(worker: Worker, connection: Connection) -> None:
             if frame is None:
                 follower.finish_done()
             elif frame[0] is FrameKind.RESET:
-                follower.reset()
+                follower.reset(uses_groups=frame[1] == bytes([True]))
             else:
                 follower.launch(decode_step(step_pb2.ExecuteModelRequest.FromString(frame[1])))
     except Exception as error:
@@ -150,11 +150,11 @@ class _Follower:
         self._running: deque[RunningStep] = deque()  # in the order of their launch
         self._waiting_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
 
-    def reset(self) -> None:
+    def reset(self, *, uses_groups: bool) -> None:
         """Empty the batch table, behind the steps that run: rank 0 has finished them."""
         while self._running:
             self._running.popleft().finish()
-        self._worker.reset()
+        self._worker.reset(uses_groups=uses_groups)
 
     def launch(self, step: Step) -> None:
         """Launch a step, if every rank can."""

@@ -9,11 +9,13 @@ then.
 """
 
 from collections import deque
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from executor_svc.cache.cache_engine import CacheEngine
+from executor_svc.attention.interface import LayerCache
 from executor_svc.device.probe import DeviceProbe, step_error
 from executor_svc.device.transfer import index_to_device
 from executor_svc.models.pooling import Pooler
@@ -33,6 +35,21 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import GrammarLoaded, RowFlag, Step, StepResult
 
 
+class MovesBlocks(Protocol):
+    """The KV cache as a worker sees it."""
+
+    @property
+    def layers(self) -> tuple[LayerCache, ...]:
+        """The pools of each layer."""
+
+    def move(self, step: Step) -> None:
+        """Swap out, swap in, copy: in this order. The blocks exist."""
+
+
+# Makes pools, for each cache group or for all layers together, and what runs the model on them.
+LayOut = Callable[[bool], tuple[Runner, MovesBlocks]]
+
+
 class TorchWorker:
     """Runs steps on the model; see `executor_svc.worker.interface.Worker`.
 
@@ -43,9 +60,8 @@ class TorchWorker:
     def __init__(
         self,
         info: ExecutorInfo,
-        runner: Runner,
+        lay_out: LayOut,
         last_tokens: LastTokens,
-        cache_engine: CacheEngine,
         sampler: Sampler,
         tokenizer_files: tuple[TokenizerFile, ...],
         group: TensorParallelGroup,
@@ -54,9 +70,10 @@ class TorchWorker:
         pooler: Pooler | None = None,
     ) -> None:
         self._info = info
-        self._runner = runner
+        self._lay_out = lay_out
+        self._uses_groups = False
+        self._runner, self._cache_engine = lay_out(False)
         self._last_tokens = last_tokens
-        self._cache_engine = cache_engine
         self._sampler = sampler
         self._tokenizer_files = tokenizer_files
         self._group = group
@@ -82,17 +99,21 @@ class TorchWorker:
         """Processor time of the threads that follow grammars, in microseconds."""
         return 0 if self._grammar_masks is None else self._grammar_masks.cpu_time_us
 
-    def reset(self) -> None:
-        """Empty the batch table: a scheduler has attached. The cache contents stay."""
+    def reset(self, *, uses_groups: bool = False) -> None:
+        """Empty the batch table: a scheduler has attached; see `Worker.reset`."""
         info = self._info
         self._unrecorded.clear()
-        self._table = table_of(info)
+        if (uses_groups and bool(info.cache_groups)) is not self._uses_groups:
+            self._uses_groups = not self._uses_groups
+            del self._runner, self._cache_engine  # the next ones lie in the same memory
+            self._runner, self._cache_engine = self._lay_out(self._uses_groups)
+        self._table = table_of(info, uses_groups=self._uses_groups)
         if self._grammar_masks is not None:
             self._grammar_masks.reset()
 
     def launch(self, step: Step) -> RunningStep:
         """Apply the step to the table and start it; see `Worker.launch`."""
-        check_step(step, self._info)
+        check_step(step, self._info, uses_groups=self._uses_groups)
         try:
             return self._launch(step)
         except (InvalidStepError, StepFailedError):

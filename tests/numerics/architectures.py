@@ -5,6 +5,7 @@ The sizes that all lines share are `SIZES`, of which a model takes those that it
 is special: settings without which the architecture would do less than its real models do.
 """
 
+import ctypes
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_forward import NativeForward, native_forward
 from executor_svc.models.selection import choose_model
-from executor_svc.native.model_structs import BatchStruct
+from executor_svc.native.model_structs import BatchStruct, BlockTablesStruct
 from octavo_shared.step_wire.step import Int32Array
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 
@@ -288,7 +289,7 @@ class PagedRun:
         ends = np.cumsum(lengths)
         if self._forward is not None:
             indices = (ends - 1 if only_last else np.arange(ends[-1])).astype(np.int32)
-            in_one_call = _run_in_one_call(self._forward, chunks, starts, tables, indices)
+            in_one_call = _run_in_one_call(self._forward, chunks, starts, (tables, self.block_size), indices)
             return torch.split(in_one_call, 1 if only_last else lengths)
         positions = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         slots = [
@@ -311,10 +312,11 @@ def _run_in_one_call(
     forward: NativeForward,
     chunks: Sequence[Sequence[int]],
     starts: Sequence[int],
-    tables: Int32Array,
+    tables_of_size: tuple[Int32Array, int],
     wanted: Int32Array,
 ) -> torch.Tensor:
     """Return the logits of the wanted tokens of a step, [num_wanted, vocab_size]."""
+    tables, block_size = tables_of_size
     longest = max(start + len(chunk) for start, chunk in zip(starts, chunks, strict=True))
     token_ids = np.zeros((len(chunks), longest), np.int32)
     for row, (start, chunk) in enumerate(zip(starts, chunks, strict=True)):
@@ -322,11 +324,12 @@ def _run_in_one_call(
     rows = [np.array(column, np.int32) for column in (range(len(chunks)), starts, [len(chunk) for chunk in chunks])]
     block_tables = np.ascontiguousarray(tables, np.int32)
     hidden, logits = (torch.empty(len(wanted), size) for size in (forward.hidden_size, forward.vocab_size))
+    of_group = BlockTablesStruct(block_tables.ctypes.data, block_tables.shape[1], block_size)
     batch = BatchStruct(
         token_ids=token_ids.ctypes.data,
-        block_tables=block_tables.ctypes.data,
+        tables=ctypes.addressof(of_group),
         max_model_len=token_ids.shape[1],
-        table_width=block_tables.shape[1],
+        num_groups=1,
         num_rows=len(chunks),
         slots=rows[0].ctypes.data,
         starts=rows[1].ctypes.data,

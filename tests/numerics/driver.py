@@ -35,11 +35,16 @@ class StepDriver:
     def __init__(self, worker: Worker, seed: int = 0) -> None:
         self.worker = worker
         self.last_step_id = 0
-        self.free_block_ids = np.random.default_rng(seed).permutation(worker.info.num_device_blocks).tolist()
+        groups, draw = worker.table.groups, np.random.default_rng(seed)
+        self._free = [(group.first_id + draw.permutation(group.num_device_blocks)).tolist() for group in groups]
+        self.free_block_ids = self._free[0]
 
     def take_blocks(self, num_tokens: int) -> Int32Array:
-        num_blocks = -(-num_tokens // self.worker.info.block_size_tokens)
-        return np.array([self.free_block_ids.pop() for _ in range(num_blocks)], np.int32)
+        """Take blocks for so many tokens in every cache group."""
+        groups = zip(self._free, self.worker.table.groups, strict=True)
+        return np.array(
+            [free.pop() for free, group in groups for _ in range(-(-num_tokens // group.block_size))], np.int32
+        )
 
     def admission(
         self,

@@ -71,7 +71,7 @@ def mixed_steps(driver: StepDriver) -> list[StepResult]:
         *one_after_the_other_rests(0, 1),
     ]
     blocks = driver.take_blocks(8).tolist()
-    deltas[2].appended_blocks = pairs((5, blocks[0]), (5, blocks[1]))
+    deltas[2].appended_blocks = pairs(*((5, block) for block in blocks))
     return [driver.execute(delta) for delta in deltas]
 
 

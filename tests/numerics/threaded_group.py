@@ -91,9 +91,9 @@ class ThreadedRanks:
     def helper_cpu_time_us(self) -> int:
         return self.workers[0].helper_cpu_time_us
 
-    def reset(self) -> None:
+    def reset(self, *, uses_groups: bool = False) -> None:
         for worker in self.workers:
-            worker.reset()
+            worker.reset(uses_groups=uses_groups)
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         return self.workers[0].tokenizer_files()

@@ -12,6 +12,7 @@ from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.worker.interface import DoneStep, RunningStep
 from octavo_shared.errors import StepFailedError
 from octavo_shared.step_wire.batch_table import StepLayout
+from octavo_shared.step_wire.cache_group import split_moves
 from octavo_shared.step_wire.step import Step, StepResult
 from tests.simulation.alone import EOS_PROBABILITY
 from tests.simulation.plan import ExecutorPlan
@@ -108,11 +109,13 @@ class SimulatedWorker(FakeWorker):
     def _write_half(self, step: Step) -> None:
         """Leave behind what a step may that fails in its midst: blocks that it writes have something else in them."""
         layout = self._table.apply(step.delta)
-        self._cache.move(step)
+        for cache, own in zip(self._caches, split_moves(step, self._groups), strict=True):
+            cache.move(own)
         rows = zip(layout.slots.tolist(), layout.starts.tolist(), layout.lengths.tolist(), strict=True)
         for slot, start, length in itertools.islice(rows, (len(layout.slots) + 1) // 2):
-            indices, offsets = np.divmod(np.arange(start, start + length), self.info.block_size_tokens)
-            self._cache._device[self._table.block_tables[slot, indices], offsets] = GARBAGE
+            for cache, tables in zip(self._caches, self._table.groups, strict=True):
+                indices, offsets = np.divmod(np.arange(start, start + length), tables.block_size)
+                cache._device[tables.block_ids[slot, indices], offsets] = GARBAGE
 
     @property
     def is_hung(self) -> bool:

@@ -19,6 +19,7 @@ typedef struct {
     Step step;                 // sizes, scale, cap and slopes are constant; each step fills in the rest
     long window;               // positions that a token sees, its own included; 0: all
     const Rotation *rotation;  // NULL: none
+    long group;                // cache group
 } AttentionKind;
 
 // What comes before an attention, and the attention.
@@ -41,11 +42,17 @@ typedef struct {
     Step last_step;        // of the last layer: its tasks are those of the tokens that are wanted
 } Model;
 
+// The block tables of a cache group.
+typedef struct {
+    const int32_t *block_ids;  // [max_num_seqs][width]
+    long width, block_size;
+} BlockTables;
+
 // A step: the rows of the batch table that it computes, and what is wanted of it.
 typedef struct {
     const int32_t *token_ids;     // [max_num_seqs][max_model_len]
-    const int32_t *block_tables;  // [max_num_seqs][table_width]
-    long max_model_len, table_width;
+    const BlockTables *tables;    // of each cache group
+    long max_model_len, num_groups;
     StepRows rows;
     const int32_t *wanted;  // [num_wanted] tokens of the step whose hidden states are wanted
     long num_wanted, num_logit_rows;  // the first wanted ones get logits
@@ -60,7 +67,7 @@ typedef struct {
     int32_t *slots, *positions;       // of each token
     char *is_wanted;                  // of each token
     Task *last_tasks;                 // of the last layer
-    int64_t *slot_mapping;
+    int64_t *slot_mapping;            // of each cache group, one after the other
     float *residual, *qkv, *attended;
     float *wanted_attended;           // of the wanted tokens
     char *segment_memory;
@@ -104,7 +111,7 @@ static void lay_out(const Model *model, const Batch *batch, int num_threads, Are
     work->num_tokens = num_tokens;
     work->slots = take(arena, num_tokens * (long)sizeof(int32_t));
     work->positions = take(arena, num_tokens * (long)sizeof(int32_t));
-    work->slot_mapping = take(arena, num_tokens * (long)sizeof(int64_t));
+    work->slot_mapping = take(arena, batch->num_groups * num_tokens * (long)sizeof(int64_t));
     work->is_wanted = take(arena, num_tokens);
     work->last_tasks = take(arena, last_kind(model)->step.num_tasks * (long)sizeof(Task));
     for (Rotation *rotation = model->rotations; rotation < model->rotations + model->num_rotations; rotation++) {
@@ -130,14 +137,21 @@ static void lay_out(const Model *model, const Batch *batch, int num_threads, Are
 
 // Fill in what the steps of all kinds share.
 static void place_tokens(const Model *model, const Batch *batch, const Work *work) {
-    long token = 0, block_size = model->kinds[0].step.block_size;
+    long token = 0;
     for (long row = 0; row < batch->rows.num_rows; row++) {
         long slot = batch->rows.tables[row], position = batch->rows.starts[row];
-        const int32_t *table = batch->block_tables + slot * batch->table_width;
         for (long i = 0; i < batch->rows.lengths[row]; i++, token++, position++) {
             work->slots[token] = (int32_t)slot;
             work->positions[token] = (int32_t)position;
-            work->slot_mapping[token] = table[position / block_size] * block_size + position % block_size;
+        }
+    }
+    for (long group = 0; group < batch->num_groups; group++) {
+        const BlockTables *tables = batch->tables + group;
+        int64_t *mapping = work->slot_mapping + group * work->num_tokens;
+        for (token = 0; token < work->num_tokens; token++) {
+            long position = work->positions[token], block = position / tables->block_size;
+            mapping[token] = (int64_t)tables->block_ids[work->slots[token] * tables->width + block] * tables->block_size +
+                             position % tables->block_size;
         }
     }
     for (long i = 0; i < model->num_kinds; i++) {
@@ -145,9 +159,9 @@ static void place_tokens(const Model *model, const Batch *batch, const Work *wor
         const Rotation *rotation = model->kinds[i].rotation;
         if (rotation) step->cos = rotation->cos, step->sin = rotation->sin;
         step->num_tokens = work->num_tokens;
-        step->slot_mapping = work->slot_mapping;
-        step->block_tables = batch->block_tables;
-        step->table_width = batch->table_width;
+        step->slot_mapping = work->slot_mapping + model->kinds[i].group * work->num_tokens;
+        step->block_tables = batch->tables[model->kinds[i].group].block_ids;
+        step->table_width = batch->tables[model->kinds[i].group].width;
     }
 }
 

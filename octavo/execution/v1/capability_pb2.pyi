@@ -50,6 +50,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """The executor says which outputs cannot go on, and why."""
     CAPABILITY_POOLING: _Capability.ValueType  # 10
     """A step may have texts whose answer is a vector or scores, computed whole and without blocks."""
+    CAPABILITY_CACHE_GROUPS: _Capability.ValueType  # 11
+    """Layers whose caches live unlike have block tables and pools of their own."""
     CAPABILITY_GRAMMARS_READY: _Capability.ValueType  # 13
     """The load of a grammar only begins in its step, and the executor tells its end. Agreed only together
     with CAPABILITY_GRAMMARS.
@@ -86,11 +88,49 @@ CAPABILITY_ROW_FLAGS: Capability.ValueType  # 9
 """The executor says which outputs cannot go on, and why."""
 CAPABILITY_POOLING: Capability.ValueType  # 10
 """A step may have texts whose answer is a vector or scores, computed whole and without blocks."""
+CAPABILITY_CACHE_GROUPS: Capability.ValueType  # 11
+"""Layers whose caches live unlike have block tables and pools of their own."""
 CAPABILITY_GRAMMARS_READY: Capability.ValueType  # 13
 """The load of a grammar only begins in its step, and the executor tells its end. Agreed only together
 with CAPABILITY_GRAMMARS.
 """
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
+
+class _CacheKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CacheKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CACHE_KIND_UNSPECIFIED: _CacheKind.ValueType  # 0
+    """Never sent."""
+    CACHE_KIND_FULL: _CacheKind.ValueType  # 1
+    """Keys and values of all tokens."""
+    CACHE_KIND_WINDOW: _CacheKind.ValueType  # 2
+    """Keys and values of the last window_tokens; leading entries of a block table may be stale."""
+    CACHE_KIND_LATENT: _CacheKind.ValueType  # 3
+    """One row a token, from which keys and values are made."""
+    CACHE_KIND_STATE: _CacheKind.ValueType  # 4
+    """A state at a boundary of blocks."""
+    CACHE_KIND_ENCODER: _CacheKind.ValueType  # 5
+    """Keys and values of an encoder's output: of fixed length, and read only."""
+
+class CacheKind(_CacheKind, metaclass=_CacheKindEnumTypeWrapper):
+    """CacheKind is what of a sequence a cache group keeps."""
+
+CACHE_KIND_UNSPECIFIED: CacheKind.ValueType  # 0
+"""Never sent."""
+CACHE_KIND_FULL: CacheKind.ValueType  # 1
+"""Keys and values of all tokens."""
+CACHE_KIND_WINDOW: CacheKind.ValueType  # 2
+"""Keys and values of the last window_tokens; leading entries of a block table may be stale."""
+CACHE_KIND_LATENT: CacheKind.ValueType  # 3
+"""One row a token, from which keys and values are made."""
+CACHE_KIND_STATE: CacheKind.ValueType  # 4
+"""A state at a boundary of blocks."""
+CACHE_KIND_ENCODER: CacheKind.ValueType  # 5
+"""Keys and values of an encoder's output: of fixed length, and read only."""
+Global___CacheKind: _TypeAlias = CacheKind  # noqa: Y015
 
 @_typing.final
 class CapabilityParameters(_message.Message):
@@ -117,6 +157,7 @@ class CapabilityParameters(_message.Message):
     NUM_SCORES_FIELD_NUMBER: _builtins.int
     NUM_TOKEN_TYPES_FIELD_NUMBER: _builtins.int
     POOLING_ONLY_FIELD_NUMBER: _builtins.int
+    CACHE_GROUPS_FIELD_NUMBER: _builtins.int
     max_allowance: _builtins.int
     """CAPABILITY_VARIABLE_TOKENS: largest allowance of a slot in a step, drafts and one more; range 1 to
     255.
@@ -162,6 +203,14 @@ class CapabilityParameters(_message.Message):
         below empty: they say what the model is.
         """
 
+    @_builtins.property
+    def cache_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___CacheGroup]:
+        """CAPABILITY_CACHE_GROUPS: two or more, each layer of the model in one. A scheduler leaves it empty. Device
+        blocks of all groups are numbered one after the other, in this order, and so are host blocks: an id
+        says the group. block_size_tokens, num_device_blocks, num_host_blocks and sliding_window_tokens of
+        ExecutorInfo are what counts without the capability, where all layers share one table.
+        """
+
     def __init__(
         self,
         *,
@@ -180,11 +229,62 @@ class CapabilityParameters(_message.Message):
         num_scores: _builtins.int = ...,
         num_token_types: _builtins.int = ...,
         pooling_only: _builtins.bool = ...,
+        cache_groups: _abc.Iterable[Global___CacheGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding_size", b"embedding_size", "matcher_id", b"matcher_id", "max_adapter_rank", b"max_adapter_rank", "max_allowance", b"max_allowance", "max_encoder_tokens", b"max_encoder_tokens", "max_grammar_bytes", b"max_grammar_bytes", "max_sample_rows", b"max_sample_rows", "max_transfers", b"max_transfers", "num_adapter_slots", b"num_adapter_slots", "num_grammar_slots", b"num_grammar_slots", "num_scores", b"num_scores", "num_token_types", b"num_token_types", "pooling_only", b"pooling_only", "pooling_tasks", b"pooling_tasks", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_groups", b"cache_groups", "embedding_size", b"embedding_size", "matcher_id", b"matcher_id", "max_adapter_rank", b"max_adapter_rank", "max_allowance", b"max_allowance", "max_encoder_tokens", b"max_encoder_tokens", "max_grammar_bytes", b"max_grammar_bytes", "max_sample_rows", b"max_sample_rows", "max_transfers", b"max_transfers", "num_adapter_slots", b"num_adapter_slots", "num_grammar_slots", b"num_grammar_slots", "num_scores", b"num_scores", "num_token_types", b"num_token_types", "pooling_only", b"pooling_only", "pooling_tasks", b"pooling_tasks", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CapabilityParameters: _TypeAlias = CapabilityParameters  # noqa: Y015
+
+@_typing.final
+class CacheGroup(_message.Message):
+    """CacheGroup is a set of layers with a block table for each sequence, and pools, of its own
+    (CAPABILITY_CACHE_GROUPS).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    BYTES_PER_BLOCK_FIELD_NUMBER: _builtins.int
+    WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
+    kind: Global___CacheKind.ValueType
+    """What it keeps."""
+    block_size_tokens: _builtins.int
+    """Tokens in a block. Each divides the largest of all groups."""
+    num_device_blocks: _builtins.int
+    """Blocks of its device pool."""
+    num_host_blocks: _builtins.int
+    """Blocks of its host pool."""
+    bytes_per_block: _builtins.int
+    """Of a device block over all of its layers, in bytes; of one rank."""
+    window_tokens: _builtins.int
+    """CACHE_KIND_WINDOW: last tokens that its layers see, the token itself included. Else 0."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Layers of the model, from 0, ascending."""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___CacheKind.ValueType = ...,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+        block_size_tokens: _builtins.int = ...,
+        num_device_blocks: _builtins.int = ...,
+        num_host_blocks: _builtins.int = ...,
+        bytes_per_block: _builtins.int = ...,
+        window_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "bytes_per_block", b"bytes_per_block", "kind", b"kind", "layers", b"layers", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "window_tokens", b"window_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheGroup: _TypeAlias = CacheGroup  # noqa: Y015

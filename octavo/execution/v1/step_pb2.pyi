@@ -579,7 +579,9 @@ class Admission(_message.Message):
     """
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Physical blocks, in order; before a sliding window any block of the pool stands in."""
+        """Physical blocks, in order; before a sliding window any block of the pool stands in. With
+        CAPABILITY_CACHE_GROUPS those of all groups, each in its order.
+        """
 
     @_builtins.property
     def sampling_params(self) -> _sampling_params_pb2.SamplingParams:

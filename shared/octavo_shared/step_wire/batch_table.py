@@ -27,6 +27,8 @@ Pure. Read next: `scheduler_svc/core/step/executor_planner.py`, which makes the 
 `executor_svc/worker/model_runner.py`, which runs the layouts.
 """
 
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +45,7 @@ from octavo_shared.step_wire.step import (
 )
 from octavo_shared.step_wire.step_layout import IndexArray as IndexArray
 from octavo_shared.step_wire.step_layout import StepLayout as StepLayout
-from octavo_shared.step_wire.table_columns import NO_GRAMMAR, TableColumns
+from octavo_shared.step_wire.table_columns import NO_GRAMMAR, BlockPool, BlockTables, TableColumns
 from octavo_shared.step_wire.table_digest import digest_of
 
 
@@ -68,8 +70,9 @@ class BatchTable(TableColumns):
         block_size: int,
         num_device_blocks: int,
         num_grammar_slots: int = 0,
+        more_pools: Seq[BlockPool] = (),
     ) -> None:
-        super().__init__(max_num_seqs, max_model_len, block_size, num_device_blocks, num_grammar_slots)
+        super().__init__(max_num_seqs, max_model_len, block_size, num_device_blocks, num_grammar_slots, more_pools)
         self._flat_token_ids: Int32Array = self.token_ids.reshape(-1)  # a view
         # What a step that only decodes needs each time. Layouts share it: it is never written to.
         self._decodes: _Slots | None = None  # the active slots; None: they changed
@@ -102,10 +105,12 @@ class BatchTable(TableColumns):
         if len(delta.appended_tokens):
             self._append(delta.appended_tokens, self.token_ids, self.num_tokens)
         if len(delta.replaced_blocks):
-            slots, indices, block_ids = delta.replaced_blocks.T
-            self.block_tables[slots, indices] = block_ids
+            for group, rows in self._by_group(delta.replaced_blocks):
+                slots, indices, block_ids = rows.T
+                group.block_ids[slots, indices] = block_ids
         if len(delta.appended_blocks):
-            self._append(delta.appended_blocks, self.block_tables, self.num_blocks)
+            for group, rows in self._by_group(delta.appended_blocks):
+                self._append(rows, group.block_ids, group.counts)
         if len(delta.deactivated_slots):
             self._set_active(delta.deactivated_slots, False)
         if len(delta.activated_slots):
@@ -143,15 +148,15 @@ class BatchTable(TableColumns):
         return digest_of(self)
 
     def _admit(self, admission: Admission) -> None:
-        slot, num_tokens, num_blocks = admission.slot, len(admission.token_ids), len(admission.block_ids)
+        slot, num_tokens = admission.slot, len(admission.token_ids)
         self.live[slot] = True
         self.generation[slot] = admission.generation
         self.num_prompt_tokens[slot] = admission.num_prompt_tokens
         self.num_tokens[slot] = num_tokens
         self.num_scheduled_tokens[slot] = admission.num_computed_tokens
         self.token_ids[slot, :num_tokens] = admission.token_ids
-        self.block_tables[slot, :num_blocks] = admission.block_ids
-        self.num_blocks[slot] = num_blocks
+        for group, rows in self._by_group(admission.block_ids[:, None]):
+            group.fill(slot, rows[:, 0])
         self.sampling[slot] = admission.sampling.as_tuple()
         self.cache_salt[slot] = admission.cache_salt
         self.token_rules[slot] = admission.token_rules
@@ -162,16 +167,30 @@ class BatchTable(TableColumns):
     def _fork(self, fork: Fork) -> None:
         """Copy the parent as it is now; the child is inactive."""
         parent, child = fork.parent_slot, fork.slot
-        num_tokens, num_blocks = self.num_tokens[parent], self.num_blocks[parent]
-        counters = (self.num_prompt_tokens, self.num_tokens, self.num_scheduled_tokens, self.num_blocks)
+        num_tokens = self.num_tokens[parent]
+        counters = (self.num_prompt_tokens, self.num_tokens, self.num_scheduled_tokens)
         for column in (*counters, self.cache_salt, self.token_rules, self.grammar_slot):
             column[child] = column[parent]
         self.token_ids[child, :num_tokens] = self.token_ids[parent, :num_tokens]
-        self.block_tables[child, :num_blocks] = self.block_tables[parent, :num_blocks]
+        for group in self.groups:
+            group.fill(child, group.block_ids[parent, : group.counts[parent]])
         self.sampling[child] = fork.sampling.as_tuple()
         self.num_prompt_logprobs[child] = NO_LOGPROBS  # its parent answers them
         self.generation[child] = fork.generation
         self.live[child] = True
+
+    def _by_group(self, rows: Int32Array) -> Iterator[tuple[BlockTables, Int32Array]]:
+        """Yield each cache group that has blocks of `rows`, [n, width], and those rows, numbered as in the group.
+
+        The last column has block ids as on the wire.
+        """
+        if len(self.groups) == 1:
+            yield self.groups[0], rows
+            return
+        for group, places in zip(self.groups, self.places_by_group(rows[:, -1]), strict=True):
+            own = rows[places].copy()
+            own[:, -1] -= np.int32(group.first_id)
+            yield group, own
 
     def _append(self, appended: Int32Array, rows: Int32Array, lengths: Int32Array) -> None:
         """Append values to `rows`, [max_num_seqs, capacity], whose used `lengths` grow.

@@ -17,6 +17,7 @@ class Capability(IntEnum):
     BLOCK_TRANSFER = 8
     ROW_FLAGS = 9
     POOLING = 10
+    CACHE_GROUPS = 11
     GRAMMARS_READY = 13
 
 

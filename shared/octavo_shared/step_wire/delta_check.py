@@ -27,7 +27,7 @@ def check_delta(table: TableColumns, delta: TableDelta) -> None:
 
 
 # What an admission or a fork of beams writes.
-_OF_A_SEQUENCE = ("live", "active", "num_tokens", "num_scheduled_tokens", "num_blocks", "num_candidates")
+_OF_A_SEQUENCE = ("live", "active", "num_tokens", "num_scheduled_tokens", "num_candidates")
 
 _NO_BLOCK, _TOO_LONG = "has no block for its next token", "is at max_model_len"
 
@@ -44,7 +44,7 @@ class _Projection:
         self.active = table.active
         self.num_tokens = table.num_tokens
         self.num_scheduled_tokens = table.num_scheduled_tokens
-        self.num_blocks = table.num_blocks
+        self.num_blocks = [group.counts for group in table.groups]  # by cache group
         self.num_candidates = table.num_candidates
         self.has_grammar: list[bool] | None = None  # by grammar slot, once a load or a drop was checked
         self._copied: set[str] = set()
@@ -82,6 +82,17 @@ class _Projection:
             if name not in self._copied:
                 self._copied.add(name)
                 setattr(self, name, getattr(self, name).copy())
+
+    def _write_to_blocks(self) -> None:
+        """Copy the numbers of blocks, unless they are copies already."""
+        if "num_blocks" not in self._copied:
+            self._copied.add("num_blocks")
+            self.num_blocks = [counts.copy() for counts in self.num_blocks]
+
+    def _room(self) -> Int32Array:
+        """Return for how many tokens each slot has blocks in every group, [max_num_seqs]."""
+        rooms = [counts * group.block_size for counts, group in zip(self.num_blocks, self.table.groups, strict=True)]
+        return rooms[0] if len(rooms) == 1 else np.minimum.reduce(rooms)
 
     def _release(self, slots: Int32Array) -> None:
         self._require_live(slots, "released")
@@ -130,18 +141,22 @@ class _Projection:
             raise InvalidStepError(f"slot {slot} has {admission.num_prompt_tokens} prompt tokens of {num_tokens}")
         if not 0 <= admission.num_computed_tokens < num_tokens:
             raise InvalidStepError(f"slot {slot} has {admission.num_computed_tokens} computed tokens of {num_tokens}")
-        if admission.num_computed_tokens > len(admission.block_ids) * table.block_size:
-            raise InvalidStepError(f"slot {slot} has more computed tokens than its blocks hold")
-        if len(admission.block_ids) > table.block_tables.shape[1]:
-            raise InvalidStepError(f"slot {slot} has {len(admission.block_ids)} blocks, more than a table holds")
         self._require_blocks(np.full_like(admission.block_ids, slot), admission.block_ids)
+        num_blocks = [len(admission.block_ids[own]) for own in table.places_by_group(admission.block_ids)]
+        for group, count in zip(table.groups, num_blocks, strict=True):
+            if admission.num_computed_tokens > count * group.block_size:
+                raise InvalidStepError(f"slot {slot} has more computed tokens than its blocks hold")
+            if count > group.block_ids.shape[1]:
+                raise InvalidStepError(f"slot {slot} has {count} blocks, more than a table holds")
         if (grammar_slot := admission.resources.grammar_slot) is not None:
             self._require_grammar(slot, grammar_slot)
         self._write_to(*_OF_A_SEQUENCE)
+        self._write_to_blocks()
         self.live[slot], self.active[slot] = True, False
         self.num_tokens[slot] = num_tokens
         self.num_scheduled_tokens[slot] = admission.num_computed_tokens
-        self.num_blocks[slot] = len(admission.block_ids)
+        for counts, count in zip(self.num_blocks, num_blocks, strict=True):
+            counts[slot] = count
         self.num_candidates[slot] = admission.sampling.num_candidates
 
     def _fork_beam(self, fork: Fork) -> None:
@@ -152,8 +167,9 @@ class _Projection:
         self._require_free(child, fork.generation, "forked into")
         check_sampling(f"slot {child}", fork.sampling)
         self._write_to(*_OF_A_SEQUENCE)
+        self._write_to_blocks()
         self.live[child], self.active[child] = True, False
-        for column in (self.num_tokens, self.num_scheduled_tokens, self.num_blocks):
+        for column in (self.num_tokens, self.num_scheduled_tokens, *self.num_blocks):
             column[child] = column[parent]
         self.num_candidates[child] = fork.sampling.num_candidates
 
@@ -167,17 +183,22 @@ class _Projection:
     def _replace_blocks(self, replaced_blocks: Int32Array) -> None:
         slots, indices, block_ids = replaced_blocks.T
         self._require_live(slots, "given another block")
-        self._require(slots, (indices >= 0) & (indices < self.num_blocks[slots]), "has no block to replace there")
         self._require_blocks(slots, block_ids)
+        for counts, own in zip(self.num_blocks, self.table.places_by_group(block_ids), strict=True):
+            has_block = (indices[own] >= 0) & (indices[own] < counts[slots[own]])
+            self._require(slots[own], has_block, "has no block to replace there")
 
     def _append_blocks(self, appended_blocks: Int32Array) -> None:
         slots, block_ids = appended_blocks.T
         self._require_live(slots, "given a block")
         self._require_blocks(slots, block_ids)
-        self._write_to("num_blocks")
-        np.add.at(self.num_blocks, slots, 1)
-        fits = self.num_blocks[slots] <= self.table.block_tables.shape[1]
-        self._require(slots, fits, "would have more blocks than a block table holds")
+        self._write_to_blocks()
+        for group, counts, own in zip(
+            self.table.groups, self.num_blocks, self.table.places_by_group(block_ids), strict=True
+        ):
+            np.add.at(counts, slots[own], 1)
+            fits = counts[slots[own]] <= group.block_ids.shape[1]
+            self._require(slots[own], fits, "would have more blocks than a block table holds")
 
     def _activate(self, deactivated: Int32Array, activated: Int32Array) -> None:
         self._require_live(deactivated, "deactivated")
@@ -196,14 +217,14 @@ class _Projection:
         num_left = self.num_tokens[slots] - self.num_scheduled_tokens[slots]
         self._require(slots, lengths <= num_left, "would compute more tokens than it has")
         ends, num_tokens = self.num_scheduled_tokens[slots] + lengths, self.num_tokens[slots]
-        self._require(slots, ends <= self.num_blocks[slots] * self.table.block_size, _NO_BLOCK)
+        self._require(slots, ends <= self._room()[slots], _NO_BLOCK)
         self._require(slots, (ends < num_tokens) | (num_tokens < self.table.max_model_len), _TOO_LONG)
 
     def _check_decodes(self) -> None:
         """Check the active slots: each feeds its last token. This is done in every step, so of all slots at once."""
-        most_tokens = np.minimum(self.num_blocks * self.table.block_size, self.table.max_model_len - 1)
+        most_tokens = np.minimum(room := self._room(), self.table.max_model_len - 1)
         if np.count_nonzero((self.num_tokens > most_tokens) & self.active):
-            self._require_of_active(self.num_tokens <= self.num_blocks * self.table.block_size, _NO_BLOCK)
+            self._require_of_active(self.num_tokens <= room, _NO_BLOCK)
             self._require_of_active(self.num_tokens < self.table.max_model_len, _TOO_LONG)
 
     def _fork(self, forks: tuple[Fork, ...], prefill_chunks: Int32Array) -> None:
@@ -258,8 +279,8 @@ class _Projection:
 
     def _require_blocks(self, slots: Int32Array, block_ids: Int32Array) -> None:
         """Require that the blocks, one for each of `slots`, exist."""
-        exists = (block_ids >= 0) & (block_ids < self.table.num_device_blocks)
+        exists = (block_ids >= 0) & (block_ids < self.table.num_block_ids)
         if np.count_nonzero(exists) < len(exists):
             slot, block_id = slots[~exists][0], block_ids[~exists][0]
-            last = self.table.num_device_blocks - 1
+            last = self.table.num_block_ids - 1
             raise InvalidStepError(f"slot {slot} is given block {block_id}; blocks are 0 to {last}")

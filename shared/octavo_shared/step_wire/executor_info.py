@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
 from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.step import PoolingTask
 
@@ -48,6 +49,7 @@ class ExecutorInfo:
     num_scores: int = 0  # of a text; 0: none
     num_token_types: int = 1
     is_generative: bool = True  # False: it has no cache, and `num_device_blocks` is 0
+    cache_groups: tuple[CacheGroup, ...] = ()  # empty: all layers share one block table and one pool
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -55,11 +57,20 @@ class ExecutorInfo:
         of_numerics = {Capability.NUMERICS, Capability.NAMED_BLOCKS} if self.numerics_id else set()
         of_grammars = {Capability.GRAMMARS, Capability.GRAMMARS_READY} if self.num_grammar_slots else set()
         of_pooling = {Capability.POOLING} if self.pooling_tasks else set()
-        return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_grammars, *of_pooling})
+        of_groups = {Capability.CACHE_GROUPS} if self.cache_groups else set()
+        return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_grammars, *of_pooling, *of_groups})
 
     def num_pooled_values(self, task: PoolingTask) -> int:
         """Numbers in the answer to a text."""
         return self.embedding_size if task is PoolingTask.EMBED else self.num_scores
+
+    def groups(self, *, agreed: bool) -> tuple[CacheGroup, ...]:
+        """Return the groups of an attachment; one without layers if CACHE_GROUPS is not agreed, or there is but one."""
+        if agreed and self.cache_groups:
+            return self.cache_groups
+        kind = CacheKind.WINDOW if self.sliding_window_tokens else CacheKind.FULL
+        sizes = self.block_size_tokens, self.num_device_blocks, self.num_host_blocks
+        return (CacheGroup(kind, (), *sizes, window_tokens=self.sliding_window_tokens),)
 
     @property
     def max_cached_tokens(self) -> int:

@@ -3,6 +3,7 @@
 Pure. Read next: `batch_table.py`, which writes them.
 """
 
+from collections.abc import Sequence as Seq
 from typing import TypeAlias
 
 import numpy as np
@@ -16,13 +17,44 @@ from octavo_shared.step_wire.token_rules import TokenRules
 
 # What of a table has a value of fixed size for each slot; views of others, and what is long, are left out.
 _COPIED_COLUMNS = (
-    *("live", "active", "generation", "num_prompt_tokens", "num_tokens", "num_scheduled_tokens", "num_blocks"),
+    *("live", "active", "generation", "num_prompt_tokens", "num_tokens", "num_scheduled_tokens"),
     *("sampling", "num_prompt_logprobs", "cache_salt", "grammar_slot"),
 )
-_Row: TypeAlias = tuple[Int32Array, Int32Array, TokenRules | None]
+# Of a cache group's device pool: tokens in a block, and number of blocks.
+BlockPool: TypeAlias = tuple[int, int]
+_Row: TypeAlias = tuple[Int32Array, list[Int32Array], TokenRules | None]
 _State: TypeAlias = tuple[dict[str, npt.NDArray[np.generic]], dict[int, _Row], list[Grammar | None]]
 
 NO_GRAMMAR = -1
+
+
+class BlockTables:
+    """The block tables of one cache group. Blocks are numbered from 0 here, whatever their ids are on the wire.
+
+    `block_ids`, [max_num_seqs, most blocks of a sequence], has `counts`, [max_num_seqs], entries in use of each slot;
+    what lies beyond is garbage. `first_id`: on the wire, of block 0.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, pool: BlockPool, first_id: int) -> None:
+        self.block_size, self.num_device_blocks = pool
+        self.first_id = first_id
+        # np.zeros maps memory lazily: a row costs memory only up to its longest sequence.
+        self.block_ids: Int32Array = np.zeros((max_num_seqs, -(-max_model_len // self.block_size)), np.int32)
+        self.counts: Int32Array = np.zeros(max_num_seqs, np.int32)
+
+    def of_slot(self, slot: int) -> Int32Array:
+        """Return a copy of the block table of a slot, [counts[slot]]."""
+        return self.block_ids[slot, : self.counts[slot]].copy()
+
+    def places_of(self, slots: Int32Array | IndexArray, positions: Int32Array | IndexArray) -> npt.NDArray[np.int64]:
+        """Return where tokens at some positions are in the pool: block * block_size + offset in the block, [n]."""
+        blocks = self.block_ids[slots, positions // self.block_size].astype(np.int64)
+        return blocks * self.block_size + positions % self.block_size
+
+    def fill(self, slot: int, block_ids: Int32Array) -> None:
+        """Make these the block table of a slot."""
+        self.block_ids[slot, : len(block_ids)] = block_ids
+        self.counts[slot] = len(block_ids)
 
 
 class TableColumns:
@@ -34,9 +66,10 @@ class TableColumns:
     - `num_prompt_tokens`: the original prompt; survives preemption.
     - `num_tokens`: tokens of the sequence, with those that sent steps will sample.
     - `num_scheduled_tokens`: tokens whose keys and values the cache holds after the sent steps.
-    - `num_blocks`: entries of `block_tables` in use; what lies beyond is garbage.
 
     An active slot has num_scheduled_tokens == num_tokens - 1: it decodes one token in every step.
+
+    `groups` has the block tables of each cache group; `block_tables` and `num_blocks` are those of the first one.
 
     `grammars` has an entry a grammar slot, None while it is empty; `grammar_slot` of a sequence is which of them its
     output follows, or `NO_GRAMMAR`.
@@ -49,21 +82,25 @@ class TableColumns:
         block_size: int,
         num_device_blocks: int,
         num_grammar_slots: int = 0,
+        more_pools: Seq[BlockPool] = (),
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.block_size = block_size
         self.num_device_blocks = num_device_blocks
-        max_num_blocks = -(-max_model_len // block_size)
-        # np.zeros maps memory lazily: a row costs memory only up to its longest sequence.
+        self.more_pools = tuple(more_pools)
+        self.groups: list[BlockTables] = []
+        for pool in ((block_size, num_device_blocks), *self.more_pools):
+            first_id = sum(group.num_device_blocks for group in self.groups)
+            self.groups.append(BlockTables(max_num_seqs, max_model_len, pool, first_id))
         self.live: BoolArray = np.zeros(max_num_seqs, np.bool_)
         self.active: BoolArray = np.zeros(max_num_seqs, np.bool_)
         self.generation: Int32Array = np.zeros(max_num_seqs, np.int32)
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
         self.num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
         self.num_scheduled_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
-        self.num_blocks: Int32Array = np.zeros(max_num_seqs, np.int32)
-        self.block_tables: Int32Array = np.zeros((max_num_seqs, max_num_blocks), np.int32)
+        self.num_blocks = self.groups[0].counts
+        self.block_tables = self.groups[0].block_ids
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.sampling = np.zeros(max_num_seqs, SAMPLING_ROW)
         self.num_candidates: Int32Array = self.sampling["num_candidates"]  # a view
@@ -78,17 +115,21 @@ class TableColumns:
         """Reduce to the sizes and what the live slots hold: the rest is garbage, and views are made anew."""
         columns = {name: getattr(self, name) for name in _COPIED_COLUMNS}
         slots = self.live.nonzero()[0].tolist()
-        rows = {slot: (self.tokens_of(slot), self.blocks_of(slot), self.token_rules[slot]) for slot in slots}
+        rows = {
+            slot: (self.tokens_of(slot), [group.of_slot(slot) for group in self.groups], self.token_rules[slot])
+            for slot in slots
+        }
         sizes = self.max_num_seqs, self.max_model_len, self.block_size, self.num_device_blocks, len(self.grammars)
-        return type(self), sizes, (columns, rows, self.grammars)
+        return type(self), (*sizes, self.more_pools), (columns, rows, self.grammars)
 
     def __setstate__(self, state: _State) -> None:
         columns, rows, self.grammars = state
         for name, column in columns.items():
             getattr(self, name)[:] = column
-        for slot, (token_ids, block_ids, rules) in rows.items():
+        for slot, (token_ids, tables, rules) in rows.items():
             self.token_ids[slot, : len(token_ids)] = token_ids
-            self.block_tables[slot, : len(block_ids)] = block_ids
+            for group, block_ids in zip(self.groups, tables, strict=True):
+                group.fill(slot, block_ids)
             self.token_rules[slot] = rules
 
     def is_current(self, slots: Int32Array | IndexArray, generations: Int32Array) -> BoolArray:
@@ -97,10 +138,24 @@ class TableColumns:
         current: BoolArray = self.live[index] & (self.generation[index] == generations)
         return current
 
+    @property
+    def num_block_ids(self) -> int:
+        """Blocks of all pools: ids on the wire are 0 to this less 1."""
+        last = self.groups[-1]
+        return last.first_id + last.num_device_blocks
+
+    def places_by_group(self, block_ids: Int32Array) -> list[IndexArray | slice]:
+        """Return for each cache group which of `block_ids`, [n] as on the wire, are of its pool."""
+        if len(self.groups) == 1:
+            return [slice(None)]
+        firsts = [group.first_id for group in self.groups]
+        index_of = np.searchsorted(firsts, block_ids, side="right") - 1
+        return [(index_of == index).nonzero()[0] for index in range(len(firsts))]
+
     def tokens_of(self, slot: int) -> Int32Array:
         """Return a copy of the tokens of a slot, [num_tokens], unknown ones included."""
         return self.token_ids[slot, : self.num_tokens[slot]].copy()
 
     def blocks_of(self, slot: int) -> Int32Array:
-        """Return a copy of the block table of a slot, [num_blocks]."""
-        return self.block_tables[slot, : self.num_blocks[slot]].copy()
+        """Return a copy of the block table of a slot in the first cache group, [num_blocks]."""
+        return self.groups[0].of_slot(slot)

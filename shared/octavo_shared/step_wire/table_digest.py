@@ -23,7 +23,7 @@ def digest_of(table: TableColumns) -> int:
     hasher = hashlib.blake2b(slots.astype(_INT32).tobytes(), digest_size=8)
     counters = (table.num_prompt_tokens, table.num_tokens, table.num_scheduled_tokens, table.num_blocks)
     sampling = table.sampling[slots]
-    for column in (table.generation, *counters, table.active):
+    for column in (table.generation, *counters, table.active, *(group.counts for group in table.groups[1:])):
         hasher.update(column[slots].tobytes())
     hasher.update((sampling[_FIRST].astype(_FIRST_ROW) if _LATER else sampling).tobytes())
     hasher.update(table.cache_salt[slots].tobytes())
@@ -31,7 +31,8 @@ def digest_of(table: TableColumns) -> int:
         if np.count_nonzero(sampling[parameter.name] != parameter.row_value):
             hasher.update(parameter.name.encode() + sampling[parameter.name].tobytes())
     for slot in slots.tolist():
-        hasher.update(table.block_tables[slot, : table.num_blocks[slot]].tobytes())
+        for group in table.groups:
+            hasher.update(group.block_ids[slot, : group.counts[slot]].tobytes())
         if table.token_rules[slot] is not None:
             hasher.update(table.token_rules[slot].content())
     if np.count_nonzero(table.num_prompt_logprobs[slots] != NO_LOGPROBS):

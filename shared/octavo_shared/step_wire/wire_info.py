@@ -6,6 +6,7 @@ from typing import Any
 
 from octavo.execution.v1 import capability_pb2, execution_service_pb2, sampling_params_pb2
 from octavo.values.sampling_parameters import BY_NAME
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
 from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import PoolingTask
@@ -17,8 +18,10 @@ _POOLING_PARAMETERS = ("pooling_tasks", "embedding_size", "num_scores", "num_tok
 _PLAIN_INFO = tuple(
     name
     for name in ExecutorInfo.__dataclass_fields__
-    if name not in {"sampling_defaults", *_GRAMMAR_PARAMETERS, *_POOLING_PARAMETERS}
+    if name not in {"sampling_defaults", "cache_groups", *_GRAMMAR_PARAMETERS, *_POOLING_PARAMETERS}
 )
+_CACHE_KINDS = frozenset(kind.value for kind in CacheKind)
+_GROUP_FIELDS = tuple(CacheGroup.__dataclass_fields__)
 
 
 def encode_info(info: ExecutorInfo) -> execution_service_pb2.GetExecutorInfoResponse:
@@ -39,6 +42,7 @@ def decode_info(message: execution_service_pb2.GetExecutorInfoResponse) -> Execu
     values["sampling_defaults"] = decode_sampling_defaults(message.sampling_defaults)
     values.update(decode_grammar_parameters(message.capability_parameters))
     values.update(decode_pooling_parameters(message.capability_parameters))
+    values.update(decode_group_parameters(message.capability_parameters))
     return ExecutorInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
 
 
@@ -62,6 +66,11 @@ def encode_parameters(
             num_token_types=info.num_token_types,
             pooling_only=not info.is_generative,
         )
+    if Capability.CACHE_GROUPS in capabilities:
+        parameters["cache_groups"] = [
+            capability_pb2.CacheGroup(**{name: getattr(group, name) for name in _GROUP_FIELDS})
+            for group in info.cache_groups
+        ]
     return capability_pb2.CapabilityParameters(**parameters) if parameters else None
 
 
@@ -81,6 +90,28 @@ def decode_pooling_parameters(message: capability_pb2.CapabilityParameters | Non
         "num_scores": parameters.num_scores,
         "num_token_types": max(1, parameters.num_token_types),
         "is_generative": not parameters.pooling_only,
+    }
+
+
+def decode_group_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
+    """Return what `ExecutorInfo` has of the parameters of cache groups; None: they are not agreed on.
+
+    If a group is of a kind of a later release, there are none: the executor goes on with one block table.
+    """
+    groups = () if message is None else message.cache_groups
+    if any(group.kind not in _CACHE_KINDS for group in groups):
+        groups = ()
+    return {
+        "cache_groups": tuple(
+            CacheGroup(
+                **{
+                    **{name: getattr(group, name) for name in _GROUP_FIELDS},
+                    "kind": CacheKind(group.kind),
+                    "layers": tuple(group.layers),
+                }
+            )
+            for group in groups
+        )
     }
 
 

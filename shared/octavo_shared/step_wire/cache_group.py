@@ -1,0 +1,97 @@
+"""Cache groups: layers whose caches live alike, with a block table for each sequence and pools of blocks of their own.
+
+A model whose layers all see every token has one group, and so has one in which all see the same window. Layers with a
+window among layers without one are a group of their own: it needs the blocks of the window, and they all.
+
+Blocks of all groups are numbered one after the other, group by group, those of the device and those of the host: an id
+says which group a block is of, so a step has no more fields than with one group. The batch table and whoever owns a
+pool count from 0 in each group. Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from itertools import pairwise
+
+import numpy as np
+
+from octavo.values.wording import counted
+from octavo_shared.step_wire.step import Int32Array, Step
+
+
+class CacheKind(IntEnum):
+    """What of a sequence a group keeps; the enum of the same name in capability.proto."""
+
+    FULL = 1
+    WINDOW = 2
+    LATENT = 3
+    STATE = 4
+    ENCODER = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Some layers of a model; `CacheGroup` in capability.proto describes each field."""
+
+    kind: CacheKind
+    layers: tuple[int, ...]
+    block_size_tokens: int
+    num_device_blocks: int
+    num_host_blocks: int = 0
+    bytes_per_block: int = 0
+    window_tokens: int = 0
+
+
+def firsts_of(groups: Sequence[CacheGroup], *, on_host: bool = False) -> Int32Array:
+    """Return the id of the first block of each group's pool, and one more: how many there are, [num_groups + 1]."""
+    counts = [group.num_host_blocks if on_host else group.num_device_blocks for group in groups]
+    return np.cumsum([0, *counts], dtype=np.int32)
+
+
+def split_moves(step: Step, groups: Sequence[CacheGroup]) -> list[Step]:
+    """Return a step for each group that has its moves of blocks alone, numbered as in its pools.
+
+    Both ends of a move are blocks of one group.
+    """
+    if len(groups) == 1:
+        return [step]
+    device, host = firsts_of(groups), firsts_of(groups, on_host=True)
+    return [
+        replace(
+            step,
+            blocks_to_swap_out=_moves_of(index, step.blocks_to_swap_out, device, host),
+            blocks_to_swap_in=_moves_of(index, step.blocks_to_swap_in, host, device),
+            blocks_to_copy=_moves_of(index, step.blocks_to_copy, device, device),
+        )
+        for index in range(len(groups))
+    ]
+
+
+def _moves_of(index: int, pairs: Int32Array, sources: Int32Array, destinations: Int32Array) -> Int32Array:
+    if not len(pairs):
+        return pairs
+    is_own = (pairs[:, 0] >= sources[index]) & (pairs[:, 0] < sources[index + 1])
+    own: Int32Array = pairs[is_own] - np.array([sources[index], destinations[index]], np.int32)
+    return own
+
+
+def why_unusable(groups: Sequence[CacheGroup]) -> str:
+    """Say why a scheduler cannot use these groups of one executor, in one sentence; empty: it can."""
+    layers = sorted(layer for group in groups for layer in group.layers)
+    largest = max((group.block_size_tokens for group in groups), default=0)
+    for index, group in enumerate(groups):
+        if group.kind not in (CacheKind.FULL, CacheKind.WINDOW):
+            return f"cache group {index} is of kind {group.kind.name}, which this scheduler does not know how to fill"
+        if group.block_size_tokens < 1 or largest % group.block_size_tokens:
+            return f"cache group {index} has blocks of {group.block_size_tokens} tokens, which do not divide {largest}"
+        if group.num_device_blocks < 1:
+            return f"cache group {index} has no blocks"
+        if (group.window_tokens > 0) != (group.kind is CacheKind.WINDOW):
+            return f"cache group {index} is of kind {group.kind.name} and has a window of {group.window_tokens} tokens"
+    repeated = next((one for one, other in pairwise(layers) if one == other), None)
+    if repeated is not None:
+        return f"layer {repeated} is in two cache groups"
+    if layers != list(range(len(layers))):
+        missing = next(layer for layer in range(len(layers) + 1) if layer not in layers)
+        return f"layer {missing} is in no cache group, of {counted(len(groups), 'group')}"
+    return ""

@@ -1,0 +1,146 @@
+"""Layers with a window among layers without: in pools of their own they compute the same bits as in one pool."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from executor_svc.cache.block_count import BlockCounts
+from executor_svc.cache.cache_engine import CacheShape
+from executor_svc.cache.cache_groups import size_groups
+from executor_svc.worker.torch_worker import TorchWorker
+from octavo_shared.errors import InvalidStepError
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, firsts_of, why_unusable
+from octavo_shared.step_wire.step import Int32Array, StepResult, TableDelta, pairs
+from tests.numerics.driver import StepDriver
+from tests.numerics.reference import random_prompt
+from tests.numerics.test_native_forward import Load, load, mixed_steps
+
+__all__ = ["load"]
+
+
+def in_groups(driver: StepDriver) -> StepDriver:
+    """Return a driver of the same worker as after an Attach that agrees on CACHE_GROUPS."""
+    driver.worker.reset(uses_groups=True)
+    return StepDriver(driver.worker, seed=1)
+
+
+def check_same(our: StepResult, their: StepResult) -> None:
+    for field in fields(StepResult):
+        if field.name != "execute_duration_us":
+            np.testing.assert_array_equal(getattr(our, field.name), getattr(their, field.name), field.name)
+
+
+@pytest.mark.parametrize("kernels", ["native", "composed", "torch"])
+@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "Gemma3ForCausalLM", "Qwen2ForCausalLM"])
+def test_every_kind_of_step(name: str, kernels: str, load: Load) -> None:
+    settings = {"cpu_kernels": "torch"} if kernels == "torch" else {}
+    driver = load(name, is_composed=kernels != "native", **settings)
+    in_one = mixed_steps(driver)
+
+    grouped = in_groups(driver)
+    assert [group.kind for group in driver.worker.info.cache_groups] == [CacheKind.FULL, CacheKind.WINDOW]
+    assert len(driver.worker.table.groups) == 2
+    for our, their in zip(mixed_steps(grouped), in_one, strict=True):
+        check_same(our, their)
+
+    driver.worker.reset()
+    for our, their in zip(mixed_steps(StepDriver(driver.worker)), in_one, strict=True):
+        check_same(our, their)
+
+
+def test_moves_of_blocks_stay_in_their_group(load: Load) -> None:
+    driver = load("Gemma3ForCausalLM", is_composed=False)
+    expected = driver.generate([random_prompt(14)], 8)[0]
+    grouped = in_groups(driver)
+    admission = grouped.admission(0, random_prompt(14), 8)
+    grouped.execute(TableDelta(admissions=(admission,), prefill_chunks=pairs((0, 14))))
+
+    # All blocks leave, come back elsewhere, and are copied once more.
+    used = admission.block_ids
+    host = host_blocks_for(used, driver.worker)
+    back, copies = grouped.take_blocks(22), grouped.take_blocks(22)
+    tokens = grouped.worker.table.tokens_of(0)
+    again = replace(admission, generation=2, token_ids=tokens, num_computed_tokens=14, block_ids=copies)
+    grouped.execute(TableDelta(released_slots=np.array([0], np.int32)), blocks_to_swap_out=moves(used, host))
+    grouped.execute(TableDelta(), blocks_to_swap_in=moves(host, back))
+    grouped.execute(TableDelta(admissions=(again,), prefill_chunks=pairs((0, 1))), blocks_to_copy=moves(back, copies))
+    while grouped.worker.table.num_tokens[0] < 22:
+        grouped.execute(TableDelta())
+
+    assert grouped.worker.table.tokens_of(0)[14:].tolist() == expected
+    with pytest.raises(
+        InvalidStepError, match=r"moves device block 0 to device block \d+, which is of another cache group"
+    ):
+        grouped.execute(TableDelta(), blocks_to_copy=pairs((0, int(copies[-1]))))
+
+
+def moves(sources: Int32Array, destinations: Int32Array) -> Int32Array:
+    return np.stack((sources, destinations), axis=1).astype(np.int32)
+
+
+def host_blocks_for(block_ids: Int32Array, worker: object) -> Int32Array:
+    """Return as many host blocks of the same groups."""
+    assert isinstance(worker, TorchWorker)
+    firsts = firsts_of(worker.info.cache_groups, on_host=True)
+    places = zip(firsts.tolist(), worker.table.places_by_group(block_ids), strict=False)
+    return np.concatenate([first + np.arange(len(block_ids[own])) for first, own in places]).astype(np.int32)
+
+
+def test_a_step_without_blocks_in_one_of_the_groups_is_refused(load: Load) -> None:
+    grouped = in_groups(load("Gemma2ForCausalLM", is_composed=False))
+    admission = grouped.admission(0, random_prompt(6), 2)
+    full_only = replace(admission, block_ids=admission.block_ids[:2])
+
+    with pytest.raises(InvalidStepError, match="slot 0 has no block for its next token"):
+        grouped.execute(TableDelta(admissions=(full_only,), prefill_chunks=pairs((0, 6))))
+
+
+SHAPE = CacheShape(num_layers=6, block_size=16, num_kv_heads=1, head_dim=8, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("windows", "num_blocks", "expected"),
+    [
+        ((None,) * 6, 1000, ()),
+        ((64,) * 6, 1000, ()),
+        # Two of (4 sequences x 5 blocks + 128 tokens / 16); the other five layers' share goes to the one that sees all.
+        ((64,) * 5 + (None,), 1000, ((1000 * 6 - 56 * 5, 0), (56, 64))),
+        # A small pool: as many as one pool would have.
+        ((64,) * 5 + (None,), 30, ((30, 0), (30, 64))),
+    ],
+)
+def test_sizes(windows: tuple[int | None, ...], num_blocks: int, expected: tuple[tuple[int, int], ...]) -> None:
+    groups = size_groups(SHAPE, windows, BlockCounts(num_blocks, 10), max_num_seqs=4, max_num_batched_tokens=128)
+
+    assert tuple((group.num_device_blocks, group.window_tokens) for group in groups) == expected
+    used = sum(group.num_device_blocks * group.bytes_per_block for group in groups)
+    assert used <= num_blocks * SHAPE.bytes_per_block
+    assert not groups or used > (num_blocks - 1) * SHAPE.bytes_per_block
+    assert why_unusable(groups) == ""
+
+
+FULL = CacheGroup(CacheKind.FULL, (0, 2), 16, 100)
+WINDOW = CacheGroup(CacheKind.WINDOW, (1,), 16, 20, window_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("groups", "why"),
+    [
+        ((FULL, replace(WINDOW, layers=(1, 2))), "layer 2 is in two cache groups"),
+        ((FULL, replace(WINDOW, layers=())), "layer 1 is in no cache group, of 2 groups"),
+        (
+            (FULL, replace(WINDOW, block_size_tokens=12)),
+            "cache group 1 has blocks of 12 tokens, which do not divide 16",
+        ),
+        ((FULL, replace(WINDOW, num_device_blocks=0)), "cache group 1 has no blocks"),
+        ((FULL, replace(WINDOW, window_tokens=0)), "cache group 1 is of kind WINDOW and has a window of 0 tokens"),
+        (
+            (FULL, replace(WINDOW, kind=CacheKind.STATE)),
+            "cache group 1 is of kind STATE, which this scheduler does not know",
+        ),
+    ],
+)
+def test_groups_that_cannot_be(groups: tuple[CacheGroup, ...], why: str) -> None:
+    assert why_unusable(groups).startswith(why)
