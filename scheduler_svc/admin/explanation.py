@@ -180,7 +180,7 @@ def _swap_in_fit(planner: ExecutorPlanner, group: SequenceGroup, executor: str) 
     """Return what the way back of a swapped group takes, and what is in its way."""
     needs = planner.admissions.needs_to_swap_in(group)
     obstacle = ""
-    if group.has_inflight_tokens:
+    if group.has_inflight_rows:
         obstacle = tokens_in_flight_text(group)
     elif not needs.has_blocks:
         obstacle = f"needs {counted(needs.num_needed_blocks, 'block')}, {needs.num_free_blocks} free"
@@ -226,7 +226,7 @@ def no_executor_text(engine: Engine) -> str:
 
 def tokens_in_flight_text(group: SequenceGroup) -> str:
     """Say what a preempted group waits for."""
-    num_in_flight = sum(sequence.num_inflight_tokens for sequence in group.live_sequences)
+    num_in_flight = sum(sequence.num_inflight_rows for sequence in group.live_sequences)
     verb = "is" if num_in_flight == 1 else "are"
     return f"{counted(num_in_flight, 'token')} {verb} still in flight"
 
@@ -258,7 +258,7 @@ def running_text(request: LiveRequest, location: RequestLocation) -> str:
     if planner.prefills.is_running(group):
         slots = [slot for _, slot in planner.beam_batch.source_slots(group)]
         num_computed, num_known = (
-            int(column[slots].sum()) for column in (planner.batch.num_computed_tokens, planner.batch.num_known_tokens)
+            int(column[slots].sum()) for column in (planner.batch.num_computed_tokens, planner.table.num_known_tokens)
         )
         return f"runs on {location.executor}: {num_computed} of {num_known} tokens computed"
     made = counted(num_output_tokens(request), "output token")
