@@ -49,7 +49,7 @@ class SleepingWorker(fake.FakeWorker):
         num_active = int(np.count_nonzero(self.table.active))
         layout = self.table.apply(step.delta)
         token_ids = np.full(len(layout.sample_slots), TOKEN_ID, np.int32)
-        self.table.record(layout, token_ids)
+        self.table.resolve(layout, token_ids)
         time.sleep(max(0.0, self._step_ms / 1e3 - (time.perf_counter_ns() - begin_ns) / 1e9))
         end_ns = time.perf_counter_ns()
         self._last = (begin_ns, end_ns, num_active)

@@ -8,13 +8,16 @@ given by mistake goes unnoticed, so tests give concurrent requests different pro
 All work is in arrays: no Python loop over tokens.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import numpy.typing as npt
 
 from octavo_shared.errors import StepFailedError
 from octavo_shared.step_wire.batch_table import BatchTable, IndexArray, StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup
-from octavo_shared.step_wire.step import Fork, Int32Array, Step, TableDelta
+from octavo_shared.step_wire.step import Fork, Int32Array, Step, TableDelta, TokenCounts
 from octavo_shared.step_wire.table_columns import BlockTables
 
 UInt64Array = npt.NDArray[np.uint64]
@@ -22,6 +25,8 @@ UInt64Array = npt.NDArray[np.uint64]
 # Any odd number has an inverse modulo 2^64; this one has well-spread bits.
 BASE = 0xD1342543DE82EF95
 SALT_BASE = 0x9E3779B97F4A7C15
+# What the history of a draft that was wrong differs by.
+_OF_DRAFTS = np.uint64(0xA5A5A5A5A5A5A5A5)
 
 
 class Histories:
@@ -68,6 +73,23 @@ class Histories:
         self.by_position[slots, positions] = before * np.uint64(BASE) + token_ids.astype(np.uint64) + np.uint64(1)
         self._num_hashed[slots] = positions + 1
 
+    @contextmanager
+    def wrong_drafts(self, layout: StepLayout, counts: TokenCounts) -> Iterator[None]:
+        """Let rows of active slots have another history behind the tokens that they fed and got.
+
+        Args:
+            layout: The step.
+            counts: Tokens that its sample rows got, [num_samples].
+        """
+        num_decodes = layout.num_decodes
+        num_right = np.maximum(counts[:num_decodes].astype(np.int32), 1)
+        num_wrong = layout.lengths[:num_decodes] - num_right
+        slots = layout.slots[:num_decodes].repeat(num_wrong)
+        positions = (layout.starts[:num_decodes] + num_right).repeat(num_wrong) + _counting_up(num_wrong)
+        self.by_position[slots, positions] ^= _OF_DRAFTS
+        yield
+        self.by_position[slots, positions] ^= _OF_DRAFTS
+
     def _copy(self, fork: Fork) -> None:
         num_tokens = self._num_hashed[fork.parent_slot]
         self.by_position[fork.slot, :num_tokens] = self.by_position[fork.parent_slot, :num_tokens]
@@ -109,7 +131,7 @@ class HistoryCache:
         Raises: StepFailedError: two rows write different histories into one place.
         """
         slots, positions = layout.slots.astype(np.intp), layout.starts.astype(np.intp)
-        if layout.num_decodes < len(slots):  # else every row has one token
+        if layout.num_tokens > len(slots):  # else every row has one token
             slots, positions = slots.repeat(layout.lengths), positions.repeat(layout.lengths)
             positions += _counting_up(layout.lengths)
         indices, offsets = np.divmod(positions, self._block_size)

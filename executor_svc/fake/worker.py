@@ -18,6 +18,7 @@ from executor_svc.fake.faults import FakeFaults
 from executor_svc.fake.language import LANGUAGE_VERSION, FakeLanguage
 from executor_svc.fake.pooling import EMBEDDING_SIZE, NUM_SCORES, pool
 from executor_svc.fake.sampling import add_samples, likeliest, processed_scores
+from executor_svc.fake.spans import Spans, num_proved
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.worker.grammar_masks import GrammarMasks, grammar_support
@@ -45,6 +46,7 @@ class FakeWorker:
         sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
         cache_groups: Those that it offers; empty: it has one table.
         nan_token_id: Behind it logits are NaN; -1: behind none.
+        max_allowance: Most tokens that a row may get in a step; 1: it drafts none.
         max_grammar_slots: Grammar slots; 0: it follows no grammars, as without llguidance.
         has_grammar_threads: Whether grammars are compiled, and masks made, on threads.
         grammar_load_steps: Without threads: in which step after that of a load it ends.
@@ -79,6 +81,7 @@ class FakeWorker:
         sliding_window_tokens: int = 0,
         cache_groups: tuple[CacheGroup, ...] = (),
         nan_token_id: int = -1,
+        max_allowance: int = 1,
         max_grammar_slots: int = 256,
         has_grammar_threads: bool = False,
         grammar_load_steps: int = 0,
@@ -127,6 +130,8 @@ class FakeWorker:
             weights_digest=digest if weights_digest is None else weights_digest,
             kv_cache_dtype=kv_cache_dtype,
             warning=warning,
+            max_allowance=max_allowance,
+            max_sample_rows=max_num_batched_tokens if max_allowance > 1 else 0,
             num_grammar_slots=grammars.num_slots,
             matcher_id=grammars.matcher_id,
             max_grammar_bytes=grammars.max_body_bytes,
@@ -191,18 +196,21 @@ class FakeWorker:
         layout = self._table.apply(step.delta)
         self._grammar_masks.follow(step.delta)
         loaded = self._grammar_masks.take_loaded()
-        digest = check_layout(step, layout, self._table, self._info.max_num_batched_tokens)
+        limits = self._info.max_num_batched_tokens, self._info.max_sample_rows
+        digest = check_layout(step, layout, self._table, *limits)
         self._histories.follow(self._table, step.delta, layout)
         moves = split_moves(step, self._groups)
-        for cache, own, tables in zip(self._caches, moves, self._table.groups, strict=True):
+        for cache, own in zip(self._caches, moves, strict=True):
             cache.move(own)
-            cache.write(tables, layout, self._histories)
-            cache.check_reads(tables, layout, self._histories)
-        result = self._answer(step, layout)
+        if layout.allowances is None:
+            self._write_and_read(layout)
+            result = self._answer(step, layout)
+            self._histories.append(layout, result.sampled_token_ids)
+        else:
+            result = self._answer_spans(step, layout)
         result.pooling_outputs = tuple(pool(text, self._nan_token_id) for text in step.pooling_inputs)
         result.table_digest, result.grammars_loaded = digest, loaded
-        self._table.record(layout, result.sampled_token_ids)
-        self._histories.append(layout, result.sampled_token_ids)
+        self._table.resolve(layout, result.sampled_token_ids, result.token_counts)
         num_tokens = layout.num_tokens + num_pooled_tokens(step)
         target_s = self._step_ms * 1e-3 + num_tokens * self._token_us * 1e-6
         self._sleep(max(0.0, target_s - (self._clock() - begin_s)))
@@ -246,6 +254,31 @@ class FakeWorker:
             if result.candidate_logprobs is not None and layout.num_candidates is not None:
                 result.candidate_logprobs[is_nan.repeat(layout.num_candidates)] = np.nan
         return result
+
+    def _answer_spans(self, step: Step, layout: StepLayout) -> StepResult:
+        """Answer rows that may get several tokens; the cache holds drafts behind those that they got."""
+        num_wanted = num_proved(layout, self._histories)
+        first = self._answer(step, layout)
+        self._histories.append(layout, first.sampled_token_ids)
+        spans = Spans(layout, first)
+        for num_tokens in range(1, int(num_wanted.max(initial=0))):
+            rows = spans.going_on(num_wanted, num_tokens)
+            part = spans.part(rows, num_tokens)
+            self._table.token_ids[part.sample_slots, part.sample_positions - 1] = spans.last_of(rows)
+            answer = self._answer(step, part)
+            self._histories.append(part, answer.sampled_token_ids)
+            spans.add(part, rows, answer)
+        result = spans.result()
+        assert result.token_counts is not None
+        with self._histories.wrong_drafts(layout, result.token_counts):
+            self._write_and_read(layout)
+        return result
+
+    def _write_and_read(self, layout: StepLayout) -> None:
+        """Let every cache group take the tokens of a step, and check what its layers see."""
+        for cache, tables in zip(self._caches, self._table.groups, strict=True):
+            cache.write(tables, layout, self._histories)
+            cache.check_reads(tables, layout, self._histories)
 
     def _replace_samples(self, step: Step, rows: SampleRows, result: StepResult) -> None:
         """Put other tokens in place of those that were sampled; this model samples them all."""

@@ -103,6 +103,12 @@ def _written(step: Step, table: BatchTable, was_active: BoolArray) -> Sequence[I
     decodes[step.delta.activated_slots] = True  # a slot of a beam rests behind its row
     slots = decodes.nonzero()[0]
     positions = np.maximum(table.num_scheduled_tokens[slots] - 1, 0)
+    if table.has_allowances:  # what did not come is taken back already: it wrote before this place, or behind it
+        reach = table.allowance[slots].astype(np.intp) - 1
+        slots, middles, widths = slots.repeat(2 * reach + 1), positions.repeat(2 * reach + 1), 2 * reach + 1
+        offsets = np.arange(len(slots)) - (widths.cumsum() - widths + reach).repeat(widths)
+        last = np.maximum(table.num_blocks[slots] * table.block_size - 1, 0)
+        positions = np.clip(middles + offsets, 0, last)
     if len(step.delta.prefill_chunks):
         chunk_slots, lengths = step.delta.prefill_chunks.T.astype(np.intp)
         ends = table.num_scheduled_tokens[chunk_slots].astype(np.intp)

@@ -120,6 +120,11 @@ def check_step(step: Step, info: ExecutorInfo, *, uses_groups: bool = False) -> 
         raise InvalidStepError(f"step {step.step_id} admits a sequence; the model computes vectors or scores alone")
     if step.pooling_inputs:
         _check_pooling(step, info)
+    if len(step.delta.allowances) and step.delta.allowances[:, 1].max() > info.max_allowance:
+        raise InvalidStepError(
+            f"step {step.step_id} has an allowance of {step.delta.allowances[:, 1].max()}; the limit is "
+            f"{info.max_allowance}"
+        )
     _check_token_ids(step, info.vocab_size)
     for load in step.delta.grammar_loads:
         if len(load.grammar.body) > info.max_grammar_bytes:
@@ -202,7 +207,9 @@ def _check_token_ids(step: Step, vocab_size: int) -> None:
             check_rules(f"slot {admission.slot}", admission.token_rules, vocab_size)
 
 
-def check_layout(step: Step, layout: StepLayout, table: BatchTable, max_num_batched_tokens: int) -> int | None:
+def check_layout(
+    step: Step, layout: StepLayout, table: BatchTable, max_num_batched_tokens: int, max_sample_rows: int = 0
+) -> int | None:
     """Check a step once the table has laid it out; return the table's digest if the step has one.
 
     Raises: StepFailedError: the step computes too many tokens, or the scheduler's table is another one.
@@ -212,6 +219,8 @@ def check_layout(step: Step, layout: StepLayout, table: BatchTable, max_num_batc
         raise StepFailedError(
             f"step {step.step_id} computes {num_tokens} tokens; the limit is {max_num_batched_tokens}"
         )
+    if layout.allowances is not None and (num_samples := int(layout.allowances.sum())) > max_sample_rows:
+        raise StepFailedError(f"step {step.step_id} may sample {num_samples} tokens; the limit is {max_sample_rows}")
     if step.table_digest is None:
         return None
     digest = table.digest()

@@ -162,7 +162,7 @@ class TorchWorker:
             if self._group.size > 1:
                 token_ids = self._group.broadcast(torch.from_numpy(answer.sampled_token_ids.astype(np.int64)))
                 answer.sampled_token_ids = token_ids.numpy().astype(np.int32)
-            self._table.record(layout, answer.sampled_token_ids, all_current=True)
+            self._table.resolve(layout, answer.sampled_token_ids, all_current=True)
         self._pool(step, answer)
         answer.table_digest, answer.grammars_loaded = digest, self._take_loaded()
         timer.stop()
@@ -236,4 +236,4 @@ class TorchWorker:
         while self._unrecorded and not launched.is_recorded:
             first = self._unrecorded.popleft()
             first.is_recorded = True
-            self._table.record(first.layout, first.token_ids_on_host())
+            self._table.resolve(first.layout, first.token_ids_on_host())

@@ -172,7 +172,7 @@ def _swap_in_fit(planner: ExecutorPlanner, group: SequenceGroup, executor: str) 
     admissions = planner.admissions
     demand = admissions.demand_to_swap_in(group)
     obstacle = admissions.obstacle_to_swap_in(demand)
-    reason = tokens_in_flight_text(group) if group.has_inflight_tokens else "" if obstacle is None else obstacle.reason
+    reason = tokens_in_flight_text(group) if group.has_inflight_rows else "" if obstacle is None else obstacle.reason
     return _fit_of(planner, executor, reason, demand)
 
 
@@ -214,7 +214,7 @@ def no_executor_text(engine: Engine) -> str:
 
 def tokens_in_flight_text(group: SequenceGroup) -> str:
     """Say what a preempted group waits for."""
-    num_in_flight = sum(sequence.num_inflight_tokens for sequence in group.live_sequences)
+    num_in_flight = sum(sequence.num_inflight_rows for sequence in group.live_sequences)
     verb = "is" if num_in_flight == 1 else "are"
     return f"{counted(num_in_flight, 'token')} {verb} still in flight"
 
@@ -246,7 +246,7 @@ def running_text(request: LiveRequest, location: RequestLocation) -> str:
     if planner.prefills.is_running(group):
         slots = [slot for _, slot in planner.beam_batch.source_slots(group)]
         num_computed, num_known = (
-            int(column[slots].sum()) for column in (planner.batch.num_computed_tokens, planner.batch.num_known_tokens)
+            int(column[slots].sum()) for column in (planner.batch.num_computed_tokens, planner.table.num_known_tokens)
         )
         return f"runs on {location.executor}: {num_computed} of {num_known} tokens computed"
     made = counted(num_output_tokens(request), "output token")

@@ -176,13 +176,13 @@ def sequence_states(
             output_index=sequence.index if group.beams is None else rank,
             status=SEQUENCE_STATUS[sequence.status],
             num_tokens=0 if sequence.status is SequenceStatus.FINISHED else len(sequence.token_ids),
-            num_late_tokens=sequence.num_inflight_tokens,
+            num_late_tokens=sequence.num_inflight_rows,
         )
         if planner is not None and sequence in table_slots:
             table_slot = table_slots[sequence]  # until a forked beam has a slot, it is that of its parent
             if sequence.slot >= 0:
                 state.slot = sequence.slot
-            state.num_tokens = int(planner.batch.num_known_tokens[table_slot])
+            state.num_tokens = int(planner.table.num_known_tokens[table_slot])
             state.num_computed_tokens = int(planner.batch.num_computed_tokens[table_slot])
             if shows_blocks:
                 state.block_table.extend(block_table(planner, table_slot))

@@ -104,6 +104,8 @@ def _answer_text(logged: RecentStep) -> str:
 
 def _num_sampled_tokens(logged: RecentStep) -> int:
     """Return the tokens that the executor chose itself: rows of beams only bring candidates."""
+    if logged.result is not None and logged.result.token_counts is not None:
+        return len(logged.result.sampled_token_ids)
     num_candidates = logged.layout.num_candidates
     num_rows = len(logged.layout.sample_slots)
     return num_rows if num_candidates is None else num_rows - int((num_candidates > 0).sum())

@@ -101,7 +101,11 @@ def _check_lengths(planner: ExecutorPlanner) -> None:
         assert table.num_scheduled_tokens[slot] <= table.num_blocks[slot] * limits.block_size, "tokens have no block"
         longest = conditions.length_limit(sequence.group.num_prompt_tokens, limits.max_model_len)
         assert table.num_tokens[slot] <= longest, "a sequence is too long"
-        knows_all = batch.num_known_tokens[slot] == table.num_tokens[slot]
+        num_rows = batch.num_inflight_rows(sequence)
+        num_open = table.num_tokens[slot] - table.num_known_tokens[slot] - num_rows
+        is_counted = sequence.group.beams is not None or table.num_open_tokens[slot] == num_open
+        assert is_counted, "a sequence has other open tokens than its rows in flight"
+        knows_all = batch.table.num_known_tokens[slot] == table.num_tokens[slot]
         assert knows_all or sequence.group.beams is None, "a beam waits for a token, which nobody samples"
     for step in planner.in_flight:
         num_pooled_tokens = sum(len(text.token_ids) for text in step.step.pooling_inputs)
@@ -110,17 +114,17 @@ def _check_lengths(planner: ExecutorPlanner) -> None:
 
 
 def _check_written_blocks(planner: ExecutorPlanner) -> None:
-    """7: the next token of a sequence does not go into a block that others name, unless it is computed for them."""
+    """7: the next tokens of a sequence do not go into a block that others name, unless it is computed for them."""
     batch, table, size = planner.batch, planner.table, planner.limits.block_size
     computed_for_others = {p.lead.sequence: p.num_shared_tokens for p in planner.prefills.running if p.lead}
     for sequence in running_sequences(batch.running):
         slot = sequence.slot
-        position = int(table.num_scheduled_tokens[slot])
+        position = int(table.num_scheduled_tokens[slot] - table.num_open_tokens[slot])
         may_share = slot in batch.shares_last_block or sequence.group in planner.beam_batch.ready
         may_share |= position < computed_for_others.get(sequence, 0)
-        if position % size and not may_share and sequence.group.beams is None:
-            block = int(table.block_tables[slot, position // size])
-            assert planner.blocks.allocator.ref_counts[block] == 1, "a shared block would be written"
+        if not may_share and sequence.group.beams is None:
+            written = table.block_tables[slot, position // size : table.num_blocks[slot]]
+            assert (planner.blocks.allocator.ref_counts[written] == 1).all(), "a shared block would be written"
 
 
 def _check_registered_blocks(planner: ExecutorPlanner, *, has_key: bool) -> None:
@@ -133,7 +137,7 @@ def _check_registered_blocks(planner: ExecutorPlanner, *, has_key: bool) -> None
     assert cache.writers <= running, "a slot that was vacated is waited for"
     for sequence in running_sequences(batch.running):
         slot = sequence.slot
-        num_tokens = min(int(batch.num_known_tokens[slot]), int(batch.num_computed_tokens[slot]))
+        num_tokens = min(int(batch.table.num_known_tokens[slot]), int(batch.num_computed_tokens[slot]))
         if has_key:
             hashes = planner.blocks.hash_tokens(batch.table.token_ids[slot, :num_tokens], sequence.group.cache_salt)
         else:

@@ -44,6 +44,8 @@ class CoreLimits:
         preemption_mode: None: RECOMPUTE for a group with one live sequence (its prefix is often still
             cached, and moving blocks costs both ways), SWAP for several.
         sliding_window: Every layer sees only so many last tokens; 0: some layer sees all.
+        max_allowance: Most tokens that a slot may get in a step; 1: one, and nothing is drafted.
+        max_sample_rows: Most tokens that a step may sample, where slots may get several.
         long_prefill_threshold: A sequence with more tokens to compute is a long prefill: it gets at
             most so many a step, and `max_long_prefills` of them run at once; 0: nothing is long.
         prefix_caching: Whether full blocks are found again by their content.
@@ -75,6 +77,8 @@ class CoreLimits:
     preemption_mode: PreemptionMode | None = None
     prefill_mode: PrefillMode = PrefillMode.CHUNKED
     sliding_window: int = 0
+    max_allowance: int = 1
+    max_sample_rows: int = 0
     long_prefill_threshold: int = 0
     max_long_prefills: int = 1
     prefix_caching: bool = True
@@ -97,3 +101,4 @@ class CoreLimits:
         slides = self.sliding_window > 0 and num_resident_tokens <= self.num_blocks * self.block_size
         assert not self.is_generative or slides or self.max_model_len <= self.num_blocks * self.block_size
         assert self.max_long_prefills >= 1
+        assert self.max_allowance == 1 or self.max_sample_rows >= self.max_num_seqs

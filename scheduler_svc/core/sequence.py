@@ -12,7 +12,7 @@ counters and block table live in its slot of the batch table; otherwise it carri
        └──────────── host pool lost ─────── SWAPPED
                                       preempted: SWAP, the blocks move to the host cache
 
-A preempted sequence may have tokens that sent steps are still to deliver (`num_inflight_tokens`): they
+A preempted sequence may have tokens that sent steps are still to deliver (`num_inflight_rows`): they
 are appended when they arrive, and the group is admitted or swapped in after the last of them.
 
 The sequences of a group move together, but end one by one. Until its prompt is computed a group is
@@ -227,9 +227,9 @@ class SequenceGroup:
         return live if len(live) == 1 or self.is_forked else live[:1]
 
     @property
-    def has_inflight_tokens(self) -> bool:
+    def has_inflight_rows(self) -> bool:
         """Whether sent steps are still to deliver tokens of a preempted sequence."""
-        return any(sequence.num_inflight_tokens for sequence in self.live_sequences)
+        return any(sequence.num_inflight_rows for sequence in self.live_sequences)
 
     @property
     def progress(self) -> Progress:
@@ -282,7 +282,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int = -1
     generation: int = 0
-    num_inflight_tokens: int = 0
+    num_inflight_rows: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
     hashed_block_size: int = 0
 
@@ -295,7 +295,7 @@ class Sequence:
         """Begin with the hashes of the sequence that this one forks off."""
         self.block_hashes, self.hashed_block_size = parent.block_hashes.copy(), parent.hashed_block_size
 
-    def append_inflight_token(self, token_id: int) -> None:
-        """Append a token that arrived after the preemption."""
-        self.token_ids = np.append(self.token_ids, np.int32(token_id))
-        self.num_inflight_tokens -= 1
+    def append_inflight_tokens(self, token_ids: Int32Array) -> None:
+        """Append the tokens of a row that arrived after the preemption."""
+        self.token_ids = np.concatenate((self.token_ids, token_ids))
+        self.num_inflight_rows -= 1

@@ -39,6 +39,10 @@ class StopChecker:
         """Return which slots, with so many tokens each, must not get another one; both [max_num_seqs]."""
         return num_tokens >= self._max_num_tokens
 
+    def num_left(self, num_tokens: Int32Array) -> Int32Array:
+        """Return how many more tokens slots may get that have so many; both [max_num_seqs]."""
+        return self._max_num_tokens - num_tokens
+
     def finished(
         self, slots: Int32Array | IndexArray, positions: Int32Array, token_ids: Int32Array
     ) -> dict[int, FinishReason]:

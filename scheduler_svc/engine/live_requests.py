@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
 from typing import TypeAlias
 
 from octavo_shared.errors import (
@@ -26,7 +25,7 @@ from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import RowFlag
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.group_event import GroupEvent, GroupFailure
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.engine.live_request import LiveRequest
@@ -270,8 +269,9 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
                 request.sink.push_prompt(prompt.logprobs, prompt.alternatives)
         num_tokens_of: Counter[str] | None = Counter() if self._token_quotas.are_there else None  # by tenant
         requests, finished, alternatives_of = self._requests, updates.finished, updates.alternatives
-        rows = zip(count(), updates.sequences, updates.token_ids, logprobs, strict=False)
-        for row, sequence, token_id, logprob in rows:
+        rows, last_places = updates.row_of_each_token(), updates.last_places()
+        for place, (row, token_id, logprob) in enumerate(zip(rows, updates.token_ids, logprobs, strict=False)):
+            sequence = updates.sequences[row]
             group = sequence.group
             request = requests.get((group.tenant, group.request_id))
             if request is None or request.group is not group:
@@ -279,8 +279,9 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             if group.lost_on:
                 self._forgive_losses(request)
             index = sequence.index
-            if request.is_finished(index):  # it waited for a planner when its front found a stop string
-                if row not in finished:
+            if request.is_finished(index):
+                # It waited for a planner when its front found a stop string; or that was in this span, which is cut.
+                if row not in finished and sequence.status is not SequenceStatus.FINISHED:
                     self._fleet.finish(planner, sequence)
                 continue
             self._note_progress(request, planner, now_s, last_tokens_at_s)
@@ -289,8 +290,8 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
                 num_tokens_of[group.tenant] += 1
             if row in finished:
                 request.ends[index] = finished[row]
-            request.sink.push(index, token_id, logprob, alternatives_of.get(row))
-            if row in finished:
+            request.sink.push(index, token_id, logprob, alternatives_of.get(place))
+            if place in last_places:
                 self._end_output(request, index, now_s)
         for group in updates.advanced_searches:
             request = self._live(group)
@@ -300,7 +301,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             if num_tokens_of is not None:
                 num_tokens_of[group.tenant] += group.num_slots
             self._note_progress(request, planner, now_s, last_tokens_at_s)
-        num_tokens = len(updates.sequences)  # those of a search are known at its end
+        num_tokens = len(updates.token_ids)  # those of a search are known at its end
         for group in updates.finished_searches:
             assert group.beams is not None
             request = self._live(group)

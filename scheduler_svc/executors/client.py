@@ -28,6 +28,7 @@ from octavo_shared.step_wire.message_bytes import CheckedAnswers
 from octavo_shared.step_wire.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION
 from octavo_shared.step_wire.wire_agreement import WireAgreement
 from octavo_shared.step_wire.wire_info import (
+    decode_draft_parameters,
     decode_grammar_parameters,
     decode_info,
     decode_pooling_parameters,
@@ -270,7 +271,9 @@ def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorIn
     info = replace(info, kv_cache_dtype=cache_format, warning=_one_line(info.warning))
     of_grammars = attached.capability_parameters if Capability.GRAMMARS in agreement.capabilities else None
     of_pooling = attached.capability_parameters if Capability.POOLING in agreement.capabilities else None
+    of_drafts = attached.capability_parameters if Capability.VARIABLE_TOKENS in agreement.capabilities else None
     info = replace(info, **decode_grammar_parameters(of_grammars), **decode_pooling_parameters(of_pooling))
+    info = replace(info, **decode_draft_parameters(of_drafts))
     if Capability.NUMERICS in agreement.capabilities:
         return replace(info, why_not_invariant=_one_line(info.why_not_invariant))
     return replace(info, numerics_id="", is_invariant=False, weights_digest="", why_not_invariant="")

@@ -407,7 +407,7 @@ class ExecutorDriver:
         self.num_void_rows += updates.num_void_rows
         self._meter.num_void_rows += updates.num_void_rows
         num_stops = sum(reason is FinishReason.STOP for reason in updates.finished.values())
-        execute_s, num_rows = result.execute_duration_us * 1e-6, len(result.sampled_token_ids)
+        execute_s, num_rows = result.execute_duration_us * 1e-6, result.num_rows
         self.in_flight.note_answered(now_s, execute_s, num_rows, num_stops, updates.num_void_rows)
 
     async def _watch_steps(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:

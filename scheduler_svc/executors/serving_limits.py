@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.process.events import Event
+from octavo_shared.step_wire.delta_check import MAX_ALLOWANCE
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.token_rules import (
     MAX_BANNED_TOKENS,
@@ -64,6 +65,13 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
     sizes += [info.num_pooled_values(task) for task in info.pooling_tasks]
     if min(sizes) < 1:
         raise ExecutorFaultError(f"the executor reports zero sizes: {info}")
+    if info.max_allowance > 1 and not (
+        info.max_allowance <= MAX_ALLOWANCE and info.max_sample_rows >= info.max_num_seqs
+    ):
+        raise ExecutorFaultError(
+            f"the executor reports max_allowance {info.max_allowance}, at most {MAX_ALLOWANCE}, and max_sample_rows "
+            f"{info.max_sample_rows}, at least its max_num_seqs"
+        )
     token_budget = min(settings.max_num_batched_tokens or NO_LIMIT, info.max_num_batched_tokens)
     max_model_len = longest_sequence(info, token_budget)
     if max_model_len < info.max_model_len:
@@ -80,10 +88,12 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
     # Any one sequence must fit; how many a step admits is up to `max_admitted_bytes`.
     max_message_bytes = min(info.max_message_bytes, settings.max_message_bytes)
     max_num_seqs = min(settings.max_num_seqs or NO_LIMIT, info.max_num_seqs, token_budget)
+    most_drafts = info.max_allowance - 1
     num_other_bytes = other_bytes(
         num_slots=max_num_seqs,
-        num_block_appends=max_num_seqs * 2 + token_budget // info.block_size_tokens,
+        num_block_appends=max_num_seqs * (2 + most_drafts) + token_budget // info.block_size_tokens,
         num_block_moves=info.num_host_blocks,
+        num_allowances=max_num_seqs * min(1, most_drafts),
     )
     num_blocks = max_model_len // info.block_size_tokens + 2
     largest_step = num_other_bytes + admission_bytes(max_model_len, num_blocks, largest_rules_bytes(info))
@@ -113,6 +123,8 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         preemption_mode=settings.preemption_mode,
         prefill_mode=settings.prefill_mode,
         sliding_window=info.sliding_window_tokens,
+        max_allowance=info.max_allowance,
+        max_sample_rows=info.max_sample_rows,
         long_prefill_threshold=settings.long_prefill_threshold,
         max_long_prefills=settings.max_long_prefills,
         prefix_caching=settings.prefix_caching,

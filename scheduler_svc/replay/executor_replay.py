@@ -241,7 +241,7 @@ class _Runner:
             assert self._table is not None
             assert self._loaded is not None
             layout = self._early.popleft().layout
-            self._table.record(layout, recorded.sampled_token_ids)
+            self._table.resolve(layout, recorded.sampled_token_ids, recorded.token_counts)
             self._loaded.record(layout, recorded.sampled_token_ids)
             await self._load_if_due()
             return None

@@ -83,7 +83,7 @@ class Player:
         layout = self.table.apply(delta)
         await self._session.send(step)
         result = await self._session.receive()
-        self.table.record(layout, result.sampled_token_ids)
+        self.table.resolve(layout, result.sampled_token_ids, result.token_counts)
         return layout, result
 
     def _renumbered(self, delta: TableDelta) -> TableDelta:

@@ -1,6 +1,7 @@
 """The requests of a replayed fleet, with what happened to them: what the engine keeps of live ones."""
 
 from collections.abc import Sequence
+from itertools import repeat
 
 from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo_shared.errors import OctavoServiceError
@@ -102,9 +103,9 @@ class ReplayedRequests:
 
     def _note_updates(self, updates: StepUpdates, now_s: float) -> None:
         groups = [sequence.group for sequence in updates.sequences]
-        for sequence in updates.sequences:
+        for sequence, num_tokens in zip(updates.sequences, updates.counts or repeat(1), strict=False):
             if (request := self.live.get(sequence.group.arrival)) is not None:
-                request.num_tokens_of[sequence.index] += 1
+                request.num_tokens_of[sequence.index] += num_tokens
         for index, reason in updates.finished.items():
             if (request := self.live.get(groups[index].arrival)) is not None and not updates.sequences[index].index:
                 request.finish_reason = reason

@@ -14,6 +14,7 @@ import numpy as np
 from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo.values.sampling_parameters import MAX_ALTERNATIVES
 from octavo_shared.grammar.grammar import Grammar
+from octavo_shared.step_wire.delta_check import MAX_ALLOWANCE
 from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN, ExecutorInfo
 from octavo_shared.step_wire.step import PoolingTask
 from octavo_shared.step_wire.wire import INT32, decode_sampling
@@ -62,6 +63,8 @@ def decode_limits(message: pb.CoreJoined) -> CoreLimits:
         ("block_size", 1, _MAX_BLOCK_SIZE),
         ("max_num_seqs", 1, MAX_BLOCKS),
         ("max_model_len", 1, MAX_MODEL_LEN),
+        ("max_allowance", 1, MAX_ALLOWANCE),
+        ("max_sample_rows", 0, MAX_BLOCKS),
         ("num_blocks", int(limits.is_generative), MAX_BLOCKS),
         ("num_grammar_slots", 0, _MAX_GRAMMAR_SLOTS),
     ):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from octavo.values.sampling_parameters import MAX_ALTERNATIVES
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable, IndexArray, StepLayout
+from octavo_shared.step_wire.delta_check import MAX_ALLOWANCE
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
 from octavo_shared.step_wire.step import Admission, BoolArray, Int32Array, PoolingInput, Step, TableDelta
 from octavo_shared.step_wire.token_rules import TokenRules
@@ -120,7 +121,7 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
         "running": list[SequenceGroup],
         "sequence_in_slot": list[Sequence | None],
         "num_registered_blocks": list[int],
-        **dict.fromkeys(("num_known_tokens", "num_computed_tokens", "first_blocks", "_tenant_of_slot"), Int32Array),
+        **dict.fromkeys(("num_computed_tokens", "first_blocks", "_tenant_of_slot"), Int32Array),
         **dict.fromkeys(("is_decoding", "wants_logprobs", "is_vacated"), BoolArray),
         "shares_last_block": set[int],
         **dict.fromkeys(("free_slots", "vacated_slots", "_free_tenant_numbers"), list[int]),
@@ -156,7 +157,7 @@ _OF_SLOTS = ("num_registered_blocks", "_stop_token_ids")
 
 
 def _fill(names: tuple[str, ...], part: Any, items: list[Any]) -> None:
-    """Give a part what it had. Arrays stay where they are: others have views of them."""
+    """Give a part what it had. Arrays and deques stay where they are: others have views of them, or them."""
     for name, item in zip(names, items, strict=True):
         present = getattr(part, name)
         if isinstance(present, np.ndarray | deque) or name in _OF_SLOTS:
@@ -165,8 +166,11 @@ def _fill(names: tuple[str, ...], part: Any, items: list[Any]) -> None:
                 raise SnapshotError(f"{name} of {type(part).__name__} has another size")
         if isinstance(present, np.ndarray):
             present[:] = item
+        elif isinstance(present, deque):
+            present.clear()
+            present.extend(item)
         else:
-            setattr(part, name, deque(item, present.maxlen) if isinstance(present, deque) else item)
+            setattr(part, name, item)
 
 
 # Classes whose values are not their attributes as they are ------------------------------------------------
@@ -174,10 +178,12 @@ def _fill(names: tuple[str, ...], part: Any, items: list[Any]) -> None:
 _COLUMNS: Mapping[str, Any] = {
     **dict.fromkeys(("live", "active"), BoolArray),
     **dict.fromkeys(("generation", "num_prompt_tokens", "num_tokens", "num_scheduled_tokens"), Int32Array),
+    **dict.fromkeys(("num_known_tokens", "num_open_tokens", "allowance"), Int32Array),
     **dict.fromkeys(("num_blocks", "num_prompt_logprobs", "grammar_slot"), Int32Array),
     "cache_salt": npt.NDArray[np.uint64],
 }
 _ROWS = {
+    "has_allowances": bool,
     "sampling": bytes,
     "token_ids": Int32Array,
     "block_ids": Int32Array,
@@ -193,11 +199,12 @@ def _get_table(table: BatchTable) -> list[Any]:
     block_ids = [table.block_tables[slot, : table.num_blocks[slot]] for slot in slots]
     rows = [np.concatenate(row) if row else np.empty(0, np.int32) for row in (token_ids, block_ids)]
     rules = [table.token_rules[slot] for slot in slots]
-    return [*(getattr(table, name) for name in _COLUMNS), table.sampling.tobytes(), *rows, rules, table.grammars]
+    columns = [*(getattr(table, name) for name in _COLUMNS), table.has_allowances]
+    return [*columns, table.sampling.tobytes(), *rows, rules, table.grammars]
 
 
 def _put_table(table: BatchTable, items: list[Any]) -> None:
-    *columns, sampling, token_ids, block_ids, rules, grammars = items
+    *columns, table.has_allowances, sampling, token_ids, block_ids, rules, grammars = items
     if len(grammars) != len(table.grammars):
         raise SnapshotError(f"a batch table has {len(grammars)} grammar slots instead of {len(table.grammars)}")
     table.grammars = grammars
@@ -210,6 +217,9 @@ def _put_table(table: BatchTable, items: list[Any]) -> None:
     for counts, most in (
         (table.num_tokens, table.max_model_len),
         (table.num_scheduled_tokens, table.max_model_len),
+        (table.num_known_tokens, table.max_model_len),
+        (table.num_open_tokens, table.max_model_len),
+        (table.allowance, MAX_ALLOWANCE),
         (table.num_blocks, table.block_tables.shape[1]),
     ):
         if counts.min() < 0 or counts.max() > most:

@@ -58,9 +58,9 @@ async def test_everything_goes_on_elsewhere_also_what_is_swapped_out() -> None:
         driver = stack.driver_of(first)
         assert driver.planner is not None
         swapped = driver.planner.swapped
-        await until(lambda: any(not group.has_inflight_tokens for group in swapped))
+        await until(lambda: any(not group.has_inflight_rows for group in swapped))
         assert (await drain(stack, second, undo=True)).num_requests == 0
-        await until(lambda: any(not group.has_inflight_tokens for group in swapped))
+        await until(lambda: any(not group.has_inflight_rows for group in swapped))
         await stack.engine.drain_executor(driver, is_draining=True)
         await is_empty(stack, first)
         assert not answers.done()

@@ -1,7 +1,8 @@
 """The mirror equals the truth after any sequence of deltas; a refused delta changes neither.
 
-The steps cross the wire as bytes. The mirror checks every delta and records tokens at once, as an
-executor does; the truth trusts them, as the scheduler does, and records up to two steps later.
+The steps cross the wire as bytes. The mirror checks every delta and resolves it at once, as an
+executor does; the truth trusts them, as the scheduler does, and resolves up to four steps later. Rows with an
+allowance get any number of tokens up to it, or none, as one with a flag.
 """
 
 import dataclasses
@@ -25,11 +26,15 @@ from octavo_shared.step_wire.step import (
     SamplingRow,
     Step,
     TableDelta,
+    TokenCounts,
     pairs,
 )
 from tests.support.random_steps import BLOCK_SIZE, MAX_BLOCKS, MAX_MODEL_LEN, NUM_BLOCKS, NUM_SLOTS, StepMaker
 from tests.support.tables import assert_columns_equal, assert_same, columns
 from tests.support.toy_executor import over_the_wire
+
+# What a layout has of lengths: the truth has upper bounds.
+OF_LENGTHS = {"starts", "sample_positions", "sample_places", "allowances"}
 
 
 def new_table() -> BatchTable:
@@ -42,11 +47,12 @@ class Pair:
 
     truth: BatchTable = field(default_factory=new_table)
     mirror: BatchTable = field(default_factory=new_table)
-    unseen: deque[tuple[StepLayout, Int32Array]] = field(default_factory=deque)
+    unseen: deque[tuple[StepLayout, Int32Array, TokenCounts | None]] = field(default_factory=deque)
+    told: list[tuple[StepLayout, TokenCounts]] = field(default_factory=list)
 
     def knows_all_tokens(self, slot: int) -> bool:
         """Whether no sample of the slot is unseen: a fork copies what the truth knows."""
-        return not any(slot in layout.sample_slots for layout, _ in self.unseen)
+        return not any(slot in layout.sample_slots for layout, _, _ in self.unseen)
 
     def apply(self, step: Step, rng: random.Random) -> None:
         received = over_the_wire(step)
@@ -55,24 +61,47 @@ class Pair:
         sent = [admission.traceparent for admission in step.delta.admissions]
         assert [admission.traceparent for admission in received.delta.admissions] == sent
         layout, mirrored = self.truth.apply(step.delta, trusted=True), self.mirror.apply(received.delta)
-        for name in StepLayout.__dataclass_fields__:
+        assert_same("most_tokens", mirrored.most_tokens, layout.most_tokens)
+        for name in StepLayout.__dataclass_fields__.keys() - (OF_LENGTHS if layout.allowances is not None else set()):
             assert_same(name, getattr(mirrored, name), getattr(layout, name))
+        counts = None
         sampled = np.array([rng.randrange(1000) for _ in layout.sample_slots], np.int32)
-        if layout.num_candidates is not None:
+        if mirrored.allowances is not None and rng.random() < 0.9:
+            least = [most if most < 1 else rng.random() > 0.05 for most in layout.most_tokens]
+            counts = np.array(
+                [rng.randint(*bounds) for bounds in zip(least, layout.most_tokens, strict=True)], np.uint8
+            )
+            sampled = np.array([rng.randrange(1000) for _ in range(counts.sum())], np.int32)
+        elif layout.num_candidates is not None:
             sampled[layout.num_candidates > 0] = UNKNOWN_TOKEN
-        assert self.mirror.record(mirrored, sampled).all()
-        self.unseen.append((layout, sampled))
+        assert self.mirror.resolve(mirrored, sampled, counts).all()
+        self.unseen.append((layout, sampled, counts))
 
     def acknowledge(self, num_steps_behind: int) -> None:
         while len(self.unseen) > num_steps_behind:
-            self.truth.record(*self.unseen.popleft())
+            layout, sampled, counts = self.unseen.popleft()
+            self.truth.resolve(layout, sampled, counts)
+            has_token = layout.most_tokens > 0
+            self.told.append((layout, has_token.astype(np.uint8) if counts is None else counts))
 
     def check_equal(self) -> None:
         truth, mirror = columns(self.truth), columns(self.mirror)
+        live = truth["live"]
+        for name in ("num_tokens", "num_scheduled_tokens"):
+            upper, found = truth[name], mirror[name]
+            is_between = (found <= upper) & (found >= upper - self.truth.num_open_tokens)
+            assert is_between[live].all(), f"{name} is {found}, not up to {upper}"
+            truth[name] = np.where(self.truth.num_open_tokens > 0, found, upper) if self.unseen else upper
+        assert not self.mirror.num_open_tokens[live].any()
+        if not self.unseen:
+            assert not self.truth.num_open_tokens[live].any()
+            assert_same("num_known_tokens", self.mirror.num_known_tokens[live], self.truth.num_known_tokens[live])
         for slot in range(NUM_SLOTS):
-            known = truth["token_ids"][slot, : truth["num_tokens"][slot]]
-            same = mirror["token_ids"][slot, : mirror["num_tokens"][slot]]
-            if truth["live"][slot]:
+            num_tokens = min(truth["num_tokens"][slot], mirror["num_tokens"][slot])
+            if self.truth.num_open_tokens[slot]:
+                num_tokens = self.truth.num_known_tokens[slot]
+            known, same = truth["token_ids"][slot, :num_tokens], mirror["token_ids"][slot, :num_tokens]
+            if live[slot]:
                 assert_same("token_ids", same[known != UNKNOWN_TOKEN], known[known != UNKNOWN_TOKEN])
                 assert self.unseen or UNKNOWN_TOKEN not in known
         assert_columns_equal(truth | {"token_ids": mirror["token_ids"]}, mirror)
@@ -80,18 +109,27 @@ class Pair:
 
 
 @given(
-    rng=st.randoms(use_true_random=False), num_steps=st.integers(1, 25), delays=st.lists(st.integers(0, 2), min_size=1)
+    rng=st.randoms(use_true_random=False),
+    num_steps=st.integers(1, 25),
+    delays=st.lists(st.integers(0, 4), min_size=1),
+    most_allowance=st.sampled_from([1, 4]),
 )
-def test_mirror_equals_truth_after_any_deltas(rng: random.Random, num_steps: int, delays: list[int]) -> None:
-    both, maker = Pair(), StepMaker(rng)
+def test_mirror_equals_truth_after_any_deltas_however_many_steps_are_resolved_late(
+    rng: random.Random, num_steps: int, delays: list[int], most_allowance: int
+) -> None:
+    both, maker = Pair(), StepMaker(rng, most_allowance)
+
+    def acknowledge(num_steps_behind: int) -> None:
+        both.acknowledge(num_steps_behind)
+        while both.told:
+            maker.resolve(*both.told.pop())
+        both.check_equal()
 
     for step in range(num_steps):
         both.apply(maker.make(both.knows_all_tokens), rng)
-        both.acknowledge(delays[step % len(delays)])
-        both.check_equal()
+        acknowledge(delays[step % len(delays)])
 
-    both.acknowledge(0)
-    both.check_equal()
+    acknowledge(0)
     for slot, state in maker.slots.items():
         assert both.mirror.num_tokens[slot] == state.num_tokens
         assert both.mirror.num_scheduled_tokens[slot] == state.num_scheduled
@@ -107,6 +145,8 @@ def _of_no_slot(slot: int) -> Int32Array:
 SPOILERS: dict[str, Callable[[TableDelta], TableDelta]] = {
     "release of no slot": lambda d: dataclasses.replace(d, released_slots=_of_no_slot(NUM_SLOTS)),
     "release of a negative slot": lambda d: dataclasses.replace(d, released_slots=_of_no_slot(-1)),
+    "allowance of no slot": lambda d: dataclasses.replace(d, allowances=pairs((NUM_SLOTS, 1))),
+    "allowance of nothing": lambda d: dataclasses.replace(d, allowances=pairs((0, 0))),
     "token of no slot": lambda d: dataclasses.replace(d, appended_tokens=pairs((NUM_SLOTS, 1))),
     "replacement beyond the table": lambda d: dataclasses.replace(d, replaced_blocks=pairs((0, MAX_BLOCKS, 0))),
     "unknown block": lambda d: dataclasses.replace(d, appended_blocks=pairs((0, NUM_BLOCKS))),

@@ -92,6 +92,10 @@ _NUM_POISONS = 3
 _MANY_TOKENS = 24
 
 
+# Of the seeds have executors that draft.
+_DRAFTS_SHARE = 0.4
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """What a seed puts its executors under.
@@ -138,6 +142,9 @@ def draw_plan(seed: int, mode: str) -> Plan:
         cell, num_fronts = cells.choice((BY_LIST, BY_NAME, BY_NAME)), cells.choice(_CELL_FRONTS)
         executors += (replace(executors[0], address="executor1:1"),) if len(executors) == 1 else ()
         num_schedulers = min(len(executors), cells.choice(_CELL_SCHEDULERS))
+    drafts = random.Random(f"drafts {seed}")
+    if drafts.random() < _DRAFTS_SHARE:  # some of a fleet may draft more than others, or nothing
+        executors = tuple(replace(executor, max_allowance=drafts.choice((1, 2, 4, 8))) for executor in executors)
     num_clients = workload.randint(1, 4)
     return Plan(
         seed=seed,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
+from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
@@ -61,10 +62,21 @@ class EngineChecks:
 
         def count(*arguments: object) -> StepInFlight | None:
             sent = schedule(*arguments)  # type: ignore[arg-type]
-            self._num_computed_tokens += 0 if sent is None else sent.workload.num_tokens
+            if sent is not None:
+                layout = sent.layout
+                num_drafts = int(layout.lengths[: layout.num_decodes].sum()) - layout.num_decodes
+                self._num_computed_tokens += sent.workload.num_tokens - num_drafts
             return sent
 
+        process = self.engine.fleet.process
+
+        def count_proved(*arguments: object) -> StepUpdates:
+            updates = process(*arguments)  # type: ignore[arg-type]
+            self._num_computed_tokens += sum(updates.counts or ()) - len(updates.counts or ())
+            return updates
+
         self.engine.schedule = count  # type: ignore[method-assign, assignment]
+        self.engine.fleet.process = count_proved  # type: ignore[method-assign, assignment]
         add = self.engine.requests.add
 
         def note_poison(request: LiveRequest) -> None:

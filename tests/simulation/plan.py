@@ -74,6 +74,7 @@ class ExecutorPlan:
     """One executor; the names are those of `FakeWorker`.
 
     `has_device`: whether a device computes its steps, while later ones are launched, or its own thread does.
+    `max_allowance`: most tokens that a sequence may get in a step.
     """
 
     address: str
@@ -86,6 +87,7 @@ class ExecutorPlan:
     token_us: float
     load_s: float
     has_device: bool = False
+    max_allowance: int = 1
 
 
 @dataclass(frozen=True, slots=True)

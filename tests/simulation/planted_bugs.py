@@ -156,14 +156,14 @@ BUGS = (
     Bug(
         "a token that was in flight at a preemption is delivered and not kept",
         f"{CORE}/step/results.py",
-        "            sequence.append_inflight_token(token_id)\n",
-        "            sequence.num_inflight_tokens -= 1\n",
+        "        sequence.append_inflight_tokens(token_ids[:num_taken])\n",
+        "        sequence.num_inflight_rows -= 1\n",
     ),
     Bug(
         "a group is computed again before its tokens in flight are there",
         f"{CORE}/step/preemption.py",
-        "        complete = [group for group in self.groups if not group.has_inflight_tokens]\n"
-        "        self.groups = [group for group in self.groups if group.has_inflight_tokens]\n",
+        "        complete = [group for group in self.groups if not group.has_inflight_rows]\n"
+        "        self.groups = [group for group in self.groups if group.has_inflight_rows]\n",
         "        complete, self.groups = self.groups, []\n",
     ),
     Bug(

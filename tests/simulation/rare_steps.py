@@ -73,6 +73,16 @@ RARE_RESULTS: tuple[Rare[Processed], ...] = (
         "late token", "a result brought a token to a sequence that had ended", lambda it: it.updates.num_void_rows > 0
     ),
     Rare(
+        "several tokens",
+        "a step brought several tokens to a sequence",
+        lambda it: any(count > 1 for count in it.updates.counts or ()),
+    ),
+    Rare(
+        "end inside a span",
+        "a sequence ended with one of several tokens of a step",
+        lambda it: any((it.updates.counts or [1])[row] > 1 for row in it.updates.finished if it.updates.counts),
+    ),
+    Rare(
         "token of a preempted sequence",
         "a token came for a sequence that had left the batch",
         lambda it: any(sequence.status in _OUT_OF_BATCH for sequence in it.updates.sequences),

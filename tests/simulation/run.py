@@ -6,7 +6,10 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from unittest import mock
 
+from octavo_shared.step_wire.capability import Capability
+from scheduler_svc.executors import client
 from tests.simulation.abort_checks import AbortChecks
 from tests.simulation.cell_checks import CellChecks, has_used_all, watch_fronts
 from tests.simulation.checks import Checks, PromiseBrokenError
@@ -92,7 +95,8 @@ def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -
     checks.watchers = (Sometimes(checks.seen, loop), *watchers)
     for watcher in checks.watchers:
         watcher.run_begins(loop.time)
-    with checks.reading_the_log(), fence(loop, f"{plan.seed}"):
+    wanted = mock.patch.object(client, "WANTED", client.WANTED | {Capability.VARIABLE_TOKENS})
+    with checks.reading_the_log(), fence(loop, f"{plan.seed}"), wanted:
         world = World(plan, loop, checks)
         checks.watchers = (*checks.watchers, AbortChecks(world), CellChecks(world))
         try:

@@ -65,6 +65,7 @@ class SimulatedWorker(FakeWorker):
             eos_probability=EOS_PROBABILITY,
             sliding_window_tokens=sliding_window_tokens,
             nan_token_id=NAN_TOKEN,
+            max_allowance=plan.max_allowance,
             max_grammar_slots=NUM_GRAMMAR_SLOTS,
             grammar_load_steps=2,
             has_pooling=True,

@@ -21,7 +21,9 @@ from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Step, TableDelta
 from octavo_shared.step_wire.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS
+from scheduler_svc.executors import client as executor_client
 from scheduler_svc.executors.client import WANTED, ExecutorClient, ExecutorRefusedError
+from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
 from scheduler_svc.executors.session import ExecutorSession, SessionTimings
 from tests.contract.execution_harness import first_step, refusal
 from tests.skew.peers import FAKE, RELEASES, Code, each, executor_here, running, until_serving
@@ -249,6 +251,35 @@ async def test_an_executor_agrees_on_what_it_has_and_is_silent_on_the_rest(
         response = await stub.Attach(attach_request(wire_version, *wanted))
         assert list(response.capabilities) == agreed
         assert response.wire_version == min(wire_version, 2)
+
+
+async def test_several_tokens_a_step_are_agreed_on_with_row_flags_only_and_within_what_the_executor_can() -> None:
+    worker = FakeWorker(max_allowance=4, max_num_batched_tokens=512)
+    async with executor_here(worker) as executor, grpc.aio.insecure_channel(executor.address) as channel:
+        stub = pb_grpc.ExecutionServiceStub(channel)
+        for wanted, max_allowance, agreed in (
+            ([3], 0, []),
+            ([3, 9], 0, [3, 9]),
+            ([3, 9], 2, [3, 9]),
+            ([3, 9], 9, [3, 9]),
+        ):
+            request = attach_request(2, *wanted)
+            request.capability_parameters.max_allowance = max_allowance
+            response = await stub.Attach(request)
+            assert list(response.capabilities) == agreed
+            parameters = response.capability_parameters
+            expected = (min(max_allowance or 4, 4), 512) if agreed else (0, 0)
+            assert (parameters.max_allowance, parameters.max_sample_rows) == expected
+
+
+@pytest.mark.parametrize(("wanted", "most"), [(WANTED, 1), (WANTED | {Capability.VARIABLE_TOKENS}, 4)])
+async def test_a_scheduler_gives_allowances_only_where_it_wants_them(
+    wanted: frozenset[Capability], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_client, "WANTED", wanted)
+    async with executor_here(FakeWorker(max_allowance=4)) as executor, attached(executor) as session:
+        limits = serving_limits(session.info, PlannerSettings())
+    assert limits.max_allowance == most
 
 
 async def refused_step(wire_version: int, change: Request) -> str:

@@ -37,6 +37,7 @@ def small_limits(
     preemption_mode: PreemptionMode | None = None,
     prefill_mode: PrefillMode = PrefillMode.CHUNKED,
     sliding_window: int = 0,
+    max_allowance: int = 1,
     long_prefill_threshold: int = 0,
     max_long_prefills: int = 1,
     prefix_caching: bool = False,
@@ -57,6 +58,8 @@ def small_limits(
         preemption_mode=preemption_mode,
         prefill_mode=prefill_mode,
         sliding_window=sliding_window,
+        max_allowance=max_allowance,
+        max_sample_rows=budget,
         long_prefill_threshold=long_prefill_threshold,
         max_long_prefills=max_long_prefills,
         prefix_caching=prefix_caching,
@@ -183,8 +186,8 @@ class Bench:
         """Take the oldest result."""
         updates = self.planner.process(self.results.popleft())
         check_integrity(self.planner)
-        for name, token_id in delivered(updates).items():
-            self.outputs[name].append(token_id)
+        for row, token_id in zip(updates.row_of_each_token(), updates.token_ids, strict=False):
+            self.outputs[name_of(updates.sequences[row])].append(token_id)
         return updates
 
     def step(self) -> StepUpdates:

@@ -51,7 +51,7 @@ class PlacementCheck:
         is_settled = self._is_settled(step)
         if is_settled and self._core.limits.prefill_mode is PrefillMode.CHUNKED:
             for group in self._core.swapped.groups[:1]:
-                assert group.has_inflight_tokens or not _has_free(self._core, group), "a swapped group could come back"
+                assert group.has_inflight_rows or not _has_free(self._core, group), "a swapped group could come back"
         dispatcher = self._fleet.fleet.dispatcher
         dispatched = {assignment.group for inbox in dispatcher.inboxes for assignment in inbox.assignments}
         capped: set[str] = set()

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo_shared.step_wire.step import Admission, Fork, SamplingRow, Step, TableDelta, pairs
+from octavo_shared.step_wire.batch_table import StepLayout
+from octavo_shared.step_wire.step import Admission, Fork, SamplingRow, Step, TableDelta, TokenCounts, pairs
 from octavo_shared.step_wire.token_rules import TokenRules, pad_words
 
 NUM_SLOTS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 4, 14, 3, 20
@@ -27,6 +28,9 @@ class Slot:
     blocks: list[int]
     is_beam: bool
     active: bool = False
+    allowance: int = 1
+    num_open: int = 0
+    """Of its tokens those that may not come: `num_tokens` and `num_scheduled` are upper bounds."""
 
     @property
     def num_blocks(self) -> int:
@@ -38,8 +42,12 @@ class Slot:
 
     @property
     def can_run_a_decode(self) -> bool:
-        has_block = self.num_scheduled < self.num_blocks * BLOCK_SIZE
-        return self.can_decode and has_block and self.num_tokens < MAX_MODEL_LEN
+        return self.can_decode and self.allowance <= self.most_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """That a step may give it."""
+        return min(self.num_blocks * BLOCK_SIZE - self.num_scheduled, MAX_MODEL_LEN - self.num_tokens)
 
 
 @dataclass
@@ -47,6 +55,7 @@ class StepMaker:
     """Makes valid steps, keeping the model of the table they lead to."""
 
     rng: random.Random
+    most_allowance: int = 4
     num_steps: int = 0
     slots: dict[int, Slot] = field(default_factory=dict)
     generations: list[int] = field(default_factory=lambda: [0] * NUM_SLOTS)
@@ -63,16 +72,19 @@ class StepMaker:
         free = [slot for slot in range(NUM_SLOTS) if slot not in self.slots]
         admissions = tuple(self._admit(slot) for slot in free if self.chance(0.5))
         beam_forks = self._beam_forks(may_fork)
-        appended_tokens = self._append_tokens()
+        appended_tokens = self._append_tokens(may_fork)
         replaced, copies = self._copy_on_write()
         appended_blocks = self._append_blocks()
         deactivated, activated = self._switch()
+        allowances = self._allow()
         chunks = self._chunks()
         sampled = self._run(chunks)
         forks = self._forks([slot for slot in sampled if may_fork(slot)])
         for slot in [*sampled, *(fork.slot for fork in forks)]:
             state = self.slots[slot]
-            state.num_tokens += not state.is_beam
+            num_tokens = 0 if state.is_beam else state.allowance if state.active else 1
+            state.num_tokens += num_tokens
+            state.num_open += max(0, num_tokens - 1)
             state.active = not state.is_beam
         delta = TableDelta(
             released_slots=np.array(released, np.int32),
@@ -83,6 +95,7 @@ class StepMaker:
             appended_blocks=pairs(*appended_blocks),
             deactivated_slots=np.array(deactivated, np.int32),
             activated_slots=np.array(activated, np.int32),
+            allowances=pairs(*allowances),
             prefill_chunks=pairs(*chunks),
             forks=forks,
         )
@@ -158,13 +171,15 @@ class StepMaker:
 
     def _fork(self, parent: int, slot: int) -> Fork:
         state = self.slots[parent]
-        self.slots[slot] = dataclasses.replace(state, blocks=list(state.blocks), active=False)
+        self.slots[slot] = dataclasses.replace(state, blocks=list(state.blocks), active=False, allowance=1)
         self.generations[slot] += 1
         return Fork(parent, slot, self.generations[slot], self._sampling(state.is_beam))
 
-    def _append_tokens(self) -> list[tuple[int, int]]:
+    def _append_tokens(self, is_resolved: Callable[[int], bool]) -> list[tuple[int, int]]:
         appended = []
         for slot, state in self.slots.items():
+            if not is_resolved(slot):
+                continue
             rests = state.num_scheduled == state.num_tokens  # a beam whose candidates were answered
             while not state.active and state.num_tokens < MAX_MODEL_LEN and self.chance(0.7 if rests else 0.15):
                 appended.append((slot, self.rng.randrange(1000)))
@@ -212,23 +227,48 @@ class StepMaker:
             self.slots[slot].active = True
         return deactivated, activated
 
+    def _allow(self) -> list[tuple[int, int]]:
+        """Give some slots another allowance, which those that are active can use up."""
+        allowed = []
+        for slot, state in self.slots.items():
+            most = min(4, state.most_tokens) if state.active else 4
+            if self.most_allowance > 1 and not state.is_beam and self.chance(0.4):
+                state.allowance = self.rng.randint(1, min(most, self.most_allowance))
+                allowed.append((slot, state.allowance))
+        return allowed
+
+    def resolve(self, layout: StepLayout, counts: TokenCounts) -> None:
+        """A step of these rows brought so many tokens to each."""
+        slots, generations = layout.sample_slots.tolist(), layout.sample_generations.tolist()
+        rows = zip(slots, generations, layout.most_tokens, counts, strict=True)
+        for slot, generation, most, count in rows:
+            if slot in self.slots and self.generations[slot] == generation and most:
+                self.slots[slot].num_tokens -= int(most) - int(count)
+                self.slots[slot].num_scheduled -= int(most) - int(count)
+                self.slots[slot].num_open -= int(most) - 1
+
     def _chunks(self) -> list[tuple[int, int]]:
         chunks = []
         for slot, state in self.rng.sample(sorted(self.slots.items()), len(self.slots)):
             last = state.num_tokens - (state.num_tokens == MAX_MODEL_LEN)
             longest = min(last, state.num_blocks * BLOCK_SIZE) - state.num_scheduled
-            if not state.active and longest > 0 and self.chance(0.7):
+            if not state.active and longest > 0 and not state.num_open and self.chance(0.7):
                 chunks.append((slot, longest if self.chance(0.5) else self.rng.randint(1, longest)))
         return chunks
 
     def _run(self, chunks: list[tuple[int, int]]) -> list[int]:
         """Advance the model; return the slots with a sample row."""
-        lengths = {slot: 1 for slot, state in self.slots.items() if state.active} | dict(chunks)
+        lengths = {slot: state.allowance for slot, state in self.slots.items() if state.active} | dict(chunks)
         for slot, length in lengths.items():
             self.slots[slot].num_scheduled += length
-        return [slot for slot in lengths if self.slots[slot].num_scheduled == self.slots[slot].num_tokens]
+        states = self.slots.items()
+        return [s for s, state in states if s in lengths and (state.active or state.num_scheduled == state.num_tokens)]
 
     def _forks(self, parents: list[int]) -> tuple[Fork, ...]:
-        parents = [parent for parent in parents if not self.slots[parent].is_beam]
+        parents = [
+            parent
+            for parent in parents
+            if not (self.slots[parent].is_beam or (self.slots[parent].active and self.slots[parent].allowance > 1))
+        ]
         free = [slot for slot in range(NUM_SLOTS) if slot not in self.slots]
         return tuple(self._fork(self.rng.choice(parents), slot) for slot in free if parents and self.chance(0.5))

@@ -73,7 +73,7 @@ def state_lines(core: ExecutorPlanner, queue: Iterable[SequenceGroup]) -> list[s
     for sequence in _running_sequences(core):
         slot = sequence.slot
         is_beam = sequence.group.beams is not None
-        num_known = core.table.num_tokens[slot] if is_beam else core.batch.num_known_tokens[slot]
+        num_known = core.table.num_tokens[slot] if is_beam else core.table.num_known_tokens[slot]
         counts = f"{num_known} tokens, {core.batch.num_computed_tokens[slot]} computed"
         lines.append(f"running  {name_of(sequence)}: {counts}, {_blocks(core.batch.held_blocks(slot))}")
     for swapped in core.swapped:
@@ -111,7 +111,7 @@ def _of_slot(names: dict[int, str], slot: int) -> str:
 
 def _carried(sequence: Sequence) -> str:
     """Say what a sequence without a slot carries."""
-    in_flight = f", {sequence.num_inflight_tokens} in flight" if sequence.num_inflight_tokens else ""
+    in_flight = f", {sequence.num_inflight_rows} in flight" if sequence.num_inflight_rows else ""
     return f"{name_of(sequence)}: {len(sequence.token_ids)} tokens{in_flight}"
 
 

@@ -16,6 +16,7 @@ COLUMNS = (
     "num_prompt_tokens",
     "num_tokens",
     "num_scheduled_tokens",
+    "allowance",
     "num_blocks",
     "block_tables",
     "token_ids",
@@ -65,7 +66,7 @@ def decoding_table() -> BatchTable:
     loads = (GrammarLoad(0, Grammar(b"one")), GrammarLoad(1, Grammar(b"two")))
     delta = TableDelta(grammar_loads=loads, admissions=(decoding, waiting), prefill_chunks=pairs((0, 2)))
     layout = table.apply(delta)
-    table.record(layout, np.array([42], np.int32))
+    table.resolve(layout, np.array([42], np.int32))
     return table
 
 

@@ -24,6 +24,7 @@ from octavo_shared.step_wire.step import (
     PoolingTask,
     Step,
     StepResult,
+    TokenCounts,
 )
 from octavo_shared.step_wire.table_columns import NO_GRAMMAR
 from octavo_shared.step_wire.wire import decode_result, decode_step, encode_result, encode_step
@@ -119,17 +120,19 @@ class ToyExecutor:
         loaded = self._loaded(received) if self._limits.tells_loads else ()
         assert layout.num_tokens <= self._limits.max_num_batched_tokens, "the step is larger than its budget"
         self._move_blocks(received)
+        spans = self._draft(layout)
         rows = list(zip(layout.slots.tolist(), layout.starts.tolist(), layout.lengths.tolist(), strict=True))
         for slot, start, length in rows:
             self._write(slot, start, start + length)
         for slot, start, length in rows:
             self._attend(slot, start, start + length)
-        sampled_token_ids, candidates = self._sample(layout)
-        self.table.record(layout, sampled_token_ids)
+        sampled_token_ids, counts, candidates = self._sample(layout, spans)
+        self.table.resolve(layout, sampled_token_ids, counts)
         result = StepResult(
             received.epoch,
             received.step_id,
             sampled_token_ids,
+            token_counts=counts,
             pooling_outputs=self._pool(received),
             grammars_loaded=loaded,
             candidate_token_ids=np.concatenate([c.token_ids for c in candidates]) if candidates else None,
@@ -170,20 +173,49 @@ class ToyExecutor:
         copied = {target: dict(self._cache[source]) for source, target in step.blocks_to_copy.tolist()}
         self._cache.update(copied)
 
-    def _sample(self, layout: StepLayout) -> tuple[Int32Array, list[Candidates]]:
+    def _draft(self, layout: StepLayout) -> dict[int, list[int]]:
+        """Feed drafts to the rows that may have several tokens; return what each of those rows proves, by slot.
+
+        Drafts are right up to a number that depends on the history; those behind it are wrong.
+        """
+        spans: dict[int, list[int]] = {}
+        rows = zip(layout.slots.tolist(), layout.starts.tolist(), layout.lengths.tolist(), strict=True)
+        for slot, start, length in rows:
+            if len(spans) == layout.num_decodes or layout.allowances is None:
+                break
+            history = self.table.token_ids[slot, : start + 1].tolist()
+            span = spans[slot] = []
+            for _ in range(1 + history_hashes(history)[-1] % length):
+                span.append(self._next(slot, history + span))
+            drafts = [*span[:-1], *((token_id + 1) % self._limits.vocab_size for token_id in [span[-1]] * length)]
+            self.table.token_ids[slot, start + 1 : start + length] = drafts[: length - 1]
+        return spans
+
+    def _next(self, slot: int, history: list[int]) -> int:
+        token_id = self._next_token(history, int(self.table.sampling["output_index"][slot]))
+        return followed(token_id, self._grammar_of(slot), self._limits.vocab_size)
+
+    def _sample(
+        self, layout: StepLayout, spans: dict[int, list[int]]
+    ) -> tuple[Int32Array, TokenCounts | None, list[Candidates]]:
+        """Return the tokens; with counts, if some row has several, and then none for beams."""
+        has_counts = any(len(span) > 1 for span in spans.values())
+        counts: list[int] = []
         token_ids: list[int] = []
         candidates: list[Candidates] = []
         rows = zip(layout.sample_slots.tolist(), layout.sample_positions.tolist(), strict=True)
         for row, (slot, position) in enumerate(rows):
             history = self.table.token_ids[slot, :position].tolist()
             if layout.num_candidates is not None and layout.num_candidates[row]:
-                token_ids.append(UNKNOWN_TOKEN)
+                token_ids += [] if has_counts else [UNKNOWN_TOKEN]
+                counts.append(0)
                 count = int(layout.num_candidates[row])
                 candidates.append(candidates_of(history, count, self._limits.vocab_size))
             else:
-                token_id = self._next_token(history, int(self.table.sampling["output_index"][slot]))
-                token_ids.append(followed(token_id, self._grammar_of(slot), self._limits.vocab_size))
-        return np.array(token_ids, np.int32), candidates
+                span = spans.get(slot) or [self._next(slot, history)]
+                token_ids += span
+                counts.append(len(span))
+        return np.array(token_ids, np.int32), np.array(counts, np.uint8) if has_counts else None, candidates
 
     def _grammar_of(self, slot: int) -> Grammar | None:
         grammar_slot = int(self.table.grammar_slot[slot])

@@ -5,6 +5,7 @@ a lost executor, results that are held back. The driver plays it with so many st
 executor and compares every output with the one that the plainest loop makes of the prompt alone.
 """
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from octavo_shared.grammar.grammar import Grammar
+from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.step import PoolingTask, SamplingRow, StepResult
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
@@ -90,6 +92,7 @@ def limits(draw: st.DrawFn) -> CoreLimits:
     max_model_len = draw(st.integers(2, 24))
     max_num_seqs = draw(st.integers(1, 6))
     num_grammar_slots = draw(st.sampled_from([0, 1, 1, 2, 3]))
+    max_allowance = draw(st.sampled_from([1, 1, 2, 5]))
     return CoreLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 12)),
@@ -103,6 +106,8 @@ def limits(draw: st.DrawFn) -> CoreLimits:
         preemption_mode=draw(st.sampled_from([None, None, *PreemptionMode])),
         prefill_mode=draw(st.sampled_from([PrefillMode.CHUNKED, *PrefillMode])),
         sliding_window=draw(st.sampled_from([0, 0, 0, 3, 8])),
+        max_allowance=max_allowance,
+        max_sample_rows=max_num_seqs + draw(st.integers(0, 12)),
         long_prefill_threshold=draw(st.sampled_from([0, 0, 3])),
         prefix_caching=draw(st.booleans()),
         flags_rows=num_grammar_slots > 0,
@@ -198,6 +203,7 @@ class Driver:
     values: dict[int, list[float]] = field(default_factory=dict)
     num_preemptions: dict[PreemptionMode, int] = field(default_factory=lambda: dict.fromkeys(PreemptionMode, 0))
     num_cached_tokens: int = 0
+    num_spans: int = 0
 
     def __post_init__(self) -> None:
         self.limits = self.workload.limits
@@ -302,21 +308,28 @@ class Driver:
         digest = self.planner.table.digest()
         self.results.append(self.executor.execute(step))
         assert self.executor.table.digest() == digest
+        check_lengths(self.planner.table, self.executor.table, are_resolved=False)
         return True
 
     def process(self, now: int) -> None:
         updates = self.planner.process(self.results.pop(0))
         check_integrity(self.planner)
-        for row, (sequence, token_id) in enumerate(zip(updates.sequences, updates.token_ids, strict=True)):
+        check_lengths(self.planner.table, self.executor.table, are_resolved=not self.planner.in_flight)
+        token_ids = iter(updates.token_ids)
+        for row, sequence in enumerate(updates.sequences):
             name = self.name_of(sequence)
             assert name not in self.cut_short, "a token came after the client left"
             assert name not in self.reasons, "a token came after the end"
-            self.outputs[name].append(token_id)
+            before = len(self.outputs[name])
+            count = 1 if updates.counts is None else updates.counts[row]
+            self.outputs[name] += itertools.islice(token_ids, count)
+            self.num_spans += count > 1
             if row in updates.finished:
                 assert sequence.status is SequenceStatus.FINISHED
                 self.reasons[name] = updates.finished[row]
-            elif len(self.outputs[name]) == self.stop_length_of(sequence):
+            elif before < (self.stop_length_of(sequence) or 0) <= len(self.outputs[name]):
                 self.stops.append((now + self.workload.requests[sequence.group.arrival].stop_found_late, sequence))
+        assert not list(token_ids)
         self.find_stop_strings(now)
         for group, values in updates.pooled:
             assert group.arrival not in self.values, "a text was answered twice"
@@ -333,6 +346,20 @@ class Driver:
 
     def name_of(self, sequence: Sequence) -> tuple[int, int]:
         return sequence.group.arrival, sequence.index
+
+
+def check_lengths(truth: BatchTable, mirror: BatchTable, *, are_resolved: bool) -> None:
+    """Assert that the executor's lengths are between the scheduler's, and equal once every step is resolved there."""
+    live = truth.live
+    for column in ("num_tokens", "num_scheduled_tokens"):
+        upper, found = getattr(truth, column)[live], getattr(mirror, column)[live]
+        assert (found <= upper).all(), f"{column} is above what was reserved"
+        assert (found >= upper - truth.num_open_tokens[live]).all(), f"{column} is below what is certain"
+        assert not are_resolved or (found == upper).all(), f"{column} differs"
+    assert not mirror.num_open_tokens[live].any(), "an executor resolves at once"
+    if are_resolved:
+        for slot in live.nonzero()[0].tolist():
+            assert truth.tokens_of(slot).tolist() == mirror.tokens_of(slot).tolist(), "the tokens differ"
 
 
 def play(workload: Workload, num_steps_in_flight: int) -> Driver:

@@ -70,7 +70,7 @@ class Admissions:
     def swap_in(self, plan: StepPlan) -> None:
         """Bring swapped groups back while slots, blocks and budget last: in the order of the queue, by fair shares."""
         for group in sorted(self._swapped, key=self._groups.turn_of):
-            if group.has_inflight_tokens or not plan.token_budget:
+            if group.has_inflight_rows or not plan.token_budget:
                 return
             if self._things.waits_for_load(group):
                 self._things.load_ahead(plan, group)

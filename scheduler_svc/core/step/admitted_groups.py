@@ -176,5 +176,5 @@ class AdmittedGroups:
         for group in groups:
             for sequence in group.live_sequences:
                 sequence.status = SequenceStatus.WAITING
-                sequence.num_inflight_tokens = 0
+                sequence.num_inflight_rows = 0
         return groups

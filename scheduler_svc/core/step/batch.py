@@ -11,17 +11,22 @@ Words, here and in the modules around:
     held back     a running sequence that gets no token in a step, since it lacks a block that is sure to come
 
 Counters of the tokens of a slot:
-    table.num_tokens            all, with those that sent steps will sample
-    num_known_tokens            those of them whose values have arrived; the others are still to come
+    table.num_tokens            all, with those that sent steps may sample
+    table.num_known_tokens      those of them whose values have arrived; the others are still to come
     table.num_scheduled_tokens  those whose keys and values the cache holds once the sent steps have run
+    table.num_open_tokens       of all and of scheduled ones those that may not come: the two are upper lengths, and
+                                lower ones without them; 0 while every allowance is 1
     num_computed_tokens         those of them that a result acknowledged, or that the prefix cache had
+
+Blocks, limits and the budget go by upper lengths: every token may come. Windows, names, swaps and ends go by lower
+ones: those came.
 
 `sequence.token_ids` has one owner at a time: the waiting or swapped sequence itself, or, while it runs,
 its slot of the table; `Prefills.start` hands the tokens to the slot, `RunningGroups.remove` takes them back.
 """
 
 import bisect
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from copy import copy
 from operator import attrgetter
@@ -34,6 +39,7 @@ from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.slotted_things import SlottedThings
+from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.core.stopping import StopChecker
 from scheduler_svc.core.waiting.policy import Policy
 
@@ -44,7 +50,6 @@ class Batch:
     """The running groups, in order, with their slots and blocks. All columns are [max_num_seqs].
 
     Attributes:
-        num_known_tokens: Tokens whose values are known.
         num_computed_tokens: Tokens whose keys and values are computed, as acknowledged.
         num_registered_blocks: Blocks that the prefix cache was told of.
         first_blocks: Blocks that fell out of the sliding window; those before are not ours any more.
@@ -54,6 +59,7 @@ class Batch:
         shares_last_block: Slots whose last, partial block may be shared, since they were forked.
         wants_logprobs: Slots whose tokens must come with their log-probability.
         things: What is in the slots of the executor that sequences share.
+        in_flight: The steps that were sent and have no result yet.
         num_claimed_slots: Free slots that running groups have a claim to: their sequences will fork into them.
         solo: The running group that joined last of those that run alone; None: none does.
     """
@@ -66,8 +72,8 @@ class Batch:
         self.things = SlottedThings(limits)
         self.blocks = blocks
         self.stop_checker = StopChecker(num_slots, limits.max_model_len, limits.eos_token_ids)
+        self.in_flight: deque[StepInFlight] = deque()
         self.running: list[SequenceGroup] = []
-        self.num_known_tokens: Int32Array = np.zeros(num_slots, np.int32)
         self.num_computed_tokens: Int32Array = np.zeros(num_slots, np.int32)
         self.num_registered_blocks = [0] * num_slots
         self.first_blocks: Int32Array = np.zeros(num_slots, np.int32)
@@ -160,9 +166,7 @@ class Batch:
 
     # Sequences -----------------------------------------------------------------------------------
 
-    def enter(
-        self, sequence: Sequence, num_known_tokens: int, num_computed_tokens: int, num_skipped_blocks: int = 0
-    ) -> int:
+    def enter(self, sequence: Sequence, num_computed_tokens: int, num_skipped_blocks: int = 0) -> int:
         """Give a sequence a slot; return it. The first `num_skipped_blocks` are out of the window already."""
         slot = self.free_slots.pop()
         sequence.slot, sequence.generation = slot, next_generation(int(self.table.generation[slot]))
@@ -171,7 +175,6 @@ class Batch:
         group = sequence.group
         self._claim(group, -1)
         self.stop_checker.set_slot(slot, group.num_prompt_tokens, group.stop_conditions)
-        self.num_known_tokens[slot] = num_known_tokens
         self.num_computed_tokens[slot] = num_computed_tokens
         self.num_registered_blocks[slot] = num_computed_tokens // self.blocks.block_size
         self.first_blocks[slot] = num_skipped_blocks
@@ -229,11 +232,22 @@ class Batch:
 
     def known_tokens(self, slot: int) -> Int32Array:
         """Return a copy of the tokens of a slot that are known."""
-        return self.table.token_ids[slot, : self.num_known_tokens[slot]].copy()
+        return self.table.token_ids[slot, : self.table.num_known_tokens[slot]].copy()
 
-    def num_inflight_tokens(self, slot: int) -> int:
-        """Return how many tokens of a slot sent steps are still to deliver."""
-        return int(self.table.num_tokens[slot] - self.num_known_tokens[slot])
+    def num_inflight_rows(self, sequence: Sequence) -> int:
+        """Return how many steps in flight are still to deliver tokens of a running sequence."""
+        return sum(
+            int(
+                np.count_nonzero(layout.sample_generations[layout.sample_slots == sequence.slot] == sequence.generation)
+            )
+            for layout in (sent.layout for sent in self.in_flight)
+        )
+
+    def num_surely_scheduled(self) -> Int32Array:
+        """Return of how many tokens the cache is sure to hold keys and values once the sent steps have run."""
+        table = self.table
+        scheduled = table.num_scheduled_tokens
+        return scheduled - table.num_open_tokens if table.has_allowances else scheduled
 
     def held_blocks(self, slot: int) -> Int32Array:
         """Return a view of the block table of a slot, without what fell out of the window."""
@@ -253,7 +267,7 @@ class Batch:
         """Free the blocks that the next tokens of decoding `slots`, [max_num_seqs] bool, do not see any more."""
         if not self._window:
             return
-        positions = self.table.num_scheduled_tokens
+        positions = self.num_surely_scheduled()
         if self.blocks.prefix_cache is not None:
             positions = np.minimum(positions, self.num_computed_tokens)
         firsts = np.maximum(positions - self._window + 1, 0) // self.blocks.block_size
@@ -270,7 +284,7 @@ class Batch:
 
     def register_blocks(self, slot: int) -> None:
         """Tell the prefix cache of the blocks of a slot that are full, computed and acknowledged."""
-        num_tokens = int(min(self.num_computed_tokens[slot], self.num_known_tokens[slot]))
+        num_tokens = int(min(self.num_computed_tokens[slot], self.table.num_known_tokens[slot]))
         first = self.num_registered_blocks[slot]
         if num_tokens // self.blocks.block_size > first:
             self.num_registered_blocks[slot] = self.blocks.register(

@@ -110,11 +110,10 @@ class BeamBatch:
             sequence, parent_slot = continuation.sequence, continuation.parent_slot
             num_tokens = int(batch.table.num_tokens[parent_slot])
             if sequence.slot < 0:
-                slot = batch.enter(sequence, num_tokens, num_tokens, int(batch.first_blocks[parent_slot]))
+                slot = batch.enter(sequence, num_tokens, int(batch.first_blocks[parent_slot]))
                 batch.num_registered_blocks[slot] = batch.num_registered_blocks[parent_slot]
                 plan.beam_forks.append(Fork(parent_slot, slot, sequence.generation, self.sampling_of(group)))
             plan.appended_tokens.append((sequence.slot, continuation.token_id))
-            batch.num_known_tokens[sequence.slot] = num_tokens + 1
             writers.append((sequence.slot, parent_slot))
         return writers
 

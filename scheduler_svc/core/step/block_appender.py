@@ -1,7 +1,9 @@
-"""Blocks for the next token of everybody who decodes.
+"""Blocks for the next tokens of everybody who decodes.
 
 A writer needs a block when its next token opens one, and a copy when the block that it writes into has
 other references: of several forks that share their last block, all but the last writer get a copy.
+With an allowance it writes into further blocks, which it has alone: only a slot without open tokens is forked. Those
+that it did not need stay with it.
 What a step needs is known before anything is taken, so that nobody is preempted half-way, and no copy
 reads a block that the same step gives to somebody else.
 """
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo_shared.step_wire.batch_table import IndexArray
-from octavo_shared.step_wire.step import BoolArray
+from octavo_shared.step_wire.step import BoolArray, Int32Array
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.running_groups import RunningGroups
@@ -21,10 +23,14 @@ from scheduler_svc.core.step.step_plan import StepPlan
 
 @dataclass(slots=True)
 class Decodes:
-    """What is to decode in a step: slots, [max_num_seqs] bool, and groups whose beams are ready."""
+    """What is to decode in a step: slots, [max_num_seqs] bool, and groups whose beams are ready.
+
+    `allowances`: how many tokens each slot may get, [max_num_seqs]; None: one.
+    """
 
     slots: BoolArray
     beam_groups: list[SequenceGroup]
+    allowances: Int32Array | None = None
 
 
 @dataclass(slots=True)
@@ -53,7 +59,7 @@ class BlockAppender:
 
     def blocks_needed(self, decodes: Decodes) -> BlockNeeds:
         """Return the blocks that the next tokens of `decodes` take."""
-        short_slots = self._short_slots(decodes.slots)
+        short_slots = self._short_slots(decodes)
         num_needed = len(short_slots)
         if self._batch.shares_last_block:
             num_needed += self._num_copies(self._sharing_slots(decodes.slots))
@@ -83,7 +89,7 @@ class BlockAppender:
     def hold_back(self, decodes: Decodes) -> None:
         """Take out of `decodes`, last groups first, what the free blocks do not suffice for."""
         num_free = self._batch.blocks.allocator.num_free_blocks
-        needs = Counter(self._short_slots(decodes.slots).tolist())
+        needs = Counter(self._short_slots(decodes).tolist())
         needs.update(self._sharing_slots(decodes.slots))
         for group in self._batch.running:
             if group in decodes.beam_groups:
@@ -100,11 +106,13 @@ class BlockAppender:
                     else:
                         num_free -= needs[sequence.slot]
 
-    def _short_slots(self, slots: BoolArray) -> IndexArray:
-        """Return the slots whose next token has no block, ascending."""
-        table = self._batch.table
-        num_places = table.num_blocks * self._limits.block_size
-        return (slots & (num_places <= table.num_scheduled_tokens)).nonzero()[0]
+    def _short_slots(self, decodes: Decodes) -> IndexArray:
+        """Return the slots whose next tokens have no block: each as often as it needs one."""
+        table, size, slots = self._batch.table, self._limits.block_size, decodes.slots
+        if decodes.allowances is not None:
+            num_blocks = -(-(table.num_scheduled_tokens + decodes.allowances) // size)
+            return np.arange(len(slots)).repeat(np.where(slots, np.maximum(num_blocks - table.num_blocks, 0), 0))
+        return (slots & (table.num_blocks * size <= table.num_scheduled_tokens)).nonzero()[0]
 
     def _sharing_slots(self, slots: BoolArray) -> list[int]:
         """Return those of `slots` that write into a block that was shared when they were forked."""

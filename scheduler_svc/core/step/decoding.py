@@ -6,7 +6,7 @@ end a sequence; give up a swapped group, which may hold shared blocks; end the g
 
 import numpy as np
 
-from octavo_shared.step_wire.step import BoolArray
+from octavo_shared.step_wire.step import BoolArray, Int32Array
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmittedGroups
@@ -43,7 +43,12 @@ class Decoding:
         batch, slots = self._batch, self._wanted_slots(plan)
         decodes = Decodes(slots, sorted(filter(plan.computes, self._beam_batch.ready), key=BY_ORDER))
         batch.slide_windows(slots)
+        if self._limits.max_allowance > 1:
+            decodes.allowances = self._allowances(plan, slots)
         needs = self._block_appender.blocks_needed(decodes)
+        if decodes.allowances is not None and not self._has_blocks_for(needs):
+            decodes.allowances = np.ones_like(decodes.allowances)  # nobody makes room for drafts
+            needs = self._block_appender.blocks_needed(decodes)
         while not (plan.has_held_back or self._has_blocks_for(needs)):
             if self._make_room(plan):
                 decodes.slots &= batch.is_decoding
@@ -56,6 +61,10 @@ class Decoding:
             len(self._beam_batch.ready[group]) for group in decodes.beam_groups
         )
         plan.token_budget -= plan.num_decodes
+        if decodes.allowances is not None:
+            plan.token_budget -= int((decodes.allowances[decodes.slots] - 1).sum())
+            changed = (decodes.slots & (decodes.allowances != batch.table.allowance)).nonzero()[0]
+            plan.allowances = np.column_stack((changed, decodes.allowances[changed])).astype(np.int32)
         self._block_appender.append_blocks(plan, decodes, needs)
         return decodes
 
@@ -68,6 +77,19 @@ class Decoding:
         batch = self._batch
         slots = batch.is_decoding & ~batch.stop_checker.at_length_limit(batch.table.num_tokens)
         return slots if plan.solo is None else slots & batch.slots_of(plan.solo)
+
+    def _allowances(self, plan: StepPlan, slots: BoolArray) -> Int32Array:
+        """Return how many tokens each of `slots` may get, [max_num_seqs].
+
+        No sequence passes its limit by them. They leave a token of the budget to every slot, so that prompts go on.
+        """
+        limits, batch = self._limits, self._batch
+        most = np.clip(batch.stop_checker.num_left(batch.table.num_tokens), 1, limits.max_allowance)
+        num_drafts = np.where(slots, most - 1, 0)
+        room = min(plan.token_budget, limits.max_sample_rows) - limits.max_num_seqs
+        num_drafts[num_drafts.cumsum() > room] = 0
+        allowances: Int32Array = num_drafts + 1
+        return allowances
 
     def _has_blocks_for(self, needs: BlockNeeds) -> bool:
         """Return whether the blocks suffice for decodes, and for one more of each prefill that is stuck."""

@@ -142,7 +142,7 @@ class ExecutorPlanner:
         self.admissions = Admissions(limits, queue, running, self.swapped, self.pooled, self.groups, numerics)
         self._decoding = Decoding(limits, running, self.preemption, self.groups)
         self._results = Results(running, self.preempted, self.pooled, self.groups)
-        self.in_flight: deque[StepInFlight] = deque()
+        self.in_flight: deque[StepInFlight] = self.batch.in_flight
         self.now_s = 0.0
         self._progress_at_s = 0.0  # the first decision after the last result
         self._was_processed = False
@@ -279,6 +279,9 @@ class ExecutorPlanner:
         if self.limits.tells_loads:
             self.batch.things.end_loads(result)
         updates = self._results.take(self.in_flight.popleft(), result)
+        if updates.counts is not None:  # each row was charged for one token when it was decided
+            for sequence, num_tokens in zip(updates.sequences, updates.counts, strict=True):
+                self.queue.charge(sequence.group.tenant, num_tokens - 1)
         self.groups.requeue()
         return updates
 
@@ -333,7 +336,7 @@ class ExecutorPlanner:
     def movable(self) -> list[SequenceGroup]:
         """The groups that can be given away now, in order: nobody waits for candidates or late tokens of theirs."""
         running = (group for group in self.batch.running if not self.beam_batch.is_in_flight(group))
-        swapped = (group for group in self.swapped if not group.has_inflight_tokens)
+        swapped = (group for group in self.swapped if not group.has_inflight_rows)
         return sorted([*running, *swapped], key=BY_ORDER)
 
     @property

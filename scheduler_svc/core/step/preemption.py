@@ -33,8 +33,8 @@ class PreemptedGroups:
         if group.beams is not None:
             return
         for sequence in group.live_sequences:
-            if sequence.has_slot and (num_inflight_tokens := batch.num_inflight_tokens(sequence.slot)):
-                sequence.num_inflight_tokens = num_inflight_tokens
+            if sequence.has_slot and (num_rows := batch.num_inflight_rows(sequence)):
+                sequence.num_inflight_rows = num_rows
                 self._waiting_sequences[sequence.slot, sequence.generation] = sequence
 
     def take(self, group: SequenceGroup, running: RunningGroups) -> None:
@@ -56,14 +56,14 @@ class PreemptedGroups:
         )  # of a sequence that ran on another planner: maybe somebody else's here
         if self._waiting_sequences.get(place) is sequence:
             del self._waiting_sequences[place]
-        sequence.num_inflight_tokens = 0
+        sequence.num_inflight_rows = 0
 
     def take_complete(self) -> list[SequenceGroup]:
         """Return the groups that may be queued again: none of their tokens is in flight any more."""
         if not self.groups:
             return []
-        complete = [group for group in self.groups if not group.has_inflight_tokens]
-        self.groups = [group for group in self.groups if group.has_inflight_tokens]
+        complete = [group for group in self.groups if not group.has_inflight_rows]
+        self.groups = [group for group in self.groups if group.has_inflight_rows]
         return complete
 
 

@@ -134,7 +134,7 @@ class Prefills:
         group, token_ids = sequence.group, sequence.token_ids
         plan.num_admissible_bytes -= self._batch.blocks.admission_bytes(sequence)
         resources = self._batch.things.load(plan, group)
-        slot = self._batch.enter(sequence, len(token_ids), num_computed_tokens, num_skipped_blocks)
+        slot = self._batch.enter(sequence, num_computed_tokens, num_skipped_blocks)
         sequence.token_ids = no_slots()
         plan.admissions.append(
             Admission(
@@ -261,7 +261,7 @@ class Prefills:
         first_block = int(batch.first_blocks[parent_slot])
         batch.blocks.allocator.acquire(prefill.block_ids[first_block:], len(prefill.pending_forks))
         for sequence in prefill.pending_forks:
-            slot = batch.enter(sequence, prefill.num_tokens, prefill.num_tokens, first_block)
+            slot = batch.enter(sequence, prefill.num_tokens, first_block)
             batch.is_decoding[slot] = True
             sequence.token_ids = no_slots()
             sequence.share_hashes_of(prefill.sequence)

@@ -9,7 +9,16 @@ import numpy as np
 
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.step_wire.batch_table import StepLayout
-from octavo_shared.step_wire.step import BoolArray, Float32Array, Int32Array, PoolingTask, RowFlag, RowFlags, StepResult
+from octavo_shared.step_wire.step import (
+    BoolArray,
+    Float32Array,
+    Int32Array,
+    PoolingTask,
+    RowFlag,
+    RowFlags,
+    StepResult,
+    TokenCounts,
+)
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.step.batch import Batch
 from scheduler_svc.core.step.slot_pool import SlotState
@@ -37,20 +46,26 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, limits: C
             f"epoch {result.epoch} step {result.step_id} came instead of {step.epoch} {step.step_id}"
         )
     num_rows = len(layout.sample_slots)
-    if len(token_ids) != num_rows:
+    if result.token_counts is not None:
+        _check_counts(result, result.token_counts, layout)
+    elif len(token_ids) != num_rows:
         raise ExecutorFaultError(f"step {result.step_id} has {len(token_ids)} sampled tokens for {num_rows} rows")
     if result.row_flags is not None:
         _check_flags(result.row_flags, num_rows, result.step_id, limits)
     if layout.num_candidates is not None:
         _check_candidates(result, layout.num_candidates, vocab_size)
-        token_ids = token_ids[layout.num_candidates == 0]
+        if result.token_counts is None:
+            token_ids = token_ids[layout.num_candidates == 0]
     if not _are_token_ids(token_ids, vocab_size):
         raise ExecutorFaultError(f"step {result.step_id} has token ids outside 0 to {vocab_size - 1}")
     if np.count_nonzero(batch.wants_logprobs):
         _check_logprobs(result, layout, batch)
     if layout.num_alternatives is not None:
         found = result.alternative_token_ids, result.alternative_logprobs
-        means = _repeated(result.row_flags, layout.num_alternatives)
+        if result.token_counts is None:
+            means = _repeated(result.row_flags, layout.num_alternatives)
+        else:
+            means = np.ones(int((layout.num_alternatives * result.token_counts).sum()), np.bool_)
         _check_tokens("alternatives", *found, means, result.step_id, vocab_size)
     if layout.num_prompt_logprobs is not None:
         _check_prompt_logprobs(result, layout, limits)
@@ -85,6 +100,28 @@ def _check_loads(result: StepResult, batch: Batch) -> None:
             )
 
 
+def _check_counts(result: StepResult, counts: TokenCounts, layout: StepLayout) -> None:
+    """Accept counts within the allowances; 0 is for beams, and for rows whose flag says why. All else is as many."""
+    step_id, num_rows, num_tokens = result.step_id, len(layout.sample_slots), int(counts.sum())
+    if len(counts) != num_rows:
+        raise ExecutorFaultError(f"step {step_id} has {len(counts)} token counts for {num_rows} rows")
+    most = layout.most_tokens
+    if len(above := (counts > most).nonzero()[0]):
+        row = above[0]
+        raise ExecutorFaultError(f"step {step_id} has {counts[row]} tokens for a row that may get {most[row]}")
+    has_none = most == 0 if result.row_flags is None else (most == 0) | (result.row_flags != 0)
+    if np.count_nonzero((counts == 0) != has_none):
+        raise ExecutorFaultError(f"step {step_id} has a row without tokens and without a flag, or with both")
+    if len(result.sampled_token_ids) != num_tokens:
+        raise ExecutorFaultError(
+            f"step {step_id} has {len(result.sampled_token_ids)} sampled tokens where its counts add up to {num_tokens}"
+        )
+    if result.logprobs is not None and len(result.logprobs) != num_tokens:
+        raise ExecutorFaultError(
+            f"step {step_id} has {len(result.logprobs)} log-probabilities where its counts add up to {num_tokens}"
+        )
+
+
 def _check_flags(flags: RowFlags, num_rows: int, step_id: int, limits: CoreLimits) -> None:
     if not limits.flags_rows or len(flags) != num_rows:
         raise ExecutorFaultError(f"step {step_id} has {len(flags)} row flags for {num_rows} rows")
@@ -116,6 +153,8 @@ def _check_logprobs(result: StepResult, layout: StepLayout, batch: Batch) -> Non
     asked &= batch.table.is_current(layout.sample_slots, layout.sample_generations)
     if result.row_flags is not None:
         asked &= result.row_flags == 0
+    if result.token_counts is not None:
+        asked = asked.repeat(result.token_counts)
     if asked.any() and (result.logprobs is None or np.isnan(result.logprobs[asked]).any()):
         raise ExecutorFaultError(f"step {result.step_id} lacks the requested log-probabilities")
 

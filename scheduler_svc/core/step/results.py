@@ -4,14 +4,15 @@ A result may come after its sequence vacated the slot. Then the row is void, unl
 preempted and still waits for the token, which was in flight. A row with a flag has no token, and its group ends.
 """
 
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
 
 from octavo_shared.step_wire.batch_table import StepLayout
-from octavo_shared.step_wire.step import BoolArray, RowFlag, RowFlags, StepResult
+from octavo_shared.step_wire.step import BoolArray, Int32Array, RowFlag, RowFlags, StepResult
 from scheduler_svc.core.beam_search import Candidates
 from scheduler_svc.core.group_event import FlaggedGroup
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
@@ -36,9 +37,11 @@ class PromptLogprobs:
 class StepUpdates:
     """What one processed step brought, as parallel lists.
 
-    `finished` maps an index of those lists to the reason why that sequence ended with this token.
+    `counts`: how many tokens each of `sequences` got, one sequence after the other; None: one each. What lies behind
+    the end of a sequence is cut off.
+    `finished` maps an index of `sequences` to the reason why that sequence ended with its last token.
     `advanced_searches` are groups whose beams got their next tokens, `finished_searches` those whose
-    search is over; `SequenceGroup.beams` has the hypotheses. `alternatives` maps an index of the lists to
+    search is over; `SequenceGroup.beams` has the hypotheses. `alternatives` maps an index of `token_ids` to
     the likeliest tokens in that place, where they were asked for. `prompt_logprobs` come before all tokens.
     `failures`: groups that have a row with a flag, and where. They have ended, or wait elsewhere and are to be ended.
     `pooled`: groups that have ended with an answer, and their vectors or scores.
@@ -49,6 +52,7 @@ class StepUpdates:
     token_ids: list[int]
     logprobs: list[float] | None
     finished: dict[int, FinishReason]
+    counts: list[int] | None = None
     advanced_searches: list[SequenceGroup] = field(default_factory=list)
     finished_searches: list[SequenceGroup] = field(default_factory=list)
     alternatives: dict[int, Alternatives] = field(default_factory=dict)
@@ -60,7 +64,18 @@ class StepUpdates:
     @property
     def num_tokens(self) -> int:
         """Tokens that it brought; of a search that goes on, one for each beam."""
-        return len(self.sequences) + sum(group.num_slots for group in self.advanced_searches)
+        return len(self.token_ids) + sum(group.num_slots for group in self.advanced_searches)
+
+    def row_of_each_token(self) -> Iterable[int]:
+        """Return for each of `token_ids` the index of its sequence."""
+        return count() if self.counts is None else np.arange(len(self.counts)).repeat(self.counts).tolist()
+
+    def last_places(self) -> Collection[int]:
+        """Return the indexes of `token_ids` with which sequences end."""
+        if self.counts is None or not self.finished:
+            return self.finished
+        ends = np.cumsum(self.counts)
+        return {int(ends[row]) - 1 for row in self.finished}
 
 
 class Results:
@@ -91,16 +106,23 @@ class Results:
         flags = result.row_flags
         is_flagged = None if flags is None else flags != 0
         is_current = self._current_rows(sent)
-        self._acknowledge(layout, is_current)
+        has_spans = layout.allowances is not None or result.token_counts is not None
+        begins = layout.sample_positions
+        if has_spans:
+            result, begins = _with_counts(layout, result), batch.table.num_known_tokens[layout.sample_slots]
         if is_current is None:
             current = None
-            batch.table.record(layout, result.sampled_token_ids, all_current=True)
+            batch.table.resolve(layout, result.sampled_token_ids, result.token_counts, all_current=True)
         else:
-            current = batch.table.record(layout, result.sampled_token_ids)
+            current = batch.table.resolve(layout, result.sampled_token_ids, result.token_counts)
             current &= ~batch.is_vacated[layout.sample_slots]
+        self._acknowledge(layout, is_current)
         if flags is not None:
-            failures += self._failures(layout, current, flags)
-        updates = self._collect_updates(layout, result, current, is_flagged)
+            failures += self._failures(layout, current, flags, begins)
+        if has_spans:
+            updates = self._collect_spans(layout, result, current, begins)
+        else:
+            updates = self._collect_updates(layout, result, current, is_flagged)
         updates.prompt_logprobs, updates.failures = prompt_logprobs, failures
         if layout.num_candidates is not None:
             self._take_candidates(layout, result, current, updates)
@@ -111,7 +133,9 @@ class Results:
             updates.failures += flagged
         return updates
 
-    def _failures(self, layout: StepLayout, current: BoolArray | None, flags: RowFlags) -> list[FlaggedGroup]:
+    def _failures(
+        self, layout: StepLayout, current: BoolArray | None, flags: RowFlags, positions: Int32Array
+    ) -> list[FlaggedGroup]:
         """Return the groups that have rows with a flag, each once; the rows of others are void."""
         failed: dict[SequenceGroup, FlaggedGroup] = {}
         for row in flags.nonzero()[0].tolist():
@@ -122,7 +146,7 @@ class Results:
                 sequence = self._preempted.sequence_of(slot, generation)
             if sequence is not None and sequence.group not in failed:
                 group = sequence.group
-                token = int(layout.sample_positions[row]) - group.num_prompt_tokens
+                token = int(positions[row]) - group.num_prompt_tokens
                 what = "a beam" if group.beams is not None else f"output {sequence.index}"
                 flag = RowFlag(flags[row])
                 where = f"{what} are not finite" if flag is RowFlag.NOT_FINITE else what
@@ -145,7 +169,10 @@ class Results:
     def _acknowledge(self, layout: StepLayout, current: BoolArray | None) -> None:
         """Count what was computed; register the blocks that prefill chunks filled."""
         batch, ends = self._batch, layout.starts + layout.lengths
-        slots = layout.slots.astype(np.intp)
+        slots = layout.sample_index if layout.slots is layout.sample_slots else layout.slots.astype(np.intp)
+        if layout.allowances is not None:  # of a decode with drafts as much as it proved
+            spans = layout.allowances[: layout.num_decodes].nonzero()[0]
+            ends[spans] = batch.table.num_known_tokens[slots[spans]] - 1
         if current is None:
             batch.num_computed_tokens[slots] = ends
         else:
@@ -165,7 +192,7 @@ class Results:
     ) -> StepUpdates:
         """Say who got which token; end the sequences that are complete."""
         batch = self._batch
-        slots = layout.sample_slots.astype(np.intp)
+        slots = layout.sample_index
         positions, token_ids, logprobs = layout.sample_positions, result.sampled_token_ids, result.logprobs
         taken = current
         if layout.num_candidates is not None:
@@ -176,7 +203,6 @@ class Results:
         if taken is not None:
             slots, positions, token_ids = slots[taken], positions[taken], token_ids[taken]
             logprobs = None if logprobs is None else logprobs[taken]
-        batch.num_known_tokens[slots] = positions + 1
         updates = StepUpdates(
             sequences=batch.sequence_in_slot[slots].tolist(),
             token_ids=token_ids.tolist(),
@@ -193,6 +219,72 @@ class Results:
             self._take_inflight_tokens(layout, result, np.flatnonzero(late).tolist(), updates)
         return updates
 
+    def _collect_spans(
+        self, layout: StepLayout, result: StepResult, current: BoolArray | None, begins: Int32Array
+    ) -> StepUpdates:
+        """Say who got which tokens of a step whose rows may have several; end the sequences that are complete.
+
+        Args:
+            layout: The step.
+            result: Has counts.
+            current: Which rows belong to who they were sent for, [num_samples]; None: all.
+            begins: How many tokens each row's slot had, [num_samples].
+        """
+        counts, widths = result.token_counts, layout.num_alternatives
+        assert counts is not None
+        updates = StepUpdates([], [], None if result.logprobs is None else [], {}, [])
+        assert updates.counts is not None
+        ends, first_alternative = counts.astype(np.intp).cumsum(), 0
+        rows = zip(layout.sample_slots.tolist(), counts.tolist(), ends.tolist(), strict=True)
+        for row, (slot, num_tokens, end) in enumerate(rows):
+            width = 0 if widths is None else int(widths[row])
+            alternatives = slice(first_alternative, first_alternative + num_tokens * width)
+            first_alternative = alternatives.stop
+            if not num_tokens:
+                continue
+            is_current = current is None or bool(current[row])
+            generation = int(layout.sample_generations[row])
+            sequence = (
+                self._batch.sequence_in_slot[slot] if is_current else self._preempted.sequence_of(slot, generation)
+            )
+            if sequence is None:
+                updates.num_void_rows += 1
+                continue
+            token_ids = result.sampled_token_ids[end - num_tokens : end]
+            if is_current:
+                positions = begins[row] + np.arange(num_tokens, dtype=np.int32)
+                found = self._batch.stop_checker.finished(np.full(num_tokens, slot), positions, token_ids)
+                num_taken, reason = next(((place + 1, why) for place, why in found.items()), (num_tokens, None))
+            else:
+                num_taken, reason = self._append_inflight_tokens(sequence, token_ids)
+            if reason is not None:
+                updates.finished[len(updates.sequences)] = reason
+            if num_taken and width:
+                updates.alternatives |= _alternatives_in(result, alternatives, width, num_taken, len(updates.token_ids))
+            updates.sequences.append(sequence)
+            updates.counts.append(num_taken)
+            updates.token_ids += token_ids[:num_taken].tolist()
+            if updates.logprobs is not None and result.logprobs is not None:
+                updates.logprobs += result.logprobs[end - num_tokens : end - num_tokens + num_taken].tolist()
+        for index in updates.finished:
+            self._groups.finish_sequence(updates.sequences[index])
+        return updates
+
+    def _append_inflight_tokens(self, sequence: Sequence, token_ids: Int32Array) -> tuple[int, FinishReason | None]:
+        """Append the tokens of a late row to a preempted sequence; return how many there are to its end, and why."""
+        group, before = sequence.group, sequence.token_ids
+        for num_taken in range(1, len(token_ids) + 1):
+            known = np.concatenate((before, token_ids[:num_taken]))
+            reason = self._batch.stop_checker.finished_without_slot(
+                known, group.num_prompt_tokens, group.stop_conditions
+            )
+            if reason is not None:
+                break
+        sequence.append_inflight_tokens(token_ids[:num_taken])
+        if reason is None and not sequence.num_inflight_rows:
+            self._preempted.forget(sequence)
+        return num_taken, reason
+
     def _take_inflight_tokens(
         self, layout: StepLayout, result: StepResult, rows: list[int], updates: StepUpdates
     ) -> None:
@@ -204,15 +296,10 @@ class Results:
                 updates.num_void_rows += 1
                 continue
             token_id = int(result.sampled_token_ids[row])
-            sequence.append_inflight_token(token_id)
-            reason = self._batch.stop_checker.finished_without_slot(
-                sequence.token_ids, sequence.group.num_prompt_tokens, sequence.group.stop_conditions
-            )
+            _, reason = self._append_inflight_tokens(sequence, result.sampled_token_ids[row : row + 1])
             if reason is not None:
                 updates.finished[len(updates.sequences)] = reason
                 self._groups.finish_sequence(sequence)
-            elif not sequence.num_inflight_tokens:
-                self._preempted.forget(sequence)
             if layout.num_alternatives is not None:
                 updates.alternatives |= _alternatives_of(layout, result, [row], first_index=len(updates.sequences))
             updates.sequences.append(sequence)
@@ -258,6 +345,38 @@ def _alternatives_of(
             span = slice(int(ends[row] - counts[row]), int(ends[row]))
             found[index] = Alternatives(token_ids[span].tolist(), logprobs[span].tolist())
     return found
+
+
+def _alternatives_in(
+    result: StepResult, span: slice, width: int, num_tokens: int, first_index: int
+) -> dict[int, Alternatives]:
+    """Return the alternatives of the first tokens of a row, `width` each, which has those in `span`."""
+    token_ids, logprobs = result.alternative_token_ids, result.alternative_logprobs
+    assert token_ids is not None
+    assert logprobs is not None
+    begins = [span.start + place * width for place in range(num_tokens)]
+    return {
+        index: Alternatives(token_ids[begin : begin + width].tolist(), logprobs[begin : begin + width].tolist())
+        for index, begin in enumerate(begins, first_index)
+    }
+
+
+def _with_counts(layout: StepLayout, result: StepResult) -> StepResult:
+    """Return a result in the form with counts: without the entries of beam rows, and of rows with a flag."""
+    if result.token_counts is not None:
+        return result
+    has_token = layout.most_tokens > 0
+    if result.row_flags is not None:
+        has_token &= result.row_flags == 0
+    answer = replace(result, token_counts=has_token.astype(np.uint8))
+    answer.sampled_token_ids = result.sampled_token_ids[has_token]
+    answer.logprobs = None if result.logprobs is None else result.logprobs[has_token]
+    widths = layout.num_alternatives
+    if widths is not None and result.alternative_token_ids is not None and result.alternative_logprobs is not None:
+        kept = has_token.repeat(widths)
+        answer.alternative_token_ids = result.alternative_token_ids[kept]
+        answer.alternative_logprobs = result.alternative_logprobs[kept]
+    return answer
 
 
 def _take_prompt_logprobs(sent: StepInFlight, result: StepResult) -> tuple[list[PromptLogprobs], list[FlaggedGroup]]:

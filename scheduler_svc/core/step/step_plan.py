@@ -58,6 +58,7 @@ class StepPlan:
     released_slots: Int32Array = field(default_factory=no_slots)
     activated_slots: Int32Array = field(default_factory=no_slots)
     deactivated_slots: Int32Array = field(default_factory=no_slots)
+    allowances: Int32Array | None = None
     blocks_to_swap_out: list[tuple[int, int]] = field(default_factory=list)
     blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
     blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
@@ -103,6 +104,8 @@ class StepPlan:
             prefill_chunks=_pairs(self.prefill_chunks),
             forks=tuple(self.forks),
         )
+        if self.allowances is not None:
+            delta.allowances = self.allowances
         step = Step(
             epoch=epoch,
             step_id=step_id,

@@ -79,7 +79,7 @@ def pooled_bytes(num_values: int) -> int:
     return _POOLING_OUTPUT + 4 * num_values
 
 
-def other_bytes(*, num_slots: int, num_block_appends: int, num_block_moves: int) -> int:
+def other_bytes(*, num_slots: int, num_block_appends: int, num_block_moves: int, num_allowances: int = 0) -> int:
     """Return a bound of the size of everything in a step but its admissions, their grammars, and texts.
 
     Args:
@@ -87,11 +87,11 @@ def other_bytes(*, num_slots: int, num_block_appends: int, num_block_moves: int)
             replaced, a block copied, a token and a prefill chunk.
         num_block_appends: Blocks that block tables may get.
         num_block_moves: Blocks that may be swapped.
+        num_allowances: Of slots that may change.
     """
     numbers = 3 + 3 + 2 + 2 + 2
-    return (
-        _STEP + num_slots * (numbers * _NUMBER + 2 * FORK_BYTES) + 2 * _NUMBER * (num_block_appends + num_block_moves)
-    )
+    num_pairs = num_block_appends + num_block_moves + num_allowances
+    return _STEP + num_slots * (numbers * _NUMBER + 2 * FORK_BYTES) + 2 * _NUMBER * num_pairs
 
 
 def step_bytes(step: Step) -> int:
@@ -105,6 +105,7 @@ def step_bytes(step: Step) -> int:
         delta.replaced_blocks,
         delta.prefill_chunks,
         delta.appended_tokens,
+        delta.allowances,
         step.blocks_to_swap_out,
         step.blocks_to_swap_in,
         step.blocks_to_copy,

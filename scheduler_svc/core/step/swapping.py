@@ -103,8 +103,9 @@ class SwappedGroups:
 
         Returns the (device block, host block) pairs of the step, None if the host pool is too full.
         """
-        device, table = self._batch.blocks.allocator, self._batch.table
-        num_computed = [int(table.num_scheduled_tokens[slot]) for _, slot in members]
+        device = self._batch.blocks.allocator
+        scheduled = self._batch.num_surely_scheduled()
+        num_computed = [int(scheduled[slot]) for _, slot in members]
         held = [self._held_blocks(slot, tokens) for (_, slot), tokens in zip(members, num_computed, strict=True)]
         distinct, num_references = np.unique(np.concatenate(held), return_counts=True)
         is_ours = device.ref_counts[distinct] == num_references
@@ -198,7 +199,7 @@ class SwappedGroups:
         swap_in_plan = self._swap_in_plans.get(group)
         if swap_in_plan is None:
             swap_in_plan = self._plan_swap_in(group)
-            if not group.has_inflight_tokens:
+            if not group.has_inflight_rows:
                 self._swap_in_plans[group] = swap_in_plan
         return swap_in_plan
 

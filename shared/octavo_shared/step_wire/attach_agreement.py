@@ -12,12 +12,14 @@ from octavo_shared.step_wire.wire_info import encode_parameters
 def agreed_capabilities(request: pb.AttachRequest, info: ExecutorInfo) -> frozenset[Capability]:
     """Return the capabilities that both have; grammars only with row flags, and with the matcher that is asked for.
 
-    That loads are told only with grammars.
+    That loads are told only with grammars, and variable tokens only with row flags: they say why a row has none.
     """
     agreed = common(request.capabilities, info.capabilities)
     has_matcher = request.capability_parameters.matcher_id in ("", info.matcher_id)
     if not (Capability.ROW_FLAGS in agreed and has_matcher):
         agreed -= {Capability.GRAMMARS}
+    if Capability.ROW_FLAGS not in agreed:
+        agreed -= {Capability.VARIABLE_TOKENS}
     return agreed if Capability.GRAMMARS in agreed else agreed - {Capability.GRAMMARS_READY}
 
 
@@ -26,8 +28,11 @@ def agreed_parameters(
 ) -> capability_pb2.CapabilityParameters | None:
     """Return the lesser of each number; one that the scheduler did not say is the executor's. None: there are none."""
     agreed = encode_parameters(info, capabilities)
+    wanted = request.capability_parameters
+    if agreed is not None and Capability.VARIABLE_TOKENS in capabilities:
+        agreed.max_allowance = min(wanted.max_allowance or info.max_allowance, info.max_allowance)
+        agreed.max_sample_rows = min(wanted.max_sample_rows or info.max_sample_rows, info.max_sample_rows)
     if agreed is not None and Capability.GRAMMARS in capabilities:
-        wanted = request.capability_parameters
         agreed.num_grammar_slots = min(wanted.num_grammar_slots or info.num_grammar_slots, info.num_grammar_slots)
         agreed.max_grammar_bytes = min(wanted.max_grammar_bytes or info.max_grammar_bytes, info.max_grammar_bytes)
     return agreed

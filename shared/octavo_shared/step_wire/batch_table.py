@@ -3,11 +3,16 @@
 The scheduler's copy is the truth, the executor's its mirror. Both start empty at Attach and change
 in the same two ways only, so they cannot drift apart:
 
-    layout = table.apply(delta)              the scheduler's decisions; lays out the step
-    table.record(layout, sampled_token_ids)  the sampler's results
+    layout = table.apply(delta)                       the scheduler's decisions; lays out the step
+    table.resolve(layout, sampled_token_ids, counts)  the sampler's results
 
-The executor records as soon as it has sampled; the scheduler records when the step is acknowledged,
+The executor resolves as soon as it has sampled; the scheduler resolves when the step is acknowledged,
 which may be several steps later. Until then the token is `UNKNOWN_TOKEN` in the scheduler's copy.
+
+Allowances. An active slot gets 1 to `allowance` tokens in a step. `apply` counts all that it may get, `resolve` takes
+back those that did not come. So until then the scheduler knows two lengths: the upper one in the columns, and the lower
+one, without `num_open_tokens`. What is taken back does not depend on the order in which steps are applied and
+resolved, and a row whose slot was left is void: so both copies come to the same.
 
 Beam slots (`SamplingRow.num_candidates` above 0) get no token from the sampler. When a row of theirs
 reaches the end of the sequence it has a sample row all the same, which answers candidates;
@@ -42,6 +47,7 @@ from octavo_shared.step_wire.step import (
     Fork,
     Int32Array,
     TableDelta,
+    TokenCounts,
 )
 from octavo_shared.step_wire.step_layout import IndexArray as IndexArray
 from octavo_shared.step_wire.step_layout import StepLayout as StepLayout
@@ -104,6 +110,8 @@ class BatchTable(TableColumns):
             self._fork(fork)
         if len(delta.appended_tokens):
             self._append(delta.appended_tokens, self.token_ids, self.num_tokens)
+            appended_to = delta.appended_tokens[:, 0]
+            self.num_known_tokens[appended_to] = self.num_tokens[appended_to]
         if len(delta.replaced_blocks):
             for group, rows in self._by_group(delta.replaced_blocks):
                 slots, indices, block_ids = rows.T
@@ -115,9 +123,20 @@ class BatchTable(TableColumns):
             self._set_active(delta.deactivated_slots, False)
         if len(delta.activated_slots):
             self._set_active(delta.activated_slots, True)
+        if len(delta.allowances):
+            slots, values = delta.allowances.T
+            self.allowance[slots] = values
+            self.has_allowances |= bool(np.count_nonzero(values > 1))
         return self._lay_out(delta)
 
-    def record(self, layout: StepLayout, sampled_token_ids: Int32Array, *, all_current: bool = False) -> BoolArray:
+    def resolve(
+        self,
+        layout: StepLayout,
+        sampled_token_ids: Int32Array,
+        counts: TokenCounts | None = None,
+        *,
+        all_current: bool = False,
+    ) -> BoolArray:
         """Write the sampled tokens of a step; return which sample rows are current, [num_samples].
 
         Rows whose slot was released or given to another sequence since the layout are not; nothing is
@@ -125,20 +144,42 @@ class BatchTable(TableColumns):
 
         Args:
             layout: The step.
-            sampled_token_ids: One for each sample row.
+            sampled_token_ids: One for each sample row; with `counts` so many, one row after the other.
+            counts: Tokens that each sample row got, [num_samples]; None: one each.
             all_current: No slot was vacated since the layout, so that nothing has to be looked up.
         """
         slots, places = layout.sample_slots, layout.sample_places
         current = self._all_true[: len(slots)] if all_current else self.is_current(slots, layout.sample_generations)
-        if all_current and layout.num_candidates is None:
-            self._flat_token_ids[places] = sampled_token_ids
-            return current
         written = current if layout.num_candidates is None else current & (layout.num_candidates == 0)
-        if np.count_nonzero(written) == len(written):  # a third of the time of written.all()
+        if counts is not None or layout.allowances is not None:
+            self._resolve_spans(layout, sampled_token_ids, counts, written)
+            return current
+        index, ends = layout.sample_index, layout.sample_positions + 1
+        has_all = all_current and layout.num_candidates is None
+        if has_all or np.count_nonzero(written) == len(written):  # a third of the time of written.all()
             self._flat_token_ids[places] = sampled_token_ids
+            self.num_known_tokens[index] = ends
         else:
             self._flat_token_ids[places[written]] = sampled_token_ids[written]
+            self.num_known_tokens[index[written]] = ends[written]
         return current
+
+    def _resolve_spans(
+        self, layout: StepLayout, token_ids: Int32Array, counts: TokenCounts | None, written: BoolArray
+    ) -> None:
+        """Write the tokens of rows that may have several, behind those that are known; take back what did not come."""
+        slots = layout.sample_index
+        num_entries = np.ones(len(slots), np.int32) if counts is None else counts.astype(np.int32)
+        rows = np.arange(len(slots)).repeat(num_entries)
+        offsets = np.arange(len(rows)) - (num_entries.cumsum() - num_entries)[rows]
+        kept, rows = written[rows], rows[written[rows]]
+        places = slots[rows] * self.max_model_len + self.num_known_tokens[slots[rows]] + offsets[kept]
+        self._flat_token_ids[places] = token_ids[kept]
+        slots, num_came, allowed = slots[written], num_entries[written], layout.most_tokens[written]
+        self.num_known_tokens[slots] += num_came
+        self.num_tokens[slots] -= allowed - num_came
+        self.num_scheduled_tokens[slots] -= allowed - num_came
+        self.num_open_tokens[slots] -= allowed - 1
 
     def digest(self) -> int:
         """Return a 64-bit hash of the columns that the scheduler writes, of all live slots.
@@ -154,6 +195,8 @@ class BatchTable(TableColumns):
         self.num_prompt_tokens[slot] = admission.num_prompt_tokens
         self.num_tokens[slot] = num_tokens
         self.num_scheduled_tokens[slot] = admission.num_computed_tokens
+        self.num_known_tokens[slot] = num_tokens
+        self.num_open_tokens[slot], self.allowance[slot] = 0, 1
         self.token_ids[slot, :num_tokens] = admission.token_ids
         for group, rows in self._by_group(admission.block_ids[:, None]):
             group.fill(slot, rows[:, 0])
@@ -168,7 +211,9 @@ class BatchTable(TableColumns):
         """Copy the parent as it is now; the child is inactive."""
         parent, child = fork.parent_slot, fork.slot
         num_tokens = self.num_tokens[parent]
-        counters = (self.num_prompt_tokens, self.num_tokens, self.num_scheduled_tokens)
+        lengths = (self.num_tokens, self.num_scheduled_tokens, self.num_known_tokens)
+        counters = (self.num_prompt_tokens, *lengths)
+        self.num_open_tokens[child], self.allowance[child] = 0, 1
         for column in (*counters, self.cache_salt, self.token_rules, self.grammar_slot):
             column[child] = column[parent]
         self.token_ids[child, :num_tokens] = self.token_ids[parent, :num_tokens]
@@ -211,24 +256,32 @@ class BatchTable(TableColumns):
     def _lay_out(self, delta: TableDelta) -> StepLayout:
         if self._decodes is None:
             self._decodes = self._look_up(self.active.nonzero()[0])
-        rows, num_decodes = self._decodes, len(self._decodes.index)
-        lengths = self._ones[:num_decodes]
-        if len(delta.prefill_chunks):
+        rows, num_decodes, has_chunks = self._decodes, len(self._decodes.index), len(delta.prefill_chunks) > 0
+        allowances = self._allowances_of(rows) if self.has_allowances else None
+        lengths = self._ones[:num_decodes] if allowances is None else np.maximum(allowances, 1)
+        if has_chunks:
             rows = self._look_up(np.concatenate((rows.index, delta.prefill_chunks[:, 0])))
             lengths = np.concatenate((lengths, delta.prefill_chunks[:, 1]))
         starts = self.num_scheduled_tokens[rows.index]
         ends = starts + lengths
         self.num_scheduled_tokens[rows.index] = ends
-        samples, sample_rows, positions = rows, self._counting_up[:num_decodes], ends  # a decode reaches its end
-        if len(delta.prefill_chunks):
-            sample_rows = (ends == self.num_tokens[rows.index]).nonzero()[0].astype(np.int32)
-            samples, positions = self._look_up(rows.index[sample_rows]), ends[sample_rows]
+        firsts = ends  # where a row samples, if it is at the end of its sequence
+        if allowances is not None:  # a decode does so behind each of its tokens
+            firsts = np.concatenate((starts[:num_decodes] + 1, ends[num_decodes:]))
+        samples, sample_rows, positions = rows, self._counting_up[:num_decodes], firsts
+        if has_chunks:
+            sample_rows = (firsts == self.num_tokens[rows.index]).nonzero()[0].astype(np.int32)
+            samples, positions = self._look_up(rows.index[sample_rows]), firsts[sample_rows]
         if delta.forks:
             parents = self._fork_samples(delta.forks, samples.slots)
             sample_rows, positions = (np.append(column, column[parents]) for column in (sample_rows, positions))
             samples = self._look_up(np.append(samples.index, [fork.slot for fork in delta.forks]))
         places = samples.index * self.max_model_len + positions
-        self._expect_samples(samples, positions, places, were_active=samples is self._decodes)
+        if allowances is not None:  # chunks and forks get one token
+            allowances = np.concatenate((allowances, self._ones[num_decodes : len(samples.index)]))
+            if samples.num_candidates is not None:
+                allowances[samples.num_candidates > 0] = 0
+        self._expect_samples(samples, positions, places, allowances, were_active=samples is self._decodes)
         layout = StepLayout(
             slots=rows.slots,
             generations=rows.generations,
@@ -239,13 +292,22 @@ class BatchTable(TableColumns):
             sample_positions=positions,
             sample_generations=samples.generations,
             sample_places=places,
+            sample_index=samples.index,
             num_decodes=num_decodes,
             num_candidates=samples.num_candidates,
             num_alternatives=samples.num_alternatives,
+            allowances=allowances,
         )
-        if len(delta.prefill_chunks):
+        if has_chunks:
             layout.ask_for_prompt_logprobs(self.num_prompt_logprobs[rows.index], self.num_prompt_tokens[rows.index])
         return layout
+
+    def _allowances_of(self, decodes: _Slots) -> Int32Array | None:
+        """Return how many tokens each row may get, [num_decodes]; None: one, and no row before it is open."""
+        allowances = self.allowance[decodes.index]
+        if np.count_nonzero(allowances > 1) or np.count_nonzero(self.num_open_tokens[decodes.index]):
+            return allowances
+        return None
 
     def _look_up(self, index: IndexArray) -> _Slots:
         num_candidates = self.num_candidates[index]
@@ -269,15 +331,28 @@ class BatchTable(TableColumns):
             self._fork(fork)
         return [index_of[fork.parent_slot] for fork in forks]
 
-    def _expect_samples(self, samples: _Slots, positions: Int32Array, places: IndexArray, were_active: bool) -> None:
-        """Make room for the tokens that the sample rows will get; beam slots get none and rest."""
+    def _expect_samples(
+        self,
+        samples: _Slots,
+        positions: Int32Array,
+        places: IndexArray,
+        allowances: Int32Array | None,
+        were_active: bool,
+    ) -> None:
+        """Make room for the tokens that the sample rows may get; beam slots get none and rest."""
         index = samples.index
         if samples.num_candidates is not None:
             self._set_active(index, False)
             is_sampled, were_active = samples.num_candidates == 0, False
             index, positions, places = index[is_sampled], positions[is_sampled], places[is_sampled]
+            allowances = None if allowances is None else allowances[is_sampled]
         self._flat_token_ids[places] = UNKNOWN_TOKEN
         self.num_tokens[index] = positions + 1
+        if allowances is not None:
+            for place in range(1, int(allowances.max(initial=0))):
+                self._flat_token_ids[places[allowances > place] + place] = UNKNOWN_TOKEN
+            self.num_tokens[index] += allowances - 1
+            self.num_open_tokens[index] += allowances - 1
         if not were_active:
             self._set_active(index, True)
 

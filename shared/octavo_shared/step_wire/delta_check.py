@@ -27,7 +27,13 @@ def check_delta(table: TableColumns, delta: TableDelta) -> None:
 
 
 # What an admission or a fork of beams writes.
-_OF_A_SEQUENCE = ("live", "active", "num_tokens", "num_scheduled_tokens", "num_candidates")
+_OF_A_SEQUENCE = (
+    *("live", "active", "num_tokens", "num_scheduled_tokens", "num_open_tokens", "num_candidates"),
+    "allowance",
+)
+
+# A count is a byte on the wire.
+MAX_ALLOWANCE = 255
 
 _NO_BLOCK, _TOO_LONG = "has no block for its next token", "is at max_model_len"
 
@@ -44,8 +50,10 @@ class _Projection:
         self.active = table.active
         self.num_tokens = table.num_tokens
         self.num_scheduled_tokens = table.num_scheduled_tokens
+        self.num_open_tokens = table.num_open_tokens
         self.num_blocks = [group.counts for group in table.groups]  # by cache group
         self.num_candidates = table.num_candidates
+        self.allowance = table.allowance
         self.has_grammar: list[bool] | None = None  # by grammar slot, once a load or a drop was checked
         self._copied: set[str] = set()
 
@@ -70,9 +78,11 @@ class _Projection:
             # All active slots, not only the new ones: an active slot may have been given a token.
             caught_up = self.num_scheduled_tokens == self.num_tokens - 1
             self._require_of_active(caught_up, "cannot decode: more than one token is not computed")
+        if len(delta.allowances):
+            self._allow(delta.allowances)
         if len(delta.prefill_chunks):
             self._check_chunks(delta.prefill_chunks)
-        self._check_decodes()
+        self._check_decodes(has_allowances=self.table.has_allowances or len(delta.allowances) > 0)
         if delta.forks:
             self._fork(delta.forks, delta.prefill_chunks)
 
@@ -158,12 +168,14 @@ class _Projection:
         for counts, count in zip(self.num_blocks, num_blocks, strict=True):
             counts[slot] = count
         self.num_candidates[slot] = admission.sampling.num_candidates
+        self.num_open_tokens[slot], self.allowance[slot] = 0, 1
 
     def _fork_beam(self, fork: Fork) -> None:
         parent, child = fork.parent_slot, fork.slot
         self._require_in_range(parent, "forked")
         if not self.live[parent]:
             raise InvalidStepError(f"slot {parent} is forked but not live")
+        self._require_resolved(parent)
         self._require_free(child, fork.generation, "forked into")
         check_sampling(f"slot {child}", fork.sampling)
         self._write_to(*_OF_A_SEQUENCE)
@@ -172,10 +184,12 @@ class _Projection:
         for column in (self.num_tokens, self.num_scheduled_tokens, *self.num_blocks):
             column[child] = column[parent]
         self.num_candidates[child] = fork.sampling.num_candidates
+        self.num_open_tokens[child], self.allowance[child] = 0, 1
 
     def _append_tokens(self, appended_tokens: Int32Array) -> None:
         slots = appended_tokens[:, 0]
         self._require_live(slots, "given a token")
+        self._require(slots, self.num_open_tokens[slots] == 0, "is given a token behind others that may not come")
         self._write_to("num_tokens")
         np.add.at(self.num_tokens, slots, 1)
         self._require(slots, self.num_tokens[slots] <= self.table.max_model_len, "would be longer than max_model_len")
@@ -207,11 +221,23 @@ class _Projection:
         self.active[deactivated] = False
         self.active[activated] = True
 
+    def _allow(self, allowances: Int32Array) -> None:
+        slots, values = allowances.T
+        self._require_live(slots, "given an allowance")
+        self._require_distinct(slots, "given an allowance")
+        self._require(slots, self.num_candidates[slots] == 0, "is given an allowance, but it is a beam slot")
+        self._require(
+            slots, (values >= 1) & (values <= MAX_ALLOWANCE), f"has an allowance outside 1 to {MAX_ALLOWANCE}"
+        )
+        self._write_to("allowance")
+        self.allowance[slots] = values
+
     def _check_chunks(self, prefill_chunks: Int32Array) -> None:
         slots, lengths = prefill_chunks.T
         self._require_live(slots, "given a prefill chunk")
         self._require_distinct(slots, "given a prefill chunk")
         self._require(slots, ~self.active[slots], "is active and has a prefill chunk")
+        self._require(slots, self.num_open_tokens[slots] == 0, "has a prefill chunk behind tokens that may not come")
         self._require(slots, lengths >= 1, "has an empty prefill chunk")
         # Before anything is added to the lengths: near 2^31 the sum would wrap.
         num_left = self.num_tokens[slots] - self.num_scheduled_tokens[slots]
@@ -220,12 +246,13 @@ class _Projection:
         self._require(slots, ends <= self._room()[slots], _NO_BLOCK)
         self._require(slots, (ends < num_tokens) | (num_tokens < self.table.max_model_len), _TOO_LONG)
 
-    def _check_decodes(self) -> None:
+    def _check_decodes(self, *, has_allowances: bool) -> None:
         """Check the active slots: each feeds its last token. This is done in every step, so of all slots at once."""
+        num_tokens = self.num_tokens + self.allowance - 1 if has_allowances else self.num_tokens  # with drafts
         most_tokens = np.minimum(room := self._room(), self.table.max_model_len - 1)
-        if np.count_nonzero((self.num_tokens > most_tokens) & self.active):
-            self._require_of_active(self.num_tokens <= room, _NO_BLOCK)
-            self._require_of_active(self.num_tokens < self.table.max_model_len, _TOO_LONG)
+        if np.count_nonzero((num_tokens > most_tokens) & self.active):
+            self._require_of_active(num_tokens <= room, _NO_BLOCK)
+            self._require_of_active(num_tokens < self.table.max_model_len, _TOO_LONG)
 
     def _fork(self, forks: tuple[Fork, ...], prefill_chunks: Int32Array) -> None:
         chunk_slots, chunk_lengths = prefill_chunks.T
@@ -237,6 +264,9 @@ class _Projection:
             self._require_in_range(fork.parent_slot, "forked")
             if fork.parent_slot not in parents:
                 raise InvalidStepError(f"slot {fork.parent_slot} is forked but has no sample row in this step")
+            self._require_resolved(fork.parent_slot)
+            if self.active[fork.parent_slot] and self.allowance[fork.parent_slot] > 1:
+                raise InvalidStepError(f"slot {fork.parent_slot} is forked to sample, but has an allowance above 1")
             if self.num_candidates[fork.parent_slot]:
                 raise InvalidStepError(f"slot {fork.parent_slot} is forked to sample, but it is a beam slot")
             self._require_free(fork.slot, fork.generation, "forked into")
@@ -244,6 +274,11 @@ class _Projection:
             if fork.sampling.num_candidates:
                 raise InvalidStepError(f"slot {fork.slot} is forked into to sample, but it asks for candidates")
             self.live[fork.slot] = True
+
+    def _require_resolved(self, parent: int) -> None:
+        """Require that no token of the parent of a fork may be taken back: its copy would keep it."""
+        if self.num_open_tokens[parent]:
+            raise InvalidStepError(f"slot {parent} is forked while a step with its allowance is not resolved")
 
     def _require(self, slots: Int32Array, holds: BoolArray, rule: str) -> None:
         if np.count_nonzero(holds) < len(holds):  # a fifth of the time of holds.all()

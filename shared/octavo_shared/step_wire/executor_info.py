@@ -41,6 +41,8 @@ class ExecutorInfo:
     why_not_invariant: str = ""  # empty: it is, or does not say why
     kv_cache_dtype: str = ""  # empty: there is no cache, or it does not say it
     warning: str = ""  # what its operator should mend although it serves; empty: nothing, or it does not say it
+    max_allowance: int = 1  # tokens of a slot in a step; 1: it drafts none
+    max_sample_rows: int = 0  # tokens that a step may sample, with larger allowances
     num_grammar_slots: int = 0  # 0: it cannot follow grammars
     matcher_id: str = ""
     max_grammar_bytes: int = 0
@@ -56,9 +58,10 @@ class ExecutorInfo:
         """What it can do beyond wire version 1."""
         of_numerics = {Capability.NUMERICS, Capability.NAMED_BLOCKS} if self.numerics_id else set()
         of_grammars = {Capability.GRAMMARS, Capability.GRAMMARS_READY} if self.num_grammar_slots else set()
+        of_drafts = {Capability.VARIABLE_TOKENS} if self.max_allowance > 1 else set()
         of_pooling = {Capability.POOLING} if self.pooling_tasks else set()
         of_groups = {Capability.CACHE_GROUPS} if self.cache_groups else set()
-        return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_grammars, *of_pooling, *of_groups})
+        return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_grammars, *of_drafts, *of_pooling, *of_groups})
 
     def num_pooled_values(self, task: PoolingTask) -> int:
         """Numbers in the answer to a text."""

@@ -26,6 +26,7 @@ Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 RowFlags = npt.NDArray[np.uint8]
+TokenCounts = npt.NDArray[np.uint8]
 
 UNKNOWN_TOKEN = -1
 
@@ -167,6 +168,7 @@ class TableDelta:
     appended_blocks: Int32Array = field(default_factory=no_pairs)  # [n, 2]: slot, block id
     deactivated_slots: Int32Array = field(default_factory=no_slots)
     activated_slots: Int32Array = field(default_factory=no_slots)
+    allowances: Int32Array = field(default_factory=no_pairs)  # [n, 2]: slot, most tokens that it gets in a step
     prefill_chunks: Int32Array = field(default_factory=no_pairs)  # [n, 2]: slot, number of tokens
     forks: tuple[Fork, ...] = ()
 
@@ -248,12 +250,16 @@ class StepResult:
 
     `row_flags` has a `RowFlag` in rows whose other entries mean nothing, and 0 in all others; None: all are 0. The
     log-probability of a prompt token is NaN where the logits are not finite.
+
+    `token_counts`: how many tokens each row got, 0 for beam rows and for rows with a flag. Tokens, log-probabilities
+    and alternatives are then those of the first row's tokens, of the second row's, and so on. None: each row has one
+    entry.
     """
 
     epoch: int
     step_id: int
-    sampled_token_ids: Int32Array  # [num_samples]
-    logprobs: Float32Array | None = None  # [num_samples]
+    sampled_token_ids: Int32Array  # [num_samples], or [sum of token_counts]
+    logprobs: Float32Array | None = None  # the same
     execute_duration_us: int = 0
     table_digest: int | None = None
     candidate_token_ids: Int32Array | None = None  # [sum of StepLayout.num_candidates]
@@ -264,8 +270,14 @@ class StepResult:
     prompt_alternative_token_ids: Int32Array | None = None  # [sum of num_prompt_logprobs * num_prompt_alternatives]
     prompt_alternative_logprobs: Float32Array | None = None  # the same
     row_flags: RowFlags | None = None  # [num_samples]
+    token_counts: TokenCounts | None = None  # [num_samples]
     pooling_outputs: tuple[PoolingOutput, ...] = ()  # one for each of the step's inputs, in their order
     grammars_loaded: tuple[GrammarLoaded, ...] = ()  # loads that have ended since the last answer
+
+    @property
+    def num_rows(self) -> int:
+        """Sample rows that it answers."""
+        return len(self.sampled_token_ids if self.token_counts is None else self.token_counts)
 
     @property
     def arrays(self) -> list[Int32Array | Float32Array]:

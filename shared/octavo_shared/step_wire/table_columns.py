@@ -18,12 +18,13 @@ from octavo_shared.step_wire.token_rules import TokenRules
 # What of a table has a value of fixed size for each slot; views of others, and what is long, are left out.
 _COPIED_COLUMNS = (
     *("live", "active", "generation", "num_prompt_tokens", "num_tokens", "num_scheduled_tokens"),
+    *("num_known_tokens", "num_open_tokens", "allowance"),
     *("sampling", "num_prompt_logprobs", "cache_salt", "grammar_slot"),
 )
 # Of a cache group's device pool: tokens in a block, and number of blocks.
 BlockPool: TypeAlias = tuple[int, int]
 _Row: TypeAlias = tuple[Int32Array, list[Int32Array], TokenRules | None]
-_State: TypeAlias = tuple[dict[str, npt.NDArray[np.generic]], dict[int, _Row], list[Grammar | None]]
+_State: TypeAlias = tuple[dict[str, npt.NDArray[np.generic]], dict[int, _Row], list[Grammar | None], bool]
 
 NO_GRAMMAR = -1
 
@@ -64,10 +65,14 @@ class TableColumns:
     are int32:
 
     - `num_prompt_tokens`: the original prompt; survives preemption.
-    - `num_tokens`: tokens of the sequence, with those that sent steps will sample.
-    - `num_scheduled_tokens`: tokens whose keys and values the cache holds after the sent steps.
+    - `num_tokens`: tokens of the sequence, with those that sent steps may sample at most.
+    - `num_scheduled_tokens`: tokens whose keys and values the cache holds after the sent steps, at most.
+    - `num_open_tokens`: of both, those that may not come; with all steps resolved there are none.
+    - `num_known_tokens`: tokens whose values are here.
 
-    An active slot has num_scheduled_tokens == num_tokens - 1: it decodes one token in every step.
+    An active slot has num_scheduled_tokens == num_tokens - 1: it decodes 1 to `allowance` tokens in every step.
+    `has_allowances`: whether any slot ever had an allowance above 1. From then on lengths depend on what the two
+    tiers know at different times, so the digest leaves them out.
 
     `groups` has the block tables of each cache group; `block_tables` and `num_blocks` are those of the first one.
 
@@ -99,6 +104,10 @@ class TableColumns:
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
         self.num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
         self.num_scheduled_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
+        self.num_open_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
+        self.num_known_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
+        self.allowance: Int32Array = np.ones(max_num_seqs, np.int32)
+        self.has_allowances = False
         self.num_blocks = self.groups[0].counts
         self.block_tables = self.groups[0].block_ids
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), np.int32)
@@ -120,10 +129,10 @@ class TableColumns:
             for slot in slots
         }
         sizes = self.max_num_seqs, self.max_model_len, self.block_size, self.num_device_blocks, len(self.grammars)
-        return type(self), (*sizes, self.more_pools), (columns, rows, self.grammars)
+        return type(self), (*sizes, self.more_pools), (columns, rows, self.grammars, self.has_allowances)
 
     def __setstate__(self, state: _State) -> None:
-        columns, rows, self.grammars = state
+        columns, rows, self.grammars, self.has_allowances = state
         for name, column in columns.items():
             getattr(self, name)[:] = column
         for slot, (token_ids, tables, rules) in rows.items():

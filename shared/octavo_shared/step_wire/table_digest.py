@@ -18,10 +18,14 @@ _INT32 = np.dtype("<i4")
 
 
 def digest_of(table: TableColumns) -> int:
-    """Return a 64-bit hash of the columns that the scheduler writes, of all live slots."""
+    """Return a 64-bit hash of the columns that the scheduler writes, of all live slots.
+
+    Lengths are among them until `TableColumns.has_allowances`.
+    """
     slots = table.live.nonzero()[0]
     hasher = hashlib.blake2b(slots.astype(_INT32).tobytes(), digest_size=8)
-    counters = (table.num_prompt_tokens, table.num_tokens, table.num_scheduled_tokens, table.num_blocks)
+    lengths = () if table.has_allowances else (table.num_tokens, table.num_scheduled_tokens)
+    counters = (table.num_prompt_tokens, *lengths, table.num_blocks)
     sampling = table.sampling[slots]
     for column in (table.generation, *counters, table.active, *(group.counts for group in table.groups[1:])):
         hasher.update(column[slots].tobytes())
@@ -39,6 +43,8 @@ def digest_of(table: TableColumns) -> int:
         hasher.update(table.num_prompt_logprobs[slots].tobytes())
     if np.count_nonzero((grammar_slots := table.grammar_slot[slots]) != NO_GRAMMAR):
         hasher.update(b"grammar_slot" + grammar_slots.tobytes())
+    if table.has_allowances:
+        hasher.update(b"allowance" + table.allowance[slots].tobytes())
     for grammar_slot, grammar in enumerate(table.grammars):
         if grammar is not None:
             hasher.update(b"grammar" + grammar_slot.to_bytes(4, "little") + grammar.digest)

@@ -75,6 +75,7 @@ def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.Execute
         replaced_blocks=delta.replaced_blocks.ravel().tolist(),
         prefill_chunks=delta.prefill_chunks.ravel().tolist(),
         appended_tokens=delta.appended_tokens.ravel().tolist(),
+        allowances=delta.allowances.ravel().tolist() if len(delta.allowances) else None,
         blocks_to_swap_out=step.blocks_to_swap_out.ravel().tolist(),
         blocks_to_swap_in=step.blocks_to_swap_in.ravel().tolist(),
         blocks_to_copy=step.blocks_to_copy.ravel().tolist(),
@@ -103,6 +104,7 @@ def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
         appended_blocks=_rows(message, "appended_blocks", 2),
         deactivated_slots=_slots(message.deactivated_slots),
         activated_slots=_slots(message.activated_slots),
+        allowances=_rows(message, "allowances", 2),
         prefill_chunks=_rows(message, "prefill_chunks", 2),
         forks=tuple(decode_fork(fork) for fork in message.forks),
     )
@@ -129,6 +131,8 @@ def feature_bits_of(step: Step) -> int:
         or any(a.resources.grammar_slot is not None for a in delta.admissions)
     ):
         bits |= 1 << Capability.GRAMMARS
+    if len(delta.allowances):
+        bits |= 1 << Capability.VARIABLE_TOKENS
     if step.pooling_inputs:
         bits |= 1 << Capability.POOLING
     return bits
@@ -232,6 +236,7 @@ def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:
         prompt_alternative_token_ids=_bytes(result.prompt_alternative_token_ids, INT32),
         prompt_alternative_logprobs=_bytes(result.prompt_alternative_logprobs, FLOAT32),
         row_flags=b"" if result.row_flags is None else result.row_flags.tobytes(),
+        token_counts=b"" if result.token_counts is None else result.token_counts.tobytes(),
         pooling_outputs=[encode_pooling_output(output) for output in result.pooling_outputs],
         grammars_loaded=[encode_grammar_loaded(loaded) for loaded in result.grammars_loaded],
     )
@@ -266,6 +271,7 @@ def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
         prompt_alternative_token_ids=prompt_alternatives[0],
         prompt_alternative_logprobs=prompt_alternatives[1],
         row_flags=np.frombuffer(message.row_flags, np.uint8) if message.row_flags else None,
+        token_counts=np.frombuffer(message.token_counts, np.uint8) if message.token_counts else None,
         pooling_outputs=tuple(decode_pooling_output(output) for output in message.pooling_outputs),
         grammars_loaded=tuple(decode_grammar_loaded(loaded) for loaded in message.grammars_loaded),
     )

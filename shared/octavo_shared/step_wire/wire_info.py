@@ -13,12 +13,13 @@ from octavo_shared.step_wire.step import PoolingTask
 from octavo_shared.step_wire.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION
 
 # What `ExecutorInfo` has of the parameters of capabilities.
+_DRAFT_PARAMETERS = ("max_allowance", "max_sample_rows")
 _GRAMMAR_PARAMETERS = ("num_grammar_slots", "matcher_id", "max_grammar_bytes")
 _POOLING_PARAMETERS = ("pooling_tasks", "embedding_size", "num_scores", "num_token_types", "is_generative")
 _PLAIN_INFO = tuple(
     name
     for name in ExecutorInfo.__dataclass_fields__
-    if name not in {"sampling_defaults", "cache_groups", *_GRAMMAR_PARAMETERS, *_POOLING_PARAMETERS}
+    if name not in {"sampling_defaults", "cache_groups", *_DRAFT_PARAMETERS, *_GRAMMAR_PARAMETERS, *_POOLING_PARAMETERS}
 )
 _CACHE_KINDS = frozenset(kind.value for kind in CacheKind)
 _GROUP_FIELDS = tuple(CacheGroup.__dataclass_fields__)
@@ -40,6 +41,7 @@ def decode_info(message: execution_service_pb2.GetExecutorInfoResponse) -> Execu
     """Turn a message into an executor's description."""
     values = {name: getattr(message, name) for name in _PLAIN_INFO}
     values["sampling_defaults"] = decode_sampling_defaults(message.sampling_defaults)
+    values.update(decode_draft_parameters(message.capability_parameters))
     values.update(decode_grammar_parameters(message.capability_parameters))
     values.update(decode_pooling_parameters(message.capability_parameters))
     values.update(decode_group_parameters(message.capability_parameters))
@@ -56,6 +58,8 @@ def encode_parameters(
 ) -> capability_pb2.CapabilityParameters | None:
     """Return what an executor has of the parameters of some capabilities; None: there are none."""
     parameters: dict[str, Any] = {}
+    if Capability.VARIABLE_TOKENS in capabilities:
+        parameters.update({name: getattr(info, name) for name in _DRAFT_PARAMETERS})
     if Capability.GRAMMARS in capabilities:
         parameters.update({name: getattr(info, name) for name in _GRAMMAR_PARAMETERS})
     if Capability.POOLING in capabilities:
@@ -72,6 +76,12 @@ def encode_parameters(
             for group in info.cache_groups
         ]
     return capability_pb2.CapabilityParameters(**parameters) if parameters else None
+
+
+def decode_draft_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
+    """Return what `ExecutorInfo` has of the parameters of drafts; None: they are not agreed on."""
+    parameters = capability_pb2.CapabilityParameters() if message is None else message
+    return {"max_allowance": max(1, parameters.max_allowance), "max_sample_rows": parameters.max_sample_rows}
 
 
 def decode_grammar_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def run(table: BatchTable, step: Step) -> None:
     received = decode_step(encode_step(step))
     layout = table.apply(received.delta)
     result = StepResult(1, step.step_id, np.full(len(layout.sample_slots), 7, np.int32))
-    table.record(layout, decode_result(encode_result(result)).sampled_token_ids)
+    table.resolve(layout, decode_result(encode_result(result)).sampled_token_ids)
 
 
 @each_row(0, 4)

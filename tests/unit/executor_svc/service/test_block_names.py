@@ -127,3 +127,18 @@ def test_a_pool_without_names_has_nothing_to_list() -> None:
     names = BlockNames(NUM_BLOCKS)
     assert names.begin_listing() == 0
     assert not names.is_being_listed
+
+
+@each_row(1, 2, 4)
+def test_a_decode_with_an_allowance_clears_the_names_of_all_blocks_that_it_writes_whatever_came(count: int) -> None:
+    batch, names = table(), BlockNames(NUM_BLOCKS)
+    layout = batch.apply(admitted(6, 3, 5, 7, 8, chunk=6))
+    batch.resolve(layout, np.array([1], np.int32))
+    was_active, delta = batch.active.copy(), TableDelta(allowances=pairs((0, 4)))
+    layout = batch.apply(delta)  # it computes the positions 6 to 9
+    batch.resolve(layout, np.ones(count, np.int32), np.array([count], np.uint8))
+
+    names.follow(naming(*range(NUM_BLOCKS), delta=delta), batch, was_active)
+
+    assert not named(names) & {5, 7}
+    assert named(names) >= set(range(NUM_BLOCKS)) - {3, 5, 7, 8}

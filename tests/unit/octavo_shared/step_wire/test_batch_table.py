@@ -34,7 +34,7 @@ def test_a_new_table_is_empty() -> None:
 
     assert not table.live.any()
     assert layout.num_tokens == 0
-    assert table.record(layout, no_slots()).tolist() == []
+    assert table.resolve(layout, no_slots()).tolist() == []
 
 
 def test_an_admission_fills_its_slot_and_waits() -> None:
@@ -161,7 +161,7 @@ def test_a_fork_shares_blocks_and_gets_its_own_token_from_the_parents_row() -> N
     fork = Fork(parent_slot=0, slot=3, generation=1, sampling=SamplingRow(seed=9, output_index=1))
 
     layout = table.apply(TableDelta(forks=(fork,)))
-    table.record(layout, slots(50, 60))
+    table.resolve(layout, slots(50, 60))
 
     assert (layout.slots.tolist(), layout.sample_rows.tolist(), layout.sample_slots.tolist()) == ([0], [0, 0], [0, 3])
     assert table.blocks_of(3).tolist() == table.blocks_of(0).tolist()
@@ -213,8 +213,8 @@ def test_tokens_recorded_late_land_at_their_positions() -> None:
     table = decoding_table()
     first, second = table.apply(TableDelta()), table.apply(TableDelta(appended_blocks=pairs((0, 5))))
 
-    table.record(first, slots(50))
-    table.record(second, slots(51))
+    table.resolve(first, slots(50))
+    table.resolve(second, slots(51))
 
     assert table.tokens_of(0).tolist() == [100, 101, 42, 50, 51]
 
@@ -224,7 +224,7 @@ def test_a_token_of_a_released_slot_is_dropped() -> None:
     layout = table.apply(TableDelta())
     table.apply(TableDelta(released_slots=slots(0)))
 
-    assert table.record(layout, slots(50)).tolist() == [False]
+    assert table.resolve(layout, slots(50)).tolist() == [False]
 
 
 def test_a_token_of_the_slots_last_user_does_not_reach_the_next_one() -> None:
@@ -232,7 +232,7 @@ def test_a_token_of_the_slots_last_user_does_not_reach_the_next_one() -> None:
     layout = table.apply(TableDelta(prefill_chunks=pairs((1, 5))))
     table.apply(TableDelta(released_slots=slots(0), admissions=(admission(slot=0, generation=2, num_tokens=8),)))
 
-    assert table.record(layout, slots(50, 51)).tolist() == [False, True]
+    assert table.resolve(layout, slots(50, 51)).tolist() == [False, True]
     assert table.tokens_of(0).tolist() == list(range(100, 108))
     assert table.tokens_of(1)[5] == 51
 
@@ -296,7 +296,7 @@ def test_digest_ignores_tokens_which_the_scheduler_learns_late() -> None:
     layout = table.apply(TableDelta())
     other.apply(TableDelta())
 
-    table.record(layout, slots(50))
+    table.resolve(layout, slots(50))
 
     assert table.digest() == other.digest()
 
@@ -355,7 +355,7 @@ def test_the_result_of_a_beam_row_is_current_but_not_recorded() -> None:
     table = beam_table()
     layout = table.apply(chosen((0, 55)))
 
-    current = table.record(layout, slots(UNKNOWN_TOKEN))
+    current = table.resolve(layout, slots(UNKNOWN_TOKEN))
 
     assert current.tolist() == [True]
     assert table.tokens_of(0).tolist() == [100, 101, 102, 55]
@@ -428,7 +428,7 @@ def test_beams_and_sampled_rows_mix() -> None:
     )
 
     layout = table.apply(delta)
-    table.record(layout, slots(UNKNOWN_TOKEN, 50, 60))
+    table.resolve(layout, slots(UNKNOWN_TOKEN, 50, 60))
 
     assert layout.sample_slots.tolist() == [0, 1, 2]
     assert layout.num_candidates is not None

@@ -42,7 +42,7 @@ def table_at_max_model_len() -> BatchTable:
     table = BatchTable(max_num_seqs=4, max_model_len=16, block_size=4, num_device_blocks=8)
     entry = admission(num_tokens=15, blocks=(0, 1, 2, 3))
     layout = table.apply(TableDelta(admissions=(entry,), prefill_chunks=pairs((0, 15))))
-    table.record(layout, slots(1))
+    table.resolve(layout, slots(1))
     return table
 
 
@@ -135,6 +135,24 @@ REFUSED = {
     "chunk that would sample at max_model_len": (
         TableDelta(admissions=(admission(slot=2, num_tokens=16, blocks=(4, 5, 6, 7)),), prefill_chunks=pairs((2, 16))),
         "slot 2 is at max_model_len",
+    ),
+    "allowance of a free slot": (TableDelta(allowances=pairs((2, 2))), "slot 2 is given an allowance but not live"),
+    "allowance beyond the slots": (TableDelta(allowances=pairs((4, 2))), "slot 4 is given an allowance; slots are 0"),
+    "allowance twice": (TableDelta(allowances=pairs((0, 2), (0, 1))), "slot 0 is given an allowance twice$"),
+    "allowance of nothing": (TableDelta(allowances=pairs((0, 0))), "slot 0 has an allowance outside 1 to 255"),
+    "allowance above a byte": (TableDelta(allowances=pairs((1, 256))), "slot 1 has an allowance outside 1 to 255"),
+    "allowance of a beam slot": (
+        replace(admitting(sampling=SamplingRow(num_candidates=2)), allowances=pairs((2, 2))),
+        "slot 2 is given an allowance, but it is a beam slot",
+    ),
+    "allowance beyond the blocks": (TableDelta(allowances=pairs((0, 3))), "slot 0 has no block for its next token"),
+    "allowance beyond max_model_len": (
+        TableDelta(appended_blocks=pairs((0, 1), (0, 2), (0, 3)), allowances=pairs((0, 14))),
+        "slot 0 is at max_model_len",
+    ),
+    "fork of a slot with an allowance": (
+        replace(forking(), allowances=pairs((0, 2))),
+        "slot 0 is forked to sample, but has an allowance above 1",
     ),
     "fork of a free slot": (forking(parent_slot=2), "slot 2 is forked but has no sample row"),
     "fork of a negative slot": (forking(parent_slot=-1), "slot -1 is forked; slots are 0 to 3"),
@@ -357,3 +375,29 @@ def test_a_slot_may_be_released_and_given_out_in_one_delta() -> None:
 def test_a_released_slot_cannot_be_used_in_the_same_delta() -> None:
     with pytest.raises(InvalidStepError, match="slot 1 is given a prefill chunk but not live"):
         decoding_table().apply(TableDelta(released_slots=slots(1), prefill_chunks=pairs((1, 1))))
+
+
+OPEN = {
+    "a fork": (forking(), "slot 0 is forked while a step with its allowance is not resolved"),
+    "a fork of beams": (beam_forking(), "slot 0 is forked while a step with its allowance is not resolved"),
+    "a token": (TableDelta(appended_tokens=pairs((0, 9))), "slot 0 is given a token behind others that may not come"),
+    "a chunk": (
+        TableDelta(deactivated_slots=slots(0), prefill_chunks=pairs((0, 1))),
+        "slot 0 has a prefill chunk behind tokens that may not come",
+    ),
+}
+
+
+@each_row(*OPEN)
+def test_nothing_hangs_on_the_length_of_a_slot_that_is_not_resolved(what: str) -> None:
+    delta, message = OPEN[what]
+    table = decoding_table()
+    layout = table.apply(TableDelta(appended_blocks=pairs((0, 5), (0, 6)), allowances=pairs((0, 2))))
+    one_again = TableDelta(allowances=pairs((0, 1)))
+
+    with pytest.raises(InvalidStepError, match=message):
+        table.apply(replace(delta, allowances=one_again.allowances))
+
+    table.resolve(layout, slots(50), np.array([1], np.uint8))
+    if delta.forks:
+        table.apply(replace(delta, allowances=one_again.allowances))

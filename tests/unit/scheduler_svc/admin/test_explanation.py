@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
+
 from octavo.admin.v1 import admin_pb2
 from octavo_shared.grammar.grammar import Grammar
 from scheduler_svc.admin.explanation import ahead_text, explain, obstacle_texts, queued_requests
@@ -217,10 +219,10 @@ def test_a_preempted_request_waits_for_its_tokens_in_flight() -> None:
     idle, request = preempted(PreemptionMode.RECOMPUTE)
     explained = explain(idle.engine, request, 1.0)
     assert explained.status == admin_pb2.REQUEST_STATUS_PREEMPTED
-    num_inflight_tokens = request.group.sequences[0].num_inflight_tokens
-    assert num_inflight_tokens > 1
+    num_inflight_rows = request.group.sequences[0].num_inflight_rows
+    assert num_inflight_rows > 1
     assert explained.explanation == (
-        f"preempted on {A}: {num_inflight_tokens} tokens are still in flight; then it goes back to the queue"
+        f"preempted on {A}: {num_inflight_rows} tokens are still in flight; then it goes back to the queue"
     )
 
 
@@ -228,11 +230,9 @@ def test_a_swapped_request_waits_for_its_tokens_in_flight_then_for_blocks() -> N
     idle, request = preempted(PreemptionMode.SWAP)
     (sequence,) = request.group.sequences
     assert explain(idle.engine, request, 1.0).status == admin_pb2.REQUEST_STATUS_SWAPPED
-    assert why(idle, request).startswith(
-        f"swapped out of {A}: {sequence.num_inflight_tokens} tokens are still in flight"
-    )
-    while sequence.num_inflight_tokens:
-        sequence.append_inflight_token(1)
+    assert why(idle, request).startswith(f"swapped out of {A}: {sequence.num_inflight_rows} tokens are still in flight")
+    while sequence.num_inflight_rows:
+        sequence.append_inflight_tokens(np.array([1], np.int32))
     explained = explain(idle.engine, request, 1.0)
     (fit,) = explained.executors
     assert fit.num_needed_blocks > fit.num_free_blocks

@@ -29,9 +29,9 @@ def test_inflight_token_of_a_preempted_sequence_is_delivered_once() -> None:
     bench.schedule()
     bench.schedule()  # preempts b, whose first token is on its way
 
-    assert b.sequences[0].num_inflight_tokens == 1
+    assert b.sequences[0].num_inflight_rows == 1
     assert delivered(bench.process()) == {"a": 112, "b": 212}
-    assert b.sequences[0].num_inflight_tokens == 0
+    assert b.sequences[0].num_inflight_rows == 0
     assert b.sequences[0].token_ids.tolist() == list(range(200, 213))
     assert delivered(bench.process()) == {"a": 113}
 
@@ -42,7 +42,7 @@ def test_two_inflight_tokens_are_both_waited_for() -> None:
     for _ in range(3):
         bench.schedule()
 
-    assert b.sequences[0].num_inflight_tokens == 2
+    assert b.sequences[0].num_inflight_rows == 2
     assert delivered(bench.process()) == {"a": 111, "b": 211}
     assert bench.waiting == ""
     assert delivered(bench.process()) == {"a": 112, "b": 212}
@@ -130,7 +130,7 @@ def test_the_end_of_a_moved_group_loses_no_inflight_token_of_another() -> None:
     bench.schedule()
     bench.queue.add(moved)
     bench.schedule()  # preempts c, whose first token is on its way
-    assert c.sequences[0].num_inflight_tokens == 1
+    assert c.sequences[0].num_inflight_rows == 1
 
     bench.planner.abort(moved)
 
@@ -149,7 +149,7 @@ def test_evacuate_forgets_inflight_tokens_which_are_made_again_elsewhere() -> No
     elsewhere.step()
 
     assert elsewhere.outputs["b"][0] == 212
-    assert groups[1].sequences[0].num_inflight_tokens == 0
+    assert groups[1].sequences[0].num_inflight_rows == 0
 
 
 # With the blocks in the host pool ----------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_inflight_token_of_a_swapped_sequence_is_delivered_and_computed_when_it_
     bench = two_of_which_one_is_swapped_out(max_tokens(3))
     (b,) = bench.planner.swapped
 
-    assert (b.sequences[0].status, b.sequences[0].num_inflight_tokens) == (SequenceStatus.SWAPPED, 1)
+    assert (b.sequences[0].status, b.sequences[0].num_inflight_rows) == (SequenceStatus.SWAPPED, 1)
     steps = bench.run(2)
 
     (back,) = [step for step in steps if len(step.blocks_to_swap_in)]

@@ -54,7 +54,7 @@ def test_the_victim_may_be_a_prefill_that_does_not_grow() -> None:
 
     assert step.delta.released_slots.tolist() == [1]
     assert b.sequences[0].token_ids.tolist() == list(range(200, 216))
-    assert b.sequences[0].num_inflight_tokens == 0
+    assert b.sequences[0].num_inflight_rows == 0
 
 
 def test_a_preempted_group_comes_back_before_newcomers() -> None:

@@ -192,7 +192,7 @@ def test_outputs_of_equal_tokens_come_back_to_the_same_blocks() -> None:
 def test_a_block_whose_last_token_is_late_is_registered_on_the_way_back() -> None:
     bench = swapping_bench()
     b = run_until_swapped(bench, num_steps_in_flight=2)  # the one before the last fills the third block
-    assert [sequence.num_inflight_tokens for sequence in b.sequences] == [1, 1]
+    assert [sequence.num_inflight_rows for sequence in b.sequences] == [1, 1]
     assert sorted(bench.planner.blocks.allocator.cached_block_ids.tolist()) == [3, 4]
 
     back = run_until_back(bench)

@@ -33,15 +33,15 @@ def test_the_outputs_of_a_group_differ_in_their_index_only() -> None:
 def test_a_inflight_token_is_appended_and_leaves_the_prompt_alone() -> None:
     created = group(0, 2)
     (sequence,) = created.sequences
-    sequence.num_inflight_tokens = 2
+    sequence.num_inflight_rows = 2
 
-    sequence.append_inflight_token(9)
+    sequence.append_inflight_tokens(np.array([9], np.int32))
 
     assert sequence.token_ids.tolist() == [100, 101, 9]
     assert sequence.token_ids.dtype == np.int32
-    assert sequence.num_inflight_tokens == 1
+    assert sequence.num_inflight_rows == 1
     assert created.num_prompt_tokens == 2
-    assert created.has_inflight_tokens
+    assert created.has_inflight_rows
 
 
 @each_row(*product(SequenceStatus, [-1, 0]))
@@ -61,7 +61,7 @@ def test_only_the_lead_of_a_group_is_computed_until_somebody_has_a_token() -> No
     before = created.sequences_to_compute
 
     for sequence in created.sequences:
-        sequence.append_inflight_token(7)
+        sequence.append_inflight_tokens(np.array([7], np.int32))
 
     assert before == created.sequences[:1]
     assert created.sequences_to_compute == created.sequences

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from octavo_shared.errors import RequestAbortedError
+from octavo_shared.step_wire.step import StepResult
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.sequence import SequenceGroup
@@ -14,16 +15,17 @@ from scheduler_svc.request.losses import NO_LOSSES, Losses
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 from tests.support.driving import Bench, group, max_tokens, small_limits
+from tests.support.each_row import each_row
 from tests.support.live_requests import RecordingSink, live_request, sink_of
 
 
 class Stage:
     """A core whose clock is set by hand, and the requests that it computes."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_allowance: int = 1) -> None:
         self.now_s = 0.0
         self.ended: list[EndedRequest] = []
-        self.bench = Bench(small_limits())
+        self.bench = Bench(small_limits(max_allowance=max_allowance, blocks=32))
         self.meter = Meter()
         fleet = Fleet(self.bench.queue, self.bench.policy)
         fleet.planners.append(self.bench.planner)
@@ -152,6 +154,27 @@ def test_a_stop_string_found_after_the_next_decision_ends_the_sequence_and_drops
     assert request.num_output_tokens == 1
     assert stage.ended[0].finish_reason is FinishReason.STOP
     assert len(planner.groups) == 0
+    check_integrity(planner)
+
+
+@each_row((9, None, 5, 5), (5, FinishReason.LENGTH, 5, 5), (9, FinishReason.STOP, 3, 5), (5, FinishReason.STOP, 3, 5))
+def test_a_stop_string_inside_a_span_cuts_the_rest_also_where_the_planner_has_ended_the_output(
+    length: int, reason: FinishReason | None, num_tokens: int, num_of_other: int
+) -> None:
+    stage = Stage(max_allowance=4)
+    request = stage.add(group(0, prompt(4), max_tokens(length)), stop_after=3 if reason is FinishReason.STOP else None)
+    other = stage.add(group(1, prompt(3), max_tokens(9)))
+    planner = stage.bench.planner
+    stage.step(scheduled_at_s=0.0, delivered_at_s=0.5)
+    assert planner.schedule(1.0).step is not None
+
+    counts, token_ids = np.array([4, 4], np.uint8), np.arange(20, 28, dtype=np.int32)
+    stage.live.deliver(planner, planner.process(StepResult(1, 2, token_ids, token_counts=counts)))
+
+    assert (request.num_output_tokens, other.num_output_tokens) == (num_tokens, num_of_other)
+    assert sink_of(request).token_ids[0][1:] == list(range(20, 20 + num_tokens - 1))
+    assert [ended.finish_reason for ended in stage.ended] == ([] if reason is None else [reason])
+    assert not stage.ended or stage.ended[0].num_output_tokens == num_tokens
     check_integrity(planner)
 
 

@@ -188,4 +188,5 @@ def test_what_was_learned_of_an_executor_is_in_the_log_to_the_bit() -> None:
 def decode_layout(num_decodes: int) -> StepLayout:
     rows = np.arange(num_decodes, dtype=np.int32)
     ones = np.ones(num_decodes, np.int32)
-    return StepLayout(rows, rows, rows, ones, rows, rows, rows, rows, rows.astype(np.intp), num_decodes, None)
+    index = rows.astype(np.intp)
+    return StepLayout(rows, rows, rows, ones, rows, rows, rows, rows, index, index, num_decodes, None)

@@ -21,7 +21,8 @@ def step(num_decodes: int, chunk: int = 0, context: int = 0) -> StepLayout:
     lengths = ints(*[1] * num_decodes, *[chunk] * bool(chunk))
     rows = np.arange(num_rows, dtype=np.int32)
     starts = np.full(num_rows, context, np.int32)
-    return StepLayout(rows, rows, starts, lengths, rows, rows, rows, rows, rows.astype(np.intp), num_decodes, None)
+    index = rows.astype(np.intp)
+    return StepLayout(rows, rows, starts, lengths, rows, rows, rows, rows, index, index, num_decodes, None)
 
 
 def warm() -> StepCost:
