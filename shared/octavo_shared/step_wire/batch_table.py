@@ -32,7 +32,6 @@ Pure. Read next: `scheduler_svc/core/step/executor_planner.py`, which makes the 
 `executor_svc/worker/model_runner.py`, which runs the layouts.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -224,18 +223,19 @@ class BatchTable(TableColumns):
         self.generation[child] = fork.generation
         self.live[child] = True
 
-    def _by_group(self, rows: Int32Array) -> Iterator[tuple[BlockTables, Int32Array]]:
-        """Yield each cache group that has blocks of `rows`, [n, width], and those rows, numbered as in the group.
+    def _by_group(self, rows: Int32Array) -> list[tuple[BlockTables, Int32Array]]:
+        """Return for each cache group which of `rows`, [n, width], have blocks of it, numbered as in the group.
 
         The last column has block ids as on the wire.
         """
         if len(self.groups) == 1:
-            yield self.groups[0], rows
-            return
+            return [(self.groups[0], rows)]
+        found: list[tuple[BlockTables, Int32Array]] = []
         for group, places in zip(self.groups, self.places_by_group(rows[:, -1]), strict=True):
             own = rows[places].copy()
             own[:, -1] -= np.int32(group.first_id)
-            yield group, own
+            found.append((group, own))
+        return found
 
     def _append(self, appended: Int32Array, rows: Int32Array, lengths: Int32Array) -> None:
         """Append values to `rows`, [max_num_seqs, capacity], whose used `lengths` grow.
